@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verifiable_relu.api import Around as Around
     from verifiable_relu.api import certified_radius as certified_radius
     from verifiable_relu.api import verify as verify
+    from verifiable_relu.api import verify_properties as verify_properties
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
 
@@ -30,7 +32,16 @@ if hasattr(os, "register_at_fork"):
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "certified_radius", "harden", "specs", "verify", "verify_radii"]
+__all__ = [
+    "Around",
+    "__version__",
+    "certified_radius",
+    "harden",
+    "specs",
+    "verify",
+    "verify_properties",
+    "verify_radii",
+]
 
 
 def specs() -> Path:
@@ -42,7 +53,7 @@ def specs() -> Path:
 
 def __getattr__(name: str) -> Any:
     # These import torch, which takes about a second; a command's --help does without it.
-    if name in ("certified_radius", "verify", "verify_radii"):
+    if name in ("Around", "certified_radius", "verify", "verify_properties", "verify_radii"):
         from verifiable_relu import api
 
         return getattr(api, name)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import Entry
     from verifiable_relu.campaign.worker import Job
-    from verifiable_relu.verifiers.base import Verifier
+    from verifiable_relu.verifiers.base import Limits, Verifier
     from verifiable_relu.verifiers.solvers.process import Worker
 
 
@@ -83,11 +83,11 @@ def _store(options: argparse.Namespace) -> Iterator[Store | None]:
 def _explain(options: argparse.Namespace, out: TextIO) -> int:
     """Say what ``auto`` would do with a property file; returns the exit status."""
     from verifiable_relu.campaign.explaining import explained
-    from verifiable_relu.campaign.inputs import Entry, verifier
+    from verifiable_relu.campaign.inputs import Entry, chosen
 
-    method = verifier(options.method, options.device, options.memory)
+    method, limits = chosen(options.method, options.device, options.memory)
     case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
-    write(list(explained(case, method)), out)
+    write(list(explained(case, method, limits)), out)
     return 0
 
 
@@ -100,30 +100,30 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         alone: whether a copy of this process answers, which is ended with the time limit.
     """
     start = time.perf_counter()
-    limits = copied() if alone and not options.debug else None
-    if isinstance(limits, Ended):
-        return limits.status if limits.status is not None and limits.status >= 0 else _lost(options, out, limits)
+    until = copied() if alone and not options.debug else None
+    if isinstance(until, Ended):
+        return until.status if until.status is not None and until.status >= 0 else _lost(options, out, until)
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.counterexample import assignment
-    from verifiable_relu.campaign.inputs import Entry, verifier
+    from verifiable_relu.campaign.inputs import Entry, chosen
     from verifiable_relu.campaign.worker import GRACE
     from verifiable_relu.verifiers.copies import sharing
     from verifiable_relu.verifiers.solvers.process import most_memory
 
-    method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
+    method, limits = chosen(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
     memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
     with _store(options) as store:
         entry = Entry(options.spec, options.net, options.timeout or TIMEOUT)
-        if limits is not None:
-            limits(entry.timeout + GRACE, memory)
+        if until is not None:
+            until(entry.timeout + GRACE, memory)
         case = loader(options).case(entry)
-        if limits is not None:
+        if until is not None:
             # Certificates come on top of the limit.
-            limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
-        (result,) = run([case], method, store, certificates=certificates)
-    if limits is not None:
-        limits(math.inf, math.inf)
+            until(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
+        (result,) = run([case], method, store, certificates=certificates, limits=limits)
+    if until is not None:
+        until(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
@@ -144,14 +144,14 @@ def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
     if why == "error":
         _fault(options.spec, where, f"its process ended with the status {ended.status}")
     if options.out is not None:
-        from verifiable_relu.campaign.inputs import verifier
+        from verifiable_relu.campaign.inputs import chosen
         from verifiable_relu.campaign.runner import Late, lost
         from verifiable_relu.verifiers.copies import sharing
 
         error = Late(0 if ended.named == 1 else None) if late else MemoryError() if ended.memory else CallFailed(where)
-        method = verifier(options.method, options.device, options.memory, options.jobs or sharing())
+        method, limits = chosen(options.method, options.device, options.memory, options.jobs or sharing())
         method, _ = _certifying(options, method)
-        result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, error)
+        result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, limits, error)
         with _store(options) as store:
             assert store is not None
             store.append(result)
@@ -165,7 +165,7 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
     if options.certificates is None:
         return method, None
     from verifiable_relu.campaign.certificates import Certificates
-    from verifiable_relu.verifiers.certifying import recording
+    from verifiable_relu.verifiers.auto import recording
 
     return recording(method), Certificates(options.certificates)
 
@@ -237,16 +237,34 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
     here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
     started = launched(0 if here else jobs, None if jobs == 1 else 1)
+    try:
+        return _asked(options, out, entries(options, listed), count, jobs, started)
+    finally:
+        for worker in started:
+            worker.stop()
+
+
+def _asked(
+    options: argparse.Namespace,
+    out: TextIO,
+    listed: Iterator[Entry],
+    count: int,
+    jobs: int,
+    started: Sequence[Worker],
+) -> int:
+    """Answer a campaign of ``count`` instances, say how it ended, and return the exit status."""
     from verifiable_relu.campaign.console import Watcher
-    from verifiable_relu.campaign.inputs import verifier
+    from verifiable_relu.campaign.inputs import chosen
     from verifiable_relu.verifiers.copies import sharing
 
-    method = verifier(options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1)
+    method, limits = chosen(
+        options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1
+    )
     method, _ = _certifying(options, method)
     watcher = Watcher(count, options.quiet, out)
     try:
         with _store(options) as store, watcher:
-            _answer(options, entries(options, listed), method, started, store, watcher)
+            _answer(options, listed, method, limits, started, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
@@ -269,25 +287,26 @@ def _answer(
     options: argparse.Namespace,
     listed: Iterator[Entry],
     method: Verifier,
+    limits: Limits,
     started: Sequence[Worker],
     store: Store | None,
     watcher: Watcher,
 ) -> None:
     """Answer a campaign, on a cluster, in the processes that were started, or in this one."""
-    from verifiable_relu.campaign.parallel import Local, run_parallel
+    from verifiable_relu.campaign.queue import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
 
-    memory, threads = options.worker_memory, None if len(started) == 1 else 1
-    job = Job(method, loader(options), options.certificates, memory, threads=threads, debug=options.debug)
+    memory = options.worker_memory
+    job = Job(method, loader(options), options.certificates, memory, limits, options.debug)
     if options.executor is None:
         here = len(started) == 1 and not _travels(job)
-        slots = [] if here else [Local(worker, memory, options.memory) for worker in started]
-        run_parallel(listed, job, slots, store, watcher)
+        hands = [] if here else [Local(worker, memory, options.memory) for worker in started]
+        run_parallel(listed, job, hands, store, watcher)
         return
     from verifiable_relu.campaign.cluster import Cluster
 
     with Cluster(options.executor, store) as cluster:
-        run_parallel(listed, job, cluster.slots, store, watcher)
+        run_parallel(listed, job, cluster.hands, store, watcher)
 
 
 def _status(result: Result) -> int:

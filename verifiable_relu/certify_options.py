@@ -181,7 +181,7 @@ def launched(jobs: int, threads: int | None) -> list[Worker]:
 
     environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     # A process that is kept between two parts keeps the networks that it has prepared.
-    made = [Worker("verifiable_relu.campaign.worker:answer", environment, kept_memory=1.0) for _ in range(jobs)]
+    made = [Worker("verifiable_relu.campaign.worker:perform_task", environment, kept_memory=1.0) for _ in range(jobs)]
     for worker in made:
         worker.launch()
     return made

@@ -187,6 +187,19 @@ def require_writable(path: Path) -> None:
         raise InputError(f"not a file name: {error}", path=path) from None
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``; a crash at any moment leaves the old file or the new one, complete."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def _all(stream: BinaryIO | gzip.GzipFile | io.RawIOBase, limit: int, check: Callable[[bytes], None] | None) -> bytes:
     held = io.BytesIO()
     while part := stream.read(min(_CHUNK, limit + 1 - held.tell())):

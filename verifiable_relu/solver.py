@@ -220,7 +220,7 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
 
 def _first_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import run
-    from verifiable_relu.campaign.inputs import Entry, Loader, verifier
+    from verifiable_relu.campaign.inputs import Entry, Loader, chosen
     from verifiable_relu.files import on_disk
     from verifiable_relu.verifiers.copies import sharing
 
@@ -229,11 +229,11 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
     if len(networks) != 1:
         raise InputError(f"{len(networks)} networks for a VNN-LIB 1.0 query, which speaks of one", place="--network")
     (file,) = networks.values()
-    method = verifier(options.method, processes=sharing())
+    method, limits = chosen(options.method, processes=sharing())
     case = Loader().case(Entry(options.query, file, _UNLIMITED))
     spec = case.spec
     assert spec is not None
-    (result,) = run([replace(case, timeout=left())], method)
+    (result,) = run([replace(case, timeout=left())], method, limits=limits)
     _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
@@ -245,7 +245,7 @@ def _first_version(options: argparse.Namespace, networks: dict[str, Path], left:
 
 def _second_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import Case, run
-    from verifiable_relu.campaign.inputs import Loader, believe, verifier
+    from verifiable_relu.campaign.inputs import Loader, believe, chosen
     from verifiable_relu.files import on_disk
     from verifiable_relu.network import Chosen
     from verifiable_relu.network.product import Part, product
@@ -253,7 +253,7 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     from verifiable_relu.spec.joined import read_joined
     from verifiable_relu.verifiers.copies import sharing
 
-    method = verifier(options.method, processes=sharing())
+    method, limits = chosen(options.method, processes=sharing())
     joined = read_joined(options.query)
     if options.net is not None:
         own = [declared.name for declared in joined.networks if not declared.equal_to]
@@ -274,7 +274,7 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     believe(whole, joined.properties)
     queries = tuple(Query(whole, prop) for prop in joined.properties)
     case = Case(" ".join(map(str, networks.values())), str(options.query), queries, left())
-    (result,) = run([case], method)
+    (result,) = run([case], method, limits=limits)
     _complain(result)
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]

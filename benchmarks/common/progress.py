@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -14,9 +12,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-
-if TYPE_CHECKING:
-    from verifiable_relu.verifiers.base import Outcome
 
 
 class Bar:
@@ -32,10 +27,7 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self.progress.remove_task(self.task)
 
-    def stage(self, name: str, done: int, total: int) -> None:
-        """Ignore a stage: the bar counts finished queries."""
-
-    def finish(self, query: int, outcome: Outcome) -> None:
+    def advance(self) -> None:
         """Count one more query as answered."""
         self.progress.advance(self.task)
 

@@ -21,8 +21,8 @@ from verifiable_relu.bounds import Bounds, Relaxation, unstable
 from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec import Query, linf_properties
-from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.base import Budget, Outcome, Verdict, Verifier
+from verifiable_relu.verifiers.base import Limits, Outcome, Verdict, Verifier
+from verifiable_relu.verifiers.docket import Docket, answers
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.root import Known
@@ -82,10 +82,12 @@ class Balls:
         label = f"{self.network.name} ε={self.eps} {verifier.name}".strip()
         wall, cpu = time.perf_counter(), processor_seconds()
         with Bar(bar, label, len(self)) as shown:
-            outcomes = verifier.verify(self.queries, Budget.each(seconds, len(self)), shown)
+            docket = Docket(self.queries, Limits(seconds))
+            for _ in docket.ask(verifier):
+                shown.advance()
         wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu
-        verdicts = [checked(query, outcome) for query, outcome in zip(self.queries, outcomes, strict=True)]
-        return Answers(tuple(outcomes), tuple(verdicts), wall, cpu)
+        outcomes = tuple(docket.outcomes[number] for number in docket.queries)
+        return Answers(outcomes, tuple(outcome.verdict for outcome in outcomes), wall, cpu)
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,8 @@ class Answers:
 def timed(query: Query, verifier: Verifier, limit: float) -> tuple[Outcome, float, float]:
     """The outcome of one query alone with a budget of ``limit`` seconds, and the wall-clock and processor seconds."""
     wall, cpu = time.perf_counter(), processor_seconds()
-    (outcome,) = verifier.verify([query], Budget.each(limit, 1))
+    (outcome,) = answers(verifier, [query], Limits(limit))
     return outcome, time.perf_counter() - wall, processor_seconds() - cpu
-
-
-def checked(query: Query, outcome: Outcome) -> Verdict:
-    """The verdict of an outcome; *unknown* for a *sat* that exact evaluation and replay do not confirm."""
-    if outcome.verdict is Verdict.SAT and not (outcome.witness and confirm(query, outcome.witness).confirmed):
-        return Verdict.UNKNOWN
-    return outcome.verdict
 
 
 @dataclass(frozen=True)
@@ -144,10 +139,10 @@ class Counting(Crown):
     counts: list[list[int]] = field(default_factory=list)
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
     ) -> Relaxation:
         """The relaxation of CROWN, whose unstable neurons are counted."""
-        found = super().relaxation(network, box, known, stop, recorder)
+        found = super().relaxation(network, box, known, work, recorder)
         self.counts.append([int(unstable(network.nodes[i], found.pre[i]).sum()) for i in sorted(found.pre)])
         return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.markdown import Page
+from verifiable_relu.report.table import Page
 from verifiable_relu.study.machine import command, conditions
 from verifiable_relu.study.records import Record, Records, read_records
 

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.study import Study
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 _COLUMNS = {

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, cnn, mlp
-from verifiable_relu.train.optimizer import make_optimizer, set_rates
 from verifiable_relu.train.options import Options
+from verifiable_relu.train.schedule import make_optimizer, set_rates
 
 LAM = 1.7
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ class Kept:
 
 def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     """The answers to the questions of both arms, those of the arm ``first`` at the head of the list."""
-    from verifiable_relu.campaign.parallel import Local, run_parallel
+    from verifiable_relu.campaign.queue import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
-    from verifiable_relu.certify_options import launched
     from verifiable_relu.network import read_onnx
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
+    from verifiable_relu.verifiers.base import Limits
     from verifiable_relu.verifiers.registry import make
     from verifiable_relu.verifiers.solvers.process import processor_seconds
 
@@ -67,11 +66,11 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
         for arm in (first, *(arm for arm in ARMS if arm != first))
         for image in right
     ]
-    kept, job = Kept(), Job(make("auto"), asking.Balls(), clock=processor_seconds)
-    alone, (worker,) = way == "alone", launched(1, 1)
+    kept, job = Kept(), Job(make("auto"), asking.Balls(), limits=Limits(clock=processor_seconds))
+    alone, hand = way == "alone", Local()
     order = asking.shuffled(balls, f"{first} {images}") if alone else balls
-    run_parallel(order, job, [Local(worker)], None, kept, alone=alone)
-    worker.stop()
+    run_parallel(order, job, [hand], None, kept, alone=alone)
+    hand.stop()
     return kept
 
 

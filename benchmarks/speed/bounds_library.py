@@ -22,8 +22,8 @@ from verifiable_relu.bounds import Bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, nodes
 from verifiable_relu.network.nodes import Conv2d
-from verifiable_relu.verifiers.adapters import library as adapter
-from verifiable_relu.verifiers.adapters.conversion import Graph
+from verifiable_relu.verifiers import auto_lirpa as adapter
+from verifiable_relu.verifiers.auto_lirpa import Graph
 
 _NAMES = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 """The library's names of the methods."""

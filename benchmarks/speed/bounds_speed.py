@@ -21,8 +21,7 @@ from pathlib import Path
 
 from benchmarks.common.study import Study
 from benchmarks.speed.bounds_cases import CASES, DTYPES, EQUAL, GELU_CASE, ITERATIONS, METHODS
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 _LINE = {

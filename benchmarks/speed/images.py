@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
@@ -65,10 +64,11 @@ def seconds(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
     """Add a record for each kind of numbers."""
-    from verifiable_relu import verify
+    from verifiable_relu import Around, verify
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query, linf_properties
-    from verifiable_relu.verifiers.base import Budget
+    from verifiable_relu.verifiers.base import Limits
+    from verifiable_relu.verifiers.docket import answers
     from verifiable_relu.verifiers.registry import make
 
     network = read_onnx(ROOT / asked.network)
@@ -78,10 +78,10 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
         queries = [Query(network, prop) for prop in properties]
 
         def whole(images: np.ndarray = images, labels: list[int] = labels, clip: tuple[int, int] = clip) -> object:
-            return verify(network, images, labels, eps=EPS, method="crown", clip=clip)
+            return verify(network, images, labels, eps=EPS, method="crown", around=Around(clip=clip))
 
         def bounds(queries: list[Query] = queries) -> object:
-            return make("crown").verify(queries, Budget.each(600.0, len(queries)))
+            return answers(make("crown"), queries, Limits(600.0))
 
         total, alone = seconds((whole, bounds), asked.runs)
         found = {"verify": round(total, 2), "bounds": round(alone, 2), "runs": asked.runs}

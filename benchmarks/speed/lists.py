@@ -27,8 +27,7 @@ from pathlib import Path
 from benchmarks.common.study import ROOT, Study, data_folder
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.machine import load_average
 from verifiable_relu.study.records import Record, Records, notes, of
 from verifiable_relu.watched import resident

@@ -20,13 +20,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.networks import network_file
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 METHODS = ("crown", "alpha-crown", "split")
@@ -55,12 +54,12 @@ def measured(task: Task, method: str, limit: int, seconds: float) -> Record:
 
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query, linf_properties
-    from verifiable_relu.verifiers.base import Budget
-    from verifiable_relu.verifiers.registry import make
+    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.registry import limited, make
 
     torch.set_num_threads(1)
     network = read_onnx(network_file(task.network))
-    chosen = make(method, memory=limit)
+    chosen, limits = make(method), limited(method, memory=limit)
     images = torch.rand(task.count, *network.input_shape, generator=torch.Generator().manual_seed(0))
     labels = network(images).flatten(1).argmax(1).numpy()
     properties = linf_properties(images.double().numpy(), labels, task.eps, network.output_size)
@@ -68,7 +67,7 @@ def measured(task: Task, method: str, limit: int, seconds: float) -> Record:
     # The high-water mark falls to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
     before, start = _peak(), time.perf_counter()
-    outcomes = chosen.verify(queries, Budget.each(seconds / task.count, task.count))
+    outcomes = answers(chosen, queries, replace(limits, seconds=seconds / task.count))
     taken = _peak() - before
     verdicts = Counter(str(o.verdict) for o in outcomes)
     spent = round(time.perf_counter() - start, 2)

@@ -20,7 +20,7 @@ from verifiable_relu.network import from_torch
 from verifiable_relu.nn import cnn, substitute_relu
 from verifiable_relu.study.records import Record
 from verifiable_relu.train.batches import loader, loss
-from verifiable_relu.train.loop import accuracy, descend
+from verifiable_relu.train.loop import accuracy, fit
 from verifiable_relu.verifiers.registry import make
 
 
@@ -49,9 +49,8 @@ def fine_tuned(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, rate:
     batches = loader(data, True)
     steps = epochs * len(batches)
     optimizer, scheduler = default_optimizer(model, steps, rate)
-    for epoch in range(epochs):
-        for _ in descend(model, batches, loss, optimizer, lambda: None, epoch):
-            scheduler.step()
+    for _ in fit(model, range(epochs), lambda _: batches, loss, optimizer, after=lambda *_: scheduler.step()):
+        pass
     return model.eval()
 
 

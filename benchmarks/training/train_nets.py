@@ -38,14 +38,14 @@ def build(data: str) -> nn.Sequential:
     from torch import nn
 
     from verifiable_relu.data import load
-    from verifiable_relu.nn import Normalize, mlp, resnet
+    from verifiable_relu.nn import Normalize, fixed, mlp
 
     torch.manual_seed(0)
     test = load(data, "test")
     normalize = Normalize(test.mean, test.std)
     if data == "mnist":
         return mlp((784, *6 * (100,), 10), nn.ReLU, normalize)
-    return resnet((3, 32, 32), 10, nn.ReLU, normalize)
+    return fixed("resnet", (3, 32, 32), 10, nn.ReLU, normalize)
 
 
 def train(name: str, data: str, model: nn.Sequential, epochs: int, out: Path) -> float:

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.study import Study
-from verifiable_relu.report.estimate import estimate
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from benchmarks.common.tables import estimate
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 DATA = ("mnist", "language")

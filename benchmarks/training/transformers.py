@@ -17,11 +17,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.common.measures import correlation
 from benchmarks.common.study import Study
-from verifiable_relu.report.estimate import estimate
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from benchmarks.common.tables import correlation, estimate
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 EPS = ("0.001", "0.002", "0.005")

@@ -24,10 +24,9 @@ from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.study.records import Record
 from verifiable_relu.train.batches import loader, loss
-from verifiable_relu.train.loop import descend
-from verifiable_relu.train.optimizer import make_optimizer, set_rates
+from verifiable_relu.train.loop import fit
 from verifiable_relu.train.options import Options
-from verifiable_relu.train.schedule import learning_rate
+from verifiable_relu.train.schedule import learning_rate, make_optimizer, set_rates
 from verifiable_relu.verifiers.registry import make
 
 HEADS = 2
@@ -63,15 +62,14 @@ def trained(
     # The rate of arXiv 2603.21991, at which λ moves within few epochs.
     options = Options(data="mnist", lam_rate="raw")
     optimizer, batches = make_optimizer(model, options), loader(data, True)
-    step, steps = 0, epochs * len(batches)
+    steps = epochs * len(batches)
 
-    def before() -> None:
+    def before(step: int) -> None:
         watch(model, step, steps)
         set_rates(optimizer, model, learning_rate(options.rate, options.rise, step, steps), options)
 
-    for epoch in range(epochs):
-        for _ in descend(model, batches, loss, optimizer, before, epoch):
-            step += 1
+    for _ in fit(model, range(epochs), lambda _: batches, loss, optimizer, before):
+        pass
     watch(model, steps, steps)
     return model.eval()
 

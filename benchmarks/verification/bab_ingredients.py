@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from benchmarks.common.study import Study, data_folder
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
@@ -144,19 +143,17 @@ def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mappin
     """What a verifier says of the queries of an instance, joined, within a limit of seconds for all of them."""
     import time
 
-    from benchmarks.common.questions import checked
     from verifiable_relu.campaign.result import join
-    from verifiable_relu.verifiers.base import Budget
+    from verifiable_relu.verifiers.base import Limits
+    from verifiable_relu.verifiers.docket import Docket, Purse
     from verifiable_relu.verifiers.solvers.process import processor_seconds
 
     wall, cpu = time.perf_counter(), processor_seconds()
-    outcomes = verifier.verify(queries, Budget([limit], [0] * len(queries)))
+    docket = Docket(queries, Limits(), dict.fromkeys(range(len(queries)), Purse(limit)))
+    for _ in docket.ask(verifier):
+        pass
     wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu
-    outcomes = [
-        outcome if checked(query, outcome) is outcome.verdict else replace(outcome, verdict=checked(query, outcome))
-        for query, outcome in zip(queries, outcomes, strict=True)
-    ]
-    joined = join(outcomes)
+    joined = join([docket.outcomes[number] for number in docket.queries])
     return {
         "verdict": str(joined.verdict),
         "reason": str(joined.reason),

@@ -24,8 +24,7 @@ from typing import Any
 from benchmarks.common.study import ROOT, Study, data_folder
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 FAMILIES = (
@@ -113,8 +112,9 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.files import read_bytes
     from verifiable_relu.spec.comparisons import without_head
     from verifiable_relu.trust.certificate_file import write_unsat
-    from verifiable_relu.verifiers.base import Budget, Verdict
-    from verifiable_relu.verifiers.certifying import recording
+    from verifiable_relu.verifiers.auto import recording
+    from verifiable_relu.verifiers.base import Limits, Verdict
+    from verifiable_relu.verifiers.docket import answers
     from verifiable_relu.verifiers.registry import make
     from verifiable_relu.verifiers.solvers.process import processor_seconds
 
@@ -126,7 +126,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
 
     case = Loader().case(Entry(vnnlib, onnx, asked.limit))
     reading, queries = lap(), [without_head(query) for query in case.queries]
-    outcomes = recording(make(asked.method)).verify(queries, Budget.each(asked.limit, len(queries)))
+    outcomes = answers(recording(make(asked.method)), queries, Limits(asked.limit))
     verdicts = {outcome.verdict for outcome in outcomes}
     verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"
     found: dict[str, Any] = {"verdict": verdict, "read": reading, "prove": lap()}

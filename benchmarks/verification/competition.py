@@ -8,8 +8,8 @@
 Verdicts are judged by the competition's consensus. Each family is answered twice: as one campaign in one process, and
 with one process for every instance (as the competition runs tools). With the mode ``cores`` every instance has a
 command of its own, whose search is shared by a process for each core. Each answer is a record: what was interrupted or
-killed goes on after the last one. Needs the benchmarks under VERIFIABLE_RELU_DATA/vnncomp, and matplotlib for the
-figure. The answers of other tools are read once, from ``peers/peers.csv`` beside that folder, and kept as records.
+killed goes on after the last one. Needs the benchmarks under VERIFIABLE_RELU_DATA/vnncomp. The
+answers of other tools are read once, from ``peers/peers.csv`` beside that folder, and kept as records.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from pathlib import Path
 
 from benchmarks.common.study import ROOT, Study, data_folder
 from benchmarks.verification.competition_instances import Instance, instances
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 FAMILIES = ("safenlp", "rl_benchmarks", "acasxu")

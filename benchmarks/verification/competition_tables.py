@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.verification.competition_instances import COMPETITORS
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
@@ -242,24 +241,18 @@ def competitors(records: Sequence[Record]) -> Table:
 
 
 def figure(records: Sequence[Record], path: Path) -> bool:
-    """How many instances were solved within how many seconds, a panel per family; whether there is anything to show.
+    """How many instances were solved within how many seconds, a panel per family; whether there is anything to show."""
+    # Imported here, since --help need not wait for the import.
+    from verifiable_relu.report.figures import cactus, draw
 
-    Raises:
-        InputError: without matplotlib.
-    """
-    panels: dict[str, dict[str, list[float]]] = {}
-    limits: dict[str, float] = {}
+    panels = []
     for (family, subset, limit), group in grouped(of(records, "answer"), "family", "set", "limit").items():
-        if subset == "standing":
-            lines = dict(_lines(group))
-            if lines:
-                title = f"{family}, {len({(r['onnx'], r['vnnlib']) for r in group})} instances, at most {limit:g} s"
-                panels[title], limits[title] = lines, limit
+        lines = dict(_lines(group)) if subset == "standing" else {}
+        if lines:
+            title = f"{family}, {len({(r['onnx'], r['vnnlib']) for r in group})} instances, at most {limit:g} s"
+            panels.append(cactus(title, lines, limit))
     if panels:
-        # Imported here, since --help need not wait for the import.
-        from verifiable_relu.report.panels import cactus
-
-        cactus(path, panels, limits)
+        draw(panels, path)
     return bool(panels)
 
 
@@ -275,11 +268,7 @@ def _lines(group: Sequence[Record]) -> Iterator[tuple[str, list[float]]]:
 
 
 def page(records: Sequence[Record], folder: Path) -> Page:
-    """The tables, the figure, and the answers as CSV.
-
-    Raises:
-        InputError: without matplotlib.
-    """
+    """The tables, the figure, and the answers as CSV."""
     made = Page("competition")
     made.add("# Families of the verification competition")
     made.bullets(notes(records))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.verification.module_kinds import Shape, module
-from verifiable_relu import verify
+from verifiable_relu import verify_properties
 from verifiable_relu.bounds import Relaxation, input_box, interval_bounds, preactivation_bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
@@ -187,6 +187,6 @@ def questions(
     found = []
     for threshold in (reached, missed):
         prop = Property(box, ((Row(((output, Fraction(1)),), threshold),),))
-        (result,) = verify(network, properties=prop, timeout=timeout)
+        (result,) = verify_properties(network, prop, timeout=timeout)
         found.append(result.answer)
     return found[0], found[1]

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from benchmarks.common.study import Study
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 WAYS = ("default", "dynamo=False", "module")

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, Records, notes, of
 
 PLAN = {

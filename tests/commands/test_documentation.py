@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.examples import Block, blocks, commands, fits, problems
 from tests.support.processes import environment
-from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.data import DATASETS
 from verifiable_relu.verifiers.registry import methods
 
 ROOT = Path(__file__).resolve().parents[2]

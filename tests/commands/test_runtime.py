@@ -29,7 +29,7 @@ assert main(["--spec", sys.argv[1], "--method", "attack", "--quiet"]) == 0
 COMPRESS = """
 import numpy as np
 import torch
-from verifiable_relu.train.compress import measure_int8
+from verifiable_relu.train.export import measure_int8
 images = np.random.default_rng(0).random((8, 4), np.float32)
 model = torch.nn.Sequential(torch.nn.Linear(4, 3)).eval()
 measure_int8(model, images, torch.from_numpy(images), torch.zeros(8, dtype=torch.long))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tests.ledger.meter import digest, metered
 from tests.ledger.queries import Question
+from tests.support.asking import claims
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, crown_relaxation, input_box, neurons
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, takes
 from verifiable_relu.check import check
@@ -30,9 +31,9 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.train.loop import train
 from verifiable_relu.train.options import Options
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.auto import recording
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.base import Budget, Outcome, Verdict, Verifier
-from verifiable_relu.verifiers.certifying import recording
+from verifiable_relu.verifiers.base import Outcome, Verdict, Verifier
 from verifiable_relu.verifiers.registry import make
 
 Entry = dict[str, Any]
@@ -86,7 +87,7 @@ def _or_error(made: Callable[[], Any]) -> Any:
 def _answer(entry: Entry, name: str, verifier: Verifier, query: Query) -> Outcome:
     """Ask a method, and keep its answer and its way to it."""
     with metered() as meter:
-        (outcome,) = verifier.verify([query], Budget([SECONDS.get(name, 3.0)], clock=meter.clock))
+        (outcome,) = claims(verifier, [query], [SECONDS.get(name, 3.0)], clock=meter.clock)
     margin = None if outcome.margin is None else float(outcome.margin).hex()
     witness = None if outcome.witness is None else digest(outcome.witness)
     entry["verdicts"][name] = str(outcome.verdict)

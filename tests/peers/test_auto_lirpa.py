@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.soundness.boundary import cases
+from tests.support.asking import claims
 from tests.support.layers import Layers
 from tests.support.processes import run
 from verifiable_relu.errors import CallFailed, InputError
@@ -28,9 +29,9 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
 )
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.adapters import auto_lirpa
-from verifiable_relu.verifiers.adapters.auto_lirpa import AutoLirpa
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers import auto_lirpa
+from verifiable_relu.verifiers.auto_lirpa import AutoLirpa
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown, Ibp
 from verifiable_relu.verifiers.registry import make
 
@@ -125,7 +126,7 @@ def queries(network: Network, count: int = 3, eps: float = 0.05, seed: int = 1) 
 
 
 def margins(verifier: Verifier, asked: list[Query]) -> np.ndarray:
-    outcomes = verifier.verify(asked, Budget.each(60, len(asked)))
+    outcomes = claims(verifier, asked, 60)
     assert [o.detail for o in outcomes if o.margin is None] == []
     return np.array([o.margin for o in outcomes])
 
@@ -177,7 +178,7 @@ def test_planted_counterexamples_are_never_denied(dtype: str) -> None:
         unsafe = ((Row(((0, Fraction(1)),), Fraction(y[0])), Row(((1, Fraction(-1)),), -Fraction(y[1]))),)
         asked.append(Query(query.network, Property(query.property.box, unsafe)))
     for bound in ("ibp", "crown", "alpha-crown"):
-        outcomes = AutoLirpa(bound, iterations=5, dtype=dtype).verify(asked, Budget.each(60, len(asked)))
+        outcomes = claims(AutoLirpa(bound, iterations=5, dtype=dtype), asked, 60)
         assert {o.verdict for o in outcomes} == {Verdict.UNKNOWN}
         assert {o.reason for o in outcomes} == {Reason.INCOMPLETE}
 
@@ -187,7 +188,7 @@ def test_a_proof_has_the_trust_label_float() -> None:
     unsafe = ((Row(((0, Fraction(1)),), Fraction(lowest(query) - 100)),),)
     far = Query(query.network, Property(query.property.box, unsafe))
     for name in ("auto_lirpa", "auto_lirpa-ibp", "auto_lirpa-crown", "auto_lirpa-alpha-crown"):
-        (outcome,) = make(name).verify([far], Budget.each(60, 1))
+        (outcome,) = claims(make(name), [far], 60)
         assert (outcome.verdict, outcome.reason, outcome.trust) == (Verdict.UNSAT, Reason.PROVED, Trust.FLOAT)
         assert outcome.method == ("auto_lirpa-alpha-crown" if name == "auto_lirpa" else name)
         assert outcome.margin is not None
@@ -197,7 +198,7 @@ def test_a_proof_has_the_trust_label_float() -> None:
 TRACES = """
 import logging, sys, warnings, torch
 from tests.peers.test_auto_lirpa import AutoLirpa, margins, mlp, queries
-from verifiable_relu.verifiers.adapters import auto_lirpa
+from verifiable_relu.verifiers import auto_lirpa
 
 def state():
     return (
@@ -238,7 +239,7 @@ def test_bounds_of_affine_networks_are_those_of_crown() -> None:
 
 
 def outcome_of(network: Network, budget: float = 60.0) -> Outcome:
-    (outcome,) = AutoLirpa().verify(queries(network, count=1), Budget.each(budget, 1))
+    (outcome,) = claims(AutoLirpa(), queries(network, count=1), budget)
     return outcome
 
 
@@ -270,7 +271,7 @@ def test_without_the_package_the_message_says_what_is_missing(monkeypatch: pytes
     monkeypatch.setattr(builtins, "__import__", missing)
     monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", auto_lirpa.work)
     with pytest.raises(InputError, match="auto_LiRPA cannot be imported: No module named"):
-        AutoLirpa().verify(queries(mlp(), count=1), Budget.each(1, 1))
+        claims(AutoLirpa(), queries(mlp(), count=1), 1)
 
 
 def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +290,7 @@ def test_a_model_is_made_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -
 def test_a_crash_of_the_library_costs_one_query(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_lirpa, "MOST_BOXES", batch)
     asked = queries(mlp(), count=3)
-    alone = AutoLirpa("ibp").verify(asked, Budget.each(60, 3))
+    alone = claims(AutoLirpa("ibp"), asked, 60)
     call = auto_lirpa.AUTO_LIRPA.call
 
     def breaking(task: Any, *limits: object) -> object:
@@ -298,7 +299,7 @@ def test_a_crash_of_the_library_costs_one_query(batch: int, monkeypatch: pytest.
         return call(task, *limits)
 
     monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", breaking)
-    outcomes = AutoLirpa("ibp").verify(asked, Budget.each(60, 3))
+    outcomes = claims(AutoLirpa("ibp"), asked, 60)
     assert (outcomes[1].reason, outcomes[1].detail) == (Reason.ERROR, "it crashed")
     assert [outcomes[i].margin for i in (0, 2)] == pytest.approx([alone[i].margin for i in (0, 2)], abs=1e-9)
 
@@ -314,9 +315,9 @@ def test_more_memory_than_is_allowed_is_an_unknown_of_its_own(monkeypatch: pytes
 
     monkeypatch.setattr(auto_lirpa.AUTO_LIRPA, "call", limited)
     asked = queries(mlp(), count=1)
-    (outcome,) = AutoLirpa("ibp", process_memory=1 << 20).verify(asked, Budget.each(60, 1))
+    (outcome,) = claims(AutoLirpa("ibp", process_memory=1 << 20), asked, 60)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
-    assert AutoLirpa("ibp").verify(asked, Budget.each(60, 1))[0].reason is Reason.INCOMPLETE
+    assert claims(AutoLirpa("ibp"), asked, 60)[0].reason is Reason.INCOMPLETE
 
 
 def test_an_unknown_kind_of_bound_is_refused() -> None:
@@ -327,6 +328,6 @@ def test_an_unknown_kind_of_bound_is_refused() -> None:
 def test_a_network_on_which_the_library_fails_is_unsupported() -> None:
     """The network's values overflow within the library, which raises exceptions that are no fault of this package."""
     case = list(cases(5, 24, ("Sigmoid", "Tanh", "Gelu", "LeakyRelu", "Relu")))[23]
-    (outcome,) = make("auto_lirpa-crown").verify([case.query], Budget.each(5, 1))
+    (outcome,) = claims(make("auto_lirpa-crown"), [case.query], 5)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
     assert "auto_LiRPA fails" in outcome.detail

@@ -15,8 +15,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Relu, Sigmoid, Tanh
-from verifiable_relu.verifiers.adapters.conversion import Graph
-from verifiable_relu.verifiers.adapters.library import bounded_module, library, quiet
+from verifiable_relu.verifiers.auto_lirpa import Graph, bounded_module, library, quiet
 
 try:
     library()

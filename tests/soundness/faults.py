@@ -23,7 +23,7 @@ QUICK = {"ibp": 1.0, "crown": 1.0, "milp": 1.0, "smt-exact": 1.0, "alpha-crown":
 """Methods asked about every fault, with seconds for each case; those first that take least."""
 
 
-_SMALL = Tuning(waiting_coefficients=0, counted_terms=0, interval_products=1, interval_widening=1e30)
+_SMALL = Tuning(waiting_coefficients=0, interval_products=1, interval_widening=1e30)
 """What is worth it in large networks or wide boxes alone, in others, too: sides that wait, terms that are counted,
 intervals in float32."""
 

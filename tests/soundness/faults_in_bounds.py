@@ -13,8 +13,8 @@ from verifiable_relu.bounds import Bounds, Lines
 from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
 from verifiable_relu.bounds.relaxation import Walk
-from verifiable_relu.bounds.slack import ShiftedLines, Slack, Step
-from verifiable_relu.bounds.windowed import Grid, Rows, Stepped, Window
+from verifiable_relu.bounds.slack import LineStep, ShiftedLines, Slack
+from verifiable_relu.bounds.windowed import Coefficients, Grid, Stepped, Window
 from verifiable_relu.bounds.zonotope import Mirrors
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Linear, Relu
@@ -73,7 +73,7 @@ def _cells_at_inputs(right: Right, grid: Grid, operator: ConvolutionOperator) ->
 
 def _floor_of_common_lines(
     right: Right, shifted: ShiftedLines, index: int, lines: Lines, sample: Tensor, rounded: bool
-) -> Step:
+) -> LineStep:
     own = right(shifted, index, lines, sample, rounded)
     return (
         replace(own, floor=shifted.step(index, True, shifted.depth(index)).of_samples(sample).floor) if rounded else own
@@ -84,7 +84,7 @@ def _all_before(right: Right, slack: Slack, index: int) -> frozenset[int]:
     return frozenset(range(index + 1))
 
 
-def _first_alone(right: Right, walk: Walk, index: int, first: Rows, second: Rows) -> Rows:
+def _first_alone(right: Right, walk: Walk, index: int, first: Coefficients, second: Coefficients) -> Coefficients:
     return first
 
 
@@ -199,7 +199,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "lower and upper swapped in an affine image",
         "corners",
-        instead("bounds.forward:affine_image", lambda right, *args: _flipped(right(*args))),
+        instead("bounds.kinds:affine_image", lambda right, *args: _flipped(right(*args))),
     ),
     Fault(
         "lower and upper swapped in the image of ReLU",
@@ -214,7 +214,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "a bias dropped in interval bounds",
         "corners",
-        instead("bounds.forward:affine_image", _image_without_bias),
+        instead("bounds.kinds:affine_image", _image_without_bias),
     ),
     Fault(
         "a bias dropped in interval bounds in float32",
@@ -254,7 +254,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "the constant at the target's point left out",
         "corners",
-        instead("bounds.relaxation:value_at_point", _zero),
+        instead("bounds.kinds:value_at_point", _zero),
     ),
     Fault(
         "an activation's point taken for that of its input",
@@ -349,7 +349,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "outward rounding left out",
         "corners",
-        instead("bounds.rounding:unit_roundoff", lambda right, dtype: 0.0),
+        instead("rounding:unit_roundoff", lambda right, dtype: 0.0),
     ),
     Fault(
         "the line through a kink rounded out of the slopes on either side",

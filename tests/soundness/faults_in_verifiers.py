@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from verifiable_relu.bounds import Bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
-from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
@@ -44,13 +42,9 @@ def _constants_dropped(right: Right, folding: Folding, index: int, name: str) ->
     return Dyadic(0 * found.numbers, found.exponent) if name in ("bias", "shift") else found
 
 
-_ASKED: WeakKeyDictionary[Query, None] = WeakKeyDictionary()
-"""The queries that have been asked for their roots, in this order."""
-
-
-def _root_of_any(right: Right, roots: Roots, query: Query) -> Root | None:
-    _ASKED[query] = None
-    found = (right(roots, other) for other in list(_ASKED) if other.network is query.network)
+def _root_of_any(right: Right, roots: Roots, number: int) -> Root | None:
+    """The root of the query that was asked about last before, whichever it is."""
+    found = (right(roots, other) for other in range(number, -1, -1))
     return next((root for root in found if root is not None), None)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from tests.support.asking import claims
 from tests.support.certificates import Records, over_planes
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
@@ -18,7 +19,7 @@ from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Budget, Verifier
+from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.split import RecordedSplit
 
@@ -44,7 +45,7 @@ def provers() -> list[Prover]:
     refining = Rounds(Refinement(leaves=8), first=0, patience=0)
 
     def by(verifier: Verifier) -> Prover:
-        return lambda query: verifier.verify([query], Budget.each(SECONDS, 1))[0].proof
+        return lambda query: claims(verifier, [query], SECONDS)[0].proof
 
     return [
         by(Bab(search=search, record=True)),

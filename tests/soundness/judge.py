@@ -11,12 +11,14 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import groupby
 
+from tests.support.asking import claims
 from tests.support.exact import DIGITS, exact_outputs, margin, violated
 from verifiable_relu.bounds import MEMORY
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.registry import make
 from verifiable_relu.verifiers.root import Roots
@@ -176,10 +178,12 @@ class HandedOn:
 
     name = "crown, then bab"
 
-    def verify(self, queries: Sequence[Query], budget: Budget) -> list[Outcome]:
-        roots = Roots(MEMORY)
-        Crown().verify(queries, budget, roots=roots)
-        return Bab().verify(queries, budget, roots=roots)
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        known = docket.part(list(docket.queries), roots=Roots(MEMORY))
+        for _ in Crown().claims(known):
+            pass
+        yield from Bab().claims(known)
 
 
 def ask(cases: Iterable[Case], methods: Mapping[str, float], report: Report) -> Report:
@@ -201,7 +205,7 @@ def _ask(cases: Sequence[Case], methods: Mapping[str, float], report: Report) ->
     said: list[dict[Verdict, list[str]]] = [{} for _ in cases]
     for method, seconds in methods.items():
         asked = HandedOn() if method == HandedOn.name else make(method)
-        outcomes = asked.verify([case.query for case in cases], Budget.each(seconds, len(cases)))
+        outcomes = claims(asked, [case.query for case in cases], seconds)
         if len(outcomes) != len(cases):
             report.note(method, f"{len(outcomes)} outcomes for {len(cases)} queries")
         for case, outcome, known in zip(cases, outcomes, said, strict=True):

@@ -19,10 +19,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.asking import claims as ask
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Budget, Trust, Verdict
+from verifiable_relu.verifiers.base import Trust, Verdict
 from verifiable_relu.verifiers.registry import make
 
 from .judge import Report
@@ -322,7 +323,7 @@ def magnitudes(
     for start in range(0, len(cases), 32):
         batch = cases[start : start + 32]
         for method, seconds in methods.items():
-            found = make(method).verify([one.query for one in batch], Budget.each(seconds, len(batch)))
+            found = ask(make(method), [one.query for one in batch], seconds)
             for one, outcome in zip(batch, found, strict=True):
                 report.decided[method, outcome.verdict] += 1
                 # What a method claims in floating point, the campaign confirms; `auto` has it confirmed.

@@ -26,6 +26,8 @@ from onnx.reference.ops import op_pool_common
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Bilinear, Curve
 
 OPERATORS = frozenset((
     "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div",
@@ -146,6 +148,7 @@ class Answer:
         refused: why the case is refused; None if it is read.
         right: whether what was read computes the expected numbers.
         shown: the first numbers that it computes, and those that are expected.
+        group: what the network that was read is made of, as ``network.onnx.call.GROUPS`` names it.
     """
 
     case: str
@@ -153,6 +156,7 @@ class Answer:
     refused: str | None = None
     right: bool = False
     shown: str = ""
+    group: str = ""
 
 
 @functools.cache
@@ -171,8 +175,16 @@ def answers() -> Sequence[Answer]:
         # The cases write some of their numbers with four digits; half-precision numbers have three.
         tolerance = 2e-3 if x.dtype == np.float16 else 1e-4
         right = made.size == wanted.size and np.allclose(made, wanted, rtol=tolerance, atol=tolerance)
-        found.append(Answer(name, operators, right=right, shown=f"{made[:4]} instead of {wanted[:4]}"))
+        shown = f"{made[:4]} instead of {wanted[:4]}"
+        found.append(Answer(name, operators, right=right, shown=shown, group=_group(network)))
     return tuple(found)
+
+
+def _group(network: Network) -> str:
+    for kind, group in ((Bilinear, "products"), (Curve, "smooth"), (Activation, "pieces")):
+        if any(isinstance(node, kind) for node in network.nodes):
+            return group
+    return "affine"
 
 
 def page() -> str:

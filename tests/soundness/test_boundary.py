@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.asking import claims
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.base import Budget, Reason, Verdict
+from verifiable_relu.verifiers.base import Reason, Verdict
 from verifiable_relu.verifiers.registry import make, methods
 
 from .boundary import KINDS, cases
@@ -62,7 +63,7 @@ OWN = [name for name in methods() if not name.startswith(("auto_lirpa", "marabou
 
 def _ask(query: Query, method: str) -> Verdict:
     """The verdict, a counterexample confirmed."""
-    (outcome,) = make(method).verify([query], Budget.each(2.0, 1))
+    (outcome,) = claims(make(method), [query], 2.0)
     assert outcome.reason is not Reason.ERROR, f"{method}: {outcome.detail}"
     if outcome.verdict is Verdict.SAT:
         assert outcome.witness is not None

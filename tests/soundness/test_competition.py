@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.asking import claims
 from tests.support.exact import violated
 from verifiable_relu.files import on_disk
 from verifiable_relu.network import Network, read_onnx
@@ -17,7 +18,7 @@ from verifiable_relu.spec.instances import read_instances
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.trust.replay import replay
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.registry import make
 
 RL = tuple(range(296))
@@ -70,7 +71,7 @@ def test_no_verdict_contradicts_the_competition(
         for prop in spec.properties:
             queries.append(Query(network(instances[row].onnx), prop))
             owner.append(position)
-    outcomes = make("auto").verify(queries, Budget([seconds] * len(rows), owner))
+    outcomes = claims(make("auto"), queries, [seconds] * len(rows), owner)
     wrong, decided = [], 0
     for position, row in enumerate(rows):
         own = [i for i, position_of in enumerate(owner) if position_of == position]

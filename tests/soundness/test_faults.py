@@ -37,5 +37,5 @@ def test_a_fault_is_seeded_in_public_names_and_leaves_nothing_behind() -> None:
         with fault.applied():
             pass
     assert library() == before
-    with pytest.raises(ValueError, match="public names alone"), Hook("bounds.slack:Step._slopes", max).applied():
+    with pytest.raises(ValueError, match="public names alone"), Hook("bounds.slack:LineStep._slopes", max).applied():
         pass

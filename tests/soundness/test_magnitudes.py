@@ -168,7 +168,7 @@ def test_a_normalisation_is_taken_exactly(kind: torch.dtype) -> None:
     image = np.array([[0.5]])
 
     def said(eps: Fraction) -> Verdict:
-        return verify(net, image, [1], eps, std=0.3, timeout=5)[0].verdict
+        return verify(net, image, [1], eps, timeout=5, normalize=(0, 0.3))[0].verdict
 
     assert said(reach) is not Verdict.UNSAT
     assert said(reach - Fraction(1, 10**10)) is Verdict.UNSAT

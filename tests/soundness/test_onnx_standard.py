@@ -7,6 +7,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+from verifiable_relu.network.onnx.call import GROUP, GROUPS
+
 from . import onnx_standard
 
 AGREE = 560
@@ -20,6 +22,17 @@ def test_the_standards_cases_have_their_results_or_are_refused() -> None:
     assert not [answer for answer in answers if answer.refused is None and not answer.right]
     assert not [answer for answer in answers if answer.refused is not None and "\n" in answer.refused]
     assert sum(answer.right for answer in answers) >= AGREE
+
+
+def test_the_page_of_operators_says_of_each_what_it_is_read_as() -> None:
+    """The group of an operator is that of the network with most in it that any of its cases is read as."""
+    found: dict[str, str] = {}
+    for answer in onnx_standard.answers():
+        if answer.operators in GROUP and answer.refused is None:
+            before = found.setdefault(answer.operators, answer.group)
+            found[answer.operators] = max(before, answer.group, key=GROUPS.index)
+    said = {operator: GROUP[operator].replace("maxima", "pieces") for operator in found}
+    assert len(found) > 60 and found == said
 
 
 def test_the_documentation_has_the_figures_of_the_standards_cases() -> None:

@@ -23,6 +23,7 @@ import pytest
 from tests.soundness import forged_dense, forged_networks, onnx_exact, page_checker
 from tests.soundness.forged import certificate
 from tests.soundness.forgery import forged
+from tests.support.asking import claims
 from tests.support.certificates import (
     Case,
     checked,
@@ -41,8 +42,8 @@ from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
-from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.certifying import recording
+from verifiable_relu.verifiers.auto import recording
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.registry import make
 
 METHODS = ("crown", "alpha-crown", "split", "bab", "auto")
@@ -82,7 +83,7 @@ def by_methods(folder: Path, count: int) -> Iterator[tuple[str, Case]]:
         method = METHODS[number % len(METHODS)]
         data, text = write_onnx(query.network), vnnlib_text(query.property).encode()
         asked = Query(read_onnx(data), query.property)
-        outcomes = recording(make(method)).verify([asked], Budget.each(20.0, 1))
+        outcomes = claims(recording(make(method)), [asked], 20.0)
         if outcomes[0].verdict is Verdict.UNSAT:
             write_unsat(folder / "made", data, text, list(proofs([asked], outcomes, 20.0)))
             yield method, Case(data, text, forged_dense.records(folder / "made"))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support import nets
+from tests.support.asking import claims
 from tests.support.certificates import Case, checked, excluded, over_planes, records
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.check import Refused
@@ -22,7 +23,7 @@ from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
+from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.split import RecordedSplit
 
@@ -88,7 +89,7 @@ def test_what_is_proved_with_a_fault_is_refused(name: str, kind: str, method: st
     text = vnnlib_text(prop).encode()
     (fault,) = (fault for fault in FAULTS if fault.name == name)
     with fault.applied():
-        (outcome,) = METHODS[method].verify([Query(read_onnx(network), prop)], Budget.each(60.0, 1))
+        (outcome,) = claims(METHODS[method], [Query(read_onnx(network), prop)], 60.0)
     assert outcome.verdict is Verdict.UNSAT, "the fault shows in another network or method"
     assert outcome.proof is not None
     write_unsat(tmp_path / "made", network, text, [(0, outcome.proof)])

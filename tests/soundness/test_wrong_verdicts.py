@@ -8,10 +8,11 @@ from typing import get_args
 
 import pytest
 
+from tests.support.asking import claims
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import Query, read_vnnlib
-from verifiable_relu.verifiers.adapters.auto_lirpa import AutoLirpa, Bound
-from verifiable_relu.verifiers.base import Budget, Reason
+from verifiable_relu.verifiers.auto_lirpa import AutoLirpa, Bound
+from verifiable_relu.verifiers.base import Reason
 
 from .limited import Answer, answers
 
@@ -104,7 +105,7 @@ def test_auto_lirpa_gives_no_wrong_verdict(bound: Bound, folder: Path) -> None:
             names.append(name)
             queries.append(Query(network, prop))
     # A limit that the library exceeds costs a new process, with seconds of imports.
-    outcomes = AutoLirpa(bound, iterations=5).verify(queries, Budget.each(60.0, len(queries)))
+    outcomes = claims(AutoLirpa(bound, iterations=5), queries, 60.0)
     said = {name: str(one.verdict) for name, one in zip(names, outcomes, strict=True)}
     assert {name: right for name, right in said.items() if right not in (RIGHT[name], *OPEN)} == {}
     assert [one.detail for one in outcomes if one.reason is Reason.ERROR] == []

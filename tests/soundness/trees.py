@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.support import nets
+from tests.support.asking import claims
 from tests.support.exact import ZERO, exact_values, node_value, rational
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.network.graph import Network
@@ -31,7 +32,7 @@ from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.slopes import Planes
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Budget, Outcome, Verdict
+from verifiable_relu.verifiers.base import Outcome, Verdict
 
 from .judge import Case, Report, judge
 from .kinds import boundary_cases
@@ -282,7 +283,7 @@ def examine(
         Its outcome; how many leaves there are, and how many of these are of trees with planes.
     """
     with recorded() as trees:
-        (outcome,) = (method or Bab()).verify([case.query], Budget.each(seconds, 1))
+        (outcome,) = claims(method or Bab(), [case.query], seconds)
     polytopes = {polytope for polytope in case.query.property.unsafe if polytope}
     systems: dict[tuple[int, ...], System] = {}
     closed: dict[tuple[int, str], list[tuple[int, ...]]] = {}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.support.asking import claims
 from tests.support.solver_cases import ball, mlp, residual, row
 from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.check import check
@@ -30,7 +31,7 @@ from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Candidates, Forest, Rounds
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Budget, Verdict, Verifier
+from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.split import RecordedSplit
 
@@ -75,10 +76,17 @@ def checked(
     return check(folder / "certificate", folder / "net.onnx", folder / "p.vnnlib")
 
 
-def proven(folder: Path, network: bytes, prop: Property, verifier: Verifier | None = None, **search: Any) -> Case:
+def proven(
+    folder: Path,
+    network: bytes,
+    prop: Property,
+    verifier: Verifier | None = None,
+    processes: int = 1,
+    **search: Any,
+) -> Case:
     """The case of a property that branch and bound, or the verifier given, proves."""
     method = verifier or Bab(search=Branching(**search), record=True)
-    (outcome,) = method.verify([Query(read_onnx(network), prop)], Budget.each(600.0, 1))
+    (outcome,) = claims(method, [Query(read_onnx(network), prop)], 600.0, processes=processes)
     assert outcome.verdict is Verdict.UNSAT, outcome
     assert outcome.proof is not None
     return recorded(folder, network, prop, outcome.proof)

@@ -96,13 +96,7 @@ def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
             return right if reach > 0 else left
         with mpmath.workdps(DIGITS + 10):
             z = mpmath.mpf(value.numerator) / value.denominator
-            match node:
-                case Sigmoid():
-                    return _rational(1 / (1 + mpmath.exp(-z)))
-                case Tanh():
-                    return _rational(mpmath.tanh(z))
-                case Gelu():
-                    return _rational(z / 2 * mpmath.erfc(-mpmath.mpf(float(node.lam)) * z / mpmath.sqrt(2)))
+            return _rational(FUNCTIONS[node.function](z, mpmath.mpf(float(node.parameter))))
 
     return np.vectorize(at, otypes=[object])(x)
 
@@ -112,6 +106,9 @@ def _softplus(x: mpmath.mpf) -> mpmath.mpf:
 
 
 FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
+    "Sigmoid": lambda x, _: 1 / (1 + mpmath.exp(-x)),
+    "Tanh": lambda x, _: mpmath.tanh(x),
+    "GELU": lambda x, lam: x / 2 * mpmath.erfc(-lam * x / mpmath.sqrt(2)),
     "SiLU": lambda x, _: x / (1 + mpmath.exp(-x)),
     "Mish": lambda x, _: x * mpmath.tanh(_softplus(x)),
     "tanh-GELU": lambda x, _: x / (1 + mpmath.exp(-mpmath.sqrt(8 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -15,13 +14,6 @@ from verifiable_relu.bounds.operators import ConvolutionOperator, prepared
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.trust.exact import evaluate_exact
-
-WAYS = {
-    "channels first": replace(TUNING, channels_last=1 << 10),
-    "channels last": replace(TUNING, channels_last=0),
-}
-"""The layouts of coefficients in which a convolution is pulled back in float32; without strides they are the same."""
-
 
 SEEDS = range(32)
 

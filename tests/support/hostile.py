@@ -118,7 +118,7 @@ def asks(count: int, ask: Callable[[int], int]) -> int:
 
 
 def _highs(name: str) -> Callable[..., Any]:
-    from verifiable_relu.verifiers.solvers.highs_process import solve
+    from verifiable_relu.verifiers.solvers.highs import solve
 
     def hostile(task: Any, judge: Any = None) -> Any:
         # Three columns for each unstable neuron, and one for the objective.
@@ -131,7 +131,7 @@ def _highs(name: str) -> Callable[..., Any]:
 
 
 def _z3(name: str) -> Callable[..., Any]:
-    from verifiable_relu.verifiers.solvers.z3_process import search
+    from verifiable_relu.verifiers.solvers.z3 import search
 
     def hostile(task: Any, judge: Any) -> Any:
         if f"x_{MARKED - 1} " in task.declarations and f"x_{MARKED} " not in task.declarations:

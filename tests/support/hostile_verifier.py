@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from verifiable_relu.spec import Query
-from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress
+from verifiable_relu.verifiers.base import Outcome
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.incomplete import Ibp
 
 KILL, FILL, WAIT = 41.0, 43.0, 47.0
@@ -29,15 +29,12 @@ class Hostile:
 
     name = "hostile"
 
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: object = None
-    ) -> list[Outcome]:
-        bounds = [abs(float(query.property.unsafe[0][0].bound)) for query in queries]
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        bounds = [abs(float(query.property.unsafe[0][0].bound)) for query in docket.queries.values()]
         if self.log is not None:
             with self.log.open("a") as file:
                 file.write(f"{os.getpid()} {' '.join(f'{bound:g}' for bound in bounds)}\n")
-        outcomes = []
-        for index, (query, bound) in enumerate(zip(queries, bounds, strict=True)):
+        for done, (number, bound) in enumerate(zip(docket.queries, bounds, strict=True), start=1):
             if bound == KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             if bound == WAIT:
@@ -45,7 +42,5 @@ class Hostile:
             held = []
             while bound == FILL:
                 held.append(bytes(b"x" * (16 << 20)))
-            outcomes += Ibp().verify([query], Budget.each(9, 1))
-            progress.stage("look", index + 1, len(queries))
-            progress.finish(index, outcomes[-1])
-        return outcomes
+            docket.stage("look", done, len(docket.queries))
+            yield from Ibp().claims(docket.part([number]))

@@ -36,7 +36,7 @@ IMPORTED = (
     "verifiable_relu.campaign",
     "verifiable_relu.runtime",
     "verifiable_relu.verifiers.milp",
-    "verifiable_relu.verifiers.portfolio",
+    "verifiable_relu.verifiers.auto",
 )
 """Modules of the server, with all that they import. No module here starts a thread."""
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -13,7 +13,8 @@ from verifiable_relu.campaign import Case
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.spec import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.docket import Docket
 
 
 def tiny(slope: float = 1.0) -> Network:
@@ -56,22 +57,22 @@ Answer = Callable[[Query], Outcome]
 
 @dataclass(frozen=True)
 class Scripted:
-    """A verifier that answers one query after the other by a function, and records the queries."""
+    """A verifier that answers one query after the other by a function; records the queries and what they may cost."""
 
     answer: Answer = field(default=truth, repr=False)
     asked: list[Sequence[Query]] = field(default_factory=list, repr=False)
-    budgets: list[Budget] = field(default_factory=list, repr=False)
-    report: bool = True
+    left: list[list[float]] = field(default_factory=list, repr=False)
+    dockets: list[Docket] = field(default_factory=list, repr=False)
+
+    label: str = ""
 
     name = "scripted"
 
-    def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-        self.asked.append(queries)
-        self.budgets.append(budget)
-        outcomes = []
-        for index, query in enumerate(queries):
-            outcomes.append(self.answer(query))
-            progress.stage("look", index + 1, len(queries))
-            if self.report:
-                progress.finish(index, outcomes[-1])
-        return outcomes
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        self.dockets.append(docket)
+        self.asked.append(list(docket.queries.values()))
+        self.left.append([docket.left([number]) for number in docket.queries])
+        for done, (number, query) in enumerate(docket.queries.items(), start=1):
+            claim = self.answer(query)
+            docket.stage("look", done, len(docket.queries))
+            yield number, claim

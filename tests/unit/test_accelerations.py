@@ -52,7 +52,6 @@ EAGER = Tuning(
     block_samples=1,
     block_terms=1,
     block_bytes=0,
-    counted_terms=0,
 )
 """Whatever can be faster anywhere is used."""
 

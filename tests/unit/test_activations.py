@@ -17,11 +17,12 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Lines, activations, crown_relaxation
 from verifiable_relu.bounds.activations import image, relax, row
-from verifiable_relu.bounds.rounding import backward_activation, unit_roundoff
+from verifiable_relu.bounds.rounding import backward_activation
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import nodes as nodes_module
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import Activation, Curve, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.rounding import unit_roundoff
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
 DTYPES = (torch.float64, torch.float32)
@@ -84,6 +85,9 @@ def stored(node: Activation, dtype: torch.dtype) -> Activation:
 
 
 OTHERWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Sigmoid": lambda x, _: 1 / (1 + torch.exp(-x)),
+    "Tanh": lambda x, _: torch.tanh(x),
+    "GELU": lambda x, lam: x * torch.special.ndtr(lam * x),
     "SiLU": lambda x, _: F.silu(x),
     "Mish": lambda x, _: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
     "tanh-GELU": lambda x, _: x / (1 + torch.exp(-math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))),
@@ -109,15 +113,9 @@ def value(node: Activation, x: Tensor) -> Tensor:
     """The activation in float64, by formulas other than those of the table."""
     x = x.double()
     match node:
-        case Gelu():
-            return x * torch.special.ndtr(node.lam.double() * x)
-        case Sigmoid():
-            return 1 / (1 + torch.exp(-x))
         case LeakyRelu():
             return x.clamp(min=0) + node.slope.double() * x.clamp(max=0)
-        case Tanh():
-            return torch.tanh(x)
-        case Smooth():
+        case Curve():
             return OTHERWISE[node.function](x, node.parameter.double())
         case _:
             return x.clamp(min=0)

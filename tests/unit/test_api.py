@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -14,18 +14,17 @@ import torch
 from torch import nn
 
 import verifiable_relu
-from verifiable_relu import certified_radius, verify, verify_radii
+from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
 from verifiable_relu.bounds import MEMORY
 from verifiable_relu.campaign import Result
-from verifiable_relu.campaign.inputs import verifier
+from verifiable_relu.campaign.inputs import chosen
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.spec import Query
 from verifiable_relu.trust.replay import Confirmation
-from verifiable_relu.verifiers import portfolio
-from verifiable_relu.verifiers.base import Budget, Outcome, Progress, Reason, Trust, Verdict
+from verifiable_relu.verifiers import docket as module
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, described
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.root import Roots
 from verifiable_relu.verifiers.split import InputSplit
 
 
@@ -80,7 +79,7 @@ def test_every_kind_of_model_images_and_labels(tmp_path: Path) -> None:
 def test_the_valid_range_cuts_the_ball() -> None:
     # Half a unit darker or brighter, but never beyond the range: the sum stays below 2.
     wide = verify(MODEL, GREY[None], [0], 0.25, "crown")[0]
-    cut = verify(MODEL, GREY[None], [0], 0.25, "crown", clip=(0, Fraction(15, 32)))[0]
+    cut = verify(MODEL, GREY[None], [0], 0.25, "crown", around=Around(clip=(0, Fraction(15, 32))))[0]
     assert wide.verdict is Verdict.UNKNOWN and cut.verdict is Verdict.UNSAT
 
 
@@ -109,9 +108,9 @@ def test_time_is_limited_for_each_image() -> None:
 
 @pytest.mark.parametrize("method", ["auto", "ibp", "crown-ibp", "crown", "alpha-crown", "split"])
 def test_memory_is_limited_for_methods_that_bound(method: str) -> None:
-    assert repr(verifier(method)) == repr(verifier(method, memory=MEMORY)) != repr(verifier(method, memory=1 << 20))
     same: Any = np.int64(1 << 20)
-    assert repr(verifier(method, memory=same)) == repr(verifier(method, memory=1 << 20))
+    texts = [described(*chosen(method, memory=memory)) for memory in (None, MEMORY, 1 << 20, same)]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
 @pytest.mark.parametrize("method", ["auto", "crown"])
@@ -122,15 +121,13 @@ def test_one_row_at_a_time_always_fits(method: str) -> None:
 def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, int] = {}
 
-    def undecided(
-        self: Crown | InputSplit, queries: list[Query], budget: Budget, progress: Progress, roots: Roots
-    ) -> None:
-        seen[self.name] = self.memory
-        for i in range(len(queries)):
-            progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, "", unstable=100))
+    def undecided(self: Crown | InputSplit, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        seen[self.name] = docket.limits.memory
+        for number in docket.queries:
+            yield number, Outcome.unknown(Reason.INCOMPLETE, self.name, "", unstable=100)
 
     for kind in (Crown, InputSplit):
-        monkeypatch.setattr(kind, "verify", undecided)
+        monkeypatch.setattr(kind, "claims", undecided)
     check(verify(MODEL, IMAGES, LABELS, 0.125, memory=12345))
     assert seen == {"crown": 12345, "split": 12345}
 
@@ -138,14 +135,14 @@ def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_seconds_of_every_turn_of_a_verifier_count(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
 
-    def undecided(self: InputSplit, queries: list[Query], budget: Budget, progress: Progress, roots: Roots) -> None:
-        turns.append(len(queries))
-        for i in range(len(queries)):
-            progress.finish(i, Outcome.unknown(Reason.INCOMPLETE, self.name, "", seconds={self.name: 0.5}))
+    def undecided(self: InputSplit, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        turns.append(len(docket.queries))
+        for number in docket.queries:
+            yield number, Outcome.unknown(Reason.INCOMPLETE, self.name, "", seconds={self.name: 0.5})
 
     # A counterexample that is refused is the most telling outcome so far, and no reason to forget what others cost.
-    monkeypatch.setattr(portfolio, "confirm", lambda *_: Confirmation(False, "refused"))
-    monkeypatch.setattr(InputSplit, "verify", undecided)
+    monkeypatch.setattr(module, "confirm", lambda *_: Confirmation(False, "refused"))
+    monkeypatch.setattr(InputSplit, "claims", undecided)
     grey = verify(MODEL, IMAGES, LABELS, 0.125)[2]
     assert grey.reason is Reason.UNCONFIRMED
     assert turns == [1] * len(turns) and grey.stages["split"] == 0.5 * len(turns) > 0.5
@@ -205,8 +202,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"timeout": 10**400}, "time limit is too large"),
         ({"timeout": True}, "time limit"),
         *(({"progress": value}, "progress is") for value in (None, 1, "yes", np.ones(3), torch.zeros(0))),
-        *(({"mean": value}, "mean: one number") for value in ([], torch.zeros(0), "a", [[0.5]])),
-        *(({"std": value}, "std") for value in ([], 0, [-1.0], float("nan"))),
+        *(({"normalize": (value, 1)}, "mean: one number") for value in ([], torch.zeros(0), "a", [[0.5]])),
+        *(({"normalize": (0, value)}, "std") for value in ([], 0, [-1.0], float("nan"))),
         *(
             ({"patch": value}, "patch")
             for value in ((0, float("inf")), (1,), 3, "ab", np.ma.masked_array([1, 2], [0, 1]))
@@ -245,7 +242,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"model": Brightness().half()}, "float16"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(2))}, "lazy"),
         ({"model": nn.ModuleList([MODEL])}, "ModuleList"),
-        ({"properties": 3}, "in place of images"),
+        ({"around": 3}, "around is 3"),
+        ({"normalize": 3}, "normalize is a pair"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(4, 1))}, "1 output"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(5, 2))}, "5|shape"),
     ],
@@ -253,7 +251,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
 def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> None:
     arguments: dict[str, Any] = {"model": MODEL, "images": IMAGES, "labels": LABELS, "eps": 0.125} | changed
     with pytest.raises(InputError, match=complaint) as caught:
-        verify(**arguments)
+        around = {name: arguments.pop(name) for name in vars(Around()) if name in arguments}
+        verify(**{"around": Around(**around), **arguments})
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
 
 
@@ -262,21 +261,20 @@ def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> N
 )
 def test_what_is_no_property_is_refused(asked: Any) -> None:
     with pytest.raises(InputError, match="propert") as caught:
-        verify(MODEL, properties=asked)
+        verify_properties(MODEL, asked)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["eps", "properties"])
-def test_several_radii_take_no_other_question(name: str) -> None:
+def test_several_radii_take_no_other_radius() -> None:
     for ask in (certified_radius, partial(verify_radii, radii=[0.1])):
-        with pytest.raises(InputError, match=f"{name} has no meaning"):
-            ask(MODEL, IMAGES, LABELS, **{name: 0.1})
+        with pytest.raises(InputError, match="eps has no meaning"):
+            ask(MODEL, IMAGES, LABELS, eps=0.1)
 
 
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:
     for eps in (np.float64(0.125), np.float32(0.125), torch.tensor(0.125), np.array(0.125), Fraction(1, 8)):
         for clip in ((0, 1), np.array([0.0, 1.0]), torch.tensor([0, 1]), [np.float32(0), Fraction(1)]):
-            found = verify(MODEL, IMAGES[:1], LABELS[:1], eps, "crown", np.float64(60), clip)  # type: ignore[arg-type]
+            found = verify(MODEL, IMAGES[:1], LABELS[:1], eps, "crown", np.float64(60), around=Around(clip=clip))  # type: ignore[arg-type]
             assert found[0].verdict is Verdict.UNSAT
     half = [torch.tensor(IMAGES).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
     for images in (*half, IMAGES.tolist()):

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from verifiable_relu import certified_radius, verify, verify_radii
+from tests.support.asking import claims
+from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, write_onnx
@@ -21,7 +22,7 @@ from verifiable_relu.network.build import Builder
 from verifiable_relu.spec import Ball, Property, Query, box_property, linf_properties, patch_masks, write_vnnlib
 from verifiable_relu.spec.property import Box, Row
 from verifiable_relu.verifiers.balls import InBalls
-from verifiable_relu.verifiers.base import Budget, Trust, Verdict
+from verifiable_relu.verifiers.base import Trust, Verdict
 from verifiable_relu.verifiers.incomplete import Crown
 
 WIDE = (-100, 100)
@@ -52,13 +53,15 @@ def test_the_radius_of_a_linear_classifier_is_the_margin_over_the_dual_norm(norm
     x = np.array([[1.0, 2.0]])
     exact = 10 / dual  # 3 + 8 − 1 is the margin.
     inside, outside = exact * (1 - 1e-6), exact * (1 + 1e-2)
-    (proved,) = verify(PLANE, x, [0], inside, "crown", clip=WIDE, norm=norm)
+    (proved,) = verify(PLANE, x, [0], inside, "crown", around=Around(clip=WIDE, norm=norm))
     assert proved.answer == "unsat" and proved.trust is Trust.ROUNDED and proved.margin is not None
     assert proved.margin <= (exact - inside) * dual + 1e-9
-    (refuted,) = verify(PLANE, x, [0], outside, clip=WIDE, norm=norm)
+    (refuted,) = verify(PLANE, x, [0], outside, around=Around(clip=WIDE, norm=norm))
     assert refuted.answer == "sat" and refuted.counterexample is not None
     assert np.linalg.norm(refuted.counterexample.astype(float) - x[0], float(dual and _order(norm))) <= outside
-    found = certified_radius(PLANE, x, [0], upper=7, tolerance=Fraction(1, 64), method="auto", clip=WIDE, norm=norm)
+    found = certified_radius(
+        PLANE, x, [0], upper=7, tolerance=Fraction(1, 64), method="auto", around=Around(clip=WIDE, norm=norm)
+    )
     assert found.certified[0] <= exact <= found.refuted[0] <= found.certified[0] + 0.2
 
 
@@ -75,7 +78,7 @@ def test_balls_are_never_proved_that_hold_a_counterexample() -> None:
         with torch.no_grad():
             labels = net(torch.from_numpy(x)).argmax(1).numpy()
         radii = rng.uniform(0.02, 0.6, 12)
-        results = verify(net, x, labels, radii, norm=order, timeout=10)
+        results = verify(net, x, labels, radii, timeout=10, around=Around(norm=order))
         assert set(answers(results)) >= {"sat", "unsat"}
         for center, label, radius, result in zip(x, labels, radii, results, strict=True):
             d = (
@@ -121,10 +124,16 @@ def test_radii_of_images_and_pixels_masks_and_patches() -> None:
     pixels[:, 0, 0, :] = np.array([0.2, 0.25, 0.3])[:, None]
     assert said(pixels) == said(torch.tensor(pixels)) == ["unsat", "sat", "sat"]
     mask = np.array([[True, False], [False, False]])
-    assert said(0.49, mask=mask) == ["unsat"] * 3 and said(0.5, mask=mask) == ["sat"] * 3
-    assert said(0.5, mask=np.stack([mask[None], mask[None] * False, mask[None]])) == ["sat", "unsat", "sat"]
-    assert said(1, patch=(1, 1)) == ["sat"] * 3 and said(0.49, patch=(1, 1)) == ["unsat"] * 3
-    assert said(0.25, patch=(1, 2)) == ["sat"] * 3
+    assert said(0.49, around=Around(mask=mask)) == ["unsat"] * 3 and said(0.5, around=Around(mask=mask)) == ["sat"] * 3
+    assert said(0.5, around=Around(mask=np.stack([mask[None], mask[None] * False, mask[None]]))) == [
+        "sat",
+        "unsat",
+        "sat",
+    ]
+    assert (
+        said(1, around=Around(patch=(1, 1))) == ["sat"] * 3 and said(0.49, around=Around(patch=(1, 1))) == ["unsat"] * 3
+    )
+    assert said(0.25, around=Around(patch=(1, 2))) == ["sat"] * 3
     masks = patch_masks((3, 4, 5), (2, 3))
     assert masks.shape == (9, 3, 4, 5) and masks.any(0).all() and (masks.sum((1, 2, 3)) == 18).all()
 
@@ -133,11 +142,11 @@ def test_targets_and_top_k() -> None:
     net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, 0.25])
     x = np.array([[0.75, 0.5]])  # The outputs are the inputs, and 1/4.
     assert answers(verify(net, x, [0], 0.2)) == ["sat"]
-    assert answers(verify(net, x, [0], 0.2, top_k=2)) == ["unsat"]
-    assert answers(verify(net, x, [0], 0.6, top_k=2)) == ["sat"]
-    assert answers(verify(net, x, eps=0.2, targets=[1])) == ["sat"]
-    assert answers(verify(net, x, eps=0.2, targets=[2])) == ["unsat"]
-    assert answers(verify(net, x, [0], eps=0.5, targets=[2])) == ["sat"]
+    assert answers(verify(net, x, [0], 0.2, around=Around(top_k=2))) == ["unsat"]
+    assert answers(verify(net, x, [0], 0.6, around=Around(top_k=2))) == ["sat"]
+    assert answers(verify(net, x, eps=0.2, around=Around(targets=[1]))) == ["sat"]
+    assert answers(verify(net, x, eps=0.2, around=Around(targets=[2]))) == ["unsat"]
+    assert answers(verify(net, x, [0], eps=0.5, around=Around(targets=[2]))) == ["sat"]
 
 
 def test_masks_and_targets_stay_with_their_images_where_others_are_decided() -> None:
@@ -145,15 +154,15 @@ def test_masks_and_targets_stay_with_their_images_where_others_are_decided() -> 
     net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, -9.0])
     x, labels = np.array([[0.5, 0.5], [0.75, 0.5], [0.875, 0.25], [0.75, 0.5]]), [0, 0, 0, 0]
     mask = np.array([[True, True], [True, True], [True, False], [False, False]])
-    found = certified_radius(net, x, labels, mask=mask, method="auto")
+    found = certified_radius(net, x, labels, method="auto", around=Around(mask=mask))
     known = [0.0, 0.125, 0.625, 1.0]
     assert (found.certified <= known).all() and (found.certified >= np.array(known) - 1e-3).all()
-    several = verify_radii(net, x, labels, [0, 0.25, 0.5, 0.75], mask=mask)
+    several = verify_radii(net, x, labels, [0, 0.25, 0.5, 0.75], around=Around(mask=mask))
     assert [answers(row) for row in several] == [
         ["sat"] + ["sat" if r >= k else "unsat" for k in known[1:]] for r in (0, 0.25, 0.5, 0.75)
     ]
     targets = [2, 1, 1, 2]
-    found = certified_radius(net, x[[1, 1, 2, 2]], labels, targets=targets, method="auto")
+    found = certified_radius(net, x[[1, 1, 2, 2]], labels, method="auto", around=Around(targets=targets))
     assert found.certified == pytest.approx([1, 0.125, 0.3125, 1], abs=1e-3)
 
 
@@ -164,7 +173,7 @@ def test_a_normalisation_that_is_not_part_of_the_model(tmp_path: Path) -> None:
     mean, std = [0.25, 0.5], [0.5, 0.25]
     labels = body((images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]).argmax(1)
     write_onnx(from_torch(body, (2, 3, 3)), tmp_path / "n.onnx")
-    both = [verify(m, images, labels, eps, "crown", mean=mean, std=std) for m in (body, tmp_path / "n.onnx")]
+    both = [verify(m, images, labels, eps, "crown", normalize=(mean, std)) for m in (body, tmp_path / "n.onnx")]
     assert [r.margin for r in both[0]] == pytest.approx([r.margin for r in both[1]], rel=1e-6)
     with torch.no_grad():
         for image, result in zip(images, both[0], strict=True):
@@ -183,23 +192,23 @@ def test_boxes_polytopes_and_files(tmp_path: Path) -> None:
     missed = box_property(*box, unsafe=[([[1, 0]], [0.75]), ([[-1, 0], [0, 1]], [-7.5, 2])])
     held = box_property(*box, safe=([[1, 0], [-1, 0]], [7, -1]))
     broken = box_property(*box, safe=([[1, 0], [-1, 0]], [6.5, -1]))
-    results = verify(PLANE, properties=[reached, missed, held, broken])
+    results = verify_properties(PLANE, [reached, missed, held, broken])
     assert answers(results) == ["sat", "unsat", "unsat", "sat"]
     assert results[0].witness == (0, Fraction(1, 4)), "the one point where the bound is reached"
     write_vnnlib(missed, tmp_path / "p.vnnlib")
-    assert answers(verify(PLANE, properties=tmp_path / "p.vnnlib")) == ["unsat"]
+    assert answers(verify_properties(PLANE, tmp_path / "p.vnnlib")) == ["unsat"]
     write_vnnlib(missed, tmp_path / "q.vnnlib", "2.0")
-    assert answers(verify(PLANE, properties=[broken, str(tmp_path / "q.vnnlib")])) == ["sat", "unsat"]
+    assert answers(verify_properties(PLANE, [broken, str(tmp_path / "q.vnnlib")])) == ["sat", "unsat"]
 
 
 def test_several_radii_are_each_answered_from_the_last() -> None:
     x = np.array([[1.0, 2.0], [0.25, 0.5], [0.0, 0.0]])
-    found = verify_radii(PLANE, x, [0, 0, 0], [2, Fraction(1, 8), 1, 0.125], clip=WIDE, method="auto")
+    found = verify_radii(PLANE, x, [0, 0, 0], [2, Fraction(1, 8), 1, 0.125], method="auto", around=Around(clip=WIDE))
     assert [answers(each) for each in found] == [
         ["sat", "sat", "sat"], ["unsat", "unsat", "sat"], ["unsat", "sat", "sat"], ["unsat", "unsat", "sat"]
     ]  # fmt: skip
     assert found[0][1] is found[2][1], "a counterexample is kept for larger radii"
-    radii = certified_radius(PLANE, x, [0, 0, 0], upper=1, clip=WIDE, method="auto")
+    radii = certified_radius(PLANE, x, [0, 0, 0], upper=1, method="auto", around=Around(clip=WIDE))
     assert radii.certified[0] == 1 and radii.refuted[0] == math.inf
     assert radii.certified[1] == pytest.approx(1.75 / 7, abs=1e-3) and radii.certified[1] <= 1.75 / 7
     assert radii.certified[2] == 0 and radii.refuted[2] == 0
@@ -211,34 +220,33 @@ X = np.array([[0.5, 0.5]])
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (lambda: verify(PLANE, X, [0], 0.1, norm=3), "norm is 3"),
-        (lambda: verify(PLANE, X, [0], 0.1, norm="max"), "norm is 'max'"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(norm=3)), "norm is 3"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(norm="max")), "norm is 'max'"),
         (lambda: verify(PLANE, X, [0]), "eps are needed"),
         (lambda: verify(PLANE, X, eps=0.1), "labels"),
-        (lambda: verify(PLANE), "properties in their place"),
+        (lambda: verify(PLANE, None), "verify_properties"),
         (lambda: verify(PLANE, X, [0], [0.1, 0.2]), "2 radii for 1 images.*verify_radii"),
         (lambda: verify(PLANE, X, [0], [[0.1, 0.2, 0.3]]), "does not fit images"),
         (lambda: verify(PLANE, X, [0], ["a"]), "eps is 'a'"),
         (lambda: verify(PLANE, X, [0], [[0.1], [0.1, 0.2]]), "eps"),
         (lambda: verify(PLANE, X, [0], np.array([-0.1])), "below 0"),
         (lambda: verify(PLANE, X, [0], np.array([math.nan])), "not a finite number"),
-        (lambda: verify(PLANE, X, [0], 0.1, mask=[[1, 0]]), "a mask of dtype int"),
-        (lambda: verify(PLANE, X, [0], 0.1, mask=[True, True, True]), "a mask of shape"),
-        (lambda: verify(PLANE, X, [0], 0.1, mask=[True, True], norm=2), "for norm=inf"),
-        (lambda: verify(PLANE, X, [0], [[0.1, 0.2]], norm=2), "one for each image"),
-        (lambda: verify(PLANE, X, [0], 0.1, patch=(1, 1)), "does not fit"),
-        (lambda: verify(PLANE, X, [0], 0.1, patch=3), "a patch is"),
-        (lambda: verify(PLANE, X, [0], 0.1, targets=[2]), "targets are"),
-        (lambda: verify(PLANE, X, [0], 0.1, targets=[0, 1]), "targets are"),
-        (lambda: verify(PLANE, X, [0], 0.1, top_k=2), "top_k is 2"),
-        (lambda: verify(PLANE, X, [0], 0.1, top_k=1.5), "no whole number"),
-        (lambda: verify(PLANE, X, [0], 0.1, std=0), "positive"),
-        (lambda: verify(PLANE, X, [0], 0.1, mean="grey"), "mean"),
-        (lambda: verify(PLANE, X, properties=[]), "in place of images"),
-        (lambda: verify(PLANE, properties=[]), "no properties"),
-        (lambda: verify(PLANE, properties=[3]), "not int"),
-        (lambda: verify(PLANE, properties="nowhere.vnnlib"), "nowhere.vnnlib"),
-        (lambda: verify(PLANE, properties=box_property([0], [1], unsafe=([[1]], [0]))), "shape|input"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(mask=[[1, 0]])), "a mask of dtype int"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(mask=[True, True, True])), "a mask of shape"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(mask=[True, True], norm=2)), "for norm=inf"),
+        (lambda: verify(PLANE, X, [0], [[0.1, 0.2]], around=Around(norm=2)), "one for each image"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(patch=(1, 1))), "does not fit"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(patch=3)), "a patch is"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(targets=[2])), "targets are"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(targets=[0, 1])), "targets are"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(top_k=2)), "top_k is 2"),
+        (lambda: verify(PLANE, X, [0], 0.1, around=Around(top_k=1.5)), "no whole number"),
+        (lambda: verify(PLANE, X, [0], 0.1, normalize=(0, 0)), "positive"),
+        (lambda: verify(PLANE, X, [0], 0.1, normalize=("grey", 1)), "mean"),
+        (lambda: verify_properties(PLANE, []), "no properties"),
+        (lambda: verify_properties(PLANE, [3]), "not int"),
+        (lambda: verify_properties(PLANE, "nowhere.vnnlib"), "nowhere.vnnlib"),
+        (lambda: verify_properties(PLANE, box_property([0], [1], unsafe=([[1]], [0]))), "shape|input"),
         (lambda: box_property([0], [1, 2], unsafe=([[1]], [0])), "1 lower and 2 upper"),
         (lambda: box_property([0], [1]), "either the unsafe or the safe"),
         (lambda: box_property([1], [0], safe=([[1]], [0])), "empty"),
@@ -265,5 +273,5 @@ def test_slopes_of_which_the_squares_are_lost_have_a_norm(scale: float) -> None:
     # The sum is least at −(0.6, 0.8), where it is −5.
     for least, verdict in ((-5.01, Verdict.UNSAT), (-4.99, Verdict.SAT), (-2.0, Verdict.SAT)):
         unsafe = ((Row(((0, Fraction(1)),), Fraction(least * scale)),),)
-        (found,) = InBalls(Crown()).verify([Query(network, Property(box, unsafe, ball=ball))], Budget.each(10.0, 1))
+        (found,) = claims(InBalls(Crown()), [Query(network, Property(box, unsafe, ball=ball))], 10.0)
         assert found.verdict in ((verdict,) if verdict is Verdict.UNSAT else (verdict, Verdict.UNKNOWN))

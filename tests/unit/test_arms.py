@@ -1,4 +1,4 @@
-"""The arms of the comparison: their common data, the replacement by ReLU, the measurements, and the steps of λ."""
+"""The arms of the comparison: their common data, the replacement by ReLU, and the measurements."""
 
 import json
 import math
@@ -15,15 +15,13 @@ from torch import nn
 
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn import HardnessGate, LambdaGELU, substitute_relu
-from verifiable_relu.nn.activation import SUPREMUM
-from verifiable_relu.train import loop, patterns, schedule
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.nn import HardnessGate, substitute_relu
+from verifiable_relu.nn.gates import SUPREMUM
+from verifiable_relu.train import loop, monitor, schedule
 from verifiable_relu.train.export import export, finish
 from verifiable_relu.train.loop import Progress, build, measure_swap, train
 from verifiable_relu.train.monitor import settled
-from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Model, Options
+from verifiable_relu.train.options import ARMS, Model, Options
 from verifiable_relu.train.swap import measure
 
 PER_EPOCH = 4
@@ -279,19 +277,19 @@ def test_the_overlap_index_on_small_patterns() -> None:
     first = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
     # Distances 1, 5 and 4 of 5 neurons, ⌊5/2⌋ = 2: ½, 1 and 1. The second layer never changes.
     second = torch.ones(3, 4, dtype=torch.bool)
-    assert patterns.overlap_index([first]) == pytest.approx(2.5 / 3)
-    assert patterns.overlap_index([first, second]) == pytest.approx(2.5 / 6)
-    assert patterns.overlap_index([first[:, 1:2]]) == pytest.approx(2 / 3)
+    assert monitor.overlap_index([first]) == pytest.approx(2.5 / 3)
+    assert monitor.overlap_index([first, second]) == pytest.approx(2.5 / 6)
+    assert monitor.overlap_index([first[:, 1:2]]) == pytest.approx(2 / 3)
     other = first.clone()
     other[0, 0] = False
-    assert patterns.changed([first, second], [other, second]) == pytest.approx(1 / 27)
-    assert patterns.relative_change(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
+    assert monitor.changed([first, second], [other, second]) == pytest.approx(1 / 27)
+    assert monitor.relative_change(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
 
 
 def test_patterns_are_the_signs_of_the_pre_activations() -> None:
     model = build(BASE, blobs())
     x = torch.from_numpy(blobs().images)
-    first, second = patterns.patterns(model, x)
+    first, second = monitor.patterns(model, x)
     assert torch.equal(first, model[:3](x) > 0) and torch.equal(second, model[:5](x) > 0)
 
 
@@ -312,7 +310,7 @@ def test_unstable_neurons_are_those_of_the_relu_network_by_intervals(eps: float)
             lb, ub = lb.relu(), ub.relu()
         else:
             lb, ub = layer(lb), layer(ub)
-    assert patterns.unstable_neurons(model, x, eps) == pytest.approx(count / len(x), abs=0.011)
+    assert monitor.unstable_neurons(model, x, eps) == pytest.approx(count / len(x), abs=0.011)
     assert 0 < count < 24 * len(x)
 
 
@@ -352,11 +350,11 @@ def test_the_looks_are_at_the_network_of_their_moment(arm: str, monkeypatch: pyt
     x = torch.from_numpy(data.images)
     assert len(models) == len(points) == 2 * PER_EPOCH + 1
     for model, point in zip(models, points, strict=True):
-        assert point["oui"] == patterns.overlap_index(patterns.patterns(model, x))
-        assert point["unstable"] == patterns.unstable_neurons(model, x, options.eps)
+        assert point["oui"] == monitor.overlap_index(monitor.patterns(model, x))
+        assert point["unstable"] == monitor.unstable_neurons(model, x, options.eps)
     assert points[0]["patterns_changed"] == points[0]["weights_changed"] == 0
     for before, after, point in zip(models, models[1:], points[1:], strict=False):
-        flips = [a != b for a, b in zip(patterns.patterns(before, x), patterns.patterns(after, x), strict=True)]
+        flips = [a != b for a, b in zip(monitor.patterns(before, x), monitor.patterns(after, x), strict=True)]
         assert point["patterns_changed"] == pytest.approx(torch.cat(flips, 1).float().mean().item())
         old, new = (torch.cat([p.flatten() for p in m.parameters() if p.ndim == 2]) for m in (before, after))
         assert point["weights_changed"] == pytest.approx(((new - old).norm() / old.norm()).item(), rel=1e-5)
@@ -366,7 +364,7 @@ def test_the_last_look_sees_the_hardened_network() -> None:
     trained = train(BASE, blobs())
     x = torch.from_numpy(blobs().images)
     assert trained.monitor[-1]["lam"] == trained.history[-1]["lam"] == pytest.approx([160, 160], rel=1e-5)
-    assert trained.monitor[-1]["oui"] == patterns.overlap_index(patterns.patterns(trained.model, x))
+    assert trained.monitor[-1]["oui"] == monitor.overlap_index(monitor.patterns(trained.model, x))
     at_ends = [point["lam"] for point in trained.monitor if point["step"] in (4, 8, 12)]
     assert at_ends == [epoch["lam"] for epoch in trained.history[:3]]
 
@@ -425,7 +423,7 @@ def test_fixed_networks_train_with_every_swap(model: Model, arm: str, tmp_path: 
     (y,) = session.run(None, {session.get_inputs()[0].name: data.images})
     hard = substitute_relu(trained.model)
     torch.testing.assert_close(torch.from_numpy(y), hard(x).detach(), rtol=1e-5, atol=1e-5)
-    assert len(patterns.patterns(hard, x)) == layers
+    assert len(monitor.patterns(hard, x)) == layers
     assert results["clean"] == (y.argmax(1) == data.labels).mean()
     assert results["attacked_of_these"] <= results["clean_of_these"] and len(results["monitor"]) == 5
     assert abs(results["int8"]["clean"] - results["clean"]) < 0.1
@@ -434,7 +432,7 @@ def test_fixed_networks_train_with_every_swap(model: Model, arm: str, tmp_path: 
 def test_patterns_of_a_residual_network_are_in_the_order_of_its_layers() -> None:
     model = build(SMALL, blobs())
     x = torch.from_numpy(blobs().images)
-    found = patterns.patterns(model, x)
+    found = monitor.patterns(model, x)
     entering = model[:2](x)  # Normalisation, convolution
     block = model[3]
     within = block.first(model[2](entering))
@@ -468,79 +466,3 @@ def test_batch_normalisation_learns_in_training_and_is_fixed_elsewhere() -> None
         build(replace(BASE, model="cnn"), replace(data, images=data.images[:, :, :1, :1]))
     with pytest.raises(InputError, match="--width: must be a positive number"):
         replace(SMALL, width=0.0)
-
-
-# λ's steps
-
-
-def steps_of_lambda(rule: str, optimizer: str, lam: float, n: int, rate: float = 1e-3, slope: float = -1.0) -> float:
-    """The change of λ in ``n`` steps if the loss is ``slope``·λ."""
-    options = replace(BASE, lam_rate=rule, optimizer=optimizer, momentum=0.0, lam_factor=1.0)
-    gate = LambdaGELU(lam).double()
-    model = nn.Sequential(gate)
-    make = make_optimizer(model, options)
-    for _ in range(n):
-        set_rates(make, model, rate, options)
-        make.zero_grad()
-        (slope * gate.lam).backward()
-        make.step()
-    return gate.lam.item() - lam
-
-
-@pytest.mark.parametrize(("optimizer", "factor"), [("adamw", 10), ("sgd", 100)])
-def test_the_naive_rate_explodes_where_lambda_is_large(optimizer: str, factor: float) -> None:
-    """With the raw rate and t = 0.1, λ moves 10 times (Adam) or 100 times (SGD) as far as a weight."""
-    assert steps_of_lambda("raw", optimizer, 4.0, 1) == pytest.approx(factor * 1e-3, rel=0.12)
-    assert steps_of_lambda("matched", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=0.12)
-    assert steps_of_lambda("natural", optimizer, 4.0, 1) == pytest.approx(1e-3, rel=1e-2)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_the_naive_rate_attenuates_near_one(optimizer: str) -> None:
-    """With the raw rate, λ moves over ten times as far far from 1 as near 1; with the natural rate, equally far."""
-    near, far = (steps_of_lambda("raw", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
-    assert far > 10 * near
-    near, far = (steps_of_lambda("natural", optimizer, lam, 1, rate=1e-5) for lam in (1.06, 4.0))
-    assert near == pytest.approx(far, rel=1e-2) and far == pytest.approx(1e-5, rel=1e-2)
-
-
-def test_the_naive_rate_of_sgd_diverges_on_a_quadratic_and_the_matched_one_settles() -> None:
-    """The loss is ½·(λ − 3)², on which SGD with the rate 0.05 is stable for a weight."""
-    final = {}
-    for rule in ("raw", "matched", "natural"):
-        options = replace(BASE, lam_rate=rule, optimizer="sgd", momentum=0.0, lam_factor=1.0)
-        gate = LambdaGELU(2.5).double()
-        model = nn.Sequential(gate)
-        optimizer = make_optimizer(model, options)
-        seen = []
-        for _ in range(300):
-            set_rates(optimizer, model, 0.05, options)
-            optimizer.zero_grad()
-            (0.5 * (gate.lam - 3) ** 2).backward()
-            optimizer.step()
-            seen.append(gate.lam.item())
-        final[rule] = max(abs(lam - 3) for lam in seen[-20:])
-    assert final["matched"] < 1e-3 and final["natural"] < 1e-3
-    assert final["raw"] > 0.3
-
-
-@pytest.mark.parametrize(("betas", "order"), [((0.95, 0.95), 2), ((0.9, 0.95), 1), ((0.95, 0.9), 1)])
-def test_adam_with_equal_betas_hardly_sees_a_drift_of_the_gradients_scale(
-    betas: tuple[float, float], order: int
-) -> None:
-    """For gradients e^(αn) the step m/√v is 1 + α·(β2/(1 − β2) − β1/(1 − β1)) + O(α²) of the rate."""
-    options = replace(BASE, arm="relu", beta1=betas[0], beta2=betas[1], decay=0.0, rate=1e-3)
-
-    def change(drift: float) -> float:
-        model = nn.Sequential(nn.Linear(1, 1, bias=False)).double()
-        optimizer = make_optimizer(model, options)
-        for n in range(600):
-            model[0].weight.grad = torch.full((1, 1), math.exp(drift * n), dtype=torch.float64)
-            before = model[0].weight.item()
-            optimizer.step()
-        return (before - model[0].weight.item()) / 1e-3 - 1
-
-    coarse, fine = change(4e-3), change(2e-3)
-    assert coarse / fine == pytest.approx(2**order, rel=0.15)
-    first = betas[1] / (1 - betas[1]) - betas[0] / (1 - betas[0])
-    assert fine == pytest.approx(2e-3 * first, abs=2e-3)

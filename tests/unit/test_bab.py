@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.soundness.trees import TIGHT, covers, trees
+from tests.support.asking import claims, docket
 from tests.support.exact import exact_outputs, exact_values
 from tests.support.solver_cases import (
     ball,
@@ -42,13 +44,11 @@ from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.bab.tree import Branching, PhaseTree
-from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 
 
-def decide(
-    *queries: Query, seconds: float = 20.0, method: Bab | None = None, progress: Progress = SILENT
-) -> list[Outcome]:
-    return (method or Bab()).verify(queries, Budget.each(seconds, len(queries)), progress)
+def decide(*queries: Query, seconds: float = 20.0, method: Bab | None = None, **limits: Any) -> list[Outcome]:
+    return claims(method or Bab(), queries, seconds, **limits)
 
 
 def check(query: Query, outcome: Outcome, margin: float) -> None:
@@ -346,25 +346,12 @@ def test_arithmetic_that_breaks_down_proves_nothing(
 
 
 def test_too_little_memory_is_a_reason_of_its_own() -> None:
-    (outcome,) = decide(hard(), method=Bab(memory=1 << 12))
+    (outcome,) = decide(hard(), memory=1 << 12)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
     full = tree(hard(), Branching(), memory=100)
     while full.now.state is State.OPEN:
         full.advance()
     assert full.now.state is State.FULL
-
-
-class Interrupting:
-    """Progress that keeps what is final, and is interrupted by the second outcome's search."""
-
-    def __init__(self) -> None:
-        self.final: dict[int, Outcome] = {}
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        pass
-
-    def finish(self, query: int, outcome: Outcome) -> None:
-        self.final[query] = outcome
 
 
 def test_an_interrupt_loses_nothing_that_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,10 +361,11 @@ def test_an_interrupt_loses_nothing_that_was_decided(monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     monkeypatch.setattr(PhaseTree, "advance", interrupt)
-    progress = Interrupting()
+    asked = docket([Query(hinge(), Property(UNIT, ((row({0: 1}, -1),),))), hard(), query])
     with pytest.raises(KeyboardInterrupt):
-        decide(Query(hinge(), Property(UNIT, ((row({0: 1}, -1),),))), hard(), query, progress=progress)
-    assert list(progress.final) == [0] and progress.final[0].verdict is Verdict.UNSAT
+        for _ in asked.ask(Bab()):
+            pass
+    assert list(asked.outcomes) == [0] and asked.outcomes[0].verdict is Verdict.UNSAT
 
 
 def test_the_same_queries_have_the_same_outcomes() -> None:
@@ -423,5 +411,5 @@ def test_look_ahead_splits_every_node_and_loses_none() -> None:
         network = chain(nodes)
         for most, verdict in ((bias - 0.25, Verdict.UNSAT), (bias, Verdict.SAT)):
             query = Query(network, Property(box, ((row({0: 1}, Fraction(most)),),)))
-            (found,) = Bab(search=search, rounds=Rounds(None)).verify([query], Budget.each(math.inf, 1))
+            (found,) = claims(Bab(search=search, rounds=Rounds(None)), [query], math.inf)
             assert found.verdict is verdict

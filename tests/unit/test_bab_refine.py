@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.asking import claims
 from tests.support.exact import exact_values
 from tests.support.solver_cases import ball, mlp, residual, row
 from verifiable_relu.bounds import crown_relaxation, input_box
@@ -20,7 +21,7 @@ from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Verdict
 
 DEEP = (5, 14, 14, 14, 14, 3)
 
@@ -113,7 +114,6 @@ def test_verdicts_on_a_deep_network_are_those_of_trees_alone(share: float) -> No
     least, spread = float(difference.min()), float(difference.max() - difference.min())
     query = Query(network, Property(box, ((row({0: 1, 1: -1}, least - share * spread),),)))
     outcomes = [
-        Bab(rounds=rounds).verify([query], Budget.each(30.0, 1))[0]
-        for rounds in (Rounds(None), Rounds(first=0, patience=0, gain=1.0))
+        claims(Bab(rounds=rounds), [query], 30.0)[0] for rounds in (Rounds(None), Rounds(first=0, patience=0, gain=1.0))
     ]
     assert {outcome.verdict for outcome in outcomes} == {Verdict.UNSAT if share > 0 else Verdict.SAT}

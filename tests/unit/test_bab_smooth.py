@@ -15,11 +15,13 @@ from tests.soundness.judge import Case, Report, judge
 from tests.soundness.segments import low_points, mixed, segments
 from tests.soundness.trees import REFINING
 from tests.support import nets
+from tests.support.asking import claims
 from tests.support.solver_cases import row
 from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.ascent import children, depth
 from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
@@ -27,8 +29,7 @@ from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Slopes
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.portfolio import Auto
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.smt import Smt
 
 CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "0"))
@@ -56,7 +57,7 @@ def below(rng: np.random.Generator, network: Network, gap: float) -> tuple[Case,
 
 
 def decide(case: Case, method: Bab | None = None, seconds: float = 10.0) -> Outcome:
-    (outcome,) = (method or Bab()).verify([case.query], Budget.each(seconds, 1))
+    (outcome,) = claims(method or Bab(), [case.query], seconds)
     return outcome
 
 
@@ -205,7 +206,7 @@ def test_all_of_a_hardened_network_is_split() -> None:
     for gap in (0.5, -0.05):
         threshold = min(least) - gap * spread
         query = Query(both, Property(case.query.property.box, ((row({0: 1}, threshold),),)))
-        (outcome,) = Bab().verify([query], Budget.each(10.0, 1))
+        (outcome,) = claims(Bab(), [query], 10.0)
         assert outcome.verdict is not Verdict.UNSAT or (gap > 0 and outcome.margin <= gap * spread + 1e-9)
         if gap > 0:
             assert outcome.verdict is Verdict.UNSAT, outcome
@@ -215,13 +216,13 @@ def test_proofs_of_smooth_networks_are_recorded() -> None:
     case, _ = below(np.random.default_rng(5), network_of(np.random.default_rng(5), Sigmoid), 0.3)
     method = Bab()
     method = replace(method, record=True)
-    (outcome,) = method.verify([case.query], Budget.each(600.0, 1))
+    (outcome,) = claims(method, [case.query], 600.0)
     assert outcome.verdict is Verdict.UNSAT and outcome.proof is not None
 
 
 def test_phases_of_smooth_neurons_are_refused_where_a_method_needs_them() -> None:
     case, _ = below(np.random.default_rng(5), network_of(np.random.default_rng(5), Tanh), 0.01)
-    (outcome,) = Smt().verify([case.query], Budget.each(5.0, 1))
+    (outcome,) = claims(Smt(), [case.query], 5.0)
     assert outcome.reason is Reason.UNSUPPORTED and "Tanh" in outcome.detail
 
 
@@ -230,7 +231,7 @@ def test_auto_splits_smooth_neurons() -> None:
     rng = np.random.default_rng(3)
     network = nets.mlp(rng, nets.gaussian(rng), Gelu, (30, 6, 2))
     case, _ = below(rng, network, 1.0)
-    (outcome,) = Auto().verify([case.query], Budget.each(20.0, 1))
+    (outcome,) = claims(Auto(), [case.query], 20.0)
     assert (outcome.verdict, outcome.method) == (Verdict.UNSAT, "bab"), outcome
 
 

@@ -26,10 +26,11 @@ from verifiable_relu.bounds import (
     preactivation_bounds,
 )
 from verifiable_relu.bounds.crown import SlopeSearch
-from verifiable_relu.bounds.forward import intersect, largest
+from verifiable_relu.bounds.forward import intersect
+from verifiable_relu.bounds.kinds import largest
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import groups
-from verifiable_relu.bounds.windowed import Chunk, Grid, Restriction, Rows, Stepped, Window, Windowed
+from verifiable_relu.bounds.windowed import Chunk, Coefficients, Grid, Restriction, Stepped, Window, Windowed
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh
@@ -738,7 +739,7 @@ def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.Monk
     used: list[int] = []
     through = Windowed.step
 
-    def watched(self: Windowed, index: int, a: Rows, chunk: Chunk) -> Stepped | None:
+    def watched(self: Windowed, index: int, a: Coefficients, chunk: Chunk) -> Stepped | None:
         step = through(self, index, a, chunk)
         if isinstance(a, Window):
             used.append(index if step is not None else -1)

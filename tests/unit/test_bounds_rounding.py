@@ -23,6 +23,7 @@ from verifiable_relu.bounds.slack import Slack
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, LeakyRelu, Linear, Node, Relu, Scale, Sigmoid
+from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.trust.exact import evaluate_exact
 
 SEEDS = range(30)
@@ -159,7 +160,7 @@ def test_no_exact_value_is_excluded(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
 def test_without_slack_many_exact_values_are_excluded(dtype: torch.dtype, share: float) -> None:
     """The test above can fail: without slack, bounds exclude exact values."""
-    with Hook("bounds.rounding:unit_roundoff", lambda right, dtype: share * right(dtype)).applied():
+    with Hook("rounding:unit_roundoff", lambda right, dtype: share * right(dtype)).applied():
         assert sum(bool(count(net, box)[0]) for net, box in cases(dtype)) > (len(SEEDS) // 2 if share == 0 else 0)
 
 
@@ -306,7 +307,7 @@ def _before_relu(seed: int, dtype: torch.dtype) -> int:
 def _many_uses(seed: int, dtype: torch.dtype) -> int:
     """Whether a bound excludes a value if many rows, each below the sum's resolution, are summed and nearly cancel."""
     build, uses = Builder((1,)), 200
-    small = 0.99 * rounding.unit_roundoff(dtype)
+    small = 0.99 * unit_roundoff(dtype)
     # Rows come in the opposite order.
     weights = [-1.0] + [small] * (uses - 2) + [1.0]
     parts = [
@@ -468,7 +469,7 @@ def test_rows_by_intervals_lie_close_to_what_is_attained(dtype: torch.dtype) -> 
         least.append(_times(row, exact(_linear_map(weight, bias), corner)))
     assert not excluded(found[0], least)
     reach = float((rows.abs() @ (weight.abs() @ (center.abs() + radius).T + bias.abs()[:, None])).amax())
-    allowed = 200 * rounding.unit_roundoff(dtype) * reach
+    allowed = 200 * unit_roundoff(dtype) * reach
     assert all(float(v - Fraction(b)) <= allowed for b, v in zip(found[0].tolist(), least, strict=True))
 
 
@@ -505,7 +506,7 @@ def test_an_activation_may_be_off_by_as_much_as_is_granted_to_its_library(
     one = torch.ones(1, 1, dtype=dtype)
     x = build.activation(build.linear(0, one, None, "fc"), Sigmoid, "act")
     net = build.network(build.linear(x, one, None, "out"), name="sigmoid")
-    library, granted = torch.sigmoid, TABLE.find(Sigmoid).ulps * rounding.unit_roundoff(dtype)
+    library, granted = torch.sigmoid, TABLE.find(Sigmoid).ulps * unit_roundoff(dtype)
     monkeypatch.setattr(torch, "sigmoid", lambda x: library(x) * (1 + off * granted))
 
     def wrong() -> int:
@@ -521,7 +522,7 @@ def test_an_activation_may_be_off_by_as_much_as_is_granted_to_its_library(
 def test_radii_may_be_summed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Radii are summed one after the other; the first ones are large, and the others are lost beside them."""
     monkeypatch.setattr(sums, "dot", lambda a, values, before=None: in_order(a * values[:, None]))
-    build, size = Builder((1, 64, 64)), rounding.unit_roundoff(torch.float64)
+    build, size = Builder((1, 64, 64)), unit_roundoff(torch.float64)
     # No float32 number, so that all is in float64.
     weight = torch.full((1, 1, 1, 64), 1 + 2.0**-30, dtype=torch.float64)
     net = build.network(build.conv2d(0, weight, None, "conv"), name="long")

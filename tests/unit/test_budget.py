@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -12,55 +12,59 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.asking import claims, docket
 from verifiable_relu.bounds import Relaxation, crown_relaxation
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
-from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import split
-from verifiable_relu.verifiers.attack import batch_size
-from verifiable_relu.verifiers.base import Budget, Reason, Verdict, deadline, fault
+from verifiable_relu.verifiers.attack import Attack, Pgd
+from verifiable_relu.verifiers.base import Limits, Reason, Verdict, fault
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.registry import make
 
 
+def budget(*seconds: float, owner: Sequence[int] | None = None, **limits: Any) -> Docket:
+    """A docket whose queries do not matter."""
+    count = len(seconds if owner is None else owner)
+    return docket([asked(deep(1), -1.0)] * count, seconds, owner, **limits)
+
+
 def test_queries_with_a_common_time_limit_spend_it_together() -> None:
-    budget = Budget([10.0, 3.0], [0, 0, 1])
-    budget.charge([0, 2], 2.0)
-    assert [budget.remaining(i) for i in range(3)] == [9.0, 9.0, 2.0]
-    assert budget.total() == 11.0
-    budget.charge([2], 5.0)
-    assert budget.remaining(2) == 0.0
+    whole = budget(10.0, 3.0, owner=[0, 0, 1])
+    whole.charge([0, 2], 2.0)
+    assert [whole.left([i]) for i in range(3)] == [9.0, 9.0, 2.0]
+    assert whole.left(range(3)) == 11.0
+    whole.charge([2], 5.0)
+    assert whole.left([2]) == 0.0
 
 
-def test_what_a_part_of_a_budget_spends_is_spent_of_the_whole() -> None:
-    budget = Budget([10.0, 4.0], [0, 1, 1])
-    part = budget.subset([2, 0])
-    part.charge([0, 1], 2.0)
-    assert [budget.remaining(i) for i in range(3)] == [9.0, 3.0, 3.0]
-    assert [part.remaining(i) for i in range(2)] == [3.0, 9.0]
-    budget.charge([1], 3.0)
-    assert part.remaining(0) == 0.0
+def test_what_a_part_spends_is_spent_of_the_whole() -> None:
+    whole = budget(10.0, 4.0, owner=[0, 1, 1])
+    part = whole.part([2, 0])
+    part.charge([2, 0], 2.0)
+    assert [whole.left([i]) for i in range(3)] == [9.0, 3.0, 3.0]
+    whole.charge([1], 3.0)
+    assert part.left([2]) == 0.0 and part.left([0]) == 9.0
 
 
-def test_a_share_of_a_budget_ends_before_the_budget() -> None:
-    budget = Budget.each(8.0, 2)
-    part = budget.subset([1], share=0.25)
-    inner = part.subset([0])
-    inner.charge([0], 1.5)
-    assert part.remaining(0) == 0.5
-    assert part.total() == 0.5
-    assert budget.remaining(1) == 6.5
-    inner.charge([0], 1.5)
-    assert part.remaining(0) == 0.0
-    assert budget.remaining(1) == 5.0
+def test_a_share_ends_before_the_whole() -> None:
+    whole = budget(8.0, 8.0)
+    part = whole.part([1], share=0.25)
+    inner = part.part([1])
+    inner.charge([1], 1.5)
+    assert part.left([1]) == 0.5
+    assert whole.left([1]) == 6.5
+    inner.charge([1], 1.5)
+    assert part.left([1]) == 0.0
+    assert whole.left([1]) == 5.0
 
 
 def test_a_share_of_unlimited_time_is_unlimited() -> None:
-    budget = Budget([math.inf])
-    part = budget.subset([0], share=0.5)
+    part = budget(math.inf).part([0], share=0.5)
     part.charge([0], 1e9)
-    assert part.remaining(0) == math.inf
+    assert part.left([0]) == math.inf
 
 
 def slow_clock(step: float) -> tuple[Callable[[], float], Callable[[], int]]:
@@ -95,15 +99,15 @@ def asked(network: Network, threshold: float) -> Query:
     return Query(network, Property(box, ((Row(((0, Fraction(1)),), Fraction(threshold)),),)))
 
 
-def test_work_is_told_to_stop_and_ended_if_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = [0.0]
-    stop = deadline(lambda: seconds[0], 2.0)
-    assert not stop()
-    seconds[0] = 2.25
-    assert stop()
-    seconds[0] = 2.75
+def test_work_is_told_to_stop_and_ended_if_it_goes_on() -> None:
+    seconds = [1.0]
+    work = Limits(clock=lambda: seconds[0]).begun(2.0)
+    assert not work.stop() and not work.over() and work.share(0.25).left() == 0.5
+    seconds[0] = 3.25
+    assert work.stop() and work.over()
+    seconds[0] = 3.75
     with pytest.raises(OutOfTime):
-        stop()
+        work.stop()
 
 
 @pytest.mark.parametrize("method", ["ibp", "crown-ibp", "crown", "alpha-crown", "split", "attack"])
@@ -111,7 +115,7 @@ def test_no_method_goes_on_long_after_its_budget(method: str) -> None:
     query = asked(deep(), -1.0)
     verifier = make(method)
     clock, looks = slow_clock(0.125)
-    (outcome,) = verifier.verify([query], Budget([1.0], clock=clock))
+    (outcome,) = claims(verifier, [query], 1.0, clock=clock)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     # Eight looks are the budget, four the time to stop in; others are for the accounts.
     assert looks() < 25
@@ -130,7 +134,7 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
     network = deep(3)
     lowest = float(network(torch.zeros(1, 3))[0, 0])
     hard, easy = asked(network, lowest - 1e-9), asked(deep(4), -1.0)
-    outcomes = make("split").verify([hard, easy], Budget([1e9, 1e9]))
+    outcomes = claims(make("split"), [hard, easy], [1e9, 1e9])
     assert (outcomes[0].verdict, outcomes[0].reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert outcomes[1].verdict is Verdict.UNSAT
 
@@ -157,7 +161,7 @@ def test_a_step_that_decides_one_query_and_breaks_on_another_costs_the_other(mon
     monkeypatch.setattr(split.Frontier, "halve", breaking)
     network = deep(3)
     sat, unsat = asked(network, 1e9), asked(network, float(network(torch.zeros(1, 3))[0, 0]) - 1e-9)
-    outcomes = make("split").verify([sat, unsat], Budget([60.0, 60.0]))
+    outcomes = claims(make("split"), [sat, unsat], [60.0, 60.0])
     assert [o.reason for o in outcomes] == [Reason.REFUTED, Reason.ERROR]
 
 
@@ -165,20 +169,20 @@ def test_an_attack_on_a_wide_network_takes_fewer_properties_at_once() -> None:
     def wide(size: int) -> Network:
         return Network((Input(name="x", inputs=(), shape=(size,)), Relu(name="r", inputs=(0,), shape=(size,))))
 
-    sizes = [batch_size(wide(size), Pgd()) for size in (10, 1000, 100_000, 10_000_000)]
+    sizes = [Attack().size(wide(size), Limits()) for size in (10, 1000, 100_000, 10_000_000)]
     assert sizes[0] == sizes[1] == 128 and 1 < sizes[2] < 128 and sizes[3] == 1
     # Values, gradients and what is kept for these, of all starts.
     assert sizes[2] * 200_000 * Pgd().starts * 4 * 3 <= 1 << 30
 
 
-def test_a_budget_charges_by_its_clock_and_so_do_its_parts() -> None:
+def test_work_is_charged_by_the_clock_and_so_are_its_parts() -> None:
     now = [100.0]
-    budget = Budget([10.0, 5.0], clock=lambda: now[0])
-    part = budget.subset([1], 0.5)
-    with part.charging([0]) as elapsed:
+    whole = budget(10.0, 5.0, clock=lambda: now[0])
+    part = whole.part([1], 0.5)
+    with part.work([1]) as work:
         now[0] += 2.0
-        assert elapsed() == 2.0
-    assert part.remaining(0) == 0.5 and budget.remaining(1) == 3.0 and budget.remaining(0) == 10.0
-    with budget.charging([0, 1]):
+        assert work.elapsed() == 2.0 and work.left() == 0.5
+    assert part.left([1]) == 0.5 and whole.left([1]) == 3.0 and whole.left([0]) == 10.0
+    with whole.work([0, 1]):
         now[0] += 4.0
-    assert budget.remaining(0) == 8.0 and budget.remaining(1) == 1.0
+    assert whole.left([0]) == 8.0 and whole.left([1]) == 1.0

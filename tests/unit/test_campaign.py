@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +21,8 @@ from verifiable_relu.campaign.runner import unasked
 from verifiable_relu.campaign.store import COLUMNS
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec import Query
-from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Progress, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.docket import Docket
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
 ROOT = Path(__file__).parents[2]
@@ -44,15 +45,13 @@ def table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
 
 
-@pytest.mark.parametrize("report", [True, False])
-def test_all_cases_are_one_batch_with_a_time_limit_each(report: bool) -> None:
-    verifier = Scripted(report=report)
+def test_all_cases_are_one_batch_with_a_time_limit_each() -> None:
+    verifier = Scripted()
     results = run([case(0.5, name="a"), case(2, 3, name="b", timeout=7), case(2, 0.5, 3, name="c")], verifier)
     assert [(r.vnnlib, r.verdict) for r in results] == [("a", SAT), ("b", UNSAT), ("c", SAT)]
-    (asked,), (budget,) = verifier.asked, verifier.budgets
+    (asked,) = verifier.asked
     assert len(asked) == 6 and len({id(q.network) for q in asked}) == 1
-    fresh = Budget([10, 7, 10], [0, 1, 1, 2, 2, 2])
-    assert [fresh.remaining(i) for i in range(6)] == [10, 7, 7, 10, 10, 10] and len(budget) == 6
+    assert verifier.left == [[10, 7, 7, 10, 10, 10]]
 
 
 def test_queries_of_a_case_share_its_time_limit() -> None:
@@ -60,10 +59,10 @@ def test_queries_of_a_case_share_its_time_limit() -> None:
 
     @dataclass(frozen=True)
     class Spender(Scripted):
-        def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-            budget.charge([0], 4.0)
-            seen.append([budget.remaining(i) for i in range(len(queries))])
-            return [truth(q) for q in queries]
+        def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+            docket.charge([0], 4.0)
+            seen.append([docket.left([number]) for number in docket.queries])
+            yield from ((number, truth(query)) for number, query in docket.queries.items())
 
     (result, _) = run([case(2, 3, timeout=10), case(2, timeout=5)], Spender())
     assert seen == [[6, 6, 5]] and result.seconds == 4
@@ -72,7 +71,7 @@ def test_queries_of_a_case_share_its_time_limit() -> None:
 def test_a_decided_case_leaves_nothing_to_spend_on_its_other_boxes() -> None:
     verifier = Scripted()
     run([case(0.5, 2, 3), case(2)], verifier)
-    assert [verifier.budgets[0].remaining(i) for i in range(3)] == [0, 0, 0]
+    assert [verifier.dockets[0].left([i]) for i in range(3)] == [0, 0, 0]
 
 
 def test_a_record_has_the_answer_its_reason_and_its_counterexample() -> None:
@@ -163,16 +162,15 @@ def breaking(error: Exception) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("report", [True, False])
 @pytest.mark.parametrize(("error", "reason"), [(RuntimeError("broken"), Reason.ERROR), (MemoryError(), Reason.MEMORY)])
-def test_a_verifier_that_breaks_costs_one_query(error: Exception, reason: Reason, report: bool, tmp_path: Path) -> None:
-    verifier = Scripted(breaking(error), report=report)
+def test_a_verifier_that_breaks_costs_one_query(error: Exception, reason: Reason, tmp_path: Path) -> None:
+    verifier = Scripted(breaking(error))
     cases = [case(t, name=str(i)) for i, t in enumerate([0.5, 2, 7, 3, 0.25, 7, 4])]
     results = kept(cases, verifier, tmp_path)
     assert [r.verdict for r in results] == [SAT, UNSAT, UNKNOWN, UNSAT, SAT, UNKNOWN, UNSAT]
     assert {results[2].reason, results[5].reason} == {reason}
     # What broke is asked again, the rest is not.
-    again = Scripted(report=report)
+    again = Scripted()
     assert [r.verdict for r in kept(cases, again, tmp_path)][2] is UNSAT
     assert [len(queries) for queries in again.asked] == [2]
 
@@ -180,8 +178,8 @@ def test_a_verifier_that_breaks_costs_one_query(error: Exception, reason: Reason
 def test_a_verifier_with_too_few_answers_is_at_fault() -> None:
     @dataclass(frozen=True)
     class Mute(Scripted):
-        def verify(self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT) -> list[Outcome]:
-            return []
+        def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+            yield from ()
 
     assert [r.reason for r in run([case(2), case(3)], Mute())] == [Reason.ERROR] * 2
 
@@ -247,7 +245,7 @@ def test_an_answer_that_was_not_found_again_is_not_forgotten(tmp_path: Path) -> 
 
 def test_another_method_or_version_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept([case(2)], Scripted(), tmp_path)
-    for changed, verifier in ((case(2), Scripted(report=False)), (case(3), Scripted())):
+    for changed, verifier in ((case(2), replace(Scripted(), label="other")), (case(3), Scripted())):
         kept([changed], verifier, tmp_path)
         assert verifier.asked
     monkeypatch.setattr("verifiable_relu.campaign.runner.versions", lambda: {"verifiable_relu": "other"})

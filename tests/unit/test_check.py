@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.asking import claims
 from tests.support.certificates import Case, Records, checked, one_point, tree_case, written
 from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
@@ -26,9 +27,8 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.auto import recording
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Budget
-from verifiable_relu.verifiers.certifying import recording
 
 Fault = Callable[[Records], Records | bytes]
 
@@ -593,7 +593,7 @@ def test_boxes_that_nothing_lies_in_are_not_counted(empty: str, tmp_path: Path) 
         (tmp_path / "p.vnnlib").write_text(text)
         network = read_onnx(distance())
         queries = [Query(network, prop) for prop in read_vnnlib(tmp_path / "p.vnnlib").properties]
-        outcomes = recording(Bab()).verify(queries, Budget.each(60.0, len(queries)))
+        outcomes = claims(recording(Bab()), queries, 60.0)
         write_unsat(tmp_path / "made", distance(), text.encode(), list(proofs(queries, outcomes, 60.0)))
         case = Case(distance(), text.encode(), [])
         assert checked(tmp_path, case, (tmp_path / "made").read_bytes()).startswith("unsat: ")

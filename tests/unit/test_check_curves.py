@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.soundness.check_agreement import judge
 from tests.soundness.forgery import number
+from tests.support.asking import claims
 from tests.support.certificates import Case, Records, checked, excluded, one_point, records, written
 from tests.support.solver_cases import ball, chain, row
 from tests.support.vnnlib_cases import cases
@@ -31,11 +32,11 @@ from verifiable_relu.network.nodes import Gelu, Hardened, Input, Linear, Node, R
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.auto import prove
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.certifying import prove
+from verifiable_relu.verifiers.base import Verdict
 
 Real = Callable[[Any], Any]
 
@@ -293,7 +294,7 @@ def branched(folder: Path, kind: str) -> Posed:
     """A question that a tree answers, after bounds of neurons have been made tighter by trees of their own."""
     question = posed(kind, *WIDE.get(kind, (0.5, 0.25)))
     bab = Bab(record=True, rounds=Rounds(Refinement(leaves=8), first=0, patience=0))
-    (outcome,) = bab.verify([Query(question[0], question[4])], Budget.each(600.0, 1))
+    (outcome,) = claims(bab, [Query(question[0], question[4])], 600.0)
     assert outcome.verdict is Verdict.UNSAT, outcome
     return certified(folder, question, outcome.proof)
 

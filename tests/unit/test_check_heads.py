@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.asking import claims
 from tests.support.certificates import Case, checked, excluded, one_point, question, records, tree_case, written
 from tests.support.solver_cases import row
 from verifiable_relu.campaign.certificates import proofs
@@ -22,7 +23,6 @@ from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
-from verifiable_relu.verifiers.base import Budget
 from verifiable_relu.verifiers.registry import make
 
 HEADS: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -68,7 +68,7 @@ def body(folder: Path) -> tuple[bytes, Case]:
     comparison = excluded(prop.box, (row({0: 1, 1: -1}, 0),))
     text = vnnlib_text(comparison).encode()
     query = Query(read_onnx(whole), comparison)
-    outcomes = make("bab").verify([without_head(query)], Budget.each(600.0, 1))
+    outcomes = claims(make("bab"), [without_head(query)], 600.0)
     write_unsat(folder / "made", whole, text, list(proofs([query], outcomes, 60.0)))
     return network, Case(whole, text, records(folder / "made"))
 

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.soundness import check_agreement
 from tests.support import nets, solver_cases
+from tests.support.asking import claims
 from tests.support.certificates import Case, checked, excluded, records
 from tests.support.solver_cases import ball, row
 from verifiable_relu.campaign.certificates import proofs
@@ -27,8 +28,8 @@ from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Sig
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
-from verifiable_relu.verifiers.base import Budget, Verdict
-from verifiable_relu.verifiers.certifying import recording
+from verifiable_relu.verifiers.auto import recording
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.incomplete import Ibp
 from verifiable_relu.verifiers.registry import make
 
@@ -122,7 +123,7 @@ def question(kind: str) -> tuple[Query, bytes, bytes]:
     for spare in 2.0 ** np.arange(-2, 12):
         most = Fraction(round((float(outputs.sum()) - spare) * 64), 64)
         query = Query(whole, excluded(box, (row(coefficients, most),)))
-        (outcome,) = Ibp().verify([query], Budget.each(60.0, 1))
+        (outcome,) = claims(Ibp(), [query], 60.0)
         if outcome.verdict is Verdict.UNSAT:
             return query, data, vnnlib_text(query.property).encode()
     raise AssertionError(kind)
@@ -131,7 +132,7 @@ def question(kind: str) -> tuple[Query, bytes, bytes]:
 def ended(kind: str, method: str, folder: Path) -> str:
     """What becomes of the certificate of a question by a method."""
     query, data, text = question(kind)
-    outcomes = recording(make(method)).verify([query], Budget.each(60.0, 1))
+    outcomes = claims(recording(make(method)), [query], 60.0)
     if outcomes[0].verdict is not Verdict.UNSAT:
         return "–"
     try:

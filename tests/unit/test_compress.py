@@ -12,7 +12,7 @@ from torch import nn
 
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import LambdaGELU, Normalize, cnn, mlp
-from verifiable_relu.train.compress import CALIBRATED, SPARSITIES, measure_int8, outputs, prune, quantize
+from verifiable_relu.train.export import CALIBRATED, SPARSITIES, measure_int8, outputs, prune, quantize
 
 # Pruning
 

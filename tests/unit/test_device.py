@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from tests.support.asking import claims
 from tests.support.elsewhere import DEVICE, Elsewhere
 from tests.unit.test_api import IMAGES, LABELS, MODEL
 from tests.unit.test_bounds import ACTS, Act, boxes, images, mixed, mlp, moved
@@ -23,7 +24,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.train.loop import train
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Budget, Outcome, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, Ibp
 from verifiable_relu.verifiers.registry import make
 
@@ -60,9 +61,9 @@ def queries(network: Network) -> list[Query]:
 
 def check(method: Verifier, other: Verifier, asked: list[Query], looser: float = 1e-3) -> list[Outcome]:
     """The answers on the CPU and on the other device are the same, but for margins that may be slightly lower."""
-    here = method.verify(asked, Budget.each(60, len(asked)))
+    here = claims(method, asked, 60)
     with Elsewhere():
-        there = other.verify(asked, Budget.each(60, len(asked)))
+        there = claims(other, asked, 60)
     for a, b in zip(here, there, strict=True):
         assert (a.verdict, a.reason, a.unstable) == (b.verdict, b.reason, b.unstable), b.detail
         if isinstance(method, Ibp | Crown):
@@ -108,7 +109,7 @@ def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> Non
 def test_bounds_with_options_are_those_of_the_cpu(name: str, method: type[Crown], options: dict[str, object]) -> None:
     search = {"intermediate": Ascent(steps=3)} if method is AlphaCrown else {}
     network = NETWORKS[name](ACTS["relu"])
-    here, there = (method(device=device, **options, **search) for device in ("cpu", "cuda"))  # type: ignore[arg-type]
+    here = there = method(**options, **search)  # type: ignore[arg-type]
     check(here, there, queries(network), 0.1 if "dtype" in options else 1e-3)
 
 
@@ -117,7 +118,7 @@ def test_what_is_no_float32_number_is_not_proven_in_float32(coefficient: int, el
     network = mlp(ACTS["relu"])
     box = Box(*(boxes(network, batch=1).flat().lower[0].numpy() for _ in range(2)))
     query = Query(network, Property(box, ((Row(((0, Fraction(coefficient)),), Fraction(-(10**12))),),)))
-    (outcome,) = Crown(device="cuda", dtype="float32").verify([query], Budget.each(60, 1))
+    (outcome,) = claims(Crown(dtype="float32"), [query], 60, device="cuda")
     assert outcome.verdict is Verdict.UNSAT
     assert outcome.trust is (Trust.ROUNDED if coefficient == 1 << 24 else Trust.FLOAT)
 

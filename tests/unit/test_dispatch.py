@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import verifiable_relu
+from tests.support import exact
+from tests.unit.test_activations import OTHERWISE
+from verifiable_relu.check.errors import BadInput
+from verifiable_relu.check.model import read_model
+from verifiable_relu.check.operators import OPERATORS
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network import nodes
+from verifiable_relu.network import Network, nodes, write_onnx
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Input, Node, Relu, Sigmoid
+from verifiable_relu.network.nodes import FUNCTIONS, Activation, Add, Affine, Input, Node, Relu, Sigmoid, curve
+from verifiable_relu.trust.enclose import CHECKED
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -136,8 +143,9 @@ def test_every_consumer_takes_or_refuses_every_kind(kind: type[Node]) -> None:
 
 @pytest.mark.parametrize("kind", [NewNode, NewActivation, NewAffine], ids=lambda kind: kind.op)
 def test_consumers_that_a_new_kind_is_forgotten_in_are_named(kind: type[Node]) -> None:
-    exact, enclosed = "verifiable_relu.trust.exact:VALUES", "verifiable_relu.trust.enclose:ENCLOSURES"
-    assert {exact, enclosed, "verifiable_relu.network.onnx.write:WRITERS"} <= set(forgetful(kind))
+    enclosed = "trust.enclose:MAPS" if issubclass(kind, Affine) else "network.enclosure:ENCLOSURES"
+    expected = {f"verifiable_relu.{name}" for name in ("trust.exact:VALUES", "network.onnx.write:WRITERS", enclosed)}
+    assert expected <= set(forgetful(kind))
 
 
 def test_isinstance_and_match_on_a_kind_are_seen() -> None:
@@ -158,3 +166,35 @@ def test_no_consumer_outside_network_and_bounds_asks_a_node_for_its_kind() -> No
     sources = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("network", "bounds")]
     asked = {str(path.relative_to(root)): kinds_asked_for(path.read_text("utf-8")) for path in sources}
     assert {name: kinds for name, kinds in asked.items() if kinds} == {}
+
+
+def test_every_function_has_a_row_on_each_floor() -> None:
+    """The row of nodes, that by which counterexamples are confirmed, and those that tests hold both against."""
+    names = set(FUNCTIONS)
+    assert names == set(CHECKED) == set(exact.FUNCTIONS) == set(OTHERWISE)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, "Relu", "LeakyRelu"])
+def test_certificates_name_the_activations_that_the_checker_knows(name: str) -> None:
+    """A file of one activation: the checker reads it as an activation if and only if the activation is certified."""
+    place = {"name": "here", "inputs": (0,), "shape": (2,)}
+    parameters = {"slope": torch.tensor(0.5)} if name == "LeakyRelu" else {}
+    node = curve(name, **place) if name in FUNCTIONS else getattr(nodes, name)(**place, **parameters)
+    data = write_onnx(Network((Input(name="x", inputs=(), shape=(2,)), node), batched=True))
+    try:
+        known = read_model(data).activations
+    except BadInput:
+        known = []
+    assert bool(known) == bool(node.certified)
+    assert set(node.certified) <= set(OPERATORS)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_said_of_a_function_is_what_it_does(name: str) -> None:
+    """Rising, falling and steepness of values and slopes on a grid, in float64."""
+    known, one = FUNCTIONS[name], torch.ones((), dtype=torch.float64)
+    x = torch.linspace(-8, 8, 4001, dtype=torch.float64)
+    y = known.value(x, one)
+    assert known.increasing == bool((y.diff() >= 0).all())
+    inside = torch.isfinite(y) & (x != 0)
+    assert bool((known.slope(x, one).abs()[inside] <= known.steepest).all())

@@ -21,6 +21,7 @@ from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator,
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Conv2d, Linear
+from verifiable_relu.rounding import gamma, unit_roundoff
 
 EVERY = replace(TUNING, interval_products=1)
 """Sums of dense layers of any size may be in float32."""
@@ -87,7 +88,7 @@ def _positive(size: int, least: int) -> Tensor:
 
     ``least``: the fewest numbers in a line.
     """
-    small = torch.full((size,), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
+    small = torch.full((size,), 0.99 * unit_roundoff(torch.float32), dtype=torch.float64)
     small[:: sums.lines(size, least)[1]] = 1
     draw = Draw(size)
     return torch.stack([small, draw.weight(size).abs(), torch.full((size,), 1 / 3).double()]).float().double()
@@ -113,12 +114,12 @@ def test_radii_of_a_batch_through_a_dense_layer_are_rounded_outward(
     net = _linear(_positive(size, EVERY.sum_length))
     operator = prepared(net, EVERY)[1]
     reach = torch.rand(5, size, generator=Draw(1).generator, dtype=torch.float64)
-    reach[0], reach[1] = 1, 1 + 0.99 * rounding.unit_roundoff(torch.float32)
+    reach[0], reach[1] = 1, 1 + 0.99 * unit_roundoff(torch.float32)
     reach[2] *= 2.0 ** torch.arange(size).remainder(40)
     terms = _float32_terms(net, Bounds(-reach, reach), EVERY)
     assert 0 < terms == operator.terms32[1] <= EVERY.interval_terms
     found = operator.absolute32(reach)
-    allowed = rounding.gamma(terms + 1, torch.float32)
+    allowed = gamma(terms + 1, torch.float32)
     for got, end in zip(found.tolist(), reach, strict=True):
         for value, right in zip(got, exact(net, 1, end), strict=True):
             assert abs(Fraction(value) - right) <= Fraction(allowed) * right
@@ -245,7 +246,7 @@ def _center_case(size: int, convolution: bool) -> tuple[Network, Bounds]:
     far = 2.0 ** math.floor(math.log2(far))
     center = torch.rand(5, size, generator=draw.generator, dtype=torch.float64)
     # Just above what float32 rounds down, and down again in every product.
-    center[0], center[1] = 1, 1 + 0.99 * rounding.unit_roundoff(torch.float32)
+    center[0], center[1] = 1, 1 + 0.99 * unit_roundoff(torch.float32)
     center[2] *= 2.0 ** torch.arange(size).remainder(40)
     return net, _around(net, center, center / far)
 
@@ -277,7 +278,7 @@ def test_centers_of_a_batch_are_rounded_outward(how: str, size: int, monkeypatch
 @pytest.mark.parametrize("size", (1, 2, 97, 5000))
 def test_sums_in_float32_of_a_ball_tell_how_large_its_members_may_be(size: int) -> None:
     """This holds for any rounding, as for a sum with the largest number last, beside which half of the rest is lost."""
-    up = 1 + 0.99 * rounding.unit_roundoff(torch.float32)
+    up = 1 + 0.99 * unit_roundoff(torch.float32)
     center = torch.full((3, size), up * 2.0**-24, dtype=torch.float64)
     center[:, -1] = -up
     radius = center.abs() * torch.tensor([[0.0], [1.0], [1e-6]])

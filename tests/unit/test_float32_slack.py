@@ -13,10 +13,11 @@ from tests.support.float32_cases import SEEDS, Draw, box_of, exact, excluded, la
 from tests.support.summation import in_order
 from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, rounding, sums
 from verifiable_relu.bounds.operators import ConvolutionOperator
-from verifiable_relu.bounds.slack import Slack, Step
+from verifiable_relu.bounds.slack import LineStep, Slack
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import LeakyRelu, Relu
+from verifiable_relu.rounding import gamma, unit_roundoff
 
 
 @pytest.mark.parametrize(("least", "units"), ((0.0, 4), (-1.0, 7)), ids=("relu", "any"))
@@ -29,9 +30,9 @@ def test_a_step_through_an_activation_errs_by_no_more_than_is_granted(least: flo
         (up, low), a = least + (1 - least) * width * near[:2], -1 - near[2:3].float()
         low, a = 1 + least - low, torch.where(near[3:] < 0.25, -a, a)
         none = torch.zeros_like(near[:1])
-        before = Step(low[None], (up - low)[None], none, none).in_float32(4).back(a[None], TUNING)[0]
+        before = LineStep(low[None], (up - low)[None], none, none).in_float32(4).back(a[None], TUNING)[0]
         off = (before - torch.where(a < 0, up, low) * a).abs() / a.abs()
-        share = max(share, float(off.amax()) / (units * rounding.unit_roundoff(torch.float32)))
+        share = max(share, float(off.amax()) / (units * unit_roundoff(torch.float32)))
     assert 0.4 < share <= 1
 
 
@@ -52,7 +53,7 @@ def test_what_a_step_errs_by_is_granted_where_no_affine_map_comes_before() -> No
             if isinstance(net.nodes[index], Relu):
                 source = net.nodes[index].inputs[0]
                 radius, error = relaxation.nodes.radius(source).flatten(1), relaxation.backward.slack.error(source)
-                assert bool((error >= 4 * rounding.unit_roundoff(torch.float32) * radius).all()), (seed, index)
+                assert bool((error >= 4 * unit_roundoff(torch.float32) * radius).all()), (seed, index)
                 checked.add(net.nodes[source].op)
     assert checked == {"Conv2d", "Add", "Reshape", "Relu"}
 
@@ -78,7 +79,7 @@ def test_slopes_of_any_sign_are_granted_more_than_those_of_a_relu(monkeypatch: p
     (mine, last), (more, same) = steps[4], steps[7]
     assert mine.floor is not None and more.floor is not None
     steepest = torch.maximum(shared.lower_slope.abs(), shared.upper_slope.abs()).flatten(1)
-    needed = 3 * rounding.unit_roundoff(torch.float32) * steepest * radius
+    needed = 3 * unit_roundoff(torch.float32) * steepest * radius
     assert bool((mine.floor - more.floor >= needed).all()) and bool((more.lift - mine.lift >= 2 * needed).all())
     assert torch.equal(last.lift, same.lift)
 
@@ -157,7 +158,7 @@ def test_errors_in_rows_of_the_first_dense_layer_go_with_its_reach_and_its_activ
     apart = rounding.backward_affine(operator, nodes.magnitude(0), slack.sums)
     active = nodes.possibly_active(2).sum(1, keepdim=True)
     for after, terms in ((2, active), (None, 40)):
-        needed = operator.absolute(nodes.radius(0)) * rounding.gamma(1, torch.float32) * (terms + 4)
+        needed = operator.absolute(nodes.radius(0)) * gamma(1, torch.float32) * (terms + 4)
         found = slack.error(1, after) - apart
         assert bool((found >= needed).all()) and bool((found <= 1.02 * needed + 1e-2 * apart).all())
 
@@ -189,14 +190,14 @@ def test_errors_in_rows_of_a_later_map_go_with_its_reach_by_intervals(batch: int
     apart = apart.expand(batch, *node.shape).flatten(1)
     terms = operator.adjoint_terms if isinstance(operator, ConvolutionOperator) else node.size
     reach = operator.absolute(nodes.radius(source)).flatten(1)
-    needed = reach * rounding.gamma(1, torch.float32) * (terms + 4)
+    needed = reach * gamma(1, torch.float32) * (terms + 4)
     found = slack.error(y) - apart
     assert bool((found >= needed).all()) and bool((found <= 1.02 * needed + 1e-2 * apart).all())
 
 
 def _disappearing(channels: int) -> Tensor:
     """Coefficients (1, channels, 64, 64), equal in all channels; all but the first are lost in float32 sums."""
-    small, length = 0.99 * rounding.unit_roundoff(torch.float32), sums.lines(64 * 64, TUNING.sum_length)[1]
+    small, length = 0.99 * unit_roundoff(torch.float32), sums.lines(64 * 64, TUNING.sum_length)[1]
     a = torch.full((64 * 64,), small / length, dtype=torch.float64)
     a[:length] = small
     a[0] = 1
@@ -259,7 +260,7 @@ def test_offsets_summed_in_float32_are_not_too_high(above: bool) -> None:
 def test_the_sum_of_many_rows_in_float32_is_not_too_high(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows below the sum's resolution are added to a first row, which a last row nearly cancels."""
     build, uses = Builder((1, 1, 1)), 100
-    weight = torch.full((uses, 1, 1, 1, 1), 0.99 * rounding.unit_roundoff(torch.float32), dtype=torch.float64)
+    weight = torch.full((uses, 1, 1, 1, 1), 0.99 * unit_roundoff(torch.float32), dtype=torch.float64)
     # Rows come in the opposite order.
     weight[0], weight[-1] = first, 1
     parts = [build.conv2d(0, w, None, f"part{i}") for i, w in enumerate(weight.float().double())]

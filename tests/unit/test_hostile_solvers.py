@@ -13,16 +13,17 @@ import torch
 from highspy import HighsStatus
 
 from tests.support import hostile
+from tests.support.asking import claims
 from tests.support.solver_cases import ball, mlp, random_query, row
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.solvers import highs, highs_process
+from verifiable_relu.verifiers.solvers import highs
 from verifiable_relu.verifiers.solvers.process import Worker
 
 WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
@@ -49,7 +50,7 @@ def verifier(method: str) -> Verifier:
 @pytest.fixture(scope="module")
 def answers() -> dict[str, list[Outcome]]:
     """What the methods say when nothing goes wrong."""
-    found = {method: verifier(method).verify(QUERIES, Budget.each(60, len(QUERIES))) for method in WORKERS}
+    found = {method: claims(verifier(method), QUERIES, 60) for method in WORKERS}
     for outcomes in found.values():
         assert all(o.verdict is not Verdict.UNKNOWN and "bounds alone" not in o.detail for o in outcomes)
     return found
@@ -83,7 +84,7 @@ def test_whatever_a_solver_does_costs_one_query(
     threads = threading.active_count()
     reason = Reason(hostile.KINDS[kind][1])
     seconds = [60.0, 0.2 if reason is Reason.TIMEOUT else 60.0, 60.0, 60.0]
-    outcomes = verifier(method).verify(QUERIES, Budget(seconds))
+    outcomes = claims(verifier(method), QUERIES, seconds)
     assert (outcomes[1].verdict, outcomes[1].reason) == (Verdict.UNKNOWN, reason)
     # Bounds were there before the solver was asked.
     assert outcomes[1].unstable == answers[method][1].unstable and outcomes[1].margin is not None
@@ -97,7 +98,7 @@ def test_a_solver_that_cannot_be_started_is_an_error_of_each_query(
     method: str, hostile_solver: Callable[[str, str], Worker]
 ) -> None:
     hostile_solver(method, "no_such_kind")
-    for outcome in verifier(method).verify(QUERIES[:2], Budget.each(60, 2)):
+    for outcome in claims(verifier(method), QUERIES[:2], 60):
         assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.ERROR)
         assert "does not start" in outcome.detail
 
@@ -109,7 +110,7 @@ def test_memory_that_the_real_solvers_take_is_limited(method: str) -> None:
     network, box = mlp(rng, (20, 60, 60, 60, 2)), ball(np.zeros(20), 0.5)
     hard = Query(network, Property(box, ((row({0: 1, 1: -1}, -60),),)))
     limited = Milp(process_memory=1 << 20) if method == "milp" else Smt(whole=True, process_memory=1 << 20)
-    (outcome,) = limited.verify([hard], Budget.each(60, 1))
+    (outcome,) = claims(limited, [hard], 60)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.MEMORY)
     assert "1 MiB" in outcome.detail
 
@@ -120,7 +121,7 @@ def test_one_process_answers_all_queries(method: str) -> None:
     worker: Worker = getattr(module, name)
     seen = set()
     for query in QUERIES:
-        verifier(method).verify([query], Budget.each(60, 1))
+        claims(verifier(method), [query], 60)
         seen.add(worker.pid)
     assert len(seen) == 1 and None not in seen
 
@@ -141,7 +142,7 @@ def test_a_linear_program_of_branch_and_bound_costs_its_query_at_most(
     # A linear program is asked for one node of this query.
     query, margin = random_query(7)
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
-    first, second = Bab(rounds=Rounds(None)).verify([query, QUERIES[2]], Budget.each(20, 2))
+    first, second = claims(Bab(rounds=Rounds(None)), [query, QUERIES[2]], 20)
     assert asked and margin <= 0 and first.verdict is not Verdict.UNSAT
     assert first.reason is not Reason.ERROR if reason is None else first.reason is reason
     assert second.verdict is answers["milp"][2].verdict
@@ -158,7 +159,7 @@ def test_a_linear_program_on_which_the_arithmetic_fails_is_a_hint_less(monkeypat
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
     cases = [random_query(seed) for seed in (2, 7, 11)]
     for method in (Bab(rounds=Rounds(None)), Smt()):
-        outcomes = method.verify([query for query, _ in cases], Budget.each(20, len(cases)))
+        outcomes = claims(method, [query for query, _ in cases], 20)
         for outcome, (_, margin) in zip(outcomes, cases, strict=True):
             assert outcome.verdict in (Verdict.UNKNOWN, Verdict.SAT if margin <= 0 else Verdict.UNSAT)
             assert outcome.verdict is not Verdict.UNKNOWN or outcome.reason is Reason.INCOMPLETE
@@ -185,8 +186,8 @@ def test_of_a_run_that_failed_nothing_is_believed(
     one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
     program = highs.Program(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
     task = highs.Task(program, {"output_flag": False, "presolve": "off"}, 60.0, ray)
-    sound = highs_process.solve(task)
+    sound = highs.solve(task)
     assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible") and (sound.ray is not None) is ray
     monkeypatch.setattr(highspy, "Highs", Failing)
-    failed = highs_process.solve(task)
+    failed = highs.solve(task)
     assert failed.status == "kSolveError" and failed.ray is None and not len(failed.values) and not len(failed.duals)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.asking import claims
 from tests.support.bounds import alpha_lower_bounds, alpha_preactivation_bounds, linear_lower_bounds
 from tests.support.families import (
     NETWORKS,
@@ -48,7 +49,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Hardened, Input, LeakyRelu, Linear, Relu, Sigmoid, Tanh
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.base import Budget, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 from verifiable_relu.verifiers.registry import make as method
 
 networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
@@ -256,7 +257,7 @@ def test_what_a_verifier_proves_holds_for_every_member(name: str, lam: float) ->
     family = hardened(network, lam)
     properties = linf_properties(images, labels, 0.03, 3)
     queries = [Query(family, p) for p in properties]
-    outcomes = method(name).verify(queries, Budget.each(1.0, len(queries)))
+    outcomes = claims(method(name), queries, 1.0)
     assert any(o.verdict is Verdict.UNSAT for o in outcomes)
     for outcome, p, label in zip(outcomes, properties, labels, strict=True):
         if outcome.verdict is Verdict.SAT:
@@ -277,7 +278,7 @@ def test_methods_for_one_network_refuse_a_set_of_networks(name: str) -> None:
         pytest.skip("auto_LiRPA is not installed")
     network, images, labels = classified(count=2)
     queries = [Query(hardened(network, 5.0), p) for p in linf_properties(images, labels, 0.03, 3)]
-    for outcome in method(name).verify(queries, Budget.each(5.0, len(queries))):
+    for outcome in claims(method(name), queries, 5.0):
         assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.UNSUPPORTED
         assert "Hardened" in outcome.detail
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from tests.support.hostile_verifier import Hostile
 from tests.unit.test_parallel import SPEC, Here, Kept, entries, ran
 from verifiable_relu.campaign import Result, Store, inputs
 from verifiable_relu.campaign.inputs import Entry, Loader
-from verifiable_relu.campaign.parallel import run_parallel
+from verifiable_relu.campaign.queue import run_parallel
 from verifiable_relu.campaign.runner import Late
-from verifiable_relu.campaign.worker import Answered, Job, Limit, Numbered
+from verifiable_relu.campaign.worker import Answered, Ask, Job, Limit
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import hardened
 from verifiable_relu.spec import instances
@@ -25,8 +25,8 @@ from verifiable_relu.verifiers.base import Reason, Verdict
 class Instant:
     """A worker that answers at once, and reads nothing."""
 
-    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
-        for number, entry in part:
+    def perform(self, task: Any, tell: Ask) -> None:
+        for number, entry in task.entries:
             result = Result(str(entry.onnx), str(entry.vnnlib), Verdict.UNSAT, Reason.PROVED, "instant", 0.0)
             tell(Answered(number, result, False))
 
@@ -142,13 +142,13 @@ def test_what_is_late_costs_itself_alone(reading: bool, tmp_path: Path) -> None:
     class Slow(Here):
         """A worker that instance 4 keeps from reading, or from answering."""
 
-        def answer(self, job: bytes, part: Any, tell: Any) -> None:
-            numbers = [number for number, _ in part]
+        def perform(self, task: Any, tell: Ask) -> None:
+            numbers = [number for number, _ in task.entries]
             self.parts.append(numbers)
             if 4 in numbers:
                 raise Late(4 if reading else None)
             self.parts.pop()
-            super().answer(job, part, tell)
+            super().perform(task, tell)
 
     slot = Slow()
     results = ran(made, Job(Hostile(), Loader()), [slot])
@@ -162,8 +162,8 @@ def test_a_worker_names_the_limits_of_what_it_does(tmp_path: Path) -> None:
     made, said = entries(tmp_path, [5, 6]), list[Any]()
 
     class Heard(Here):
-        def answer(self, job: bytes, part: Any, tell: Any) -> None:
-            super().answer(job, part, lambda message: (said.append(message), tell(message))[1])
+        def perform(self, task: Any, tell: Ask) -> None:
+            super().perform(task, lambda message: (said.append(message), tell(message))[1])
 
     for certificates in (None, tmp_path / "certificates"):
         said.clear()

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from tests.support import nets
+from tests.support.asking import claims
 from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.adapters.marabou import Marabou
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.marabou import Marabou
 
 installed = pytest.mark.skipif(find_spec("maraboupy") is None, reason="maraboupy is not installed")
 
@@ -35,7 +36,7 @@ def queries(count: int, leaky: bool) -> list[Query]:
 
 
 def ask(method: Verifier, asked: list[Query], seconds: float = 60.0) -> list[Outcome]:
-    return method.verify(asked, Budget([seconds] * len(asked)))
+    return claims(method, asked, seconds)
 
 
 @installed

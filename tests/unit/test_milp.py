@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.asking import claims, docket
 from tests.support.solver_cases import (
     ball,
     barely_unstable,
@@ -33,14 +34,14 @@ from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import milp as module
 from verifiable_relu.verifiers.bab.program import Program
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.solvers import highs
 from verifiable_relu.verifiers.solvers.highs import Solved, Task
 
 
 def decide(*queries: Query, seconds: float = 20.0) -> list[Outcome]:
-    return Milp().verify(queries, Budget.each(seconds, len(queries)))
+    return claims(Milp(), queries, seconds)
 
 
 def left_open(count: int) -> list[Query]:
@@ -173,7 +174,7 @@ def test_a_query_whose_time_runs_out_is_unknown() -> None:
         y = network(torch.from_numpy(rng.uniform(-0.5, 0.5, (5000, 20))))
     low = float((y[:, 0] - y[:, 1]).min())
     query = Query(network, Property(box, ((row({0: 1, 1: -1}, 6 * low),),)))
-    outcome, none_left = Milp().verify([query, query], Budget([0.3, 0.0]))
+    outcome, none_left = claims(Milp(), [query, query], [0.3, 0.0])
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert none_left.reason is Reason.TIMEOUT
 
@@ -208,7 +209,7 @@ def test_what_the_solver_calls_infeasible_is_proved_again() -> None:
 def test_the_solver_s_word_alone_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
     monkeypatch.setattr(module, "HIGHS", solver_that(infeasible))
-    (outcome,) = Milp(again=0.0).verify([query], Budget.each(20, 1))
+    (outcome,) = claims(Milp(again=0.0), [query], 20)
     assert (outcome.verdict, outcome.trust) == (Verdict.UNSAT, Trust.FLOAT) and "word" in outcome.detail
 
 
@@ -262,12 +263,11 @@ def test_a_fault_stays_with_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_progress_is_told_of_a_query_that_is_finished() -> None:
     query, margin = next(case for case in map(random_query, range(50)) if case[1] > 0)
-    finished: list[int] = []
-    progress = SimpleNamespace(stage=lambda *_: None, finish=lambda index, outcome: finished.append(index))
-    budget = Budget.each(10, 1)
-    (outcome,) = Milp().verify([query], budget, progress)
-    assert finished == [0]
-    assert budget.remaining(0) < 10
+    stages: list[tuple[str, int, int]] = []
+    asked = docket([query], 10, progress=lambda *stage: stages.append(stage))
+    ((_, outcome),) = Milp().claims(asked)
+    assert stages == [("milp", 1, 1)]
+    assert asked.left([0]) < 10
     assert outcome.trust in (Trust.FLOAT, Trust.ROUNDED)
     assert outcome.margin is not None and outcome.margin <= margin + 1e-9
     assert outcome.unstable is not None and {"bounds"} <= set(outcome.seconds)
@@ -303,7 +303,7 @@ def test_a_rescaled_network_makes_the_same_program(exponents: tuple[int, int], m
     monkeypatch.setattr(Program, "mixed", taken)
     for net in (network, rescaled(network, exponents)):
         # The search for slopes depends on scales.
-        Milp(intermediate=Ascent(steps=0)).verify([Query(net, prop)], Budget.each(20, 1))
+        claims(Milp(intermediate=Ascent(steps=0)), [Query(net, prop)], 20)
     assert len(programs[0][0]) > 50
     for first, second in zip(programs[0], programs[-1], strict=True):
         np.testing.assert_allclose(np.asarray(first), np.asarray(second), rtol=1e-12, atol=1e-12)

@@ -26,14 +26,11 @@ from verifiable_relu.nn import (
     fixed,
     mlp,
     models,
-    resnet,
     substitute_relu,
 )
-from verifiable_relu.nn.activation import SUPREMUM
-from verifiable_relu.nn.hardness import EXACT_FROM, softplus_inverse
+from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, SUPREMUM
 from verifiable_relu.nn.places import replace_smooth
 from verifiable_relu.nn.rectifiers import RECTIFIERS
-from verifiable_relu.nn.swish import MATCHED
 
 GATES: dict[str, Callable[[float], HardnessGate]] = {
     "exact": LambdaGELU,
@@ -104,7 +101,7 @@ def test_the_cheap_gradient_of_lambda_is_the_exact_one(
     for lam in (1.5, EXACT_FROM - 0.1):
         grads = []
         for threshold in (EXACT_FROM, 1.0):
-            monkeypatch.setattr("verifiable_relu.nn.hardness.EXACT_FROM", threshold)
+            monkeypatch.setattr("verifiable_relu.nn.gates.EXACT_FROM", threshold)
             layer = make(lam)
             layer(x).backward(gradient)
             grads.append(layer.s.grad)
@@ -135,9 +132,23 @@ def test_the_distance_to_relu_is_as_derived(lam: float) -> None:
     assert x[gap.argmax()].abs().item() == pytest.approx(0.7517915 / lam, rel=1e-2)
 
 
-@pytest.mark.parametrize("value", [1e-6, 0.01, 0.5, 159.0, 1e6])
-def test_the_inverse_of_softplus_undoes_it(value: float) -> None:
-    assert math.log1p(math.exp(min(softplus_inverse(value), 700))) == pytest.approx(min(value, 700), rel=1e-9)
+@pytest.mark.parametrize("gap", [0.0, 1e-9, 1e-6, 0.01, 0.5, 159.0, 1e6])
+def test_lambda_is_what_it_is_set_to(gap: float) -> None:
+    layer = LambdaGELU().double()
+    layer.set_lam(1 + gap)
+    assert layer.lam.item() - 1 == pytest.approx(gap, rel=1e-6) and layer.s.isfinite()
+
+
+def test_weights_with_lambda_at_one_can_be_averaged_and_those_of_old_files_too() -> None:
+    """An average by ``lerp``, as exponential moving averages take, of −∞ and −∞ is NaN."""
+    layer = LambdaGELU()
+    layer.load_state_dict({"s": torch.tensor(-math.inf)})
+    assert layer.lam.item() == 1
+    other = LambdaGELU()
+    other.set_lam(1.0)
+    with torch.no_grad():
+        layer.s.lerp_(other.s, 0.1)
+    assert layer.lam.item() == 1
 
 
 @pytest.mark.parametrize("s", [-1e3, -5.0, 0.0, 5.0, 1e3])
@@ -230,13 +241,13 @@ def test_a_width_scales_every_hidden_layer(name: str) -> None:
 
 
 def test_a_residual_block_adds_its_input() -> None:
-    net = resnet((1, 4, 4), 2, nn.GELU).double()
+    net = fixed("resnet", (1, 4, 4), 2, nn.GELU).double()
     block = net[2]
     x = torch.randn(3, 8, 5, 5, dtype=torch.float64)
     middle = nn.functional.gelu(nn.functional.conv2d(x, block.first.weight, block.first.bias, padding=1))
     expected = x + nn.functional.conv2d(middle, block.second.weight, block.second.bias, padding=1)
     torch.testing.assert_close(block(x), nn.functional.gelu(expected))
-    gates = [module for module in resnet((1, 4, 4), 2).modules() if isinstance(module, LambdaGELU)]
+    gates = [module for module in fixed("resnet", (1, 4, 4), 2).modules() if isinstance(module, LambdaGELU)]
     assert len(gates) == len({id(gate.s) for gate in gates}) == 7, "each layer has a λ of its own"
 
 

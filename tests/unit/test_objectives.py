@@ -16,10 +16,9 @@ from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
 from verifiable_relu.train import losses, schedule
-from verifiable_relu.train.arms import ARMS
 from verifiable_relu.train.loop import accuracy, build, train
-from verifiable_relu.train.objective import initialise, objective
-from verifiable_relu.train.options import Model, Options
+from verifiable_relu.train.losses import initialise, objective
+from verifiable_relu.train.options import ARMS, Model, Options
 
 HARDNESSES = (1.0, 20.0, 160.0, 1e4)
 IBP = Options("x", eps=0.05, certified=0.7, stability=0.3)

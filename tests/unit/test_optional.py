@@ -76,19 +76,8 @@ def test_methods_need_what_their_modules_import_and_the_base_lacks() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     base = {requirement.split(">=")[0].lower() for requirement in declared["dependencies"]}
     for name, method in METHODS.items():
-        assert bool(method.needs) == ("adapters" in method.module), name
+        assert bool(method.needs) == (method.module in ("auto_lirpa", "marabou")), name
         assert base.isdisjoint(method.needs)
-
-
-def test_drawing_without_matplotlib_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verifiable_relu.report.figures import style
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with (
-        pytest.raises(InputError, match="drawing figures needs what is not installed: pip install matplotlib"),
-        style(),
-    ):
-        pass
 
 
 def test_no_advice_names_a_package_of_ours_in_a_registry() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.train.__main__ import main
-from verifiable_relu.train.own_data import training_and_test
+from verifiable_relu.train.batches import training_and_test
 
 RNG = np.random.default_rng(0)
 

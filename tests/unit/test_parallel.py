@@ -19,14 +19,15 @@ from tests.support.hostile_verifier import FILL, KILL, WAIT, Hostile
 from tests.support.processes import Process
 from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
-from verifiable_relu.campaign.parallel import Local, Slot, run_parallel
-from verifiable_relu.campaign.worker import Answered, Job, Numbered, answer
+from verifiable_relu.campaign.queue import Hand, Local, run_parallel, share
+from verifiable_relu.campaign.worker import Answered, Ask, Job, Numbered
 from verifiable_relu.certify_options import launched
 from verifiable_relu.errors import CallFailed, InputError
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.verifiers.base import Reason, Verdict
+from verifiable_relu.verifiers.registry import limited
 
 SPEC = """(declare-const X_0 Real)
 (declare-const Y_0 Real)
@@ -67,9 +68,9 @@ class Here:
         self.fault = fault
         self.parts: list[list[int]] = []
 
-    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
-        self.parts.append([number for number, _ in part])
-        after, answered = self.fault(part), 0
+    def perform(self, task: Any, tell: Ask) -> None:
+        self.parts.append([number for number, _ in task.entries])
+        after, answered = self.fault(task.entries), 0
 
         def ask(message: object) -> Any:
             nonlocal answered
@@ -79,10 +80,7 @@ class Here:
                 answered += 1
             return tell(message)
 
-        try:
-            answer((job, part), ask)  # type: ignore[arg-type]
-        except CallFailed:
-            raise
+        task(ask)
         if after is not None:
             raise CallFailed("its process was ended by the signal SIGBOOM")
 
@@ -106,10 +104,10 @@ class Kept:
         self.recorded += [number] * recorded
 
 
-def ran(entries: Iterable[Entry], job: Job, slots: Sequence[Slot], store: Store | None = None) -> list[Result]:
+def ran(entries: Iterable[Entry], job: Job, hands: Sequence[Hand], store: Store | None = None) -> list[Result]:
     """The results of a run, in the order of the instances."""
     kept = Kept()
-    run_parallel(entries, job, slots, store, kept)
+    run_parallel(entries, job, hands, store, kept)
     return [kept.results[number] for number in sorted(kept.results)]
 
 
@@ -125,24 +123,24 @@ def all_proved(count: int) -> list[tuple[str, Verdict, Reason]]:
 def test_instances_that_are_alone_are_parts_of_their_own_in_the_order_of_the_list(workers: int, tmp_path: Path) -> None:
     listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
     order = [(7 * number) % 24 for number in range(24)]
-    slots: list[Any] = [Here() for _ in range(workers)]
+    hands: list[Any] = [Here() for _ in range(workers)]
     kept = Kept()
-    run_parallel([listed[number] for number in order], Job(Hostile(), Loader()), slots, None, kept, alone=True)
+    run_parallel([listed[number] for number in order], Job(Hostile(), Loader()), hands, None, kept, alone=True)
     assert [Path(kept.results[place].vnnlib).stem for place in range(24)] == [str(number) for number in order]
-    assert all(len(part) == 1 for slot in slots for part in slot.parts)
-    for slot in slots:
-        assert slot.parts == sorted(slot.parts)
+    assert all(len(part) == 1 for hand in hands for part in hand.parts)
+    for hand in hands:
+        assert hand.parts == sorted(hand.parts)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_parts_get_smaller_and_have_one_network_together(workers: int, tmp_path: Path) -> None:
     listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
-    slots: list[Any] = [Here() for _ in range(workers)]
-    results = ran(listed, Job(Hostile(), Loader()), slots)
+    hands: list[Any] = [Here() for _ in range(workers)]
+    results = ran(listed, Job(Hostile(), Loader()), hands)
     assert answers(results) == all_proved(24)
     # The threads may take parts in any order, and one of them all: what holds is told by the places in the line.
     line = sorted(range(24), key=lambda number: (number % 4, number))
-    parts = sorted((part for slot in slots for part in slot.parts), key=lambda part: line.index(part[0]))
+    parts = sorted((part for hand in hands for part in hand.parts), key=lambda part: line.index(part[0]))
     assert [number for part in parts for number in part] == line
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == -(-24 // (4 * workers)) and sizes[-1] == 1
@@ -164,8 +162,8 @@ def test_a_worker_that_ends_costs_the_instance_at_fault_alone(after: int, tmp_pa
     assert answers(results) == expected and "SIGBOOM" in results[guilty].detail
     with Store(tmp_path / "out") as store:
         # The instance at fault is asked again, and it alone.
-        slot = Here()
-        again = ran(listed, Job(Hostile(), Loader()), [slot], store)
+        hand = Here()
+        again = ran(listed, Job(Hostile(), Loader()), [hand], store)
     assert answers(again) == all_proved(30)
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 31
@@ -173,8 +171,8 @@ def test_a_worker_that_ends_costs_the_instance_at_fault_alone(after: int, tmp_pa
 
 def test_an_answer_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
     class Twice(Here):
-        def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
-            super().answer(job, part, lambda message: (tell(message), tell(message))[1])
+        def perform(self, task: Any, tell: Ask) -> None:
+            super().perform(task, lambda message: (tell(message), tell(message))[1])
 
     with Store(tmp_path / "out") as store:
         results = ran(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Twice()], store)
@@ -245,7 +243,7 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
     kept = Kept()
     monkeypatch.chdir(tmp_path)
     with Store("out") as store:
-        run_parallel(made, Job(Hostile(Path("log")), Loader()), [Here()], store, kept)
+        run_parallel(made, Job(Hostile(Path("log")), Loader(), limits=limited("auto")), [Here()], store, kept)
     results = [kept.results[number] for number in sorted(kept.results)]
     assert answers(results) == all_proved(6) and sorted(kept.recorded) == [0, 1, 2, 4]
 
@@ -257,7 +255,7 @@ class Waiting(Here):
         super().__init__()
         self.started, self.stopped = threading.Event(), threading.Event()
 
-    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+    def perform(self, task: Any, tell: Ask) -> None:
         self.started.set()
         assert self.stopped.wait(60)
         raise CallFailed("it was stopped")
@@ -319,7 +317,7 @@ def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
         address = dask.scheduler_address.replace("tcp://", "dask://")
         for answered in (6, 0):
             with Store(tmp_path / "out") as store, Cluster(address, store) as cluster:
-                results = ran(made, job, cluster.slots, store)
+                results = ran(made, job, cluster.hands, store)
             assert len(results) == 6 and answers(results)[1:] == all_proved(6)[1:]
             assert [(r.onnx, r.vnnlib) for r in results] == [("net0.onnx", f"{i}.vnnlib") for i in range(6)]
             with (tmp_path / "out" / "records.jsonl").open() as file:
@@ -363,12 +361,12 @@ def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
         address = dask.scheduler_address.replace("tcp://", "dask://")
         began = time.monotonic()
         with cluster.Cluster(address, store) as there, pytest.raises(InputError, match=r"any more: .* resumes"):
-            run_parallel(iter(made), Job(Hostile(), Loader()), there.slots, store, Ends())
+            run_parallel(iter(made), Job(Hostile(), Loader()), there.hands, store, Ends())
         assert time.monotonic() - began < 60 and 1 <= len(store) < 4
     with started() as dask, Store(tmp_path / "out") as store:
         address = dask.scheduler_address.replace("tcp://", "dask://")
         with cluster.Cluster(address, store) as there:
-            results = ran(made, Job(Hostile(), Loader()), there.slots, store)
+            results = ran(made, Job(Hostile(), Loader()), there.hands, store)
         assert answers(results) == all_proved(4) and len(store) == 4
 
 
@@ -376,3 +374,62 @@ def test_a_job_travels() -> None:
     job = Job(Hostile(), Loader({"N": Path("n.onnx")}), Path("c"), 5)
     again = pickle.loads(pickle.dumps(job))
     assert again.verifier == job.verifier and again.loader.networks == job.loader.networks
+
+
+class Scripted:
+    """A task whose result is known, or which fails."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def __call__(self, ask: Ask) -> Any:
+        ask(f"at {self.result}")
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
+def test_a_cluster_performs_any_task_and_one_that_fails_ends_no_other() -> None:
+    from distributed import LocalCluster
+
+    from verifiable_relu.campaign.cluster import Cluster
+
+    tasks = [Scripted(result) for result in (1, InputError("bad data"), MemoryError("full"), ValueError("odd"), 2)]
+    found: list[Any] = []
+    left = iter(tasks)
+    with LocalCluster(  # type: ignore[no-untyped-call]
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
+    ) as dask:
+        address = dask.scheduler_address.replace("tcp://", "dask://")
+        with Cluster(address) as cluster:
+            share(cluster.hands, lambda: next(left, None), lambda task, result: found.append(result))
+    assert sorted(map(repr, found)) == sorted(
+        ["1", "2", "CallFailed('InputError: bad data')", "CallFailed('ValueError: odd')", "MemoryError('full')"]
+    )
+
+
+def test_tasks_are_begun_in_order_and_one_that_fails_ends_no_other() -> None:
+    class Fails:
+        """A hand that is this process."""
+
+        def perform(self, task: Scripted, ask: Ask) -> Any:
+            try:
+                return task(ask)
+            except ValueError as error:
+                raise CallFailed(str(error)) from None
+
+        def stop(self) -> None:
+            pass
+
+    found, left = list[Any](), iter(map(Scripted, (1, ValueError("odd"), 3)))
+    share([Fails()], lambda: next(left, None), lambda task, result: found.append(str(result)))
+    assert found == ["1", "odd", "3"]
+
+    def full(task: Scripted, result: Any) -> None:
+        raise InputError("no space")
+
+    left = iter(map(Scripted, range(9)))
+    with pytest.raises(InputError, match="no space"):
+        share([Fails(), Fails()], lambda: next(left, None), full)
+    assert next(left).result < 9

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from tests.support import nets
+from tests.support.asking import claims
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
-from verifiable_relu.pgd import Pgd
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.attack import Pgd
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.split import InputSplit
 
 NEVER = 10**9
@@ -65,7 +66,7 @@ def test_splitting_inputs_finds_narrow_counterexamples_sooner_by_attacks() -> No
         "worst boxes": InputSplit(easy=NEVER, attacks=1),
         "whole box": InputSplit(easy=0, attacks=NEVER),
     }.items():
-        (outcome,) = method.verify([Query(network, prop)], Budget([60.0]))
+        (outcome,) = claims(method, [Query(network, prop)], 60.0)
         assert outcome.verdict is Verdict.SAT, name
         assert outcome.witness is not None and prop.box.contains(outcome.witness)
         boxes[name] = int(outcome.detail.split()[0])

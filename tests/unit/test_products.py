@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from tests.support.asking import claims
 from tests.support.bounds import linear_lower_bounds
 from verifiable_relu.bounds import interval_bounds, preactivation_bounds
 from verifiable_relu.bounds.tuning import Bounds
@@ -21,7 +22,7 @@ from verifiable_relu.network.nodes import Smooth
 from verifiable_relu.network.onnx import normalisation
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.enclose import enclose
-from verifiable_relu.verifiers.base import Budget, Reason, Verdict
+from verifiable_relu.verifiers.base import Reason, Verdict
 from verifiable_relu.verifiers.registry import make
 
 
@@ -182,7 +183,7 @@ def test_a_normalised_value_is_never_larger_than_it_can_be() -> None:
 @pytest.mark.parametrize("method", ["bab", "milp", "smt", "smt-exact"])
 def test_methods_of_phases_refuse_products_by_name(method: str) -> None:
     query = Query(product(), Property(Box(np.zeros(2), np.ones(2)), ((Row(((0, Fraction(1)),), Fraction(-1)),),)))
-    (outcome,) = make(method).verify([query], Budget([10.0]))
+    (outcome,) = claims(make(method), [query], 10.0)
     assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.UNSUPPORTED
     assert "'product' (Product)" in outcome.detail and "piecewise-linear" in outcome.detail
 
@@ -193,7 +194,7 @@ def test_methods_of_bounds_decide_products(method: str) -> None:
         box = Box(np.array([1.0, 2.0]), np.array([1.5, 3.0]))
         return Query(product(), Property(box, ((Row(((0, Fraction(1)),), bound),),)))
 
-    high, low = make(method).verify([asked(Fraction(5, 2)), asked(Fraction(3, 2))], Budget([10.0, 10.0]))
+    high, low = claims(make(method), [asked(Fraction(5, 2)), asked(Fraction(3, 2))], [10.0, 10.0])
     assert low.verdict is Verdict.UNSAT
     assert high.verdict is (Verdict.UNKNOWN if method == "crown" else Verdict.SAT)
 

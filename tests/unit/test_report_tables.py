@@ -3,22 +3,32 @@
 import csv
 import io
 import math
-import sys
 from pathlib import Path
 
 import pytest
 
-from verifiable_relu.errors import InputError
-from verifiable_relu.report.estimate import Estimate, estimate
-from verifiable_relu.report.names import NAMES, spoken
-from verifiable_relu.report.palette import COLOURS, HATCHES, LINES, MARKERS
-from verifiable_relu.report.panels import cactus, levels, pairs, profiles
-from verifiable_relu.report.table import Table
-from verifiable_relu.train.arms import ARMS
+from benchmarks.common.tables import estimate
+from verifiable_relu.report.figures import (
+    COLOURS,
+    GLYPHS,
+    HATCHES,
+    LINES,
+    MARKERS,
+    Axis,
+    Bars,
+    Chart,
+    Panel,
+    Profiles,
+    Series,
+    cactus,
+    draw,
+)
+from verifiable_relu.report.table import NAMES, Interval, Table, spoken
+from verifiable_relu.train.options import ARMS
 
 TABLE = Table(
     ("arm", "ε", "clean_%", "seconds"),
-    [("relu", 0.01, estimate([0.5, 0.7]), 12), ("a|b & c", math.nan, Estimate(0.25, math.nan, 1), None)],
+    [("relu", 0.01, estimate([0.5, 0.7]), 12), ("a|b & c", math.nan, estimate([0.25]), None)],
     caption="50 % of it",
 )
 
@@ -30,7 +40,7 @@ def test_an_interval_is_students() -> None:
     assert two.half == pytest.approx(12.7062, abs=1e-4)
     assert math.isnan(estimate([1.0]).half)
     assert str(estimate([1.0, 1.0])) == "1.00 ± 0.00"
-    assert str(Estimate(0.5, math.nan, 1)) == "0.5000"
+    assert str(estimate([0.5])) == "0.5000"
 
 
 def test_markdown() -> None:
@@ -72,20 +82,33 @@ def test_a_row_of_another_length_is_refused() -> None:
         Table(("a", "b"), [(1, 2, 3)])
 
 
-def test_figures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    one, two = estimate([0.9]), estimate([0.8, 0.9])
-    pairs(tmp_path / "pairs.png", {"digits": {"relu": (one, two)}}, "accuracy")
-    levels(tmp_path / "levels.png", {"digits": {"relu": [(0.01, two), (1 / 255, one)]}}, "certified")
-    cactus(tmp_path / "cactus.png", {"milp": {"relu": [0.2, 0.1], "none": []}}, {"milp": 5.0})
-    profiles(tmp_path / "profiles.png", {"swish": [[1.0, 2.0], [160.0, 160.0]]})
-    for path in sorted(tmp_path.iterdir()):
-        assert path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG"), path.name
-    assert len(list(tmp_path.iterdir())) == 8
+@pytest.mark.parametrize(
+    "panels",
+    [
+        [cactus("milp", {"relu": [0.2, 0.1], "none": []}, 5.0)],
+        [Bars("ε = 0.1", {"relu": [1.0, 2.0], "gelu": [3.0, 0.0]}, [(0, "layer 1"), (1, "layer 2")], "neurons")],
+        [Profiles(name, [[1.0, 2.0], [160.0, 160.0]], (1.0, 160.0)) for name in ("swish", "λ-GELU")],
+        [
+            Chart(
+                "certified",
+                [
+                    Series("one", [(0.01, Interval(0.8, 0.7, 0.9, 2)), (0.02, Interval(0.5, math.nan, math.nan, 1))]),
+                    Series("far", [(0.01, 1e300), (0.02, -math.inf)], joined=False, style=9, faint=True),
+                ],
+                Axis("ε", ticks={0.01: "0.01", 0.02: "1/50"}),
+                Axis("accuracy", "about zero"),
+            )
+        ],
+    ],
+)
+def test_figures_are_drawn(panels: list[Panel], tmp_path: Path) -> None:
+    made = draw(panels, tmp_path / "figures" / "one.png")
+    assert [path.suffix for path in made] == [".pdf", ".png"] and set(made) == set((tmp_path / "figures").iterdir())
+    assert made[0].read_bytes().startswith(b"%PDF") and made[1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_series_differ_without_colours() -> None:
-    for looks in (MARKERS, HATCHES, COLOURS):
+    for looks in (MARKERS, GLYPHS, HATCHES, COLOURS):
         assert len(set(looks)) == len(looks) == 8
     assert len(set(LINES)) == len(LINES)
 
@@ -94,9 +117,3 @@ def test_identifiers_become_names() -> None:
     assert spoken("mnist, mlp 128,128, ε = 0.02, milp") == "MNIST, MLP 128,128, ε = 0.02, MILP"
     assert spoken("unknown_arm") == "unknown arm" and spoken("0.5 ± 0.1") == "0.5 ± 0.1"
     assert all(name in NAMES for name in ARMS)
-
-
-def test_without_matplotlib_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match="matplotlib"):
-        profiles(tmp_path / "profiles.png", {"swish": [[1.0]]})

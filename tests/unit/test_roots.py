@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.replay import Confirmation
-from verifiable_relu.verifiers import portfolio
+from verifiable_relu.verifiers import docket as judging
 from verifiable_relu.verifiers import root as module
+from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import SILENT, Budget, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, Ibp
 from verifiable_relu.verifiers.milp import Milp
-from verifiable_relu.verifiers.portfolio import Auto
 from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.smt import Smt
 
@@ -49,8 +51,12 @@ def queries(network: Network, count: int = 3, radius: float = 0.3, depth: float 
     return asked
 
 
-def ask(method: Verifier, asked: Sequence[Query], roots: Roots = NONE, seconds: float = 20.0) -> list[Outcome]:
-    return method.verify(asked, Budget.each(seconds, len(asked)), SILENT, roots)
+def ask(
+    method: Verifier, asked: Sequence[Query] | Mapping[int, Query], roots: Roots = NONE, seconds: float = 20.0
+) -> list[Outcome]:
+    return [
+        outcome for _, outcome in sorted(method.claims(Docket(asked, Limits(seconds), roots=roots)), key=itemgetter(0))
+    ]
 
 
 def pre(query: Query) -> dict[int, Bounds]:
@@ -82,7 +88,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.fixture
 def nothing_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every counterexample is refused, so that every stage has its turn."""
-    monkeypatch.setattr(portfolio, "confirm", lambda *_: Confirmation(False, "refused"))
+    monkeypatch.setattr(judging, "confirm", lambda *_: Confirmation(False, "refused"))
 
 
 @pytest.mark.usefixtures("nothing_is_confirmed")
@@ -116,8 +122,8 @@ def test_each_stage_tightens_what_the_one_before_has_proven(name: str) -> None:
     known: dict[tuple[int, int], Bounds] = {}
     for method in (Ibp(), Crown(), SEARCHING, Bab()):
         ask(method, asked, roots)
-        for number, query in enumerate(asked):
-            root = roots.of(query)
+        for number in range(len(asked)):
+            root = roots.of(number)
             assert root is not None
             for index, bounds in root.pre.items():
                 last = known.get((number, index), bounds)
@@ -133,9 +139,9 @@ def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
     for method in (Crown(), SEARCHING, Bab()):
         # In every order and number, so that each query has other neighbours in its batch.
         ask(method, asked, roots)
-        ask(method, asked[::-2], roots)
-        for query in asked:
-            root, box = roots.of(query), input_box([query.property], network)
+        ask(method, dict(list(enumerate(asked))[::-2]), roots)
+        for number, query in enumerate(asked):
+            root, box = roots.of(number), input_box([query.property], network)
             assert root is not None
             x = points(box, 200).flatten(0, 1)
             for index, bounds in root.pre.items():
@@ -151,7 +157,8 @@ def test_a_root_is_of_its_query_alone() -> None:
     (query,) = queries(network, 1)
     prop, family = query.property, hardened(network, 5.0)
     doubled = [Row(tuple((i, 2 * c) for i, c in row.coefficients), 2 * row.bound) for (row,) in prop.unsafe]
-    others = [
+    asked = [
+        query,
         Query(network, Property(Box(np.nextafter(prop.box.lower, -9), prop.box.upper), prop.unsafe)),
         Query(network, Property(prop.box, prop.unsafe[:1])),
         Query(mlp(7), prop),
@@ -159,19 +166,18 @@ def test_a_root_is_of_its_query_alone() -> None:
         Query(member(family, [6.0] * 3), prop),
         Query(network, Property(prop.box, tuple((row,) for row in doubled))),
     ]
-    ask(Crown(), [query], roots)
-    assert roots.of(query) is not None and not any(roots.of(other) for other in others)
     # Nobody's bounds depend on who was asked before.
-    for other in others:
-        ask(Crown(), [other], roots)
-        alone, root = Roots(PLENTY), roots.of(other)
+    for number, other in enumerate(asked):
+        assert roots.of(number) is None
+        ask(Crown(), {number: other}, roots)
+        alone, root = Roots(PLENTY), roots.of(number)
         ask(Crown(), [other], alone)
-        same = alone.of(other)
+        same = alone.of(0)
         assert root is not None and same is not None and torch.equal(root.lower, same.lower)
         assert all(torch.equal(root.pre[i].upper, same.pre[i].upper) for i in root.pre)
     # The last one asks the first one's question, in other units.
-    (one, last) = (roots.of(asked) for asked in (query, others[-1]))
-    assert one is not None and last is not None and others[-1].digest == query.digest
+    (one, last) = (roots.of(number) for number in (0, 6))
+    assert one is not None and last is not None and asked[-1].digest == query.digest
     torch.testing.assert_close(last.lower, 2 * one.lower)
 
 
@@ -182,7 +188,7 @@ def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
         roots = Roots(PLENTY)
         rows = RowBatch.of([one.property], network.output_size)
         nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
-        roots.learn([one], network, pre(two), rows, nothing, bounded=True)
+        roots.learn([0], network, pre(two), rows, nothing, bounded=True)
         (outcome,) = ask(method, [one], roots)
         assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.ERROR)
         assert "exclude" in outcome.detail
@@ -192,31 +198,31 @@ def test_bounds_whose_rounding_is_not_covered_are_not_handed_on(monkeypatch: pyt
     asked, roots = queries(mlp()), Roots(PLENTY)
     monkeypatch.setattr(module, "covers", lambda *_: False)
     ask(Crown(), asked, roots)
-    assert not any(roots.of(query) for query in asked)
+    assert not any(roots.of(number) for number in range(len(asked)))
     monkeypatch.undo()
     ask(Crown(dtype="float32"), asked, roots)
-    assert all(roots.of(query) for query in asked)
+    assert all(roots.of(number) for number in range(len(asked)))
     # Nor does a verifier use roots in whose own arithmetic rounding is not covered.
     monkeypatch.setattr(module, "covers", lambda *_: False)
-    assert roots.known(asked, mlp(), torch.zeros(1, dtype=torch.float64)) is None
+    assert roots.known(range(len(asked)), mlp(), torch.zeros(1, dtype=torch.float64)) is None
 
 
 def test_roots_in_another_dtype_are_left_alone() -> None:
     roots, asked = Roots(PLENTY), queries(mlp())
     ask(Crown(), asked, roots)
-    assert roots.known(asked, mlp().to(torch.float32), torch.zeros(1)) is None
-    assert roots.known(asked, mlp(), torch.zeros(1, dtype=torch.float64)) is not None
+    assert roots.known(range(len(asked)), mlp().to(torch.float32), torch.zeros(1)) is None
+    assert roots.known(range(len(asked)), mlp(), torch.zeros(1, dtype=torch.float64)) is not None
 
 
 def test_roots_keep_within_their_memory_and_what_is_missing_is_computed_again() -> None:
     network, everything = mlp(), Roots(PLENTY)
     asked = queries(network, 4, radius=0.5)
     ask(Crown(), asked, everything)
-    sizes = [root.bytes for query in asked if (root := everything.of(query))]
+    sizes = [root.bytes for number in range(4) if (root := everything.of(number))]
     few = Roots(2 * max(sizes))
     for method in (Crown(), SEARCHING, Bab()):
         ask(method, asked, few)
-        kept = [root for query in asked if (root := few.of(query))]
+        kept = [root for number in range(4) if (root := few.of(number))]
         assert len(kept) == 2 and sum(root.bytes for root in kept) <= 2 * max(sizes)
     for one, other in zip(ask(Bab(), asked, few), ask(Bab(), asked), strict=True):
         assert one.verdict is other.verdict
@@ -227,15 +233,15 @@ def test_a_decided_query_leaves_no_root() -> None:
     asked = [*queries(mlp()), *queries(mlp(), depth=100.0, seed=1)]
     outcomes = ask(Auto(), asked, roots)
     assert {outcome.verdict for outcome in outcomes} >= {Verdict.UNSAT}
-    for query, outcome in zip(asked, outcomes, strict=True):
-        assert outcome.verdict is Verdict.UNKNOWN or roots.of(query) is None
+    for number, outcome in enumerate(outcomes):
+        assert outcome.verdict is Verdict.UNKNOWN or roots.of(number) is None
 
 
 def test_a_root_keeps_no_other_query_in_memory() -> None:
     roots, asked = Roots(PLENTY), queries(mlp())
     ask(Crown(), asked, roots)
-    for query in asked:
-        root = roots.of(query)
+    for number in range(len(asked)):
+        root = roots.of(number)
         assert root is not None
         tensors = [root.lower, *(end for b in root.pre.values() for end in (b.lower, b.upper))]
         assert sum(t.untyped_storage().nbytes() for t in tensors) == root.bytes
@@ -248,9 +254,9 @@ def test_bounding_that_was_cut_short_is_taken_up_again() -> None:
     found = module.relaxation(network, input_box([query.property], network), None, stop=lambda: True)
     rows = RowBatch.of([query.property], network.output_size)
     nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
-    roots.learn([query], network, found.pre, rows, nothing, bounded=False)
+    roots.learn([0], network, found.pre, rows, nothing, bounded=False)
     ask(Crown(), [query], roots)
-    root, alone = roots.of(query), pre(query)
+    root, alone = roots.of(0), pre(query)
     assert root is not None and root.bounded
     width, least = (sum(float((b.upper - b.lower).sum()) for b in p.values()) for p in (root.pre, alone))
     assert width <= least * 1.001
@@ -263,7 +269,7 @@ def test_what_decides_a_query_decides_it_whoever_was_asked_before() -> None:
     roots = Roots(PLENTY)
     for method in (Ibp(), Crown(), Bab()):
         outcomes = ask(method, asked, roots)
-        decided = {outcome.verdict for query, outcome in zip(asked, outcomes, strict=True) if roots.of(query) is None}
+        decided = {outcome.verdict for number, outcome in enumerate(outcomes) if roots.of(number) is None}
         assert decided <= {Verdict.UNSAT}
     assert Verdict.UNSAT in decided
     assert [outcome.verdict for outcome in outcomes] == verdicts
@@ -273,12 +279,12 @@ def test_polytopes_that_one_stage_excludes_stay_excluded() -> None:
     network, roots = mlp(), Roots(PLENTY)
     query = queries(network, 1, radius=0.1)[0]
     ask(Crown(), [query], roots)
-    root = roots.of(query)
+    root = roots.of(0)
     assert root is not None and not bool((root.lower > 0).any())
-    roots.prove(query, {0: 0.125})
+    roots.prove(0, {0: 0.125})
     for method in (Crown(), SEARCHING, Bab(), Milp(), Smt(whole=True)):
         ask(method, [query], roots)
-        root = roots.of(query)
+        root = roots.of(0)
         assert root is not None and float(root.lower[0]) >= 0.125
 
 
@@ -289,9 +295,9 @@ def test_what_several_stages_exclude_together_is_a_verdict() -> None:
     for method in (Crown(), SEARCHING, Bab(), Milp(), Smt(whole=True)):
         roots = Roots(PLENTY)
         ask(Ibp(), [query], roots)
-        root = roots.of(query)
+        root = roots.of(0)
         assert root is not None and root.lower[0] < 0 < root.lower[1]
-        roots.prove(query, {0: 0.125})
+        roots.prove(0, {0: 0.125})
         (outcome,) = ask(method, [query], roots)
         assert (outcome.verdict, outcome.trust, outcome.margin) == (Verdict.UNSAT, Trust.ROUNDED, 0.125)
 
@@ -302,7 +308,7 @@ def test_a_smooth_network_is_searched_from_what_crown_has_proven() -> None:
     for method in (Crown(), SEARCHING, Crown()):
         for outcome in ask(method, asked, roots):
             assert outcome.reason is Reason.INCOMPLETE, outcome.detail
-    found = [roots.of(query) for query in asked]
+    found = [roots.of(number) for number in range(len(asked))]
     assert all(root is not None and root.searched for root in found)
 
 
@@ -312,8 +318,8 @@ def test_a_bound_that_is_not_a_number_says_nothing() -> None:
     rows, found = RowBatch.of([query.property], network.output_size), pre(query)
     broken = {i: Bounds(b.lower * torch.nan, b.upper) for i, b in found.items()}
     values = torch.tensor([torch.nan, -1.0], dtype=torch.float64)
-    assert roots.learn([query], network, broken, rows, values, bounded=True).tolist() == [-torch.inf, -1.0]
+    assert roots.learn([0], network, broken, rows, values, bounded=True).tolist() == [-torch.inf, -1.0]
     ask(Crown(), [query], roots)
-    root = roots.of(query)
+    root = roots.of(0)
     assert root is not None
     assert all(bool(b.lower.isfinite().all() and b.upper.isfinite().all()) for b in root.pre.values())

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tests.support import nets
+from tests.support.asking import claims
 from verifiable_relu.campaign.explaining import explained
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Budget, Reason, Verdict
-from verifiable_relu.verifiers.portfolio import Auto
+from verifiable_relu.verifiers.auto import STAGES, Auto, Traits, explanation
+from verifiable_relu.verifiers.base import Limits, Reason, Verdict
 from verifiable_relu.verifiers.registry import make, methods
-from verifiable_relu.verifiers.rules import STAGES, Traits, explanation
 
 COMPLETE = {"bab", "split", "milp", "smt"}
 
@@ -77,8 +77,8 @@ def boundary() -> Query:
 
 def test_auto_goes_through_the_stages_that_it_explains() -> None:
     query = boundary()
-    told = Auto().explain(query, 5)
-    (outcome,) = Auto().verify([query], Budget([3.0]))
+    told = Auto().explain(query, Limits(5))
+    (outcome,) = claims(Auto(), [query], 3.0)
     assert outcome.verdict is not Verdict.SAT
     assert outcome.reason in (Reason.PROVED, Reason.INCOMPLETE, Reason.TIMEOUT, Reason.UNCONFIRMED)
     named = re.findall(r"\d+\. (\S+),", told)
@@ -90,14 +90,14 @@ def test_auto_goes_through_the_stages_that_it_explains() -> None:
 def test_the_explanation_of_a_query_that_crown_decides_says_so() -> None:
     query = boundary()
     far = Property(query.property.box, ((Row(((0, 1),), -5),),))  # type: ignore[arg-type]
-    assert Auto().explain(Query(query.network, far), 5) == "CROWN's bounds decide"
+    assert Auto().explain(Query(query.network, far), Limits(5)) == "CROWN's bounds decide"
 
 
 def test_an_instance_of_several_boxes_is_explained_box_by_box() -> None:
     query = boundary()
     case = Case("n.onnx", "p.vnnlib", (query, query), 5.0)
-    lines = list(explained(case, Auto()))
+    lines = list(explained(case, Auto(), Limits()))
     assert lines[0] == "box 1 of 2:" and "box 2 of 2:" in lines
-    assert lines[1] == Auto().explain(query, 5).splitlines()[0]
+    assert lines[1] == Auto().explain(query, Limits(5)).splitlines()[0]
     with pytest.raises(InputError, match="only the method 'auto'"):
-        list(explained(case, make("crown")))
+        list(explained(case, make("crown"), Limits()))

@@ -69,13 +69,13 @@ class Pip:
         ("pytest tests/unit", {"dev"}),
         ("mypy", {"dev"}),
         ("python -m tests.oldest", {"dev"}),
-        ("python -m benchmarks.training.arms --table", {"dev"}),
+        ("python -m benchmarks.training.hardening --table", {"dev"}),
         ("python benchmarks/speed/campaigns.py", {"dev"}),
         ("mkdocs serve", {"docs"}),
         ("python -m verifiable_relu.train --data mnist", {"data"}),
         ("verifiable-relu train --data digits", {"data"}),
-        ("verifiable-relu study study.toml", {"data", "report"}),
-        ("verifiable-relu report results --figures f", {"report"}),
+        ("verifiable-relu study study.toml", {"data"}),
+        ("verifiable-relu report results --figures f", set()),
         ("verifiable-relu completion bash", {"completion"}),
     ],
 )
@@ -98,8 +98,8 @@ def test_extras_are_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert pip.asked() == [] and pip.made == 1
     where.set_up(["data"])
     assert pip.asked() == [".[data]"]
-    where.set_up(["report", "data"])
-    assert pip.asked() == [".[data,report]"]
+    where.set_up(["dask", "data"])
+    assert pip.asked() == [".[dask,data]"]
     where.set_up(["dev"])
     assert pip.asked() == [".[dev]", dev.AUTO_LIRPA]
     for extras in ([], ["docs"], ["dev"], ["data", "docs"]):

@@ -18,14 +18,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.asking import claims
 from tests.support.processes import ROOT
 from tests.support.solver_cases import ball, mlp, row
-from verifiable_relu import verify
+from verifiable_relu import verify, verify_properties
 from verifiable_relu.api import arguments
 from verifiable_relu.network import Network
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.verifiers.base import Budget
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.registry import make
 
@@ -111,7 +111,7 @@ def module() -> nn.Module:
 
 def answered(method: str) -> list[Answer]:
     network, properties = question()
-    results = verify(network, properties=properties, method=method, timeout=60)
+    results = verify_properties(network, properties, method=method, timeout=60)
     images = np.array([[0.1, 0.5, 0.2], [0.9, 0.4, 0.3]])
     results += verify(module(), images, [0, 1], 0.0625, method, 60)
     return [(result.answer, result.method, result.margin) for result in results]
@@ -136,9 +136,9 @@ def test_a_verifier_that_is_called_itself_heeds_no_setting_either(setting: str) 
     network, properties = question()
     queries = [Query(network, prop) for prop in properties]
     for verifier in (Crown(), make("bab")):
-        expected = [(o.verdict, o.margin) for o in verifier.verify(queries[:2], Budget.each(60, 2))]
+        expected = [(o.verdict, o.margin) for o in claims(verifier, queries[:2], 60)]
         with SETTINGS[setting]():
-            assert [(o.verdict, o.margin) for o in verifier.verify(queries[:2], Budget.each(60, 2))] == expected
+            assert [(o.verdict, o.margin) for o in claims(verifier, queries[:2], 60)] == expected
 
 
 def test_a_module_is_read_with_the_default_type_that_its_forward_relies_on() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.asking import claims, docket
 from tests.support.certificates import checked, over_planes, proven, recorded, written
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
@@ -29,7 +30,7 @@ from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
 from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
@@ -38,9 +39,11 @@ pytestmark = pytest.mark.skipif(copies.most(2) == 1, reason="processes are copie
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, above=None), processes=2, alone=0)
-REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), processes=2, alone=0)
-SPLIT = InputSplit(batch=4, processes=3, alone=0)
+TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, above=None), alone=0)
+REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), alone=0)
+SPLIT = InputSplit(batch=4, alone=0)
+PROCESSES = 3
+
 METHODS = {"trees": TREES, "refinements": REFINED, "input splits": SPLIT}
 SHARING = {"trees": searching, "refinements": refine, "input splits": split}
 
@@ -69,8 +72,10 @@ def question(seed: int, spare: float, width: int = 10) -> Query:
     return Query(network, Property(box, unsafe))
 
 
-def answer(method: Verifier, query: Query, seconds: float = 300.0) -> Outcome:
-    (outcome,) = method.verify([query], Budget.each(seconds, 1))
+def answer(
+    method: Verifier, query: Query, seconds: float = 300.0, processes: int = PROCESSES, **limits: Any
+) -> Outcome:
+    (outcome,) = claims(method, [query], seconds, processes=processes, **limits)
     assert not active_children()
     return outcome
 
@@ -96,7 +101,7 @@ def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPa
         with counted(SHARING[name], monkeypatch) as counts:
             outcome = answer(method, query)
         assert any(count > 1 for count in counts)
-        assert outcome.verdict is answer(replace(method, processes=1), query).verdict  # type: ignore[type-var]
+        assert outcome.verdict is answer(method, query, processes=1).verdict
         assert outcome.margin is not None and (outcome.margin > 0) is (outcome.verdict is Verdict.UNSAT)
         verdicts.append(outcome.verdict)
     assert verdicts == [Verdict.SAT, Verdict.UNSAT]
@@ -106,7 +111,7 @@ def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rounds = Rounds(Refinement(leaves=2), first=0, patience=3, above=None, gain=0)
-    method = Bab(search=SLOW, rounds=rounds, processes=2, alone=1e6)
+    method = Bab(search=SLOW, rounds=rounds, alone=1e6)
     with counted(searching, monkeypatch) as counts:
         answer(method, question(0, -0.4, 24))
     assert any(count > 1 for count in counts)
@@ -129,10 +134,12 @@ def test_no_counterexample_is_denied(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    split_ = RecordedSplit(batch=4, processes=3, alone=0)
-    method = replace(method, record=True) if isinstance(method, Bab) else split_
+    if isinstance(method, Bab):
+        method = replace(method, record=True)
+    else:
+        method = RecordedSplit(batch=4, alone=0)
     with counted(SHARING[name], monkeypatch) as counts:
-        case = proven(tmp_path, write_onnx(query.network), query.property, method)
+        case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
     assert any(count > 1 for count in counts)
     assert "unsat" in checked(tmp_path, case, written(case.records))
 
@@ -208,7 +215,7 @@ def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float)
 
 def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted(searching, monkeypatch) as counts:
-        outcome = answer(replace(TREES, memory=1 << 15), question(*QUESTIONS["trees"][1]))
+        outcome = answer(TREES, question(*QUESTIONS["trees"][1]), memory=1 << 15)
     assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.MEMORY
     assert any(count > 1 for count in counts)
 
@@ -216,7 +223,7 @@ def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatc
 def test_boxes_of_several_queries_are_shared_together() -> None:
     queries = [question(1, spare) for spare in (-0.6, 0.01, -0.7)]
     network = queries[0].network
-    outcomes = SPLIT.verify([Query(network, query.property) for query in queries], Budget.each(300.0, 3))
+    outcomes = claims(SPLIT, [Query(network, query.property) for query in queries], 300.0)
     assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSAT, Verdict.SAT, Verdict.UNSAT]
 
 
@@ -224,7 +231,7 @@ def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has
     now = itertools.count()
     queries = [question(1, spare) for spare in (-0.6, -0.7)]
     queries = [Query(queries[0].network, query.property) for query in queries]
-    frontier = SPLIT.frontier(queries[0].network, queries, Budget([0.02, 1e9], clock=lambda: next(now) / 1000))
+    frontier = SPLIT.frontier(docket(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
     hand = [part[:1] for part in (frontier.lower, frontier.upper, frontier.owner)]
     with torch.no_grad():
         share = frontier.go_on_elsewhere(hand, lambda: False)
@@ -240,7 +247,7 @@ def test_an_interrupt_ends_the_copies() -> None:
     try:
         with pytest.raises(KeyboardInterrupt):
             while True:
-                SPLIT.verify([query], Budget.each(300.0, 1))
+                claims(SPLIT, [query], 300.0)
     finally:
         signal.signal(signal.SIGINT, before)
         timer.join()

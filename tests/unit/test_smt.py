@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.asking import claims
 from tests.support.solver_cases import (
     ball,
     barely_unstable,
@@ -31,7 +32,7 @@ from verifiable_relu.verifiers import smt as module
 from verifiable_relu.verifiers.bab.program import Hint, Program
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding, Phases, sizes_of
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
@@ -39,7 +40,7 @@ from verifiable_relu.verifiers.solvers.z3 import Checked, Task
 
 
 def decide(*queries: Query, bounds: bool = True, seconds: float = 20.0) -> list[Outcome]:
-    return Smt(whole=True, bounds=bounds).verify(queries, Budget.each(seconds, len(queries)))
+    return claims(Smt(whole=True, bounds=bounds), queries, seconds)
 
 
 def check(query: Query, outcome: Outcome, margin: float) -> None:
@@ -82,7 +83,7 @@ def test_verdicts_agree_with_milp() -> None:
         queries += [
             Query(network, Property(box, ((row({0: 1, 1: -1}, nearest + shift),),))) for shift in (-0.02, 0.001)
         ]
-    ours, theirs = decide(*queries), Milp().verify(queries, Budget.each(10, len(queries)))
+    ours, theirs = decide(*queries), claims(Milp(), queries, 10)
     assert [o.verdict for o in ours] == [o.verdict for o in theirs]
     assert {o.verdict for o in ours} == {Verdict.SAT, Verdict.UNSAT}
 
@@ -177,7 +178,7 @@ def test_a_query_whose_time_runs_out_is_unknown() -> None:
         y = network(torch.from_numpy(rng.uniform(-0.5, 0.5, (5000, 20))))
     low = float((y[:, 0] - y[:, 1]).min())
     query = Query(network, Property(box, ((row({0: 1, 1: -1}, 3 * low),),)))
-    outcome, none_left = Smt(whole=True).verify([query, query], Budget([0.3, 0.0]))
+    outcome, none_left = claims(Smt(whole=True), [query, query], [0.3, 0.0])
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert none_left.reason is Reason.TIMEOUT
 
@@ -328,7 +329,7 @@ def test_linear_forms_have_the_values_of_the_network() -> None:
 
 def tree(*queries: Query, seconds: float = 30.0) -> list[Outcome]:
     """What ``smt`` says, which asks z3 about sub-problems."""
-    return Smt().verify(queries, Budget.each(seconds, len(queries)))
+    return claims(Smt(), queries, seconds)
 
 
 def nothing(program: Program, split: torch.Tensor, slopes: torch.Tensor, seconds: float) -> Hint:
@@ -350,7 +351,7 @@ def test_verdicts_of_sub_problems_agree_with_enumeration(
     decided = 0
     bare = Branching(steps=0, adaptive=0, stalled=1e9, finishing=0)
     method = Smt(search=bare, slopes=Slopes(steps=0), intermediate=Ascent(steps=0))
-    found = method.verify([query for query, _ in cases], Budget.each(30, len(cases)))
+    found = claims(method, [query for query, _ in cases], 30)
     for (query, margin), outcome in zip(cases, found, strict=True):
         check(query, outcome, margin)
         if outcome.verdict is Verdict.UNSAT:
@@ -420,6 +421,6 @@ def test_a_search_of_sub_problems_whose_time_runs_out_is_unknown() -> None:
     gap = y[:, 0] - y[:, 1]
     bound = float(gap.min() - 0.5 * (gap.max() - gap.min()))
     hard = Query(network, Property(box, ((row({0: 1, 1: -1}, bound),),)))
-    outcome, none_left = Smt().verify([hard, hard], Budget([0.5, 0.0]))
+    outcome, none_left = claims(Smt(), [hard, hard], [0.5, 0.0])
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.TIMEOUT)
     assert none_left.reason is Reason.TIMEOUT

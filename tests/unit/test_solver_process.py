@@ -253,7 +253,9 @@ def test_ctrl_c_in_a_terminal_ends_both_processes(kind: str) -> None:
 def test_a_call_that_asks_ends_without_a_word_when_nobody_is_left_to_answer() -> None:
     """A parent that is killed closes its pipes one after the other."""
     lifeline, held = os.pipe()
-    code = f"from verifiable_relu.verifiers.solvers.serve import serve; serve('tests.support.hostile:asks', {lifeline})"
+    code = (
+        f"from verifiable_relu.verifiers.solvers.process import serve; serve('tests.support.hostile:asks', {lifeline})"
+    )
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], pass_fds=[lifeline], env=environment, **pipes) as started:  # type: ignore[call-overload]

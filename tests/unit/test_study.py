@@ -6,8 +6,7 @@ import json
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ import numpy as np
 import pytest
 
 from tests.support.processes import Process
-from verifiable_relu.campaign.worker import Numbered
-from verifiable_relu.campaign.worker import answer as answer_part
+from verifiable_relu.campaign.worker import Ask, Part
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.pool import Pool, Task, executed
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.runner import Runner
 from verifiable_relu.study.state import State, each, gathered, question
@@ -280,24 +277,22 @@ expected = "more"
 """
 
 
-class Slot:
-    """A worker that is this process, and keeps the parts that it was given."""
+class Here:
+    """A hand that is this process, and keeps the parts that it was given."""
 
     def __init__(self) -> None:
         self.parts: list[list[tuple[str, str, int]]] = []
 
-    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
-        self.parts.append([(ball.onnx.name, ball.eps, ball.image) for _, ball in part if isinstance(ball, asking.Ball)])
-        answer_part((job, part), tell)
-
-    def perform(self, task: Task) -> Any:
-        return task()
+    def perform(self, task: Any, ask: Ask) -> Any:
+        if isinstance(task, Part):
+            self.parts.append([(b.onnx.name, b.eps, b.image) for _, b in task.entries if isinstance(b, asking.Ball)])
+        return task(ask)
 
     def stop(self) -> None:
         pass
 
 
-def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Slot, State]:
+def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Here, State]:
     """A study of arms that all have the same networks, for want of a difference in their trainings."""
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -305,9 +300,9 @@ def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPat
     labels = np.arange(60) % 3
     np.savez(folder / "own.npz", images=images, labels=labels, test_images=images, test_labels=labels)
     (folder / "suite.toml").write_text(ORDERED.format(arms=", ".join(f'"{arm}"' for arm in arms)))
-    suite, places, slot = read(folder / "suite.toml"), Places(folder / "out"), Slot()
+    suite, places, hand = read(folder / "suite.toml"), Places(folder / "out"), Here()
     with Records(places.folder) as records:
-        study = Runner(suite, places, records, Pool([slot]), lambda line: None)
+        study = Runner(suite, places, records, [hand], lambda line: None)
 
         def same(cells: Sequence[Cell]) -> None:
             train(study, cells)
@@ -318,7 +313,7 @@ def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPat
         train = Runner.train
         monkeypatch.setattr(study, "train", same)
         study.run()
-        return slot, State.of(records.all)
+        return hand, State.of(records.all)
 
 
 def test_the_order_of_arms_in_a_suite_changes_no_question_and_no_count(
@@ -374,9 +369,9 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     assert [r["status"] for r in before if r["kind"] == "training"] == ["failed", "trained"]
     places.checkpoint(damaged).unlink()
 
-    # It goes on elsewhere, over an executor.
-    with Records(places.folder) as records, ThreadPoolExecutor(1) as executor:
-        Runner(suite, places, records, executed(executor, 1), lambda line: None).run()
+    # It goes on elsewhere.
+    with Records(places.folder) as records:
+        Runner(suite, places, records, [Here()], lambda line: None).run()
     after = [record for record in lines(places.folder) if record["kind"] != "note"]
     known = [record for record in before if record["kind"] != "answer"]
     assert after[: len(known)] == known

@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 
 from tests.support.study import ARMS, EPS, LIMIT, METHODS, Record, claim, failed, network, suite
-from verifiable_relu.report.estimate import Interval
-from verifiable_relu.report.table import Table
-from verifiable_relu.study import accuracy_tables, figures, network_tables, tables, time_tables
-from verifiable_relu.study.accuracy_tables import Point, fronts, undominated
+from verifiable_relu.report.table import Interval, Table
+from verifiable_relu.study import figures, tables
 from verifiable_relu.study.claims import Outcome, findings, outcomes
 from verifiable_relu.study.joined import Setting, joined
-from verifiable_relu.study.network_tables import precision_at, screening_table
-from verifiable_relu.study.outcomes import CLAIMED, NUMBERS, number
+from verifiable_relu.study.outcomes import CLAIMED, NUMBERS
+from verifiable_relu.study.tables import Point, fronts, precision_at, screening_table, undominated
 
 ALL = range(20)
 
@@ -81,7 +79,7 @@ def test_a_claim_can_compare_with_another_network() -> None:
     found = outcome([*there, *other], "beside")
     assert found.first == pytest.approx(15.5 / 20) and found.second == pytest.approx(4.5 / 20)
     assert found.reading == "shown" and "against lambda-gelu, other 22.50%" in findings([found])[0]
-    (row,) = rows(accuracy_tables.claim_table([found]))
+    (row,) = rows(tables.claim_table([found]))
     assert row["against"] == "lambda-gelu, other" and row["network"] == "net"
 
 
@@ -132,7 +130,7 @@ def test_undecided_questions_count_twice_their_limit() -> None:
     made = study_of(lambda arm, seed: 20 if arm == "relu" else 10, 2, claim("time", measure="seconds"))
     found = outcome(made, "time")
     assert found.first == pytest.approx((sum(0.1 + 0.01 * i for i in range(10)) + 10 * 2 * LIMIT) / 20)
-    table = {row["arm"]: row for row in rows(time_tables.time_table(joined(made))) if row["method"] == "auto"}
+    table = {row["arm"]: row for row in rows(tables.time_table(joined(made))) if row["method"] == "auto"}
     assert table["lambda-gelu"]["undecided"] == 20 and table["relu"]["undecided"] == 0
     assert table["lambda-gelu"]["mean s (PAR-2)"].mean == pytest.approx(found.first)
     assert table["lambda-gelu"]["median s"] == pytest.approx((0.19 + 10) / 2)
@@ -142,17 +140,17 @@ def test_times_are_of_the_images_that_all_arms_classify_rightly() -> None:
     made = [suite(1)]
     for arm, right in zip(ARMS, (range(12), range(4, 20), range(0, 20, 2)), strict=True):
         made += network(arm, 0, right, certified(lambda arm, seed: 20))
-    assert {row["questions"] for row in rows(time_tables.time_table(joined(made)))} == {4}, "4, 6, 8 and 10"
+    assert {row["questions"] for row in rows(tables.time_table(joined(made)))} == {4}, "4, 6, 8 and 10"
     # A seed that one arm alone has cannot be compared.
     made += network("relu", 1, ALL, certified(lambda arm, seed: 20))
-    assert {(row["seeds"], row["questions"]) for row in rows(time_tables.time_table(joined(made)))} == {(1, 4)}
+    assert {(row["seeds"], row["questions"]) for row in rows(tables.time_table(joined(made)))} == {(1, 4)}
 
 
 def test_what_is_missing_is_a_dash_and_no_zero() -> None:
     made = [suite(3, [claim("some")]), *study_of(planted, 1)[1:], failed("relu", 1)]
     made += [record for record in network("relu", 2, ALL, certified(planted)) if record["kind"] != "answer"]
     made = [r for r in made if r.get("cell") != "net_gelu-swap_0.0_0"]
-    found = {(row["arm"], row["ε"]): row for row in rows(accuracy_tables.main_table(joined(made)))}
+    found = {(row["arm"], row["ε"]): row for row in rows(tables.main_table(joined(made)))}
     relu, swap = found["relu", "1/255"], found["gelu-swap", "1/255"]
     assert relu["seeds"] == "2 of 3, 1 failed" and relu["answered"] == 1
     assert relu["certified, auto"].n == 1 and relu["certified, auto"].mean == 9 / 20, "seed 2 is not answered yet"
@@ -167,8 +165,8 @@ def test_an_accuracy_needs_the_answers_to_all_images() -> None:
     last = made.pop()
     assert (last["eps"], last["method"]) == (EPS[-1], METHODS[-1])
     (cell,) = joined(made).cells
-    assert cell.share("certified", EPS[-1], METHODS[-1]) is None and cell.share("attacked", EPS[-1]) is None
-    assert cell.share("certified", EPS[-1], METHODS[0]) == cell.share("certified", EPS[0]) == 9 / 20
+    assert cell.value("certified", EPS[-1], METHODS[-1]) is None and cell.value("attacked", EPS[-1]) is None
+    assert cell.value("certified", EPS[-1], METHODS[0]) == cell.value("certified", EPS[0]) == 9 / 20
 
 
 def test_a_wrongly_classified_image_is_neither_attacked_nor_certified() -> None:
@@ -176,8 +174,8 @@ def test_a_wrongly_classified_image_is_neither_attacked_nor_certified() -> None:
         return ("sat" if method == "auto" and image < 5 else "unsat" if image < 10 else "unknown"), 0.1
 
     (cell,) = joined([suite(1), *network("relu", 0, range(15), refuted)]).cells
-    shares = [cell.share(measure, EPS[0]) for measure in ("clean", "attacked")]
-    assert shares == [15 / 20, 10 / 20] and cell.share("certified", EPS[0], "auto") == 5 / 20
+    shares = [cell.value(measure, EPS[0]) for measure in ("clean", "attacked")]
+    assert shares == [15 / 20, 10 / 20] and cell.value("certified", EPS[0], "auto") == 5 / 20
 
 
 def test_without_a_method_that_attacks_the_attacked_accuracy_is_unknown() -> None:
@@ -185,8 +183,8 @@ def test_without_a_method_that_attacks_the_attacked_accuracy_is_unknown() -> Non
     described["suite"]["networks"][0]["methods"] = ["crown"]
     made = [r for r in network("relu", 0, ALL, certified(planted)) if r.get("method") != "auto"]
     (cell,) = joined([described, *made]).cells
-    assert cell.share("attacked", EPS[0]) is None and cell.share("certified", EPS[0]) == 9 / 20
-    assert cell.share("certified", EPS[0], "auto") is None
+    assert cell.value("attacked", EPS[0]) is None and cell.value("certified", EPS[0]) == 9 / 20
+    assert cell.value("certified", EPS[0], "auto") is None
 
 
 def test_times_are_of_methods_that_decide_and_certified_accuracies_of_methods_that_prove() -> None:
@@ -196,8 +194,8 @@ def test_times_are_of_methods_that_decide_and_certified_accuracies_of_methods_th
     made = network("relu", 0, ALL, certified(planted))
     made += [{**r, "method": "attack", "verdict": "unknown"} for r in made if r.get("method") == "auto"]
     study = joined([described, *made])
-    assert {row["method"] for row in rows(time_tables.time_table(study))} == {"auto"}
-    columns = accuracy_tables.main_table(study).columns
+    assert {row["method"] for row in rows(tables.time_table(study))} == {"auto"}
+    columns = tables.main_table(study).columns
     assert "certified, crown" in columns and "certified, attack" not in columns
 
 
@@ -205,7 +203,7 @@ def test_the_last_record_of_a_thing_counts() -> None:
     first = network("relu", 0, ALL, certified(lambda arm, seed: 3))
     second = network("relu", 0, ALL, certified(lambda arm, seed: 7))
     (cell,) = joined([suite(1), *first, *second]).cells
-    assert cell.share("certified", EPS[0], "auto") == 7 / 20
+    assert cell.value("certified", EPS[0], "auto") == 7 / 20
     again = [failed("relu", 0), *network("relu", 0, ALL, certified(planted))]
     assert joined([suite(1), *again]).failed(Setting("net", "plain", 0.0, "relu")) == 0
 
@@ -218,7 +216,7 @@ def test_dominated_points_leave_the_front() -> None:
     study = joined(made)
     kept = undominated(fronts(study)["net", EPS[0], "relu"])
     assert [point.setting.weight for point in kept] == [0.3, 0.1, 0.0]
-    marks = [row["of its arm"] for row in rows(accuracy_tables.pareto_table(study)) if row["ε"] == EPS[0]]
+    marks = [row["of its arm"] for row in rows(tables.pareto_table(study)) if row["ε"] == EPS[0]]
     assert marks == ["front", "front", "dominated", "front", "dominated"]
 
 
@@ -243,13 +241,13 @@ def test_networks_are_matched_by_seed_and_likeness() -> None:
             layers = {eps: [neurons, 1.0] for eps in EPS}
             measured = {"unstable": layers, "weight_norms": [3.0 * clean, 4.0 * clean]}
             made += network(arm, seed, range(clean), certified(planted), weight=weight, measures=measured)
-    found = rows(network_tables.matched_table(joined(made)))
+    found = rows(tables.matched_table(joined(made)))
     assert {(row["minus"], row["matched by"], row["pairs"]) for row in found} == {
         ("relu", "clean", 2),
         ("relu", "norm", 2),
     }
     assert all(row["Δ unstable"].mean == pytest.approx(-3.5) for row in found)
-    (first, *_) = rows(network_tables.unstable_table(joined(made)))
+    (first, *_) = rows(tables.unstable_table(joined(made)))
     assert first["per layer"] == "30.0 + 1.0" and first["norm of weights"].mean == pytest.approx(5 * 18)
 
 
@@ -288,7 +286,7 @@ def test_every_measure_that_can_be_claimed_has_an_outcome() -> None:
             shift = 0.01 * seed if arm == "relu" else 0.0
             measured = {"unstable": {eps: [3.0 + shift] for eps in EPS}}
             made += network(arm, seed, ALL, certified(planted), results=numbers, measures=measured)
-    assert all(number(joined(made).cells[0].training, name) is not None for name in NUMBERS)
+    assert all(joined(made).cells[0].value(name) is not None for name in NUMBERS)
     for each in outcomes(joined(made)):
         assert not each.reading.startswith(("not measured", "not tested")) and each.difference is not None, each.claim[
             "name"
@@ -319,7 +317,7 @@ def full() -> list[Record]:
 
 
 def test_every_table_is_written_in_three_forms(full: list[Record], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "write", lambda study, folder: [])
     files = tables.write(full, tmp_path)
     page = (tmp_path / "report.md").read_text()
     assert "made by hand" in page and "## Findings" in page and "(row `effect`)" in page
@@ -328,38 +326,37 @@ def test_every_table_is_written_in_three_forms(full: list[Record], tmp_path: Pat
     for name in names:
         latex = (tmp_path / "tables" / f"{name}.tex").read_text()
         assert r"\toprule" in latex and (tmp_path / "tables" / f"{name}.md").read_text() in page
-    joint = rows(network_tables.joint_table(joined(full)))[0]
+    joint = rows(tables.joint_table(joined(full)))[0]
     assert [joint[name].mean for name in ("ReLU alone", "λ ≥ 20")] == [12 / 18, 6 / 18]
 
 
 def test_figures_are_drawn_of_what_there_is(full: list[Record], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
     one = deepcopy([record for record in full if record.get("eps") != EPS[1]])
     one[0]["suite"]["networks"][0]["eps"] = [EPS[0]]
     files = tables.write(one, tmp_path)
     drawn = [path for path in files if path.parent.name == "figures"]
     kinds = {path.stem for path in drawn}
     assert kinds == {"pareto-net", "cactus-net", "unstable-net", "profiles-net"}, "one radius makes no curve"
-    assert figures.certified(joined(full), "net", tmp_path / "certified-net.png")
+    for panel in figures.certified(joined(full), "net"):
+        places = [[x for x, _ in one.points] for one in panel.series]
+        assert all(len(radii) == 2 for radii in places) and len({radii[0] for radii in places}) == len(places) == 3
     assert all(path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG") for path in drawn)
     links = re.findall(r"\]\((figures/.*?)\)", (tmp_path / "report.md").read_text())
     assert len(links) == 4 and all((tmp_path / link).is_file() for link in links)
 
 
-def test_a_network_that_no_complete_method_is_asked_about_has_no_times(full: list[Record], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
+def test_a_network_that_no_complete_method_is_asked_about_has_no_times(full: list[Record]) -> None:
     bounds = json.loads(json.dumps(full).replace('"auto"', '"alpha-crown"'))
-    assert figures.cactus(joined(full), "net", tmp_path / "complete")
-    assert not figures.cactus(joined(bounds), "net", tmp_path / "bounds")
+    assert list(figures.times(joined(full), "net")) and not list(figures.times(joined(bounds), "net"))
 
 
 def test_a_study_that_is_not_finished_has_its_tables(full: list[Record], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "write", lambda study, folder: [])
     parts = [[], full[:1], full[:2], full[:40], full[:-200], full[1:], [r for r in full if r["kind"] != "images"]]
     parts += [[r for r in full if r["kind"] != "measure"], [r for r in full if r["kind"] != "training"]]
     for place, part in enumerate(parts):
         assert tables.write(part, tmp_path / str(place))
-        for value in rows(accuracy_tables.main_table(joined(part))):
+        for value in rows(tables.main_table(joined(part))):
             assert all(not (isinstance(cell, float) and math.isnan(cell)) for cell in value.values())
 
 

@@ -11,10 +11,11 @@ import torch
 from scipy.optimize import linprog
 
 from tests.support import nets
+from tests.support.asking import claims
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers import split
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.split import InputSplit, sums
 
 
@@ -55,8 +56,8 @@ def test_a_conjunction_that_no_row_proves_takes_one_box(monkeypatch: pytest.Monk
     network = nets.mlp(rng, nets.gaussian(rng))
     both = Row(((0, Fraction(1)),), Fraction(0)), Row(((0, Fraction(-1)),), Fraction(-1))
     query = Query(network, Property(Box(np.full(3, -100.0), np.full(3, 100.0)), (both,)))
-    (found,) = InputSplit().verify([query], Budget.each(math.inf, 1))
+    (found,) = claims(InputSplit(), [query], math.inf)
     assert (found.verdict, found.subproblems) == (Verdict.UNSAT, 1)
     monkeypatch.setattr(split, "sums", lambda *_: None)
-    (without,) = InputSplit().verify([query], Budget.each(math.inf, 1))
+    (without,) = claims(InputSplit(), [query], math.inf)
     assert without.verdict is Verdict.UNSAT and (without.subproblems or 0) > 1

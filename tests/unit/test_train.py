@@ -15,16 +15,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from verifiable_relu import files
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.network.device import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
-from verifiable_relu.train import checkpoint, schedule
+from verifiable_relu.train import schedule
 from verifiable_relu.train.__main__ import main, parser
-from verifiable_relu.train.augment import augment
 from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, build, train
-from verifiable_relu.train.optimizer import make_optimizer, rate_of_s, set_rates
+from verifiable_relu.train.losses import augment
 from verifiable_relu.train.options import Options, number, sizes
+from verifiable_relu.train.schedule import make_optimizer, rate_of_s, set_rates
 
 SCHEDULES = ("linear", "log", "inverse")
 
@@ -230,14 +231,14 @@ def test_checkpoints_of_others_and_damaged_ones_are_refused(tmp_path: Path) -> N
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    checkpoint.write_whole(path, b"old")
+    files.write_whole(path, b"old")
 
     def fail(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(checkpoint.os, "replace", fail)
+    monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
-        checkpoint.write_whole(path, b"new")
+        files.write_whole(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from tests.support import nets
+from tests.support.asking import claims
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, crown_relaxation, zonotope
-from verifiable_relu.bounds.zonotope import Form, Zonotopes, chord, mirrors, takes
+from verifiable_relu.bounds.zonotope import AffineForm, Zonotopes, chord, mirrors, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.split import Clipped, InputSplit, clip, input_error
 
 
@@ -168,11 +169,11 @@ def test_neurons_without_a_symbol_of_their_own_count_as_errors(most: int) -> Non
 
 
 def test_exact_values_are_lost_where_rounding_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(form: Form) -> Bounds:
+    def careless(form: AffineForm) -> Bounds:
         reach = form.generators.abs().sum(1)
         return Bounds(form.center - reach, form.center + reach)
 
-    monkeypatch.setattr(Form, "bounds", careless)
+    monkeypatch.setattr(AffineForm, "bounds", careless)
     found = []
     for network in networks(0):
         box = box_of(network, 1, 1e-13, free=2)
@@ -312,5 +313,5 @@ def test_a_property_that_asks_nothing_of_the_outputs_is_violated(others: int) ->
     box = Box(np.zeros(3), np.ones(3))
     nothing, unlikely = Property(box, ((),)), Property(box, ((Row(((0, Fraction(1)),), Fraction(-1000)),),))
     queries = [Query(network, prop) for prop in [nothing] + others * [unlikely]]
-    found = InputSplit().verify(queries, Budget.each(math.inf, len(queries)))
+    found = claims(InputSplit(), queries, math.inf)
     assert [outcome.verdict for outcome in found] == [Verdict.SAT, Verdict.UNSAT][: 1 + others]

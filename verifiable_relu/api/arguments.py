@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -160,17 +161,21 @@ class Normalisation:
     error: float
 
 
-def normalize(mean: object, std: object) -> Normalisation | None:
-    """The normalisation that two arguments describe; None if both are None. Each number is taken exactly.
+def normalize(given: Any) -> Normalisation | None:
+    """The normalisation that a pair of mean and std describes; None for None. Each number is taken exactly.
 
     Raises:
-        InputError: if they are no numbers, ``std`` is not positive, or 1/std is beyond the range of float64.
+        InputError: if it is no pair of numbers, ``std`` is not positive, or 1/std is beyond the range of float64.
     """
-    if mean is None and std is None:
+    if given is None:
         return None
+    try:
+        mean, std = given
+    except (TypeError, ValueError):
+        raise InputError(f"normalize is a pair of mean and std, not {given!r:.60}") from None
     found = []
-    for given, name in ((0.0 if mean is None else mean, "mean"), (1.0 if std is None else std, "std")):
-        numbers = array(given, name)
+    for each, name in ((mean, "mean"), (std, "std")):
+        numbers = array(each, name)
         if numbers.dtype.kind not in "fiu" or numbers.ndim > 1 or not numbers.size:
             raise InputError(f"{name}: one number, or one for each channel, is expected")
         exact = np.array([exact_number(number, name) for number in numbers.flat], dtype=object)

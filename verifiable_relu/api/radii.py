@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
-from verifiable_relu.api.verifying import Number, verify
+from verifiable_relu.api.verifying import Around, Number, verify
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.settings import neutral
@@ -107,7 +107,7 @@ def certified_radius(
             proved.
         method: the name of a verifier. A method of bounds proves at every smaller radius what it proves at a larger
             one, as a rule; a radius that is returned was itself proved in any case.
-        options: further arguments of ``verify``, such as ``norm`` and ``timeout`` (seconds for an image and round).
+        options: further arguments of ``verify``, such as ``around`` and ``timeout`` (seconds for an image and round).
 
     Raises:
         InputError: as ``verify``, or for a bad ``upper`` or ``tolerance``.
@@ -148,20 +148,12 @@ def _once(model: Model, pixels: np.ndarray, options: dict[str, Any]) -> Model:
     Raises:
         InputError: if the model cannot be read, or for an option of ``verify`` that has no meaning with several radii.
     """
-    for name in ("eps", "properties"):
-        if name in options:
-            raise InputError(f"several radii are asked about images; {name} has no meaning with them")
-    first = arguments.normalize(options.pop("mean", None), options.pop("std", None))
+    if "eps" in options:
+        raise InputError("several radii are asked about images; eps has no meaning with them")
+    first = arguments.normalize(options.pop("normalize", None))
     return arguments.network(model, pixels.shape[1:], first)
 
 
 def _chosen(options: Mapping[str, Any], open_: list[int], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The options of ``verify`` for some of the images, (n, …): of targets and masks, those of these images."""
-    found = dict(options)
-    for name, axes in (("targets", 1), ("mask", len(shape))):
-        if found.get(name) is not None:
-            values = arguments.array(found[name], name)
-            # What fits no image is refused by ``verify``, and a mask with fewer axes is for every image.
-            if values.ndim == axes and len(values) == shape[0]:
-                found[name] = values[open_]
-    return found
+    """The options of ``verify`` for some of the images, (n, …)."""
+    return {**options, "around": options.get("around", Around()).of(open_, shape)}

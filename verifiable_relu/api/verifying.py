@@ -1,10 +1,10 @@
-"""The function ``verify``: is a model's answer the same for all inputs around images, or for all of a property?"""
+"""What Python programs ask: is a model's answer the same for all inputs around images, or for all of a property?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,136 +15,188 @@ from torch import Tensor
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
 from verifiable_relu.campaign import Case, Result, run
-from verifiable_relu.campaign.inputs import believe, time_limit, verifier
+from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, hardened
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number
 from verifiable_relu.spec.robustness import outside_top, patch_masks, targeted, within_balls
-from verifiable_relu.verifiers.base import Verifier
 
 Number = Fraction | float
 Asked = Property | SpecFile | Path | str
 """A property, or a VNN-LIB file as it was read or by its path."""
 
 
+@dataclass(frozen=True, eq=False)
+class Around:
+    """What is asked around each image, beside a radius.
+
+    Attributes:
+        norm: inf, 2 or 1 (numbers or text). L1 and L2 balls are bounded by linear bounds in the dual norm; where these
+            do not decide, the method is asked about the box around the ball, and ``detail`` says so.
+        clip: the least and the greatest valid value of a pixel.
+        mask: bool, in a shape that broadcasts to that of the images: the pixels that may change. For L∞ only.
+        patch: (height, width): a rectangle of pixels may change by the radius, wherever in the image it lies, and
+            nothing else. All its places are one question, with one time limit. For L∞ only.
+        targets: (n,), classes: asks whether an input of the ball is given the target, in place of whether one is given
+            another class than the label.
+        top_k: asks whether the label is among the ``top_k`` largest outputs.
+    """
+
+    norm: float | str = math.inf
+    clip: tuple[Number, Number] = (0, 1)
+    mask: np.ndarray | Tensor | None = None
+    patch: tuple[int, int] | None = None
+    targets: Sequence[int] | np.ndarray | Tensor | None = None
+    top_k: int = 1
+
+    def of(self, chosen: Sequence[int], shape: tuple[int, ...]) -> Around:
+        """The same for some of the images, (n, …), by their numbers: with the targets and masks of these."""
+        found: dict[str, np.ndarray] = {}
+        for name, axes in (("targets", 1), ("mask", len(shape))):
+            if (given := getattr(self, name)) is not None:
+                values = arguments.array(given, name)
+                # What fits no image is refused later, and a mask with fewer axes is for every image.
+                if values.ndim == axes and len(values) == shape[0]:
+                    found[name] = values[chosen]
+        return replace(self, **found)  # type: ignore[arg-type]
+
+
 @neutral()
 def verify(
     model: Model,
-    images: np.ndarray | Tensor | None = None,
+    images: np.ndarray | Tensor,
     labels: Sequence[int] | np.ndarray | Tensor | None = None,
     eps: Number | np.ndarray | Tensor | Sequence[Number] | None = None,
     method: str = "auto",
     timeout: float = 60.0,
-    clip: tuple[Number, Number] = (0, 1),
-    device: str = "cpu",
-    progress: bool = False,
-    joint: float | Sequence[float] | bool = False,
-    memory: int | None = None,
     *,
-    norm: float | str = math.inf,
-    mask: np.ndarray | Tensor | None = None,
-    patch: tuple[int, int] | None = None,
-    targets: Sequence[int] | np.ndarray | Tensor | None = None,
-    top_k: int = 1,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    properties: Asked | Sequence[Asked] | None = None,
+    around: Around = Around(),
+    normalize: tuple[object, object] | None = None,
+    joint: float | Sequence[float] | bool = False,
+    device: str = "cpu",
+    memory: int | None = None,
+    progress: bool = False,
 ) -> list[Result]:
     """Decide for each image whether the model gives the image's label to every input in the ball around it.
 
-    The ball of an image is the set of inputs x with ‖x − image‖ ≤ ``eps`` whose pixels lie within ``clip``. In place of
-    images, ``properties`` may be asked about: boxes and polytopes (``spec.box_property``), or VNN-LIB files.
+    The ball of an image is the set of inputs x with ‖x − image‖ ≤ ``eps`` whose pixels are valid.
 
     Args:
         model: a torch module, which is read in evaluation mode; a ``Network``; or an ONNX file, by path or as bytes.
-        images: (n, *input shape), in the units of ``clip``; each number is taken exactly, bit for bit.
-        labels: (n,), the true classes; not needed with ``targets``.
+        images: (n, *input shape), in the units of ``around.clip``; each number is taken exactly, bit for bit.
+        labels: (n,), the true classes; not needed with ``around.targets``.
         eps: the radius, ≥ 0, in the same units; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact. Several
             numbers are one for each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of
             ``images``. All numbers may be numpy scalars, or tensors without axes.
         method: the name of a verifier.
         timeout: seconds for each image.
-        clip: the least and the greatest valid value of a pixel.
-        device: the torch device on which bounds and attack run.
-        progress: whether a progress bar is shown on stderr.
+        around: norm, valid pixels, masks, patches, targets and top-k.
+        normalize: what the model expects to be subtracted from its input and what this is divided by then, one number
+            or one for each channel each, if that is not part of the model; images and ``eps`` are in the units before
+            that.
         joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
             The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
             λ-GELUs (``network.hardened``), and False asks for the model alone.
+        device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
-        norm: inf, 2 or 1 (numbers or text). L1 and L2 balls are bounded by linear bounds in the dual norm; where these
-            do not decide, ``method`` is asked about the box around the ball, and ``detail`` says so.
-        mask: bool, in a shape that broadcasts to that of ``images``: the pixels that may change. For L∞ only.
-        patch: (height, width): a rectangle of pixels may change by ``eps``, wherever in the image it lies, and nothing
-            else. All its places are one question, with one time limit. For L∞ only.
-        targets: (n,), classes: asks whether an input of the ball is given the target, in place of whether one is given
-            another class than the label.
-        top_k: asks whether the label is among the ``top_k`` largest outputs.
-        mean: what the model expects to be subtracted from its input, one number or one for each channel, if that is not
-            part of the model; images, ``eps`` and ``clip`` are in the units before that.
-        std: what the model expects its input to be divided by then.
-        properties: a property, the path of a VNN-LIB file, or a sequence of them, to be asked in place of images.
+        progress: whether a progress bar is shown on stderr.
 
     Returns:
-        One result per image or property, in their order. ``verdict`` is *unsat* where no input of the ball changes the
-        class; *sat* where ``counterexample`` does (a tie of two outputs counts); otherwise *unknown*, for the reason in
-        ``reason`` and ``detail``. For *unsat*, ``margin`` ≥ 0 is a proven lower bound, over the ball, of the difference
-        between the label's output and the largest other one (or of how far the unsafe outputs are missed).
+        One result per image, in their order. ``verdict`` is *unsat* where no input of the ball changes the class; *sat*
+        where ``counterexample`` does (a tie of two outputs counts); otherwise *unknown*, for the reason in ``reason``
+        and ``detail``. For *unsat*, ``margin`` ≥ 0 is a proven lower bound, over the ball, of the difference between
+        the label's output and the largest other one.
 
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
     """
+    if not isinstance(around, Around):
+        raise InputError(f"around is {around!r:.60}, no Around")
+    if images is None or eps is None or (labels is None and around.targets is None):
+        raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
+    pixels = arguments.pixels(images)
+    first = arguments.normalize(normalize)
+    network = _joint(arguments.network(model, pixels.shape[1:], first), joint)
+    order = _order(around.norm)
+    sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
+    questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
+    return _answered(network, questions, order != math.inf, method, timeout, device, memory, progress)
+
+
+@neutral()
+def verify_properties(
+    model: Model,
+    properties: Asked | Sequence[Asked],
+    method: str = "auto",
+    timeout: float = 60.0,
+    *,
+    normalize: tuple[object, object] | None = None,
+    joint: float | Sequence[float] | bool = False,
+    device: str = "cpu",
+    memory: int | None = None,
+    progress: bool = False,
+) -> list[Result]:
+    """Decide for each property whether an input of its box has outputs in its unsafe set.
+
+    Args:
+        model: as in ``verify``, and so are all further arguments.
+        properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
+        method, timeout, normalize, joint, device, memory, progress: as in ``verify``.
+
+    Returns:
+        One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
+        unsafe outputs are missed.
+
+    Raises:
+        InputError: (a ``ValueError``) for a bad model, property, number, method or limit.
+    """
+    specs = _specs(properties)
+    first = arguments.normalize(normalize)
+    network = _joint(arguments.network(model, _shape(specs, model), first), joint)
+    questions = [(name, _queries(spec, network)) for name, spec in specs]
+    return _answered(network, questions, False, method, timeout, device, memory, progress)
+
+
+def _answered(
+    network: Network,
+    questions: Sequence[tuple[str, list[Query]]],
+    balls: bool,
+    method: object,
+    timeout: object,
+    device: object,
+    memory: int | None,
+    progress: object,
+) -> list[Result]:
+    """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
     if not isinstance(method, str):
         raise InputError(f"a method is named by a string, not {method!r:.60}")
     if not isinstance(device, str | torch.device):
         raise InputError(f"a device is named by a string, not {device!r:.60}")
     limit = time_limit(arguments.number(timeout, "the time limit"))
     shown = arguments.flag(progress, "progress")
-    chosen = verifier(method, str(device), memory)
-    first = arguments.normalize(mean, std)
-    if properties is not None:
-        others = {"images": images, "labels": labels, "eps": eps, "mask": mask, "patch": patch, "targets": targets}
-        given = next((name for name, value in others.items() if value is not None), None)
-        if given is not None:
-            raise InputError(f"properties are asked in place of images; {given} has no meaning with them")
-        specs = _specs(properties)
-        network = _joint(arguments.network(model, _shape(specs, model), first), joint)
-        cases = [Case(network.name, name, tuple(_queries(spec, network)), limit) for name, spec in specs]
-    else:
-        if images is None or eps is None or (labels is None and targets is None):
-            raise InputError("images, labels (or targets) and eps are needed, or properties in their place")
-        pixels = arguments.pixels(images)
-        network = _joint(arguments.network(model, pixels.shape[1:], first), joint)
-        order = _order(norm)
-        sets = _balls(network, pixels, labels, arguments.radii(eps), clip, order, mask, patch, targets, top_k)
-        if order != math.inf:
-            chosen = _in_balls(chosen)
-        cases = [
-            Case(network.name, f"image {i}", tuple(Query(network, prop) for prop in props), limit)
-            for i, props in enumerate(sets)
-        ]
+    asked, limits = chosen(method, str(device), memory)
+    if balls:
+        from verifiable_relu.verifiers.balls import InBalls
+
+        asked = InBalls(asked)
+    cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
     believe(network, [query.property for case in cases for query in case.queries])
     if not shown:
-        return run(cases, chosen)
+        return run(cases, asked, limits=limits)
     # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
 
     with Watcher(len(cases)) as watcher:
-        return run(cases, chosen, observer=watcher)
+        return run(cases, asked, observer=watcher, limits=limits)
 
 
 def _joint(network: Network, joint: float | Sequence[float] | bool) -> Network:
     if isinstance(joint, bool | np.bool_) and not joint:
         return network
     return hardened(network, arguments.hardness(joint))
-
-
-def _in_balls(chosen: Verifier) -> Verifier:
-    from verifiable_relu.verifiers.balls import InBalls
-
-    return InBalls(chosen)
 
 
 def _order(norm: object) -> float:
@@ -162,14 +214,11 @@ def _balls(
     pixels: np.ndarray,
     labels: object,
     eps: object,
-    clip: tuple[Number, Number],
     order: float,
-    mask: object,
-    patch: object,
-    targets: object,
-    top_k: object,
+    around: Around,
 ) -> list[list[Property]]:
     """The properties of each image: several where a patch has several places."""
+    mask, patch, targets, top_k = around.mask, around.patch, around.targets, around.top_k
     if pixels.shape[1:] != network.input_shape:
         raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
     classes, count = network.output_size, len(pixels)
@@ -187,7 +236,7 @@ def _balls(
     places = [eps]
     if patch is not None:
         places = [arguments.masked(eps, place, pixels.shape) for place in patch_masks(pixels.shape[1:], _size(patch))]
-    each = [linf_properties(pixels, true, radii, classes, clip) for radii in places]  # type: ignore[arg-type]
+    each = [linf_properties(pixels, true, radii, classes, around.clip) for radii in places]  # type: ignore[arg-type]
     if order != math.inf:
         if np.ndim(eps) > 1:  # type: ignore[arg-type]
             raise InputError("radii of pixels are for norm=inf; L1 and L2 balls have one for each image")

@@ -10,11 +10,11 @@ A table has one row for each kind of activation. A linear relaxation on [l, u] i
   f(x) − s·x over all points of [l, u] that can have it. So the rounding of a slope makes no line unsound, and only the
   rounding of offsets must be accounted for.
 
-The offset of a line is off by at most ``ulps``·u·(|slope|·max(|l|, |u|) + |offset|) + u·``absolute`` (``Row``), and an
-end of an image by at most ``ulps``·u·|end| + u·``absolute``, where u is the unit roundoff of the dtype. Underflow adds
-a few of the smallest normal numbers of the dtype; to an offset 1 + max(|l|, |u|) times as many, since it may take a
-slope. Nothing here is moved outward for all that: ``bounds.rounding`` does it. A bound that is NaN gives NaN, or lines
-that hold without it.
+The offset of a line is off by at most ``ulps``·u·(|slope|·max(|l|, |u|) + |offset|) + u·``absolute``, and an end of an
+image by at most ``ulps``·u·|end| + u·``absolute`` (``ActivationRow``), where u is the unit roundoff of the dtype.
+Underflow adds a few of the smallest normal numbers of the dtype; to an offset 1 + max(|l|, |u|) times as many, since it
+may take a slope. Nothing here is moved outward for all that: ``bounds.rounding`` does it. A bound that is NaN gives
+NaN, or lines that hold without it.
 
 **Envelopes.** The convex envelope of f on [l, u] is f itself in a part where f is convex; elsewhere it consists of
 lines that are tangent to f at a contact point of that part and end at l or u, or it is the chord of [l, u]. So its
@@ -46,22 +46,25 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.tuning import Bounds, Lines
+from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import (
     FUNCTIONS,
     Activation,
+    Curve,
     Gelu,
     Hardened,
     Identity,
+    Kinked,
     LeakyRelu,
     Node,
     Relu,
     Sigmoid,
-    Smooth,
     Tanh,
 )
+from verifiable_relu.rounding import above, below, coarse, epsilon, narrow, smooth_divisor, tiny
 
-DIP = -0.7517915246935645
+(DIP,) = FUNCTIONS["GELU"].turns
 """Where g(t) = t·Φ(t) is smallest: the root of Φ(t) + t·φ(t)."""
 
 _INFLECTION = math.sqrt(2)
@@ -121,8 +124,8 @@ def _slope(
         a: where the line begins.
         b: where the line ends.
     """
-    narrow = torch.finfo(point.dtype).eps ** (1 / 3) * (1 + point.detach().abs())
-    joined = (a <= point) & (point <= b) & (b - a > narrow)
+    least = narrow(point.detach())
+    joined = (a <= point) & (point <= b) & (b - a > least)
     chord = (value(b) - value(a)) / torch.where(joined, b - a, 1)
     return torch.where(joined, chord, derivative(point))
 
@@ -147,7 +150,7 @@ def tanh_slopes(lower: Tensor, upper: Tensor, point: Tensor) -> tuple[Tensor, Te
 
 def tanh_turn(slope: Tensor) -> Tensor:
     """The x ≥ 0 at which tanh'(x) = slope, arcosh(slope^(−½)); for a slope beyond (0, 1) the x of the nearer end."""
-    slope = slope.clamp(torch.finfo(slope.dtype).tiny, 1)
+    slope = slope.clamp(tiny(slope.dtype), 1)
     return torch.log1p(torch.sqrt(1 - slope)) - 0.5 * torch.log(slope)
 
 
@@ -196,7 +199,7 @@ def gelu_valley(slope: Tensor) -> Tensor:
     t = _INFLECTION * (1 - torch.sqrt(1 - target / _STEEPEST))
     for _ in range(6):
         curvature = (2 - t * t) * _density(t)
-        step = (target - _even_slope(t)) / curvature.clamp(min=torch.finfo(t.dtype).eps)
+        step = (target - _even_slope(t)) / curvature.clamp(min=epsilon(t.dtype))
         t = (t + step).clamp(0, _INFLECTION)
     return torch.where(centred < 0, -t, t)
 
@@ -208,13 +211,13 @@ def gelu_ridge(slope: Tensor) -> Tensor:
     logarithms of both sides, which are nearly quadratic in t, with Φ(−t) = φ(t)·√(π/2)·erfcx(t/√2).
     """
     peak = _STEEPEST - 0.5
-    rest = torch.maximum(-slope, slope - 1).clamp(torch.finfo(slope.dtype).tiny, peak)
+    rest = torch.maximum(-slope, slope - 1).clamp(tiny(slope.dtype), peak)
     depth = torch.log(peak / rest).clamp(min=0)
     t = torch.sqrt(2 + 2 * depth + 2.2 * torch.sqrt(depth))
     for _ in range(6):
         gap = t - math.sqrt(math.pi / 2) * torch.special.erfcx(t / _INFLECTION)
         surplus = torch.log(gap * _DENSITY) - torch.log(rest) - 0.5 * t * t
-        fall = ((t * t - 2) / gap).clamp(min=torch.finfo(t.dtype).eps)
+        fall = ((t * t - 2) / gap).clamp(min=epsilon(t.dtype))
         t = (t + surplus / fall).clamp(min=_INFLECTION)
     return torch.where(slope < 0.5, -t, t)
 
@@ -223,17 +226,17 @@ _HALVINGS = {torch.float64: 60, torch.float32: 32}
 """How often an interval is halved until nothing of it is left."""
 
 
-def _smooth_image(node: Smooth, bounds: Bounds) -> Bounds:
+def _smooth_image(node: Curve, bounds: Bounds) -> Bounds:
     """The least and the largest value on [l, u]: at an end or where the function turns."""
-    points = [bounds.lower, bounds.upper, *_within(node, bounds, FUNCTIONS[node.function].turns)]
+    points = [bounds.lower, bounds.upper, *_within(node, bounds, node.known.turns)]
     values = torch.stack([node.forward(x) for x in points])
     found = Bounds(values.amin(0), values.amax(0))
     return _beyond_a_period(node, bounds, found)
 
 
-def _beyond_a_period(node: Smooth, bounds: Bounds, found: Bounds) -> Bounds:
+def _beyond_a_period(node: Curve, bounds: Bounds, found: Bounds) -> Bounds:
     """Over a whole period, sine and cosine have every value from −1 to 1."""
-    period = FUNCTIONS[node.function].period
+    period = node.known.period
     if period is None:
         return found
     whole = _is_whole(bounds, period)
@@ -248,14 +251,16 @@ def _is_whole(bounds: Bounds, period: float) -> Tensor:
     Beyond the inverse root of the unit roundoff, an extremum between two numbers may exceed both by more than that.
     """
     reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
-    near = (bounds.upper - bounds.lower < period) & (reach < torch.finfo(reach.dtype).eps ** -0.5)
+    near = (bounds.upper - bounds.lower < period) & (reach < coarse(reach.dtype))
     return ~near
 
 
-def _within(node: Smooth, bounds: Bounds, points: tuple[float, ...]) -> list[Tensor]:
+def _within(node: Curve, bounds: Bounds, points: tuple[float, ...]) -> list[Tensor]:
     """Points of the function, in order, each moved to the nearest of [l, u]: those of all periods that matter."""
-    period = FUNCTIONS[node.function].period
+    period = node.known.period
     like = bounds.lower.detach()
+    if node.known.stretched:
+        points = tuple(point / float(node.parameter) for point in points)
     if period is None:
         return [torch.full_like(like, point).clamp(like, bounds.upper.detach()) for point in points]
     first = torch.floor(like / period)
@@ -263,7 +268,7 @@ def _within(node: Smooth, bounds: Bounds, points: tuple[float, ...]) -> list[Ten
     return [point.clamp(like, bounds.upper.detach()) for point in moved]
 
 
-def _extrema(node: Smooth, bounds: Bounds, slope: Tensor) -> tuple[Tensor, Tensor]:
+def _extrema(node: Curve, bounds: Bounds, slope: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the largest value of f(x) − slope·x on [l, u].
 
     Differentiable in the slope and the bounds: where the extremum lies is no part of its derivative.
@@ -273,7 +278,7 @@ def _extrema(node: Smooth, bounds: Bounds, slope: Tensor) -> tuple[Tensor, Tenso
         bounds: of x.
         slope: like the bounds, or with further axes in front.
     """
-    function, parameter = FUNCTIONS[node.function], node.parameter
+    function, parameter = node.known, node.parameter
     lb, ub = bounds.lower, bounds.upper
     bends = _within(node, bounds, function.bends)
     with torch.no_grad():
@@ -296,10 +301,10 @@ def _extrema(node: Smooth, bounds: Bounds, slope: Tensor) -> tuple[Tensor, Tenso
     return values.amin(0), values.amax(0)
 
 
-def _smooth_lines(node: Smooth, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
+def _smooth_lines(node: Curve, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
     """The lines of given slopes."""
     floor, top = _extrema(node, bounds, low)[0], _extrema(node, bounds, high)[1]
-    period = FUNCTIONS[node.function].period
+    period = node.known.period
     if period is not None:
         whole = _is_whole(bounds, period)
         low, high = (torch.where(whole, 0 * slope, slope) for slope in (low, high))
@@ -307,19 +312,19 @@ def _smooth_lines(node: Smooth, bounds: Bounds, low: Tensor, high: Tensor) -> Li
     return Lines(low, floor, high, top)
 
 
-def _smooth_slopes(node: Smooth, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
+def _smooth_slopes(node: Curve, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
     """Slopes of the lower and the upper line, best at the midpoint of some; or (``ends``) two between which others lie.
 
     Candidates are the chord's and those of the function at the ends and the midpoint, and any slope is sound.
     """
-    function, parameter = FUNCTIONS[node.function], node.parameter
+    function, parameter = node.known, node.parameter
     with torch.no_grad():
         lb, ub = bounds.lower.detach(), bounds.upper.detach()
         middle, width = lb / 2 + ub / 2, ub - lb
         at = [function.slope(x, parameter) for x in (lb, middle, ub)]
-        narrow = width <= torch.finfo(lb.dtype).eps ** (1 / 3) * (1 + middle.abs())
+        short = width <= narrow(middle)
         rise = function.value(ub, parameter) - function.value(lb, parameter)
-        chord = torch.where(narrow, at[1], rise / torch.where(narrow, 1, width))
+        chord = torch.where(short, at[1], rise / torch.where(short, 1, width))
         candidates = torch.stack([chord, *at])
         candidates = torch.where(torch.isfinite(candidates), candidates, 0.0)
         floor, top = _extrema(node, bounds, candidates)
@@ -340,17 +345,26 @@ def _smooth_slopes(node: Smooth, bounds: Bounds, ends: bool) -> tuple[Tensor, ..
         )
 
 
-def smooth_slope_range(node: Smooth, bounds: Bounds) -> Bounds:
-    """The least and the largest slope of f on [l, u], moved outward by rounding.
+def slope_range(node: Activation, bounds: Bounds) -> Bounds:
+    """The least and the largest slope of f on [l, u], moved outward by rounding; NaN where nothing is known.
 
     Between two neighbouring bends the slope only rises or only falls, so that it is extreme at an end or next to a
     bend, where it may jump. Where f is not defined on all of [l, u], as a reciprocal at 0 or a logarithm below it, or
-    is not finite, its slopes are unknown: NaN.
+    is not finite, its slopes are unknown.
+
+    Raises:
+        UnsupportedError: for an activation of which that is not known.
     """
-    function, parameter = FUNCTIONS[node.function], node.parameter
+    if isinstance(node, Kinked):
+        ends = torch.stack([bounds.lower, bounds.upper])
+        slopes = torch.where(ends.isnan(), ends, torch.where(ends > 0, 1.0, node.below))
+        return Bounds(slopes.amin(0), slopes.amax(0))
+    if not isinstance(node, Curve):
+        raise UnsupportedError("the change is not bounded through this activation", place=node.place)
+    function, parameter = node.known, node.parameter
     points = [bounds.lower, bounds.upper]
     for bend in _within(node, bounds, function.bends):
-        points += [bend, *(torch.nextafter(bend, bend.new_tensor(end)) for end in (-torch.inf, torch.inf))]
+        points += [bend, below(bend), above(bend)]
     slopes = torch.stack([function.slope(x, parameter) for x in points])
     values = _smooth_image(node, bounds)
     unknown = ~(torch.isfinite(values.lower) & torch.isfinite(values.upper))
@@ -360,15 +374,15 @@ def smooth_slope_range(node: Smooth, bounds: Bounds) -> Bounds:
         lower = torch.where(whole, -function.steepest, lower)
         upper = torch.where(whole, function.steepest, upper)
     # A bounded slope is a sum of numbers of about 1, which may cancel.
-    unit = torch.finfo(lower.dtype).eps
-    absolute = 256 * unit * parameter.clamp(min=1) if function.steepest < torch.inf else torch.finfo(lower.dtype).tiny
+    unit = epsilon(lower.dtype)
+    absolute = 256 * unit * parameter.clamp(min=1) if function.steepest < torch.inf else tiny(lower.dtype)
     lower, upper = (ends.masked_fill(unknown, torch.nan) for ends in (lower, upper))
     relative = 64 * unit
     return Bounds(lower - relative * lower.abs() - absolute, upper + relative * upper.abs() + absolute)
 
 
 @dataclass(frozen=True)
-class Row:
+class ActivationRow:
     """What is known of one activation.
 
     Args:
@@ -385,11 +399,11 @@ class Row:
     ulps: int
     unstable: Callable[[Any, Bounds], Tensor]
     absolute: Callable[[Any], Tensor | float] = lambda node: 0.0
-    curve: Curve | None = None
+    curve: SmoothLines | None = None
 
 
 @dataclass(frozen=True)
-class Curve:
+class SmoothLines:
     """The two steps in which the relaxation of a smooth activation is made.
 
     Args:
@@ -424,7 +438,7 @@ class Curve:
         )
 
 
-def row(node: Activation) -> Row:
+def row(node: Activation) -> ActivationRow:
     """The table's row for a node.
 
     Raises:
@@ -505,7 +519,7 @@ def _kinked(left: Tensor, bounds: Bounds, alpha: Tensor | None) -> Lines:
     lo, hi = torch.where(stable, -one, lb), torch.where(stable, one, ub)
     # The least width keeps the gradient finite where the interval is next to a point; any slope is sound.
     bottom = left * lo
-    chord = (hi - bottom) / (hi - lo).clamp(min=torch.finfo(lb.dtype).tiny ** 0.5)
+    chord = (hi - bottom) / smooth_divisor(hi - lo)
     at_ends = bottom - chord * lo, hi - chord * hi
     above = torch.where(stable, zero, torch.maximum(*at_ends))
     below = torch.where(stable, zero, torch.minimum(*at_ends))
@@ -541,7 +555,7 @@ def _relu_lines(node: Relu | Hardened, bounds: Bounds, slope: Tensor | None) -> 
     """
     lo, hi = bounds.lower.clamp(max=0), bounds.upper.clamp(min=0)
     # The least width keeps the gradient finite where the interval is next to a point.
-    width = (hi - lo).clamp(min=torch.finfo(lo.dtype).tiny ** 0.5)
+    width = smooth_divisor(hi - lo)
     chord, beyond = hi / width, width - hi
     kink = (hi > beyond).to(lo)
     if slope is not None:
@@ -697,9 +711,9 @@ def _smooth(
     lines: Callable[[Any, Bounds, Tensor, Tensor], Lines],
     absolute: Callable[[Any], Tensor | float] = lambda node: 0.0,
     unstable: Callable[[Any, Bounds], Tensor] = _varies,
-) -> Row:
-    curve = Curve(slopes, lines)
-    return Row(image, curve.relax, _SMOOTH_ULPS, unstable, absolute, curve)
+) -> ActivationRow:
+    curve = SmoothLines(slopes, lines)
+    return ActivationRow(image, curve.relax, _SMOOTH_ULPS, unstable, absolute, curve)
 
 
 def _soft_error(node: Gelu | Hardened) -> Tensor:
@@ -710,21 +724,22 @@ def _soft_error(node: Gelu | Hardened) -> Tensor:
     return _SMOOTH_ULPS / node.lam
 
 
-def _smooth_error(node: Smooth) -> Tensor:
-    """The absolute error of a function, of which the parameter may be a factor."""
-    return _SMOOTH_ULPS * FUNCTIONS[node.function].absolute * node.parameter.clamp(min=1)
+def _smooth_error(node: Curve) -> Tensor:
+    """The absolute error of a function, of which the parameter may be a factor, or a divisor."""
+    scale = 1 / node.parameter if node.known.stretched else node.parameter.clamp(min=1)
+    return _SMOOTH_ULPS * node.known.absolute * scale
 
 
-TABLE: Table[Row] = Table(
+TABLE: Table[ActivationRow] = Table(
     "bound propagation",
     {
-        Relu: Row(_relu_image, _relu_lines, ulps=4, unstable=_straddles_zero),
-        LeakyRelu: Row(_leaky_image, _leaky_lines, ulps=8, unstable=_straddles_zero),
-        Identity: Row(_identity_image, _identity_lines, ulps=0, unstable=_varies),
+        Relu: ActivationRow(_relu_image, _relu_lines, ulps=4, unstable=_straddles_zero),
+        LeakyRelu: ActivationRow(_leaky_image, _leaky_lines, ulps=8, unstable=_straddles_zero),
+        Identity: ActivationRow(_identity_image, _identity_lines, ulps=0, unstable=_varies),
         Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
         Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
         Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),
-        Smooth: _smooth(_smooth_image, _smooth_slopes, _smooth_lines, _smooth_error),
+        Curve: _smooth(_smooth_image, _smooth_slopes, _smooth_lines, _smooth_error),
         Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, _soft_error, _is_soft),
     },
     group=Activation,

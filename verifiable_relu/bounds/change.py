@@ -26,35 +26,32 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.activations import image, smooth_slope_range
+from verifiable_relu.bounds.activations import image, slope_range
 from verifiable_relu.bounds.crown import interval_is_exact, preactivation_bounds
 from verifiable_relu.bounds.forward import Rules, intersect
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tuning import MEMORY, Bounds, Lines, chunk_size, groups
-from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
+    Affine,
     Bilinear,
     Conv2d,
     Hardened,
     Identity,
     Input,
-    LeakyRelu,
     Linear,
     Node,
     Permute,
     Relu,
     Reshape,
     Scale,
-    Sigmoid,
-    Smooth,
     Sparse,
-    Tanh,
 )
+from verifiable_relu.rounding import divisor
 
 
 def substitution_change(
@@ -105,31 +102,6 @@ def gap(node: Hardened, pre: Bounds) -> Tensor:
     return -rounding.interval_activation(node, image(node, Bounds(-far, -near))).lower
 
 
-def slope_range(node: Activation, pre: Bounds) -> Bounds:
-    """The least and the largest slope on [l, u] of a function that both networks have, outward; NaN if it is unknown.
-
-    Raises:
-        UnsupportedError: for an activation of which that is not known.
-    """
-    match node:
-        case Smooth():
-            return smooth_slope_range(node, pre)
-        case Sigmoid() | Tanh():
-            # Steepest at 0, and the flatter the further from it.
-            points = torch.stack([pre.lower, pre.upper, torch.zeros_like(pre.lower).clamp(pre.lower, pre.upper)])
-            found = _logistic_slope(points) if isinstance(node, Sigmoid) else 4 * _logistic_slope(2 * points)
-        case LeakyRelu():
-            ends = torch.stack([pre.lower, pre.upper])
-            found = torch.where(ends.isnan(), ends, torch.where(ends > 0, 1.0, node.slope))
-        case _:
-            raise UnsupportedError("the change is not bounded through this activation", place=node.place)
-    return rounding.widen(Bounds(found.amin(0), found.amax(0)), 64)
-
-
-def _logistic_slope(x: Tensor) -> Tensor:
-    return torch.sigmoid(x) * torch.sigmoid(-x)
-
-
 class Differences(Rules):
     """The activations d ↦ s·d + e of the difference network.
 
@@ -178,7 +150,7 @@ class Differences(Rules):
     def lines(self, index: int, node: Activation, pre: Bounds) -> Lines:
         """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
         left, right = self.moved(index, pre.lower), self.moved(index, pre.upper)
-        width = (pre.upper - pre.lower).clamp(min=torch.finfo(pre.lower.dtype).tiny)
+        width = divisor(pre.upper - pre.lower)
         low, high = (right.lower - left.lower) / width, (right.upper - left.upper) / width
         # Offsets last, from both ends: they are sound whatever the slopes became in floating point.
         under = torch.minimum(left.lower - low * pre.lower, right.lower - low * pre.upper)
@@ -296,10 +268,7 @@ MAKERS: Table[Callable[..., int | None]] = Table(
     "the change by the substitution of ReLU",
     {
         Input: _Differences.nothing,
-        Linear: _Differences.mapped,
-        Conv2d: _Differences.mapped,
-        Scale: _Differences.mapped,
-        Sparse: _Differences.mapped,
+        Affine: _Differences.mapped,
         Reshape: _Differences.mapped,
         Permute: _Differences.mapped,
         Add: _Differences.added,

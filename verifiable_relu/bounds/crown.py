@@ -26,6 +26,15 @@ from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning,
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Input, Linear, Permute, Relu, Reshape, Scale
 
+_DECAY = 0.999
+"""Heuristic: what a step keeps of the mean of squared gradients."""
+
+_LEAST = 1e-12
+"""Heuristic: what is added to the size of gradients, by which steps are divided."""
+
+_LEAST_SLOPE = 1e-8
+"""Heuristic: the same for slopes."""
+
 
 class Moments:
     """The means of a parameter's gradients and of their squares by which Adam steps; those of newer ones count more.
@@ -47,12 +56,12 @@ class Moments:
         """What part of the mean the gradients so far make up."""
         return float(1 - 0.9**self._steps)
 
-    def take(self, gradient: Tensor, least: float = 1e-12) -> Tensor:
+    def take(self, gradient: Tensor, least: float = _LEAST) -> Tensor:
         """Count one more gradient; returns the size of all, by which a step is divided, ``least`` added."""
         self._steps += 1
         self.first.lerp_(gradient, 0.1)
-        self._second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        return (self._second / (1 - 0.999**self._steps)).sqrt_().add_(least)
+        self._second.mul_(_DECAY).addcmul_(gradient, gradient, value=0.001)
+        return (self._second / (1 - _DECAY**self._steps)).sqrt_().add_(least)
 
     def narrow(self, keep: Tensor) -> None:
         """Go on with some of the rows: ``keep`` (rows,) bool."""
@@ -89,7 +98,7 @@ class Adam:
             rate: the length of the step, if all gradients so far were the same.
             counts: whether the slopes after the step are to be part of the mean.
         """
-        size = self._moments.take(gradient, 1e-8)
+        size = self._moments.take(gradient, _LEAST_SLOPE)
         self.value.addcdiv_(self._moments.first, size, value=rate / self._moments.share).clamp_(0, 1)
         if counts:
             self._sum += self.value

@@ -26,6 +26,7 @@ from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Node, Shape
 from verifiable_relu.network.once import Made, Once
+from verifiable_relu.rounding import tiny
 
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
 
@@ -109,7 +110,7 @@ class Operator(Generic[Kind]):
 def exact_in_float32(weight: Tensor) -> bool:
     """Whether all numbers are float32 numbers, and none so small that a library may take it for 0."""
     narrow = weight.to(torch.float32)
-    normal = (narrow == 0) | (narrow.abs() >= torch.finfo(torch.float32).tiny)
+    normal = (narrow == 0) | (narrow.abs() >= tiny(torch.float32))
     return bool(((narrow.to(weight) == weight) & normal).all())
 
 
@@ -282,8 +283,6 @@ class ConvolutionOperator(Operator[Conv2d]):
             (rows, channels·stride, height + blocks − 1, width + blocks − 1), as ``image_in_cells`` orders inputs.
         """
         (high, wide), weight = self._blocks, self.node.weight
-        if self.node.stride != (1, 1) and weight.shape[0] >= self.tuning.channels_last:
-            a = a.contiguous(memory_format=torch.channels_last)
         turned = self.once("cells", lambda: self._blocked.permute(3, 2, 0, 1).flip(2, 3).contiguous().to(torch.float32))
         if a.dtype == weight.dtype:
             return F.conv2d(a, turned, None, (1, 1), (high - 1, wide - 1))
@@ -299,24 +298,6 @@ class ConvolutionOperator(Operator[Conv2d]):
         found = x.new_zeros(len(x), *self.cells_shape(self.node.shape[1:]))
         fill_cells(found, x, self.node.stride, self.node.corner)
         return found
-
-    def outputs_that_see(self, outputs: Tensor, input_shape: Shape) -> Tensor:
-        """How many of some outputs see every pixel of the input.
-
-        Args:
-            outputs: (rows, *shape) bool.
-            input_shape: (channels, height, width).
-
-        Returns:
-            (rows, 1, height, width) of the input.
-        """
-        top, left = self.node.padding[:2]
-        weight = self.node.weight
-        count = outputs.sum(1, keepdim=True, dtype=weight.dtype)
-        ones = self.once("ones", lambda: weight.new_ones(1, 1, *weight.shape[2:]))
-        seen = F.conv_transpose2d(count, ones, None, self.node.stride)
-        _, height, width = input_shape
-        return framed(seen, [-left, left + width - seen.shape[3], -top, top + height - seen.shape[2]])
 
     def by_blocks(self, x: Tensor) -> bool:
         """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""

@@ -14,22 +14,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding, sums
 from verifiable_relu.bounds.forward import NodeBounds, Rules, Tighten
+from verifiable_relu.bounds.kinds import NODE_KINDS, of_samples, value_at_point
 from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator
-from verifiable_relu.bounds.slack import Float32, LineTable, ShiftedLines, Slack, of_samples
-from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
+from verifiable_relu.bounds.slack import Float32, LineTable, ShiftedLines, Slack
+from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups
 from verifiable_relu.bounds.windowed import (
     Chunk,
+    Coefficients,
     LastConvolution,
     Restricted,
     Restriction,
-    Rows,
     Stepped,
     Stepper,
     Window,
@@ -37,15 +37,12 @@ from verifiable_relu.bounds.windowed import (
     kernels,
     windows,
 )
-from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
-    Bilinear,
     Conv2d,
-    Input,
     Node,
     Permute,
     Reshape,
@@ -110,7 +107,9 @@ class Backward:
         start, rows = self._of_neurons(index, node, neuron, sign, chunk)
         return Walk(self, chunk).back(start, rows, total, index)[0]
 
-    def _of_neurons(self, index: int, node: Node, neuron: Tensor, sign: Tensor, chunk: Chunk) -> tuple[int, Rows]:
+    def _of_neurons(
+        self, index: int, node: Node, neuron: Tensor, sign: Tensor, chunk: Chunk
+    ) -> tuple[int, Coefficients]:
         """sign·(neurons of node ``index``) as rows of that node, or of the node before an affine map, and which it is.
 
         A neuron of a dense layer is a row of its weights, one of a convolution the kernel within a window.
@@ -128,11 +127,6 @@ class Backward:
         return index, rows.scatter(1, neuron[:, None], sign[:, None]).reshape(shape)
 
 
-def value_at_point(bounds: NodeBounds, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
-    """A·v̂ of rows A of node ``index``, (groups, each, neurons), and its point v̂: (groups, each)."""
-    return sums.dot(a, of_samples(bounds.point(index).flatten(1), sample))
-
-
 class Walk:
     """One chunk of rows on its way back.
 
@@ -146,11 +140,11 @@ class Walk:
         self.of, self.chunk, self.record = of, chunk, record
         self.bounds, self.slack = of.bounds, of.slack
         self.nodes = of.bounds.network.nodes
-        self.coefficients: dict[int, Rows] = {}
+        self.coefficients: dict[int, Coefficients] = {}
         self.total: Tensor | None = None
 
     def back(
-        self, start: int, rows: Rows, total: Tensor | None, origin: int, constant: Tensor | None = None
+        self, start: int, rows: Coefficients, total: Tensor | None, origin: int, constant: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The rows' lower bounds, (rows,), and their coefficients at the node at which they end, if these are wanted.
 
@@ -175,11 +169,11 @@ class Walk:
             if isinstance(node, Activation) and self.bounds.network.uses[node.inputs[0]] == 1:
                 charged |= self.slack.covered(node.inputs[0])
             if self.chunk.rounded and index not in charged and isinstance(node, Affine | Add):
-                self.less(self._weighed(a, index, "error", self.slack.error(index)))
+                self.less(self.weighed(a, index, "error", self.slack.error(index)))
                 charged |= self.slack.covered(index)
             stepped = self._stepped(index, a)
             if stepped is None:
-                BACK[node](self, index, node, a)
+                NODE_KINDS[node].back(self, index, node, a)
                 continue
             if stepped.constant is not None:
                 self.plus(stepped.constant)
@@ -194,7 +188,7 @@ class Walk:
             found = rounding.total(found, lost, constant)
         return found.flatten(), reached
 
-    def _stepped(self, index: int, a: Rows) -> Stepped | None:
+    def _stepped(self, index: int, a: Coefficients) -> Stepped | None:
         """A faster step, if there is one."""
         found = (stepper.step(index, a, self.chunk) for stepper in self.of.steppers)
         return next((stepped for stepped in found if stepped is not None), None)
@@ -207,17 +201,17 @@ class Walk:
         """Take away from it."""
         self.total = -term if self.total is None else self.total - term
 
-    def give(self, index: int, a: Rows) -> None:
+    def give(self, index: int, a: Coefficients) -> None:
         """Rows of node ``index``, which are added to those that it has."""
         if self.narrow(index):
             a = a.float()
         if index in self.coefficients:
             a = self.merged(index, a, self.coefficients[index])
             if self.chunk.rounded:
-                self.less(self._weighed(a, index, "sum", self.slack.merged(index)))
+                self.less(self.weighed(a, index, "sum", self.slack.merged(index)))
         self.coefficients[index] = a
 
-    def merged(self, index: int, first: Rows, second: Rows) -> Rows:
+    def merged(self, index: int, first: Coefficients, second: Coefficients) -> Coefficients:
         """The sum of two rows of node ``index``, in windows where the grids of both go together."""
         both = first.plus(second) if isinstance(first, Window) and isinstance(second, Window) else None
         return self.whole(first, index) + self.whole(second, index) if both is None else both
@@ -226,14 +220,14 @@ class Walk:
         """Whether coefficients of node ``index`` are in float32, in a network in float64."""
         return self.chunk.rounded and self.of.float32.holds(index)
 
-    def whole(self, a: Rows, index: int) -> Tensor:
+    def whole(self, a: Coefficients, index: int) -> Tensor:
         """Dense coefficients of a node, (groups, each, neurons)."""
         assert not isinstance(a, Restricted)
         if isinstance(a, Window):
             a = a.dense(self.nodes[index].shape)
         return a.reshape(self.chunk.groups, self.chunk.each, self.nodes[index].size)
 
-    def _weighed(self, a: Rows, index: int, name: str, values: Tensor) -> Tensor:
+    def weighed(self, a: Coefficients, index: int, name: str, values: Tensor) -> Tensor:
         """|A|·values of node ``index``, (batch, size), in float32 not too low: (groups, each)."""
         assert not isinstance(a, Restricted)
         if isinstance(a, Window):
@@ -254,7 +248,7 @@ class Walk:
             return sums.dot(size, values)
         return sums.last_axes(size.mul_(values.to(size.dtype)[:, None]), 1, self.of.tuning)
 
-    def _end(self, a: Rows, index: int) -> Tensor | None:
+    def _end(self, a: Coefficients, index: int) -> Tensor | None:
         """Take the least values of rows over the box at which they end; returns their coefficients, if wanted."""
         stepped = None if self.chunk.coefficients else self._stepped(index, a)
         if stepped is not None:
@@ -281,75 +275,6 @@ class Walk:
         # Gradients may want A, too; in float32 nobody else does.
         spent = self.narrow(index) and not self.chunk.coefficients and not a.requires_grad
         return -self._summed(a.abs_() if spent else a.abs(), index, radius)
-
-
-def _through_sum(walk: Walk, index: int, node: Add, a: Rows) -> None:
-    for source in node.inputs:
-        walk.give(source, a)
-
-
-def _through_reshape(walk: Walk, index: int, node: Reshape, a: Rows) -> None:
-    walk.give(node.inputs[0], walk.whole(a, index))
-
-
-def _through_permute(walk: Walk, index: int, node: Permute, a: Rows) -> None:
-    dense = walk.whole(a, index)
-    walk.give(node.inputs[0], node.adjoint(dense.reshape(-1, *node.shape)).reshape(*dense.shape[:2], -1))
-
-
-def _through_product(walk: Walk, index: int, node: Bilinear, a: Rows) -> None:
-    """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂, which is charged (``rounding.bilinear``)."""
-    dense, (first, second) = walk.whole(a, index), node.inputs
-    walk.less(walk._weighed(dense, index, "product", walk.slack.product(index)))
-    rows = dense.reshape(*dense.shape[:2], *node.shape)
-    x, y = (of_samples(walk.bounds.point(i), walk.chunk.sample) for i in node.inputs)
-    walk.give(first, node.to_first(rows, y).flatten(2))
-    walk.give(second, node.to_second(rows, x).flatten(2))
-    if not walk.chunk.rounded:
-        walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
-
-
-def _through_affine(walk: Walk, index: int, node: Affine, a: Rows) -> None:
-    dense, source = walk.whole(a, index), node.inputs[0]
-    # Rows that begin here may have coefficients for neurons that are inactive after it.
-    if walk.chunk.rounded and index != walk.start and walk.of.float32.narrows(index):
-        dense = dense.float()
-    shaped = dense if len(node.shape) == 1 else dense.reshape(-1, *node.shape)
-    back = walk.bounds.operators[index].adjoint(shaped, walk.nodes[source].shape)
-    walk.give(source, back.reshape(*dense.shape[:2], -1))
-    if not walk.chunk.rounded:
-        walk.plus(dense @ walk.bounds.operators[index].offset.expand(node.shape).flatten())
-
-
-def _through_activation(walk: Walk, index: int, node: Activation, a: Rows) -> None:
-    dense, chunk, shifted = walk.whole(a, index), walk.chunk, walk.of.shifted
-    if index in chunk.lines:
-        if walk.record is not None:
-            walk.record[index] = dense.flatten(0, 1)
-        named = torch.arange(chunk.groups, device=dense.device) if chunk.sample is None else chunk.sample
-        step = shifted.own(index, chunk.lines[index], named, chunk.rounded)
-    else:
-        step = shifted.step(index, chunk.rounded, shifted.depth(index) if chunk.rounded else 0)
-        if chunk.sample is not None and walk.bounds.samples > 1:
-            step = step.of_samples(chunk.sample)
-    before, constant = step.back(dense, walk.of.tuning)
-    walk.plus(constant)
-    walk.give(node.inputs[0], before)
-
-
-BACK: Table[Callable[[Walk, int, Any, Rows], None]] = Table(
-    "the backward walk",
-    {
-        Input: Refusal("rows end at the input"),
-        Add: _through_sum,
-        Bilinear: _through_product,
-        Reshape: _through_reshape,
-        Permute: _through_permute,
-        Affine: _through_affine,
-        Activation: _through_activation,
-    },
-)
-"""How rows of a node become rows of its inputs."""
 
 
 def by_intervals(bounds: NodeBounds, rows: Tensor, chunk: Chunk) -> Tensor:
@@ -415,7 +340,7 @@ class Relaxation:
         self.network, self.tuning = network, tuning
         self.nodes = NodeBounds(network, box, rules or Rules(), tuning, known)
         self.lines = LineTable(self.nodes)
-        self._everywhere, self._work = float32, 0
+        self._everywhere = float32
 
     @property
     def samples(self) -> int:
@@ -436,11 +361,6 @@ class Relaxation:
     def backward(self) -> Backward:
         """Walks with coefficients in float32 where that is worth it."""
         return Backward(self.nodes, self.lines, Float32(self.nodes, self.tuning, self._everywhere), self.tuning)
-
-    @cached_property
-    def backward64(self) -> Backward:
-        """Walks with coefficients in float64 alone, over the same bounds and lines."""
-        return Backward(self.nodes, self.lines, Float32(self.nodes, self.tuning, never=True), self.tuning)
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Extend the nodes' bounds through node ``index`` (``NodeBounds.advance``)."""
@@ -516,7 +436,6 @@ class Relaxation:
             sign: (R,) ±1.
             sample: (G,) the sample of each group of R/G rows; by default every sample, one after another.
         """
-        self._work += neuron.shape[0] * receptive(self.network)[index]
         return self.backward.neurons(index, neuron, sign, self._chunk(neuron, sample))
 
     def of_input(self, rows: Tensor) -> Tensor:
@@ -542,8 +461,6 @@ class Relaxation:
     ) -> Tensor:
         """(R,) lower bounds of matrix·y over the box, y being the flattened output, rounding accounted for.
 
-        All coefficients are in float64 where that costs little beside what ``neurons`` has been asked for.
-
         Args:
             matrix: (R, outputs).
             sample: (R,) the sample of each row; by default equally many of every sample, in turn.
@@ -567,15 +484,8 @@ class Relaxation:
             if intervals:
                 bounded = self.by_intervals(chosen, mine)
             else:
-                backward = self.backward64 if self._little(count) else self.backward
-                bounded = backward.rows(last, chosen, None, self._chunk(chosen, mine))[0]
+                bounded = self.backward.rows(last, chosen, None, self._chunk(chosen, mine))[0]
             if isinstance(part, slice) and bounded.shape[0] == count:
                 return bounded
             found[part] = bounded
         return found
-
-    def _little(self, rows: int) -> bool:
-        """Whether so many rows of the output are little work beside that of neurons, and would be in float32."""
-        if self._everywhere or self.backward.float32.last_node < 0:
-            return False
-        return self._work > self.tuning.outputs_work * rows * receptive(self.network)[-1]

@@ -4,15 +4,8 @@ Verdicts are about real arithmetic on the stored weights; bounds are computed in
 the rounding error of one named step of bound propagation. The bounds of errors are larger than needed by small constant
 factors, so that they cover the rounding of their own few operations, too.
 
-**The model.** The standard model of floating point, fl(a∘b) = (a∘b)·(1 + δ) with |δ| ≤ u, and what follows from it for
-sums.
-
-For a sum of n products, in every order of summation, with and without fused multiply-add,
-
-    |fl(Σ a_i·b_i) − Σ a_i·b_i| ≤ γ_n · Σ |a_i|·|b_i|,   γ_n = n·u / (1 − n·u)
-
-(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, section 3.1). A convolution is such a
-sum where it is computed directly or as a matrix product, as torch's kernels for CPUs do; transformed algorithms
+**The model.** ``verifiable_relu.rounding`` has it, with its units, γ and what may underflow. A convolution is a sum of
+products where it is computed directly or as a matrix product, as torch's kernels for CPUs do; transformed algorithms
 (Winograd, FFT) are not covered.
 
 **Coverage.** Where torch computes as the standard model of floating point says, so that rounding errors are accounted
@@ -33,7 +26,6 @@ import math
 import os
 import platform
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 import torch
@@ -44,55 +36,7 @@ from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Conv2d
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
-    return torch.finfo(dtype).eps / 2
-
-
-def gamma(terms: int, dtype: torch.dtype) -> float:
-    """γ_n for a sum of n = ``terms`` products.
-
-    Raises:
-        OverflowError: if n·u reaches 1/2, where the analysis says nothing.
-    """
-    product = terms * unit_roundoff(dtype)
-    if product >= 0.5:
-        raise OverflowError(f"a sum of {terms} terms has no rounding bound in {dtype}")
-    return product / (1 - product)
-
-
-def inflated(terms: int, dtype: torch.dtype) -> float:
-    """1/(1 − γ) − 1 and a little more, for a sum of ``terms`` products that are not negative.
-
-    If each product is made larger by this part of itself, the computed sum is no smaller than the true one was.
-    """
-    error = gamma(terms + 4, dtype)
-    return 1.01 * error / (1 - error)
-
-
-@cache
-def tiny(dtype: torch.dtype) -> float:
-    """The smallest normal number: smaller ones may be lost."""
-    return torch.finfo(dtype).tiny
-
-
-def quotient_down(lower: Tensor, parts: Tensor, terms: int) -> Tensor:
-    """Lower bounds of lower/parts; −inf where arithmetic broke down.
-
-    A sum of n products that are not negative is off by at most γ_n of itself, and so is what is divided by it, but for
-    a few operations more: by |lower/parts|·γ/(1 − γ), less than twice that of the quotient as computed.
-
-    Args:
-        lower: (rows,) lower bounds.
-        parts: (rows,) positive, each the sum of ``terms`` products that are not negative, as computed.
-        terms: how many.
-    """
-    quotient = lower / parts
-    below = quotient - 2 * gamma(terms + 4, lower.dtype) * quotient.abs() - tiny(lower.dtype)
-    # Python's min would lose a NaN.
-    return torch.where(quotient.isfinite(), below, -torch.inf)
+from verifiable_relu.rounding import OWN, epsilon, gamma, inflated, tiny, unit_roundoff
 
 
 def weight_share(node: Affine) -> float:
@@ -257,7 +201,7 @@ def backward_single(reach: Tensor, terms: int | Tensor = 0, operator: Operator[A
     products = math.prod(reach.shape[1:]) if operator is None else operator.node.terms
     most = terms if isinstance(terms, int) else products
     # γ_n/n grows with n: that of the largest sum serves all.
-    unit = 1.01 * gamma(most + _SLOPES, single) / (most + _SLOPES)
+    unit = OWN * gamma(most + _SLOPES, single) / (most + _SLOPES)
     error = reach * (unit * (most + _SLOPES) if isinstance(terms, int) else torch.add(terms, _SLOPES).mul_(unit))
     return torch.add(error if operator is None else operator.absolute(error), 8 * tiny(single))
 
@@ -297,7 +241,7 @@ def backward_activation(
     smallest = 8 * node.size * tiny(dtype) + 8 * tiny(torch.float32) * (1 + reach[:, None])
     error = unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + smallest
     if radius is not None:
-        error = torch.addcmul(error, slope, radius, value=1.01 * gamma(_ANY_SLOPES, torch.float32))
+        error = torch.addcmul(error, slope, radius, value=OWN * gamma(_ANY_SLOPES, torch.float32))
     return error
 
 
@@ -398,8 +342,7 @@ def lost(operator: Operator[Affine] | None, reach: Tensor, size: int, dtype: tor
     Returns:
         (batch,).
     """
-    info = torch.finfo(dtype)
-    each = 8 * size * info.tiny * (info.eps if dtype == reach.dtype else 1)
+    each = 8 * size * tiny(dtype) * (epsilon(dtype) if dtype == reach.dtype else 1)
     if operator is None:
         return 4 * each * (1 + reach)
     terms = operator.node.terms
@@ -461,8 +404,8 @@ def _interval(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> tup
 
     The last two are doubled so that their sum overflows before any other does.
     """
-    info, few = torch.finfo(dtype), torch.finfo(torch.float32)
-    smallest, lost = (4 * few.tiny, 16 * few.tiny) if terms else (info.tiny / info.eps, 8 * info.tiny)
+    single, least = tiny(torch.float32), tiny(dtype)
+    smallest, lost = (4 * single, 16 * single) if terms else (least / epsilon(dtype), 8 * least)
     sums = operator.row_sums
     return smallest * sums + operator.node.terms * lost, 2 * operator.offset_magnitude, 2 * sums
 
@@ -482,7 +425,7 @@ def interval_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
 
 def share_single(terms: int) -> float:
     """What part of the sum of so many absolute products rounding may change if the sum is in float32."""
-    return 1.01 * gamma(terms + 4, torch.float32)
+    return OWN * gamma(terms + 4, torch.float32)
 
 
 def reach_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:

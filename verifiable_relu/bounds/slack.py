@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,9 +33,9 @@ from torch import Tensor
 from verifiable_relu.bounds import rounding, sums
 from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.forward import NodeBounds
+from verifiable_relu.bounds.kinds import NODE_KINDS, NodeKind, of_samples
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operators
 from verifiable_relu.bounds.tuning import Bounds, Lines, Tuning
-from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
@@ -44,9 +43,7 @@ from verifiable_relu.network.nodes import (
     Affine,
     Bilinear,
     Conv2d,
-    Input,
     Linear,
-    Node,
     Permute,
     Relu,
     Reshape,
@@ -60,13 +57,12 @@ class Float32:
         bounds: the nodes' bounds.
         tuning: how far float32 may go.
         everywhere: to go as far as sums in float32 are accounted for.
-        never: to stay in float64.
     """
 
-    def __init__(self, bounds: NodeBounds, tuning: Tuning, everywhere: bool = False, never: bool = False) -> None:
+    def __init__(self, bounds: NodeBounds, tuning: Tuning, everywhere: bool = False) -> None:
         self._network, self._operators, self._start = bounds.network, bounds.operators, bounds.start
         self._tuning, self._everywhere = tuning, everywhere
-        self._allowed = bounds.float32 and not never
+        self._allowed = bounds.float32
 
     @cached_property
     def last_node(self) -> int:
@@ -131,7 +127,7 @@ class Slack:
     """
 
     def __init__(self, bounds: NodeBounds, float32: Float32, tuning: Tuning) -> None:
-        self._bounds, self._float32, self._tuning = bounds, float32, tuning
+        self.bounds, self.float32, self._tuning = bounds, float32, tuning
         self._nodes, self._uses = bounds.network.nodes, bounds.network.uses
         self._errors: dict[tuple[int, int | None, bool], Tensor] = {}
         self._affine: dict[int, Tensor] = {}
@@ -160,51 +156,22 @@ class Slack:
         key = (index, after, alone)
         if key not in self._errors:
             node = self._nodes[index]
-            made = Slack.error_of_value if index == self._bounds.start else ROW_KINDS[node].error
-            self._errors[key] = made(self, index, node, after, alone)
+            kind = NODE_KINDS[node] if index != self.bounds.start else NodeKind()
+            self._errors[key] = kind.error(self, index, node, after, alone)
         return self._errors[key]
 
-    def error_of_value(self, index: int, node: Node, after: int | None, alone: bool) -> Tensor:
-        """``error`` where rows end, and at an activation or a product: of A·v̂, and of the lines of a ReLU after it."""
-        bounds = self._bounds
-        error = rounding.value(node.size, bounds.magnitude(index), self.sums).expand(-1, node.size)
-        if self._float32.holds(index):
-            # An activation may follow, of this or of a sum with it.
-            error = error + rounding.backward_single(bounds.radius(index).flatten(1))
-        return error
-
-    def error_of_sum(self, index: int, node: Add, after: int | None, alone: bool) -> Tensor:
-        """``error`` of a sum: of both its inputs, and of their points' sum."""
-        first, second = (self.error(i, after if self._uses[i] == 1 else None, alone) for i in node.inputs)
-        return first + second + rounding.point(self._bounds.magnitude(index))
-
-    def error_of_permuted(self, index: int, node: Permute, after: int | None, alone: bool) -> Tensor:
-        """``error`` of the input, reordered as the values are."""
-        source = node.inputs[0]
-        return node.forward(self.error(source, alone=alone).unflatten(1, self._nodes[source].shape)).flatten(1)
-
-    def error_of_reshaped(self, index: int, node: Reshape, after: int | None, alone: bool) -> Tensor:
-        """``error`` of the input."""
-        return self.error(node.inputs[0], alone=alone)
-
-    def error_of_map(self, index: int, node: Affine, after: int | None, alone: bool) -> Tensor:
-        """``error`` of an affine map."""
-        bounds, source, operator = self._bounds, node.inputs[0], self._bounds.operators[index]
+    def of_map(self, index: int) -> Tensor:
+        """The error of the affine map ``index`` where all is in float64, (batch, *shape) or broadcastable to it."""
         if index not in self._affine:
-            self._affine[index] = rounding.backward_affine(operator, bounds.magnitude(source), self.sums)
-        error = self._affine[index]
-        if self._float32.holds(source) and not (alone and self._float32.sums(index)):
-            terms = 0 if alone else self._terms(index, after)
-            if bounds.is_centred(source) and (isinstance(terms, int) or isinstance(node, Linear)):
-                error = error + rounding.backward_single(bounds.reach(index), terms)
-            else:
-                error = error + rounding.backward_single(bounds.radius(source), terms, operator)
-        return error.expand(-1, *node.shape).flatten(1)
+            operator = self.bounds.operators[index]
+            reach = self.bounds.magnitude(operator.node.inputs[0])
+            self._affine[index] = rounding.backward_affine(operator, reach, self.sums)
+        return self._affine[index]
 
     def product(self, index: int) -> Tensor:
         """(batch, size) the error of one unit of |A| in pulling rows A back through the product ``index``."""
         if index not in self._products:
-            bounds, node = self._bounds, self._nodes[index]
+            bounds, node = self.bounds, self._nodes[index]
             assert isinstance(node, Bilinear)
             radii = [bounds.radius(i) for i in node.inputs]
             sizes = [bounds.point(i).abs() + bounds.radius(i) for i in node.inputs]
@@ -213,25 +180,19 @@ class Slack:
             self._products[index] = found.flatten(1)
         return self._products[index]
 
-    def _terms(self, index: int, after: int | None) -> int | Tensor:
+    def terms(self, index: int, after: int | None) -> int | Tensor:
         """How many products that are not zero a coefficient is the sum of, in float32, behind an affine map.
 
-        One number for all coefficients of the map's input; or a number for each, (batch, *shape) or broadcastable to
-        it, which is never so at the node where rows end.
+        One number for all coefficients of the map's input, or behind a dense layer one for each sample, (batch, 1).
         """
-        node, operator = self._nodes[index], self._bounds.operators[index]
-        source = node.inputs[0]
-        if isinstance(operator, ConvolutionOperator) and self._float32.holds(index):
-            few = operator.adjoint_terms <= self._tuning.counted_terms
-            if after is None or source == self._bounds.start or few:
-                return operator.adjoint_terms
-            active = self._bounds.possibly_active(after).unflatten(1, node.shape)
-            return operator.outputs_that_see(active, self._nodes[source].shape)
-        if not self._float32.narrows(index):
+        node, operator = self._nodes[index], self.bounds.operators[index]
+        if isinstance(operator, ConvolutionOperator) and self.float32.holds(index):
+            return operator.adjoint_terms
+        if not self.float32.narrows(index):
             return 0
         if after is None:
             return node.size
-        return self._bounds.possibly_active(after).sum(1, keepdim=True, dtype=self._bounds.point(index).dtype)
+        return self.bounds.possibly_active(after).sum(1, keepdim=True, dtype=self.bounds.point(index).dtype)
 
     def after_relu(self, index: int) -> int | None:
         """The activation ``index``, if rows of its input that come from it are zero where it is inactive."""
@@ -245,17 +206,17 @@ class Slack:
         """
         if index not in self._covered:
             found = {index}
-            if ROW_KINDS[self._nodes[index]].passes:
+            if NODE_KINDS[self._nodes[index]].passes:
                 for source in self._nodes[index].inputs:
-                    if self._uses[source] == 1 and ROW_KINDS[self._nodes[source]].covered:
+                    if self._uses[source] == 1 and NODE_KINDS[self._nodes[source]].covered:
                         found |= self.covered(source)
             self._covered[index] = frozenset(found)
         return self._covered[index]
 
     def merged(self, index: int) -> Tensor:
         """(batch, size) the error of one unit of |A| in adding two rows of node ``index``."""
-        dtype = torch.float32 if self._float32.holds(index) else self._bounds.point(index).dtype
-        return rounding.accumulate(self._bounds.radius(index).flatten(1), dtype)
+        dtype = torch.float32 if self.float32.holds(index) else self.bounds.point(index).dtype
+        return rounding.accumulate(self.bounds.radius(index).flatten(1), dtype)
 
     def end(self, terms: int = 0) -> Tensor:
         """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end.
@@ -263,11 +224,11 @@ class Slack:
         Args:
             terms: how many numbers are summed, if not as many as the node has.
         """
-        start = self._bounds.start
+        start = self.bounds.start
         terms = terms or self._nodes[start].size
         if terms not in self._ends:
-            radius = self._bounds.radius(start).flatten(1)
-            if self._float32.holds(start):
+            radius = self.bounds.radius(start).flatten(1)
+            if self.float32.holds(start):
                 radius = rounding.concretise(radius, sums.depth(terms, self._tuning), torch.float32).float()
             else:
                 radius = rounding.concretise(radius, terms, radius.dtype)
@@ -283,61 +244,24 @@ class Slack:
 
     def _lost_at(self, index: int) -> Tensor:
         """``lost`` of one node, from that of the nodes before it."""
-        bounds, nodes, node = self._bounds, self._nodes, self._nodes[index]
+        bounds, nodes, node = self.bounds, self._nodes, self._nodes[index]
         if index < bounds.start:
             return bounds.values[0].lower.new_zeros(bounds.samples)
         sources = () if index == bounds.start else node.inputs
         parts = [self._lost[i] for i in sources]
         # What is lost at an affine map covers an activation after it.
-        covered = bool(sources) and not ROW_KINDS[node].covered and bounds.operators.find(sources[0]) is not None
-        if not sources or not (ROW_KINDS[node].passes or covered):
+        covered = bool(sources) and not NODE_KINDS[node].covered and bounds.operators.find(sources[0]) is not None
+        if not sources or not (NODE_KINDS[node].passes or covered):
             source = sources[0] if sources else index
             magnitude, size = bounds.magnitude(source), max(node.size, nodes[source].size)
             if isinstance(node, Bilinear):
                 other = node.inputs[1]
                 magnitude = (1 + magnitude) * (1 + bounds.magnitude(other))
                 size = max(size, nodes[other].size) * node.terms
-            dtype = torch.float32 if self._float32.holds(source) else magnitude.dtype
+            dtype = torch.float32 if self.float32.holds(source) else magnitude.dtype
             operator = bounds.operators.find(index)
             parts.append(rounding.lost(operator, magnitude, size, dtype))
         return sum(parts[1:], parts[0])
-
-
-@dataclass(frozen=True)
-class RowKind:
-    """What a kind of node means to the rounding of rows.
-
-    Attributes:
-        error: ``Slack.error`` of a node, (batch, size), of the slack and of the arguments that ``error`` has, the node
-            itself after its index.
-        passes: whether the node gives its rows to its inputs as they are, perhaps in another order.
-        covered: whether a node that alone uses it, and passes its rows on to it, covers its error (``Slack.covered``).
-    """
-
-    error: Callable[[Slack, int, Any, int | None, bool], Tensor]
-    passes: bool = False
-    covered: bool = True
-
-
-ROW_KINDS: Table[RowKind] = Table(
-    "the rounding of rows",
-    {
-        Input: RowKind(Slack.error_of_value),
-        Affine: RowKind(Slack.error_of_map),
-        Activation: RowKind(Slack.error_of_value, covered=False),
-        Add: RowKind(Slack.error_of_sum, passes=True),
-        Bilinear: RowKind(Slack.error_of_value),
-        Permute: RowKind(Slack.error_of_permuted, passes=True),
-        Reshape: RowKind(Slack.error_of_reshaped, passes=True),
-    },
-)
-
-
-def of_samples(values: Tensor, sample: Tensor | None) -> Tensor:
-    """The values, (batch, …), of the samples named, one after another; by default of every sample."""
-    if sample is None or values.shape[0] == 1 == sample.shape[0]:
-        return values
-    return values.index_select(0, sample)
 
 
 class LineTable:
@@ -405,7 +329,7 @@ class LineTable:
 
 
 @dataclass(frozen=True)
-class Step:
+class LineStep:
     """How rows A of an activation's output are replaced by rows of its input.
 
     A⁺·(lower line) + A⁻·(upper line) is taken as A·(lower line) + A⁻·(upper line − lower line).
@@ -425,10 +349,10 @@ class Step:
     float32: bool = False
 
     @staticmethod
-    def of(node: Activation, lines: Lines) -> Step:
+    def of(node: Activation, lines: Lines) -> LineStep:
         """The lines as they are."""
         through = isinstance(node, Relu)
-        step = Step(
+        step = LineStep(
             lines.lower_slope,
             lines.upper_slope - lines.lower_slope,
             None if through else lines.lower_offset,
@@ -436,16 +360,16 @@ class Step:
         )
         return step.map(lambda t: t.flatten(1))
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Step:
+    def map(self, change: Callable[[Tensor], Tensor]) -> LineStep:
         """The step with ``change`` applied to each slope and offset."""
         floor = None if self.floor is None else change(self.floor)
-        return Step(change(self.low), change(self.rise), floor, change(self.lift), self.float32)
+        return LineStep(change(self.low), change(self.rise), floor, change(self.lift), self.float32)
 
-    def of_samples(self, sample: Tensor | None) -> Step:
+    def of_samples(self, sample: Tensor | None) -> LineStep:
         """The steps of the samples named, one after another; by default of every sample."""
         return self.map(lambda t: of_samples(t, sample))
 
-    def in_float32(self, depth: int) -> Step:
+    def in_float32(self, depth: int) -> LineStep:
         """The step in float32, outward enough for sums in which a product takes part in ``depth`` additions."""
         assert self.floor is not None
         lift, floor = rounding.summed_single(self.lift, self.floor, depth)
@@ -481,7 +405,7 @@ class ShiftedLines:
     def __init__(self, bounds: NodeBounds, lines: LineTable, slack: Slack, float32: Float32, tuning: Tuning) -> None:
         self._bounds, self._lines, self._slack, self._float32 = bounds, lines, slack, float32
         self._tuning = tuning
-        self._steps: dict[tuple[int, bool, int], Step] = {}
+        self._steps: dict[tuple[int, bool, int], LineStep] = {}
 
     def depth(self, index: int, count: int | None = None) -> int:
         """In how many float32 additions a product with a neuron of activation ``index`` takes part; 0 in float64.
@@ -495,7 +419,7 @@ class ShiftedLines:
         own = sums.depth(self._lines.node(index).size, self._tuning)
         return own if count is None else max(own, sums.depth(count, self._tuning))
 
-    def step(self, index: int, rounded: bool, depth: int = 0) -> Step:
+    def step(self, index: int, rounded: bool, depth: int = 0) -> LineStep:
         """The step through activation ``index`` that all rows of a sample share.
 
         Args:
@@ -510,21 +434,21 @@ class ShiftedLines:
             else:
                 lines = self._lines.of(index)
                 self._steps[key] = (
-                    self.outward(index, lines, None) if rounded else Step.of(self._lines.node(index), lines)
+                    self.outward(index, lines, None) if rounded else LineStep.of(self._lines.node(index), lines)
                 )
         return self._steps[key]
 
-    def own(self, index: int, lines: Lines, sample: Tensor, rounded: bool) -> Step:
+    def own(self, index: int, lines: Lines, sample: Tensor, rounded: bool) -> LineStep:
         """The step through activation ``index`` of rows that have their own lines, (rows, *shape).
 
         ``sample``: (rows,) the sample of each.
         """
         if not rounded:
-            return Step.of(self._lines.node(index), lines)
+            return LineStep.of(self._lines.node(index), lines)
         step, depth = self.outward(index, lines, sample), self.depth(index)
         return step.in_float32(depth) if depth else step
 
-    def outward(self, index: int, lines: Lines, sample: Tensor | None) -> Step:
+    def outward(self, index: int, lines: Lines, sample: Tensor | None) -> LineStep:
         """The step of lines about the points of activation ``index``, moved outward by what rounding may change.
 
         Args:
@@ -549,7 +473,7 @@ class ShiftedLines:
             error = error + rounding.backward_activation(node, magnitude, image, lines, slack.sums, radius)
         top, floor = width_at(lines, z), height_at(lines, z, of(bounds.point(index).flatten(1)))
         lift, floor = rounding.outward(top, floor, error, node.size + slack.sums)
-        return Step(lines.lower_slope, lines.upper_slope - lines.lower_slope, floor, lift)
+        return LineStep(lines.lower_slope, lines.upper_slope - lines.lower_slope, floor, lift)
 
 
 def width_at(lines: Lines, z: Tensor) -> Tensor:

@@ -71,7 +71,6 @@ class Tuning:
         row_digits: binary digits of the number of rows in a group that may differ from 0, for the same reason.
         waiting_coefficients: from so many coefficients in a layer's rows on, the side of a neuron that is likely not to
             be needed waits for the other side.
-        outputs_work: the output's rows are taken in float64 where the neurons' rows were so many times their work.
 
         active_share: rows are restricted to neurons that may be active up to this share of them.
         window_share: windows are used up to this share of the image's area.
@@ -84,7 +83,6 @@ class Tuning:
             time and move bounds least, in the networks of the benchmark by at most 1e-4 of their width.
         float32_inputs: from so many inputs on the coefficients of the inputs alone are taken in float32 ...
         float32_neurons: ... behind a first dense layer of at most so many neurons.
-        counted_terms: terms of a convolution's adjoint from which on those that are not zero are counted.
 
         interval_samples: from so many boxes on interval sums may be in float32.
         interval_products: products that a dense layer needs over all boxes for that.
@@ -98,7 +96,6 @@ class Tuning:
         sum_length: least numbers added one after another in a float32 sum of many: fewer take more time, more err more.
         weight_sum_length: the same in products with a weight matrix.
         sum_steps: from so many partial sums on they are themselves summed in two steps.
-        channels_last: from so many output channels of a convolution on its adjoint goes by channels last.
         block_samples: from so many boxes on a float64 convolution may be a sum of matrix products, one for each block
             of the kernel ...
         block_terms: ... if each product sums so many terms ...
@@ -119,7 +116,6 @@ class Tuning:
     row_multiple: int = 8
     row_digits: int = 5
     waiting_coefficients: int = 1 << 18
-    outputs_work: int = 64
 
     active_share: float = 0.75
     window_share: float = 0.5
@@ -130,7 +126,6 @@ class Tuning:
     float32_depth: int = 192
     float32_inputs: int = 256
     float32_neurons: int = 256
-    counted_terms: int = 64
 
     interval_samples: int = 4
     interval_products: int = 1 << 21
@@ -143,7 +138,6 @@ class Tuning:
     sum_length: int = 96
     weight_sum_length: int = 48
     sum_steps: int = 16
-    channels_last: int = 32
     block_samples: int = 16
     block_terms: int = 8
     block_count: int = 4

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from verifiable_relu.bounds import sums
 from verifiable_relu.bounds.forward import NodeBounds
+from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, framed
-from verifiable_relu.bounds.slack import Float32, ShiftedLines, Slack, Step, of_samples
+from verifiable_relu.bounds.slack import Float32, LineStep, ShiftedLines, Slack
 from verifiable_relu.bounds.tuning import TUNING, Lines, Tuning
 from verifiable_relu.network.nodes import Activation, Conv2d, Relu, Scale, Shape
 
@@ -223,7 +224,7 @@ class Restricted:
         return Restricted(self.values.float())
 
 
-Rows = Tensor | Window | Restricted
+Coefficients = Tensor | Window | Restricted
 """Coefficients of a node: dense, (groups, each, neurons); in windows, group after group; or of some neurons."""
 
 
@@ -260,13 +261,13 @@ class Stepped:
 
     constant: Tensor | None
     source: int = -1
-    rows: Rows | None = None
+    rows: Coefficients | None = None
 
 
 class Stepper(Protocol):
     """A faster way to take rows back through some nodes (``windowed``, ``last_convolution``, ``restrict``)."""
 
-    def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
+    def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """One step back from node ``index``; None if the plain step is to be taken for these rows."""
 
 
@@ -302,7 +303,7 @@ class LastConvolution:
             self._cells[terms] = operator.image_in_cells(self._slack.end(terms).unflatten(1, shape))
         return self._cells[terms]
 
-    def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
+    def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """The least values of dense rows of node ``index``."""
         if isinstance(rows, Window | Restricted) or not chunk.rounded or chunk.coefficients:
             return None
@@ -333,7 +334,7 @@ class Windowed:
         self._tuning = tuning
         self.tables: dict[tuple[Grid, Hashable], Tensor] = {}
 
-    def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
+    def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """One step within windows; None where rows are dense, or the node does not act on windows."""
         if not isinstance(rows, Window) or not chunk.rounded or index in chunk.lines:
             return None
@@ -438,11 +439,11 @@ class _Active:
 
     numbers: Tensor
     counts: list[int]
-    step: Step
+    step: LineStep
     weight: Tensor | None
 
     @staticmethod
-    def of(places: Tensor, samples: int, step: Step, weight: Tensor) -> _Active:
+    def of(places: Tensor, samples: int, step: LineStep, weight: Tensor) -> _Active:
         """The possibly active neurons at ``places``, (n, 2) sample and number of each, in order.
 
         Args:
@@ -463,7 +464,7 @@ class _Active:
         there = torch.arange(most, device=sample.device) < counts[:, None]
         return _Active(numbers, counts.tolist(), step.map(lambda t: t.gather(1, numbers) * there), None)
 
-    def of_rows(self, a: Tensor, sample: Tensor | None, weight: Tensor) -> tuple[Tensor, Step, Tensor, Tensor]:
+    def of_rows(self, a: Tensor, sample: Tensor | None, weight: Tensor) -> tuple[Tensor, LineStep, Tensor, Tensor]:
         """What rows need of the possibly active neurons of their samples.
 
         Args:
@@ -500,7 +501,7 @@ class Restriction:
         self._active: dict[tuple[int, bool], _Active | None] = {}
         self._between: dict[int, Tensor | None] = {}
 
-    def step(self, index: int, rows: Rows, chunk: Chunk) -> Stepped | None:
+    def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """Two steps back: through ReLU ``index`` and the layer before it."""
         if index in chunk.lines or isinstance(rows, Window):
             return None

@@ -47,6 +47,7 @@ from verifiable_relu.bounds.tuning import TUNING, Bounds, Tuning
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Linear, Permute, Relu, Reshape
+from verifiable_relu.rounding import divisor, epsilon, gamma, tiny, unit_roundoff, varies
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ def mirrors(node: Linear) -> Mirrors | None:
 
 
 @dataclass(frozen=True)
-class Form:
+class AffineForm:
     """The affine form of one node over a batch of boxes.
 
     Attributes:
@@ -123,24 +124,24 @@ class Form:
     def size(self) -> Tensor:
         """≥ Σ_k |G_k| + e, (batch, *shape)."""
         found = self.widths.sum(1) + self.error
-        return found * (1 + 2 * rounding.gamma(self.generators.shape[1] + 4, found.dtype))
+        return found * (1 + 2 * gamma(self.generators.shape[1] + 4, found.dtype))
 
     @cached_property
     def largest(self) -> Tensor:
         """(batch,) ≥ |c| + Σ_k |G_k| + e of every neuron."""
         found = (self.center.abs() + self.size).flatten(1).amax(1)
-        return found * (1 + 4 * rounding.unit_roundoff(found.dtype))
+        return found * (1 + 4 * unit_roundoff(found.dtype))
 
     def bounds(self) -> Bounds:
         """Of the node's value, outward; (batch, *shape)."""
-        u, tiny = rounding.unit_roundoff(self.center.dtype), torch.finfo(self.center.dtype).tiny
-        reach = self.size + 4 * u * (self.center.abs() + self.size) + tiny
+        u = unit_roundoff(self.center.dtype)
+        reach = self.size + 4 * u * (self.center.abs() + self.size) + tiny(self.center.dtype)
         return Bounds(self.center - reach, self.center + reach)
 
-    def each(self, move: Callable[[Tensor], Tensor]) -> Form:
+    def each(self, move: Callable[[Tensor], Tensor]) -> AffineForm:
         """A linear map of every part, given as one of a batch."""
         generators = move(self.generators.flatten(0, 1)).unflatten(0, self.generators.shape[:2])
-        return Form(move(self.center), generators, move(self.error))
+        return AffineForm(move(self.center), generators, move(self.error))
 
 
 NARROW = 64
@@ -149,7 +150,7 @@ NARROW = 64
 
 def takes(network: Network) -> bool:
     """Whether every node of a network has an affine form here."""
-    return all(node in _STEPS for node in network.nodes[1:])
+    return all(node in FORMS for node in network.nodes[1:])
 
 
 def box_bytes(network: Network, varying: int, most: int) -> int:
@@ -204,12 +205,12 @@ class Zonotopes:
         self.pre: dict[int, Bounds] = {}
         first, self.share, self.varying = _of_inputs(box)
         self.radius = first.generators.flatten(2).sum(2)
-        forms: dict[int, Form] = {0: first}
+        forms: dict[int, AffineForm] = {0: first}
         waiting = dict(network.uses)
         for index, node in enumerate(network.nodes[1:], start=1):
             if stop is not None:
                 stop()
-            forms[index] = _STEPS[node](self, index, node, [forms[i] for i in node.inputs])
+            forms[index] = FORMS[node](self, index, node, [forms[i] for i in node.inputs])
             for source in node.inputs:
                 waiting[source] -= 1
                 if not waiting[source]:
@@ -241,12 +242,15 @@ class Zonotopes:
         Returns:
             (R,) values, and (R, inputs) coefficients that are off by a few units of roundoff of themselves.
         """
-        form, info = self.output, torch.finfo(matrix.dtype)
+        form = self.output
         middle, along = self.along(matrix, sample)
         center, size, error = (part.flatten(1)[sample] for part in (form.center, form.size, form.error))
         row = matrix.abs()
-        relative = rounding.gamma(matrix.shape[1] + along.shape[1] + 16, matrix.dtype)
-        lost = 2 * relative * (row * (center.abs() + size)).sum(1) + 4 * info.tiny * along.shape[1] * matrix.shape[1]
+        relative = gamma(matrix.shape[1] + along.shape[1] + 16, matrix.dtype)
+        lost = (
+            2 * relative * (row * (center.abs() + size)).sum(1)
+            + 4 * tiny(matrix.dtype) * along.shape[1] * matrix.shape[1]
+        )
         values = middle - along.abs().sum(1) - (row * error).sum(1) - lost
         radius = self.radius[sample]
         own = along[:, : len(self.varying)] / radius
@@ -273,18 +277,18 @@ class Zonotopes:
         return torch.einsum("rk,rki->ri", widths, self.share[sample, : widths.shape[1]])
 
 
-def _of_inputs(box: Bounds) -> tuple[Form, Tensor, Tensor]:
+def _of_inputs(box: Bounds) -> tuple[AffineForm, Tensor, Tensor]:
     """The form of the inputs, with a symbol for each that is wider than rounding makes it, the symbols' shares, and
     the inputs with symbols."""
     flat = box.flat()
     center = torch.lerp(flat.lower, flat.upper, 0.5)
     # Two units of roundoff of either, which the error covers.
     radius = torch.maximum(flat.upper - center, center - flat.lower)
-    wide = (torch.nextafter(flat.lower, flat.upper) < flat.upper).any(0)
+    wide = varies(flat.lower, flat.upper).any(0)
     varying = wide.nonzero().squeeze(1)
     batch, inputs = center.shape
-    unit, info = rounding.unit_roundoff(center.dtype), torch.finfo(center.dtype)
-    error = 4 * unit * (center.abs() + radius) + info.tiny
+    unit = unit_roundoff(center.dtype)
+    error = 4 * unit * (center.abs() + radius) + tiny(center.dtype)
     error = torch.where(wide, error, error + radius)
     generators = center.new_zeros(batch, len(varying), inputs)
     own = torch.arange(len(varying), device=center.device)
@@ -292,22 +296,22 @@ def _of_inputs(box: Bounds) -> tuple[Form, Tensor, Tensor]:
     share = center.new_zeros(1, len(varying), inputs)
     share[0, own, varying] = 1
     shape = box.lower.shape[1:]
-    form = Form(center.unflatten(1, shape), generators.unflatten(2, shape), error.unflatten(1, shape))
+    form = AffineForm(center.unflatten(1, shape), generators.unflatten(2, shape), error.unflatten(1, shape))
     return form, share.expand(batch, -1, -1), varying
 
 
-def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[Form]) -> Form:
+def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[AffineForm]) -> AffineForm:
     operator, before = of.operators[index], inputs[0]
     growth, extra = rounding.interval_affine(operator, before.largest)
     columns = before.generators.shape[1]
-    lost = 8 * torch.finfo(extra.dtype).tiny * node.terms * (columns + 2)
+    lost = 8 * tiny(extra.dtype) * node.terms * (columns + 2)
     error = operator.absolute(before.error) * growth + (extra + lost)
     generators = before.generators.flatten(0, 1)
     products = operator.linear(generators) if columns else generators.new_zeros(0, *node.shape)
-    return Form(operator.forward(before.center), products.unflatten(0, before.generators.shape[:2]), error)
+    return AffineForm(operator.forward(before.center), products.unflatten(0, before.generators.shape[:2]), error)
 
 
-def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
+def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[AffineForm]) -> AffineForm:
     before = inputs[0]
     pre, group = before.bounds(), of.mirrors(node)
     unstable, slope, gap = chord(pre)
@@ -315,9 +319,9 @@ def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
         pre, unstable, slope, gap = _shared(pre, unstable, slope, gap, group)
     of.pre[index] = pre
     half = gap / 2
-    unit, tiny = rounding.unit_roundoff(gap.dtype), torch.finfo(gap.dtype).tiny
+    unit = unit_roundoff(gap.dtype)
     reach = slope * (before.center.abs() + before.size) + gap
-    own = 4 * unit * reach + (before.generators.shape[1] + 4) * tiny
+    own = 4 * unit * reach + (before.generators.shape[1] + 4) * tiny(gap.dtype)
     error = slope * before.error
     error = torch.where(unstable, error * (1 + 4 * unit) + own, error)
     center = slope * before.center + half
@@ -343,7 +347,7 @@ def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[Form]) -> Form:
     if added:
         values = torch.where(number < 0, 0.0, flat)
         generators[:, symbols:].flatten(2).scatter_(1, number.clamp(min=0)[:, None], values[:, None])
-    return Form(center, generators, error)
+    return AffineForm(center, generators, error)
 
 
 def _shared(
@@ -377,36 +381,35 @@ def chord(pre: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     unstable = ~active & ~(pre.upper <= 0)
     slope = torch.where(unstable, (pre.upper / (pre.upper - pre.lower)).clamp(0, 1), active.to(pre.lower))
     at_ends = torch.maximum(slope * -pre.lower, (1 - slope) * pre.upper)
-    info = torch.finfo(slope.dtype)
-    gap = at_ends * (1 + 4 * info.eps) + info.tiny
+    gap = at_ends * (1 + 4 * epsilon(slope.dtype)) + tiny(slope.dtype)
     return unstable, slope, torch.where(unstable, gap, 0.0)
 
 
-def _shares(share: Tensor, before: Form, neuron: Tensor) -> Tensor:
+def _shares(share: Tensor, before: AffineForm, neuron: Tensor) -> Tensor:
     """The shares of new symbols, of the neurons with these numbers, (batch, added), from the widths of their inputs."""
     widths = before.widths.flatten(2)
     reached = widths.transpose(1, 2) @ share[:, : widths.shape[1]]
     mine = reached.gather(1, neuron[:, :, None].expand(-1, -1, reached.shape[2]))
-    return mine / mine.sum(2, keepdim=True).clamp(min=torch.finfo(mine.dtype).tiny)
+    return mine / divisor(mine.sum(2, keepdim=True))
 
 
-def _add(of: Zonotopes, index: int, node: Add, inputs: list[Form]) -> Form:
+def _add(of: Zonotopes, index: int, node: Add, inputs: list[AffineForm]) -> AffineForm:
     first, second = inputs
     if first.generators.shape[1] < second.generators.shape[1]:
         first, second = second, first
     missing = first.generators.shape[1] - second.generators.shape[1]
-    unit = rounding.unit_roundoff(first.center.dtype)
+    unit = unit_roundoff(first.center.dtype)
     scale = (first.largest + second.largest).reshape(-1, *[1] * len(node.shape))
     padded = torch.cat([second.generators, second.generators.new_zeros(len(second.center), missing, *node.shape)], 1)
     error = (first.error + second.error) * (1 + 4 * unit) + 4 * unit * scale
-    return Form(first.center + second.center, first.generators + padded, error)
+    return AffineForm(first.center + second.center, first.generators + padded, error)
 
 
-def _moved(of: Zonotopes, index: int, node: Reshape | Permute, inputs: list[Form]) -> Form:
+def _moved(of: Zonotopes, index: int, node: Reshape | Permute, inputs: list[AffineForm]) -> AffineForm:
     return inputs[0].each(node.forward)
 
 
-_STEPS: Table[Callable[[Zonotopes, int, Any, list[Form]], Form]] = Table(
+FORMS: Table[Callable[[Zonotopes, int, Any, list[AffineForm]], AffineForm]] = Table(
     "zonotopes",
     {
         Input: Refusal("the input's box is given"),

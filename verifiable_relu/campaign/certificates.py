@@ -24,8 +24,8 @@ from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_sat, write_unsat
+from verifiable_relu.verifiers.auto import prove
 from verifiable_relu.verifiers.base import Outcome, Verdict
-from verifiable_relu.verifiers.certifying import prove
 from verifiable_relu.verifiers.recording import uncertified
 
 _HEADER = ("certificate", "onnx", "vnnlib", "claim", "checked", "detail", "bytes", "write_s", "check_s")

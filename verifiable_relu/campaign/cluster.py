@@ -1,6 +1,6 @@
-"""Campaigns on a Dask cluster: the instances go to workers that run already, on any number of machines.
+"""Hands on a Dask cluster: tasks go to workers that run already, on any number of machines.
 
-Workers need this package, and the networks and properties under the same paths. Each worker's process answers one part
+Workers need this package, and the files that tasks name under the same paths. Each worker's process performs one task
 at a time, whatever its number of threads.
 """
 
@@ -11,8 +11,8 @@ import pickle
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -21,9 +21,10 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from verifiable_relu.campaign.queue import Task
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.store import Store, recall
-from verifiable_relu.campaign.worker import Answered, Limit, Numbered, Stage, Wanted, answer
+from verifiable_relu.campaign.worker import Answered, Ask, Limit, Part, Stage, Wanted
 from verifiable_relu.errors import CallFailed, InputError, missing
 
 PATIENCE = 15.0
@@ -36,7 +37,7 @@ _LOOK = 1.0
 """The seconds between two looks at whether there are a scheduler and workers."""
 
 _BUSY = threading.Lock()
-"""Held while this process answers a part."""
+"""Held while this process performs a task: threads of torch's global random numbers would mix."""
 
 
 class Cluster:
@@ -48,7 +49,7 @@ class Cluster:
         patience: the seconds in which the scheduler has to answer.
 
     Attributes:
-        slots: one for each of the workers that the cluster has now.
+        hands: one for each of the workers that the cluster has now.
 
     Raises:
         InputError: without Dask, if there is no scheduler at the address, or if it has no workers.
@@ -72,10 +73,11 @@ class Cluster:
         self._address = address
         self._store = store
         self._topic = f"verifiable-relu-{uuid4()}"
-        self._tell: Callable[[Answered], Any] = lambda message: None
-        self.slots = [_Slot(self) for _ in workers]
+        self._folder = Path.cwd()
+        self._ask: Ask = lambda message: None
+        self.hands = [_Hand(self) for _ in workers]
         # Answers that come before their part is done.
-        self._client.subscribe_topic(self._topic, lambda event: self._tell(pickle.loads(zlib.decompress(event[1]))))
+        self._client.subscribe_topic(self._topic, lambda event: self.tell(_unpacked(event[1])))
 
     def __enter__(self) -> Cluster:
         return self
@@ -88,20 +90,22 @@ class Cluster:
     @cached_property
     def _known(self) -> bytes:
         """The records, packed. They go with a part, since what is scattered is lost with all workers."""
-        return zlib.compress(pickle.dumps({} if self._store is None else dict(self._store.known)), 1)
+        return _packed({} if self._store is None else dict(self._store.known))
 
-    @property
-    def executor(self) -> Executor:
-        """The cluster as an executor of ``concurrent.futures``."""
-        made: Executor = self._client.get_executor(pure=False)
-        return made
+    def submit(self, task: Task, ask: Ask) -> Any:
+        """Dask's future of a task's result and answers; ``ask`` takes answers of any task as they come."""
+        self._ask, known = ask, b""
+        if isinstance(task, Part):
+            # Where files are named, the process that runs the campaign has looked for records by itself.
+            known = self._known if any(entry.onnx is None for _, entry in task.entries) else b""
+            task = task.below(self._folder)
+        return self._client.submit(_perform, task, known, self._topic, pure=False)
 
-    def submit(self, tell: Callable[[Answered], Any], job: bytes, part: Sequence[Numbered]) -> Any:
-        """Dask's future of a part's answers; ``tell`` takes answers of any part as they come."""
-        self._tell = tell
-        # Where files are named, the process that runs the campaign has looked for records by itself.
-        known = self._known if any(entry.onnx is None for _, entry in part) else b""
-        return self._client.submit(_answer, job, part, str(Path.cwd()), known, self._topic, pure=False)
+    def tell(self, message: Answered) -> None:
+        """Hand on an answer, with file names relative to the current folder where they are below it."""
+        start, told = f"{self._folder}/", message.result
+        named = replace(told, onnx=told.onnx.removeprefix(start), vnnlib=told.vnnlib.removeprefix(start))
+        self._ask(replace(message, result=named))
 
     def await_workers(self) -> None:
         """Return when the scheduler answers and has workers, as a rule at once.
@@ -124,8 +128,8 @@ class Cluster:
         raise InputError(f"the Dask scheduler at {self._address} {said}: {kept}", place="--executor")
 
 
-class _Slot:
-    """One part at a time for the cluster, which decides on the worker.
+class _Hand:
+    """One task at a time for the cluster, which decides on the worker.
 
     Args:
         cluster: the cluster.
@@ -136,20 +140,20 @@ class _Slot:
         self._future: Any = None
         self._stopped = False
 
-    def answer(self, job: bytes, part: Sequence[Numbered], tell: Callable[[Any], Any]) -> None:
+    def perform(self, task: Task, ask: Ask) -> Any:
         self._stopped = False
         while True:
             self._cluster.await_workers()
             try:
-                self._future = self._cluster.submit(tell, job, part)
+                self._future = self._cluster.submit(task, ask)
                 while not self._stopped:
                     with suppress(TimeoutError):
                         self._future.result(timeout=_LOOK)
                     if self._future.done():
                         break
                     self._cluster.await_workers()
-                said = self._future.result(timeout=_CALL)
-            except (InputError, MemoryError):
+                result, said = self._future.result(timeout=_CALL)
+            except (InputError, MemoryError, CallFailed):
                 raise
             # Dask raises what the task raised, and errors of its own if a worker has ended or the task was cancelled.
             except BaseException as error:
@@ -160,8 +164,8 @@ class _Slot:
                     continue
                 raise CallFailed(f"{type(error).__name__}: {error}") from None
             for message in said:
-                tell(message)
-            return
+                self._cluster.tell(message)
+            return result
 
     def stop(self) -> None:
         self._stopped = True
@@ -171,39 +175,41 @@ class _Slot:
                 self._future.client.sync(self._future.client._cancel, [self._future], callback_timeout=_LOOK)
 
 
-def _answer(job: bytes, part: Sequence[Numbered], folder: str, packed: bytes, topic: str) -> list[Answered]:
-    """Answer a part in a worker of the cluster; returns all answers.
+def _perform(task: Task, packed: bytes, topic: str) -> tuple[Any, list[Answered]]:
+    """Perform a task in a worker of the cluster, with one thread; returns its result and all answers.
 
     Args:
-        job: the ``Job``, pickled.
-        part: the instances, with paths relative to ``folder``.
-        folder: the current folder of the process that runs the campaign.
-        packed: the records, packed; empty where none can be of use.
+        task: the task.
+        packed: the records that are known, packed; empty where none can be of use.
         topic: the topic for answers as soon as they are known.
     """
+    import torch
     from distributed import get_worker
 
     worker = get_worker()
-    known: Mapping[Key, Result] = pickle.loads(zlib.decompress(packed)) if packed else {}
+    known: Mapping[Key, Result] = _unpacked(packed) if packed else {}
     said: list[Answered] = []
-    base = Path(folder)
 
     def ask(message: Answered | Wanted | Stage | Limit) -> Result | None:
         if isinstance(message, Wanted):
             return recall(known, message.key, message.timeout, message.checked)
         if isinstance(message, Answered):
-            named = replace(message, result=_named(message.result, folder))
-            said.append(named)
-            worker.log_event(topic, zlib.compress(pickle.dumps(named), 1))
+            said.append(message)
+            worker.log_event(topic, _packed(message))
         return None
 
-    there = [(n, replace(e, vnnlib=base / e.vnnlib, onnx=None if e.onnx is None else base / e.onnx)) for n, e in part]
     with _BUSY:
-        answer((job, there), ask)
-    return said
+        torch.set_num_threads(1)
+        try:
+            return task(ask), said
+        except InputError as error:
+            # Of the cluster itself, such an error would end all work.
+            raise CallFailed(f"{type(error).__name__}: {error}") from None
 
 
-def _named(result: Result, folder: str) -> Result:
-    """A result with file names relative to the folder in which the campaign was started, where they are below it."""
-    start = f"{folder}/"
-    return replace(result, onnx=result.onnx.removeprefix(start), vnnlib=result.vnnlib.removeprefix(start))
+def _packed(value: object) -> bytes:
+    return zlib.compress(pickle.dumps(value), 1)
+
+
+def _unpacked(data: bytes) -> Any:
+    return pickle.loads(zlib.decompress(data))

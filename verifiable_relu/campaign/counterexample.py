@@ -2,41 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
 
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile, Variable
-from verifiable_relu.spec.write import decimal, decimal_near, exact_text
-from verifiable_relu.trust.replay import Confirmation, confirm
-
-
-def in_decimals(
-    query: Query, point: Sequence[Fraction], judged: Confirmation
-) -> tuple[tuple[Fraction, ...], Confirmation]:
-    """A confirmed counterexample whose numbers finite decimals equal, near to a given one.
-
-    Inputs that no decimal equals, such as 1/3, are moved to a decimal beside them, if the box has one and the new point
-    is confirmed, too. Otherwise the given point is returned.
-
-    Args:
-        query: the query.
-        point: a counterexample, in row-major order of the network's input.
-        judged: its confirmation.
-
-    Returns:
-        The point and its confirmation.
-    """
-    given = tuple(point)
-    if all(decimal(v) is not None for v in given):
-        return given, judged
-    bounds = map(query.property.box.bounds, range(query.property.box.size))
-    moved = tuple(
-        v if decimal(v) is not None else decimal_near(v, *between) for v, between in zip(given, bounds, strict=True)
-    )
-    again = confirm(query, moved)
-    return (moved, again) if again.confirmed and again.replayed is not None else (given, judged)
+from verifiable_relu.spec.write import exact_text
 
 
 def assignment(result: Result, spec: SpecFile | None = None) -> Iterator[str]:

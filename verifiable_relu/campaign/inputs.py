@@ -25,12 +25,12 @@ from verifiable_relu.network.device import require_device
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.specfile import stem
-from verifiable_relu.verifiers.base import Verifier
-from verifiable_relu.verifiers.registry import make
+from verifiable_relu.verifiers.base import Limits, Verifier
+from verifiable_relu.verifiers.registry import limited, make
 
 
-def verifier(method: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> Verifier:
-    """The verifier of a name, on a torch device that exists.
+def chosen(method: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> tuple[Verifier, Limits]:
+    """The verifier of a name, and the limits of its work but for time, on a torch device that exists.
 
     Args:
         method: the verifier's name.
@@ -42,9 +42,10 @@ def verifier(method: str, device: str = "cpu", memory: int | None = None, proces
         InputError: for an unknown name, a device that torch does not have, a limit that is no positive integer, or a
             device or a limit where the verifier takes none.
     """
-    made = make(method, device, None if memory is None else _memory_limit(memory), processes)
+    limits = limited(method, device, None if memory is None else _memory_limit(memory), processes)
+    made = make(method)
     require_device(device)
-    return made
+    return made, limits
 
 
 def _memory_limit(size: int) -> int:

@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -292,18 +292,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
     subproblems = sum(counts) if len(counts) == len(outcomes) else None
     for outcome in outcomes:
         if outcome.verdict is Verdict.SAT:
-            return Outcome(
-                Verdict.SAT,
-                outcome.reason,
-                outcome.method,
-                outcome.trust,
-                outcome.margin,
-                outcome.witness,
-                outcome.detail,
-                stages,
-                unstable,
-                subproblems,
-            )
+            return replace(outcome, seconds=stages, unstable=unstable, subproblems=subproblems, proof=None)
     margins = [o.margin for o in outcomes if o.margin is not None]
     margin = min(margins) if len(margins) == len(outcomes) else None
     undecided = [o for o in outcomes if o.verdict is Verdict.UNKNOWN]

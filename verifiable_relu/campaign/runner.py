@@ -1,30 +1,25 @@
 """The run of a campaign: many instances are put to one verifier in one batch.
 
-A verifier claims outcomes; the campaign checks and records them. A claimed counterexample is recorded as *sat* only if
-exact evaluation and a replay in onnxruntime confirm it, and a claim that contradicts itself is recorded as an error.
+A verifier claims outcomes; the docket makes verdicts of them, which are recorded here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from verifiable_relu.campaign.counterexample import assignment, in_decimals
+from verifiable_relu.campaign.counterexample import assignment
 from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
 from verifiable_relu.errors import InputError
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
-from verifiable_relu.trust.replay import Confirmation, confirm
-from verifiable_relu.verifiers.base import Budget, Outcome, Reason, Trust, Verdict, Verifier, fault
+from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier, described, fault
+from verifiable_relu.verifiers.docket import Docket, Purse
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
@@ -162,7 +157,7 @@ class Late(Exception):
         self.number = number
 
 
-def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, error: Exception) -> Result:
+def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Limits, error: Exception) -> Result:
     """The result of an instance whose process was ended, or ended by itself.
 
     Args:
@@ -170,6 +165,7 @@ def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, error: Exce
         vnnlib: the property file, as the user named it.
         timeout: the instance's time limit in seconds.
         verifier: the verifier.
+        limits: of its work.
         error: ``Late``, MemoryError, or how the process ended.
     """
     reason, method, seconds, detail = Reason.ERROR, verifier.name, 0.0, str(error)
@@ -180,8 +176,9 @@ def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, error: Exce
         if error.number is not None:
             method, detail = READING, "the files were not read within the time limit"
     # Without the digest of the query, the record is no answer for later runs, which ask again.
+    known = described(verifier, limits)
     return Result(
-        onnx, vnnlib, Verdict.UNKNOWN, reason, method, seconds, detail=detail, verifier=repr(verifier), timeout=timeout
+        onnx, vnnlib, Verdict.UNKNOWN, reason, method, seconds, detail=detail, verifier=known, timeout=timeout
     )
 
 
@@ -192,7 +189,7 @@ def run(
     store: Records | None = None,
     observer: Observer = QUIET,
     certificates: Certificates | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    limits: Limits = Limits(),  # noqa: B008 -- frozen
 ) -> list[Result]:
     """Answer all instances in one batch, and record each result as soon as it is known.
 
@@ -204,7 +201,7 @@ def run(
         certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
             this takes is not charged to the instances. A verdict whose certificate the checker refuses is *unknown*
             (``Result.disputed``).
-        clock: returns the present time in seconds, by which instances are charged and their time limits count.
+        limits: of the verifier's work. Each instance has a time limit of its own, which counts by the limits' clock.
 
     Returns:
         One result per instance, in their order.
@@ -213,38 +210,14 @@ def run(
         KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
         InputError: if the store cannot be written.
     """
-    campaign = _Campaign(cases, verifier, store, observer, certificates, clock)
+    campaign = _Campaign(cases, verifier, limits, store, observer, certificates)
     try:
         campaign.settle()
-        campaign.attempt(range(len(campaign.queries)))
+        campaign.attempt(range(len(campaign.owner)))
     finally:
         if store is not None:
             store.tabulate()
     return [campaign.known[number] for number in sorted(campaign.known)]
-
-
-def _checked(query: Query, outcome: Outcome, clock: Callable[[], float]) -> tuple[Outcome, Confirmation | None]:
-    """A claimed outcome as it may be recorded, and the check of its counterexample if it has one."""
-    if outcome.margin is not None and math.isnan(outcome.margin) and outcome.verdict is Verdict.UNKNOWN:
-        outcome = replace(outcome, margin=None)
-    if outcome.verdict is Verdict.UNSAT and outcome.margin is not None and not outcome.margin >= 0:
-        complaint = f"{outcome.method} claimed unsat with the margin {outcome.margin}"
-        return replace(
-            outcome, verdict=Verdict.UNKNOWN, reason=Reason.ERROR, trust=None, margin=None, detail=complaint
-        ), None
-    if outcome.verdict is not Verdict.SAT:
-        return outcome, None
-    start = clock()
-    judged = confirm(query, outcome.witness or ())
-    seconds = {**outcome.seconds, "confirm": outcome.seconds.get("confirm", 0.0) + clock() - start}
-    outcome = replace(outcome, seconds=seconds, margin=judged.margin)
-    if not judged.confirmed:
-        return replace(
-            outcome, verdict=Verdict.UNKNOWN, reason=Reason.UNCONFIRMED, trust=None, margin=None, detail=judged.detail
-        ), judged
-    witness, judged = in_decimals(query, outcome.witness or (), judged)
-    trust = Trust.EXACT if judged.exact else Trust.ROUNDED
-    return replace(outcome, trust=trust, margin=judged.margin, witness=witness), judged
 
 
 class _Campaign:
@@ -252,44 +225,42 @@ class _Campaign:
 
     Attributes:
         cases: the instances, and results of instances that were not asked.
-        verifier: the verifier.
-        method: the ``repr`` of the verifier.
+        verifier, limits: the verifier and what its work may use.
+        method: the text by which records know these.
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
         known: the results so far, by the numbers of their instances.
-        queries: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
+        docket: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
         owner: for each query the number of its instance.
-        outcomes: the checked outcomes so far, by instance and query.
-        replayed: onnxruntime's outputs at the counterexample, by instance.
-        failure: the exception of the store or the observer that ends the run, if there was one.
+        members: for each instance that is asked the numbers of its queries.
+        outcomes: the outcomes so far, by instance and query.
     """
 
     def __init__(
         self,
         cases: Sequence[Case | Result],
         verifier: Verifier,
+        limits: Limits,
         store: Records | None,
         observer: Observer,
         certificates: Certificates | None,
-        clock: Callable[[], float],
     ) -> None:
-        self.clock = clock
         self.cases = cases
         self.verifier = verifier
-        self.method = repr(verifier)
+        self.limits = limits
+        self.method = described(verifier, limits)
         self.store = store
         self.observer = observer
         self.certificates = certificates
         self.known: dict[int, Result] = {}
-        self.queries: list[Query] = []
         self.owner: list[int] = []
+        self.members: dict[int, range] = {}
         self.outcomes: dict[int, dict[int, Outcome]] = {}
-        self.replayed: dict[int, np.ndarray | None] = {}
-        self.failure: Exception | None = None
 
     def settle(self) -> None:
-        """Record the instances whose results are known, and collect the queries and budgets of the others."""
-        purses: list[float] = []
+        """Record the instances whose results are known, and put the queries of the others on the docket."""
+        queries: list[Query] = []
+        purses: dict[int, Purse] = {}
         for index, case in enumerate(self.cases):
             if isinstance(case, Result):
                 self.record(index, case)
@@ -302,11 +273,12 @@ class _Campaign:
                 self.take(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}
-            self.queries.extend(map(without_head, case.queries))
+            purse = Purse(max(0.0, case.timeout - case.spent))
+            self.members[index] = range(len(queries), len(queries) + len(case.queries))
+            purses |= dict.fromkeys(self.members[index], purse)
+            queries.extend(map(without_head, case.queries))
             self.owner.extend([index] * len(case.queries))
-            purses.append(max(0.0, case.timeout - case.spent))
-        purse = {case: number for number, case in enumerate(self.outcomes)}
-        self.budget = Budget(purses, [purse[case] for case in self.owner], self.clock)
+        self.docket = Docket(queries, self.limits, purses, self.observer.stage)
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
@@ -321,46 +293,44 @@ class _Campaign:
         members = self.open(members)
         if not members:
             return
-        try:
-            claims = self.verifier.verify(
-                [self.queries[i] for i in members], self.budget.subset(members), _Relay(self, members)
-            )
-            for query, outcome in zip(members, claims, strict=True):
-                self.finish(query, outcome)
-        except Exception as error:
-            if self.failure is not None:
-                raise self.failure from None
-            left = self.open(members)
-            if len(left) == 1:
-                self.finish(left[0], fault(error, self.verifier.name))
-            else:
-                self.attempt(left[: len(left) // 2])
-                self.attempt(left[len(left) // 2 :])
+        asked = self.docket.part(members).ask(self.verifier)
+        while True:
+            try:
+                query = next(asked, None)
+            except Exception as error:
+                left = self.open(members)
+                if len(left) == 1:
+                    self.docket.judge(left[0], fault(error, self.verifier.name))
+                    self.finish(left[0])
+                else:
+                    self.attempt(left[: len(left) // 2])
+                    self.attempt(left[len(left) // 2 :])
+                return
+            if query is None:
+                return
+            self.finish(query)
 
-    def finish(self, query: int, claim: Outcome) -> None:
-        """Check and keep the claimed outcome of one query; later claims about the same query are ignored."""
-        index = self.owner[query]
-        if index in self.known or query in self.outcomes[index]:
+    def finish(self, query: int) -> None:
+        """Keep the outcome of one query."""
+        index, outcome = self.owner[query], self.docket.outcomes[query]
+        if index in self.known:
             return
-        outcome, judged = _checked(self.queries[query], claim, self.clock)
         case = self.cases[index]
         assert isinstance(case, Case)
-        if self.queries[query].network is not case.queries[0].network:
+        if self.docket.queries[query].network is not case.queries[0].network:
             outcome = replace(outcome, detail=f"{outcome.detail}; {NOTE}" if outcome.detail else NOTE)
         self.outcomes[index][query] = outcome
-        if outcome.verdict is Verdict.SAT:
-            assert judged is not None
-            self.replayed[index] = judged.replayed
         if outcome.verdict is Verdict.SAT or len(self.outcomes[index]) == len(case.queries):
             self.conclude(index, case, query)
 
     def conclude(self, index: int, case: Case, query: int) -> None:
         """Record the result of an instance whose answer is known; ``query`` is the query that was answered last."""
         joined = join(list(self.outcomes[index].values()))
-        left = self.budget.remaining(query)
-        # The instance's other queries need no answer: an empty budget ends the work on them.
-        self.budget.charge([query], left)
-        replayed = self.replayed.get(index)
+        left = self.docket.left([query])
+        # The instance's other queries need no answer: an empty purse ends the work on them.
+        self.docket.charge([query], left)
+        for other in self.members[index]:
+            self.docket.close(other)
         network = case.queries[0].network
         joined = self.certified(index, case, joined)
         self.record(
@@ -375,7 +345,7 @@ class _Campaign:
                 joined.trust,
                 joined.margin,
                 joined.witness,
-                None if replayed is None else tuple(replayed.tolist()),
+                joined.outputs,
                 network.input_shape,
                 joined.detail,
                 joined.seconds,
@@ -408,18 +378,8 @@ class _Campaign:
         return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
 
     def record(self, index: int, result: Result) -> None:
-        """Keep a result.
-
-        Raises:
-            Exception: of the store or the observer, which is kept as ``failure``.
-        """
-        try:
-            self.take(index, result, self.counterexample(index, result), False)
-        except Exception as error:
-            # A verifier called this method through its progress. ``attempt`` must not take the exception for the
-            # verifier's.
-            self.failure = error
-            raise
+        """Keep a result."""
+        self.take(index, result, self.counterexample(index, result), False)
 
     def take(self, index: int, result: Result, counterexample: str | None, recorded: bool) -> None:
         self.known[index] = result
@@ -431,22 +391,3 @@ class _Campaign:
             return None
         case = self.cases[index]
         return "\n".join(assignment(result, case.spec if isinstance(case, Case) else None)) + "\n"
-
-
-class _Relay:
-    """The progress that a verifier reports to: it passes outcomes on under the campaign's query numbers.
-
-    Args:
-        campaign: the campaign.
-        members: the campaign's numbers of the queries that the verifier was given, in its order.
-    """
-
-    def __init__(self, campaign: _Campaign, members: Sequence[int]) -> None:
-        self.campaign = campaign
-        self.members = members
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        self.campaign.observer.stage(name, done, total)
-
-    def finish(self, query: int, outcome: Outcome) -> None:
-        self.campaign.finish(self.members[query], outcome)

@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.runner import Case, run
-from verifiable_relu.verifiers.base import Verifier
+from verifiable_relu.verifiers.base import Limits, Verifier
 from verifiable_relu.verifiers.solvers.process import limit_memory
 
 STAGE_EVERY = 0.2
@@ -36,8 +34,7 @@ class Job:
         certificates: the folder of certificates; None where none are wanted.
         memory: the bytes that a worker's process, and each process that it starts, may have resident; None for half of
             the machine's memory.
-        clock: returns the present time in seconds, by which instances are charged and their time limits count.
-        threads: the threads of a worker's computations; None for as many as torch takes.
+        limits: of the verifier's work. Instances are charged, and their time limits count, by its clock.
         debug: whether an exception of reading that is a fault of the program is raised.
     """
 
@@ -45,8 +42,7 @@ class Job:
     loader: Loader
     certificates: Path | None = None
     memory: int | None = None
-    clock: Callable[[], float] = time.perf_counter
-    threads: int | None = 1
+    limits: Limits = Limits()  # noqa: RUF009 -- frozen
     debug: bool = False
 
 
@@ -109,20 +105,45 @@ Ask = Callable[[Answered | Wanted | Stage | Limit], Any]
 """A function that sends a message, and returns the answer: a ``Result`` or None for ``Wanted``, else nothing."""
 
 
-def answer(task: tuple[bytes, Sequence[Numbered]], ask: Ask) -> None:
-    """Answer instances as one batch.
+@dataclass(frozen=True)
+class Part:
+    """A part of a campaign, as a task: instances that are answered as one batch.
 
-    Args:
-        task: the job, pickled, and the instances. The job's networks stay prepared from one task to the next.
-        ask: sends messages to the process that runs the campaign.
+    Attributes:
+        job: the job, pickled. Its networks stay prepared from one part to the next.
+        entries: the instances.
     """
-    pickled, entries = task
-    perform(_job(pickled), entries, ask)
+
+    job: bytes
+    entries: Sequence[Numbered]
+
+    def below(self, folder: Path) -> Part:
+        """The part with relative paths taken from a folder."""
+        there = [
+            (n, replace(e, vnnlib=folder / e.vnnlib, onnx=None if e.onnx is None else folder / e.onnx))
+            for n, e in self.entries
+        ]
+        return Part(self.job, there)
+
+    def __call__(self, ask: Ask) -> None:
+        """Answer the instances; ``ask`` sends messages to the process that runs the campaign."""
+        perform(_job(self.job), self.entries, ask)
+
+
+def perform_task(task: Callable[[Ask], Any], ask: Ask) -> Any:
+    """The result of a task, in the process of a hand."""
+    return task(ask)
 
 
 def perform(job: Job, entries: Sequence[Numbered], ask: Ask) -> None:
-    """Answer instances as one batch; arguments are those of ``answer``, with the job as an object."""
-    timed = job.clock is time.perf_counter
+    """Answer instances as one batch.
+
+    Args:
+        job: what is to be done with them.
+        entries: the instances.
+        ask: sends messages to the process that runs the campaign.
+    """
+    timed = job.limits.clock is time.perf_counter
     cases: list[Case | Result] = []
     for number, entry in entries:
         if timed:
@@ -138,7 +159,7 @@ def perform(job: Job, entries: Sequence[Numbered], ask: Ask) -> None:
 
         certificates = Certificates(job.certificates)
     messages = _Messages(ask, [number for number, _ in entries])
-    run(cases, job.verifier, messages, messages, certificates, job.clock)
+    run(cases, job.verifier, messages, messages, certificates, job.limits)
 
 
 @lru_cache(maxsize=1)
@@ -146,9 +167,7 @@ def _job(pickled: bytes) -> Job:
     import pickle
 
     job: Job = pickle.loads(pickled)
-    job.loader.clock = job.clock
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
+    job.loader.clock = job.limits.clock
     if job.memory is not None:
         limit_memory(job.memory)
     return job

@@ -31,9 +31,25 @@ Matrix = Any
 """A ``Number`` of two dimensions, or a ``scipy.sparse.csr_array``."""
 
 UNIT = 2.0**-53
+"""u: the result of an operation is off by this part of itself, at most."""
+
 TINY = 2.0**-1000
+"""More than all η of a sum and of its bound: fewer than 2⁵⁰ of 2⁻¹⁰⁷⁴ each, and what they are multiplied by."""
+
 SMALL = 2.0**-900
+"""What numbers that are multiplied later count as larger by: γ(n)·|a|·SMALL = n·2⁻⁹⁵²·|a| is above n·2⁻¹⁰⁷⁴·|a|."""
+
 OWN = 1 + 2.0**-10
+"""A factor for bounds of errors: a sum of fewer than 2⁴² numbers, none negative, loses less than 2⁻¹¹ of itself."""
+
+MODERATE = 2.0**-40, 2.0**40
+"""Scales of a GELU in this range make no number below 2⁵⁰⁰ overflow, and none above 2⁻⁹⁸² vanish."""
+
+BESIDE = 2.0**-40
+"""How far, relative to itself, a point may lie from where a curvature changes its sign, as computed in a few roundings.
+
+Between the points on both sides of it, nothing is taken to be convex or concave.
+"""
 
 
 def gamma(terms: int) -> float:
@@ -125,6 +141,11 @@ def positive(values: Number) -> Number:
 
 FLOAT = Float()
 EXACT = Exact()
+
+
+def above(values: Number) -> Number:
+    """The next larger numbers: no smaller than the true results, where these were rounded once."""
+    return np.nextafter(values, np.inf)
 
 
 def outward(value: Any, towards: float) -> float:

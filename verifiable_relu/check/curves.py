@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import special
 
-from verifiable_relu.check.arithmetic import OWN, TINY, UNIT, Number
+from verifiable_relu.check.arithmetic import BESIDE, OWN, TINY, UNIT, Number
 
 _LN2_HIGH, _LN2_LOW = 0.693147180601954460144043, -4.2009150964757e-11
 """ln 2 = high + low; high has 32 bits, so that its products with integers of 11 bits are exact."""
@@ -187,7 +187,7 @@ def gelu(scale: float) -> Function:
         h = scale * z
         return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
 
-    near, far = (1 - 2.0**-40) / scale, (1 + 2.0**-40) / scale
+    near, far = (1 - BESIDE) / scale, (1 + BESIDE) / scale
     return Function(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13)
 
 

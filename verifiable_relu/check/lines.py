@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import FLOAT, OWN, SMALL, TINY, UNIT, Exact, Float, Matrix, Number, gamma
+from verifiable_relu.check.arithmetic import FLOAT, OWN, SMALL, TINY, UNIT, Exact, Float, Matrix, Number, above, gamma
 from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Smooth
 
 WORKING = 1 << 22
@@ -258,7 +258,7 @@ class Relaxation:
         for (source, matrix), (_, absolute) in zip(node.terms, node.absolute, strict=True):
             low, high = self.ends(source)
             center = 0.5 * low + 0.5 * high
-            radius = np.nextafter(np.maximum(high - center, center - low), np.inf)
+            radius = above(np.maximum(high - center, center - low))
             middle += matrix @ center
             reach += absolute @ radius
             size += absolute @ (np.abs(center) + radius)

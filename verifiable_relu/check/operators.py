@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check import curves
-from verifiable_relu.check.arithmetic import UNIT, Matrix, Number, derived
+from verifiable_relu.check.arithmetic import MODERATE, UNIT, Matrix, Number, derived
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Activation, Affine, Ordered, pick
 from verifiable_relu.check.tensors import LARGEST, Call, Gate, Multiple, Tensor, Value, spread
@@ -67,7 +67,7 @@ def _gated(call: Call) -> Value:
 
 def _gelu(call: Call, name: str, argument: Multiple, root: float, factor: Fraction) -> Value:
     """factor·x·(1 + erf(k·x))/2, where k is root times the argument's factor; root may be off by a unit."""
-    if not 2.0**-40 <= argument.factor <= 2.0**40:
+    if not MODERATE[0] <= argument.factor <= MODERATE[1]:
         raise BadInput("the scale of a GELU is negative, too small or too large")
     made = call.curve(argument.x, name, "Gelu", curves.same(curves.gelu(float(argument.factor) * root)))
     call.inputs = [made]
@@ -92,7 +92,7 @@ def _quotient(call: Call) -> Value:
     exact = bool((np.abs(np.frexp(divisor)[0]) == 0.5).all())
     factor = derived(1 / divisor, np.ones(()))
     one = 1 / Fraction(float(divisor.item())) if divisor.size == 1 else None
-    return call.scaled(factor, np.zeros(()), 0.0 if exact else 2.0**-52, one)
+    return call.scaled(factor, np.zeros(()), 0.0 if exact else 2 * UNIT, one)
 
 
 def _gemm(call: Call) -> Value:
@@ -143,7 +143,7 @@ def _normalisation(call: Call) -> Value:
     factor = derived(scale / np.sqrt(variance), scale)
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
     call.inputs = [call.scaled(np.ones(()), -mean), None]
-    return call.scaled(factor, bias, 2.0**-50)
+    return call.scaled(factor, bias, 8 * UNIT)
 
 
 def _activation(call: Call, slope: Number) -> Value:

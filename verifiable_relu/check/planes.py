@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import OWN, SMALL, TINY, Number, gamma
+from verifiable_relu.check.arithmetic import OWN, SMALL, TINY, UNIT, Number, gamma
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation
 from verifiable_relu.check.lines import WORKING, Fixed, Form, Neurons, Planes, Relaxation
@@ -139,7 +139,7 @@ def _variables(relaxation: Relaxation) -> tuple[Number, Number]:
     for known in relaxation.neurons.values():
         assert isinstance(known, Neurons)
         below = known.slope * known.low
-        slack = 2.0**-52 * np.abs(below) + TINY
+        slack = 2 * UNIT * np.abs(below) + TINY
         low.append(np.minimum(below - slack, 0))
         high.append(np.maximum(below + slack, known.high))
     return np.concatenate(low), np.concatenate(high)

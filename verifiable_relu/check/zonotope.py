@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import OWN, TINY, UNIT, Matrix, Number, gamma
+from verifiable_relu.check.arithmetic import OWN, TINY, UNIT, Matrix, Number, above, gamma
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph
@@ -108,7 +108,7 @@ def propagated(graph: Graph, low: Number, high: Number, last: Affine) -> Form:
     """The form of an affine map of the network's values over boxes (boxes, inputs)."""
     center = 0.5 * low + 0.5 * high
     radius = np.maximum(high - center, center - low)
-    radius = np.where(radius > 0, np.nextafter(radius, np.inf), 0)
+    radius = np.where(radius > 0, above(radius), 0)
     varying = np.flatnonzero((radius > 0).any(0))
     generators = np.zeros((len(low), len(varying), low.shape[1]))
     generators[:, np.arange(len(varying)), varying] = radius[:, varying]

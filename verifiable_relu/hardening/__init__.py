@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,20 +13,13 @@ if TYPE_CHECKING:
     from verifiable_relu.train.schedule import Annealing as Annealing
     from verifiable_relu.train.swap import Change as Change
 
-_HOMES = {
-    "Annealing": "train.schedule",
-    "Change": "train.swap",
-    "Hardened": "hardening.loop",
-    "Place": "nn.places",
-    "Step": "hardening.loop",
-    "harden": "hardening.loop",
-    "soften": "hardening.loop",
-}
 __all__ = ["Annealing", "Change", "Hardened", "Place", "Step", "harden", "soften"]
 
 
 def __getattr__(name: str) -> Any:
-    # These import torch; a command's --help does without it.
-    if name in _HOMES:
-        return getattr(import_module(f"verifiable_relu.{_HOMES[name]}"), name)
+    # The loop imports torch; a command's --help does without it.
+    if name in __all__:
+        from verifiable_relu.hardening import loop
+
+        return getattr(loop, name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiable_relu.arguments import Parser, add_debug, fraction
-from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded

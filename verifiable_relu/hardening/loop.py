@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.hardening.leftover import leftovers
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.nn.hardness import Hardness
-from verifiable_relu.nn.places import Place, replace_smooth
+from verifiable_relu.nn.gates import Hardness
+from verifiable_relu.nn.places import Place, replace_smooth, substitute_relu
 from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
-from verifiable_relu.nn.substitute import substitute_relu
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, DataError, at
-from verifiable_relu.train.loop import descend
+from verifiable_relu.train.loop import fit
 from verifiable_relu.train.options import Schedule
 from verifiable_relu.train.progress import shown
 from verifiable_relu.train.schedule import Annealing
@@ -192,29 +192,27 @@ def harden(
     if loss is batches.loss and classes is not None:
         for each in (data, held_out):
             batches.require_classes(each, classes)
-    places += leftovers(substitute_relu(soft, activations=activations), first, outputs)
+    places += _leftovers(substitute_relu(soft, activations=activations), first, outputs)
     steps = epochs * len(train)
     annealing = Annealing(soft, steps, target, schedule)
     stepper, scheduler = _optimizer(optimizer, soft, steps)
-    means = []
 
-    def value(of: nn.Module, numbered: tuple[int, Batch]) -> Tensor:
-        index, batch = numbered
-        with at(f"batch {index}"):
-            return loss(of, batches.moved(batch, of))
+    def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
+        return loss(of, batches.moved(batch, of))
+
+    def after(step: int, found: float) -> None:
+        if scheduler is not None:
+            scheduler.step()
+        state = Step(step, steps, found, annealing.lam, soft)
+        for callback in callbacks:
+            callback(state)
+
+    def grow(_: int) -> None:
+        annealing.step()
 
     with shown(progress, steps) as show:
-        for epoch in range(epochs):
-            losses = []
-            for found in descend(soft, enumerate(train), value, stepper, annealing.step, epoch):
-                if scheduler is not None:
-                    scheduler.step()
-                losses.append(found)
-                state = Step(annealing.taken, steps, found, annealing.lam, soft)
-                for callback in callbacks:
-                    callback(state)
-                show(annealing.taken, f"loss {found:.3f}, λ {min(state.lam):.1f}")
-            means.append(sum(losses) / max(len(losses), 1))
+        passes = list(fit(soft, range(epochs), lambda _: train, moved_loss, stepper, grow, after, show))
+    means = [sum(each.losses) / max(len(each.losses), 1) for each in passes]
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
     try:
@@ -312,3 +310,71 @@ def _optimizer(make: Callable[[nn.Module], Any] | None, model: nn.Module, steps:
     if not isinstance(found, torch.optim.Optimizer):
         raise InputError(f"optimizer makes a {type(found).__name__}, no optimizer of torch")
     return found, scheduler
+
+
+_MISSED = {"gelu", "silu"}
+"""The operators that are always activations of hidden layers."""
+
+_OTHERS = {"mish", "hardswish", "elu", "softplus", "sigmoid", "tanh", "erf", "_softmax", "native_layer_norm"}
+"""The operators that may make up an activation, or are none that ReLU can replace."""
+
+
+class _Watch(TorchDispatchMode):
+    """A record of the smooth operators that run, with the module that each runs in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[tuple[str, str], None] = {}
+        self._stack: list[str] = [""]
+        self._hooks: list[Any] = []
+        for path, module in model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(partial(self._enter, path)))
+            self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
+
+    def _enter(self, path: str, module: nn.Module, inputs: Any) -> None:
+        self._stack.append(path)
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._stack.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__.removesuffix("_")
+        if name in _MISSED | _OTHERS:
+            self.found[self._stack[-1], name] = None
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def _leftovers(hard: nn.Module, batch: Batch, outputs: Outputs) -> list[Place]:
+    """The smooth operators that a model computes for a batch, by the modules that call them.
+
+    Args:
+        hard: a model whose activations were replaced by ReLU.
+        batch: a batch of the user's data.
+        outputs: runs the model.
+
+    Raises:
+        UnsupportedError: if GELU or SiLU are among them; the error names the module.
+    """
+    hard.eval()
+    with _Watch(hard) as watch:
+        outputs(hard, batch)
+    modules = dict(hard.named_modules())
+    places = []
+    for path, name in watch.found:
+        if name in _MISSED:
+            place = f"module {path!r} ({type(modules[path]).__name__})"
+            raise UnsupportedError(
+                f"it computes {name} in a way that is not found in its code: call the activation as a module",
+                place=place,
+            )
+        if not type(modules[path]).__module__.startswith("torch.nn."):
+            places.append(Place(path, f"aten.{name}", why="ReLU cannot take its place by itself"))
+    return places

@@ -2,22 +2,13 @@
 
 Wrong verdicts have come from networks that were read wrongly, not only from wrong bounds, so that a network is believed
 once it has been compared. It is evaluated together with a bound of how far the source, which computes in a precision of
-unit roundoff u, may be off by rounding. With e the bound of a node's input x, and y its value:
+unit roundoff u, may be off by rounding (``enclosure``).
 
-    y = W·x + b of sums of K terms      |W|·(e + c·(|x| + e)) + c·|b|, c = (min(K, 16·√K) + 32)·u
-    ReLU, LeakyReLU of slope s          max(1, |s|)·e + 32u·|y|
-    other functions of one variable     the largest slope within e of x, times e, and 32u·(|y| + min(1, |slope·x|))
-    λ-GELU, sigmoid, tanh               1.13·e, e/4, e, and 32u·(|x| + e), 32u, 32u·(|x| + e)
-    x₁∘x₂ of sums of K terms            |x₁|∘e₂ + e₁∘|x₂| + e₁∘e₂ + c·(|x₁| + e₁)∘(|x₂| + e₂)
-    x₁ + x₂                             e₁ + e₂ + 2u·(|x₁| + e₁ + |x₂| + e₂)
-
-This is a running error analysis (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
-section 3.3); in a long sum rounding errors are as good as independent, and grow with √K (N. J. Higham, T. Mary, A New
-Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41, 2019, A2815). 1.13, 1/4 and 1 are bounds of
-the derivatives. The constants leave room for how libraries compute: elementary functions of some units in the last
-place, batch normalisation as one multiplication and one addition, a division as a multiplication by the reciprocal. A
-convolution may be computed by a transform, whose errors spread within an image: there the largest bound of a channel
-counts for all of it.
+In a long sum rounding errors are as good as independent, and grow with √K (N. J. Higham, T. Mary, A New Approach to
+Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41, 2019, A2815): c(K) = (min(K, 16·√K) + 32)·u. That leaves
+room for how libraries compute: elementary functions of some units in the last place, batch normalisation as one
+multiplication and one addition, a division as a multiplication by the reciprocal. A convolution may be computed by a
+transform, whose errors spread within an image: there the largest bound of a channel counts for all of it.
 
 This is a test of whether the graph is the right one, not a proof: no bound and no verdict rests on the numbers here.
 """
@@ -25,47 +16,22 @@ This is a test of whether the graph is the right one, not a proof: no bound and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import (
-    FUNCTIONS,
-    Add,
-    Affine,
-    Bilinear,
-    Conv2d,
-    Gelu,
-    Hardened,
-    Identity,
-    LeakyRelu,
-    Linear,
-    Node,
-    Permute,
-    Relu,
-    Reshape,
-    Scale,
-    Shape,
-    Sigmoid,
-    Smooth,
-    Sparse,
-    Tanh,
-)
-from verifiable_relu.network.transient import Division, Erf
+from verifiable_relu.network.enclosure import Arithmetic, Enclosed
+from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Node, Shape
+from verifiable_relu.rounding import largest, tiny
 
 _INDEPENDENT = 16
 """Times √K: how far a sum of K terms is off where errors are independent, in units of roundoff of its terms."""
 
 _SLACK = 32
 """Rounding errors of an affine map beyond those of its sums."""
-
-_FEW = 32
-"""Rounding errors of an activation."""
 
 
 def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
@@ -83,13 +49,6 @@ def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
     normal = torch.randn((6, *shape), generator=generator)
     normal[3:] *= 8
     return torch.cat([torch.zeros((1, *shape)), pixels, normal]).to(dtype)
-
-
-Source = tuple[Tensor, Tensor]
-"""A node's value and the bound of its error, each (batch, *shape)."""
-
-Step = Callable[[Any, Sequence[Source], float], Source]
-"""From a node, its inputs and the unit roundoff to the node's value and error."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +71,36 @@ class Parting:
         return f"{numbers} (rounding explains a difference of {self.bound:.2g})"
 
 
+class _Here(Arithmetic):
+    """The network's own operators, computed by torch, where the source computes in unit roundoff ``unit``."""
+
+    def __init__(self, unit: float, tiny: float) -> None:
+        self.unit, self.tiny = unit, tiny
+
+    def sums(self, terms: int) -> float:
+        return (min(terms, _INDEPENDENT * math.sqrt(terms)) + _SLACK) * self.unit
+
+    def affine(self, node: Affine, x: np.ndarray) -> np.ndarray:
+        return node.forward(torch.from_numpy(x)).numpy()
+
+    def spread(self, node: Affine, size: np.ndarray, part: float) -> np.ndarray:
+        found = (node.absolute(torch.from_numpy(size)) + part * node.offset_magnitude()).numpy()
+        return np.broadcast_to(found.max((2, 3), keepdims=True), found.shape) if isinstance(node, Conv2d) else found
+
+    def curve(self, node: Curve, x: Enclosed) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
+        """By the largest slope of the function, or else by its slopes at x and at both ends about it."""
+        known, parameter = node.known, float(node.parameter)
+        scale = parameter if known.stretched else 1.0
+        steep: np.ndarray | float = known.steepest * (1.0 if known.stretched else max(1.0, parameter))
+        if not math.isfinite(known.steepest):
+            ends = torch.from_numpy(np.stack([x.value - x.error, x.value, x.value + x.error]))
+            steep = known.slope(ends, node.parameter).abs().amax(0).numpy()
+        beside = (known.absolute + np.minimum(1, steep * np.abs(scale * x.value))) / scale
+        return node.forward(torch.from_numpy(x.value)).numpy(), steep, beside
+
+
 @torch.no_grad()
+@np.errstate(all="ignore")
 def parting(
     nodes: Sequence[Node], x: Tensor, seen: Mapping[int, Tensor], unit: float, dtype: torch.dtype = torch.float64
 ) -> Parting | None:
@@ -128,153 +116,26 @@ def parting(
         unit: the unit roundoff of the source; where ``dtype`` is no finer than the source, twice that.
         dtype: in which the network is evaluated here.
     """
-    tiny, huge = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max / 4
-    values: list[Tensor] = []
-    errors: list[Tensor] = []
+    by, huge = _Here(unit, tiny(x.dtype)), largest(x.dtype) / 4
+    start = x.to("cpu", dtype).numpy()
+    values: dict[int, Enclosed] = {0: Enclosed(start, np.zeros_like(start))}
     last = {source: index for index, node in enumerate(nodes) for source in node.inputs}
     for index, node in enumerate(nodes):
-        if index == 0:
-            value = x.to("cpu", dtype)
-            error = torch.zeros_like(value)
-        else:
-            sources = [(values[i], errors[i]) for i in node.inputs]
-            value, error = _step(node.map_tensors(lambda t: t.detach().to("cpu", dtype)), sources, unit, tiny)
-            error = torch.where(value.abs() + error < huge, error, torch.inf)
+        if index:
+            here = node.map_tensors(lambda t: t.detach().to("cpu", dtype))
+            found = by.enclosed(here, [values[i] for i in node.inputs])
+            # An infinite error times a weight of zero is none, but not a number either.
+            unknown = np.isnan(found.value) | ~(np.abs(found.value) + found.error < huge)
+            values[index] = Enclosed(np.nan_to_num(found.value, nan=0.0), np.where(unknown, np.inf, found.error))
+        value, error = values[index].value, values[index].error
         if index in seen:
-            expected = seen[index].to("cpu", dtype)
-            close = (error == torch.inf) | ((expected - value).abs() <= error)
-            if not bool(close.all()):
-                worst = int((~close).flatten().int().argmax())
-                numbers = (float(t.flatten()[worst]) for t in (expected, value, error))
-                return Parting(node, *numbers)
-            value, error = expected, torch.zeros_like(expected).masked_fill(~expected.isfinite(), torch.inf)
-        values.append(value)
-        errors.append(error)
+            expected = seen[index].to("cpu", dtype).numpy()
+            apart = ~((error == np.inf) | (np.abs(expected - value) <= error))
+            if apart.any():
+                worst = int(apart.argmax())
+                return Parting(node, *(float(part.flat[worst]) for part in (expected, value, error)))
+            values[index] = Enclosed(expected, np.where(np.isfinite(expected), np.zeros_like(expected), np.inf))
         for source in node.inputs:
             if last[source] == index:
-                values[source] = errors[source] = value.new_zeros(())
+                values.pop(source, None)
     return None
-
-
-def _step(node: Node, sources: Sequence[Source], unit: float, tiny: float) -> Source:
-    """A node's value, and the bound of its error; infinite where nothing is known."""
-    value, error = STEPS[node](node, sources, unit)
-    error = error + tiny
-    # An infinite error times a weight of zero is none, but not a number either.
-    return value.nan_to_num(0.0), torch.where(value.isnan() | error.isnan(), torch.inf, error)
-
-
-def _relative(node: Affine, unit: float) -> float:
-    """c of the table above, and what the stored weights may be off by, relative to the terms of the node's sums."""
-    return (min(node.terms, _INDEPENDENT * math.sqrt(node.terms)) + _SLACK) * unit + node.weight_error
-
-
-# The affine nodes' own products would keep |W|, and sparse copies of W: that takes memory, and longer than one use of
-# them saves.
-
-
-def _linear(node: Linear, sources: Sequence[Source], unit: float) -> Source:
-    (x, e), part = sources[0], _relative(node, unit)
-    size = e + part * (x.abs() + e)
-    error = F.linear(size, node.weight.abs()) + part * node.bias.abs()
-    return F.linear(x, node.weight, node.bias), error
-
-
-def _conv2d(node: Conv2d, sources: Sequence[Source], unit: float) -> Source:
-    (x, e), part = sources[0], _relative(node, unit)
-    size = e + part * (x.abs() + e)
-    value = node.forward(x)
-    absolute = replace(node, weight=node.weight.abs(), bias=part * node.bias.abs())
-    return value, absolute.forward(size).amax((2, 3), keepdim=True).expand_as(value)
-
-
-def _scale(node: Scale, sources: Sequence[Source], unit: float) -> Source:
-    (x, e), part = sources[0], _relative(node, unit)
-    size = e + part * (x.abs() + e)
-    return node.forward(x), node.scale.abs() * size + part * node.offset_magnitude()
-
-
-def _sparse(node: Sparse, sources: Sequence[Source], unit: float) -> Source:
-    (x, e), part = sources[0], _relative(node, unit)
-    return node.forward(x), node.absolute(e + part * (x.abs() + e)) + part * node.offset_magnitude()
-
-
-def _add(node: Add, sources: Sequence[Source], unit: float) -> Source:
-    (x, e), (y, f) = sources
-    return x + y, e + f + 2 * unit * (x.abs() + e + y.abs() + f)
-
-
-def _product(node: Bilinear, sources: Sequence[Source], unit: float) -> Source:
-    (x, e), (y, f) = sources
-    left, right = x.abs() + e, y.abs() + f
-    part = (min(node.terms, _INDEPENDENT * math.sqrt(node.terms)) + _SLACK) * unit
-    return node.forward(x, y), node.forward(left, f) + node.forward(e, right) + part * node.forward(left, right)
-
-
-def _moved(node: Node, sources: Sequence[Source], unit: float) -> Source:
-    x, e = sources[0]
-    return node.forward(x), node.forward(e)
-
-
-def _relu(node: Relu | Hardened, sources: Sequence[Source], unit: float) -> Source:
-    x, e = sources[0]
-    value = node.forward(x)
-    return value, e + _FEW * unit * value.abs()
-
-
-def _leaky_relu(node: LeakyRelu, sources: Sequence[Source], unit: float) -> Source:
-    x, e = sources[0]
-    value = node.forward(x)
-    return value, node.slope.abs().clamp_min(1) * e + _FEW * unit * value.abs()
-
-
-def _smooth(slope: float, relative: bool) -> Step:
-    """The step of a smooth activation whose derivative is at most ``slope``.
-
-    ``relative``: what the activation's own computation is off by is relative to its input, not to 1.
-    """
-
-    def step(node: Node, sources: Sequence[Source], unit: float) -> Source:
-        x, e = sources[0]
-        return node.forward(x), slope * e + _FEW * unit * (x.abs() + e if relative else 1.0)
-
-    return step
-
-
-def _function(node: Smooth, sources: Sequence[Source], unit: float) -> Source:
-    """The slope anywhere within the error of the input, at its ends and bends, bounds what becomes of that error."""
-    (x, e), function = sources[0], FUNCTIONS[node.function]
-    value = node.forward(x)
-    steep = node.parameter.abs().clamp(min=1) * function.steepest
-    if not math.isfinite(function.steepest):
-        ends = [function.slope(end, node.parameter).abs() for end in (x - e, x, x + e)]
-        steep = torch.stack(ends).amax(0)
-    size = value.abs() + function.absolute + (steep * x.abs()).clamp(max=1.0)
-    return value, steep * e + _FEW * unit * size
-
-
-STEPS: Table[Step] = Table(
-    "the comparison of a network with its source",
-    {
-        Linear: _linear,
-        Conv2d: _conv2d,
-        Sparse: _sparse,
-        Scale: _scale,
-        Division: _scale,
-        Add: _add,
-        Bilinear: _product,
-        Reshape: _moved,
-        Permute: _moved,
-        Identity: _moved,
-        Relu: _relu,
-        Hardened: _relu,
-        LeakyRelu: _leaky_relu,
-        Gelu: _smooth(1.13, relative=True),
-        Sigmoid: _smooth(0.25, relative=False),
-        Tanh: _smooth(1.0, relative=True),
-        Smooth: _function,
-        # The slope of the error function is at most 2/√π.
-        Erf: _smooth(1.13, relative=False),
-    },
-)
-"""The value of each kind of node, and how far its source's may be off, by those of its inputs (the table above)."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import decimal
 import math
 import operator
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,13 +23,17 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-
-UNIT = Fraction(1, 2**53)
-"""The unit roundoff of float64: a number of the normal range is off from the nearest float64 number by no more than
-this part of that."""
-
-LARGEST_ERROR = Fraction(1, 2**48)
-"""The largest relative error of a number that is stored."""
+from verifiable_relu.rounding import (
+    DECIMAL,
+    FEW,
+    LARGEST_ERROR,
+    LEAST_LOGARITHM,
+    TINY,
+    UNIT,
+    above,
+    below,
+    not_below,
+)
 
 LAMBDA_ERROR = 4 * UNIT
 """The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``scaled_hardness``).
@@ -39,12 +42,8 @@ Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: m
 grant to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
 """
 
-_LEAST = sys.float_info.min
 _BITS = 160
 _DIGITS = decimal.Context(prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[decimal.InvalidOperation])
-_ROUGH = Fraction(1, 10**50)
-"""Relative error granted to an exponential or logarithm of 60 digits, its argument of 60 digits included."""
-
 _MAX_EXPONENT = 10_000
 
 Objects = np.ndarray
@@ -103,17 +102,11 @@ def fractions(numbers: np.ndarray) -> Objects:
     return _each(lambda x: Fraction(exact(x)) if math.isfinite(x) else float(x), numbers)
 
 
-def above(number: Fraction | int) -> float:
-    """A float that is no smaller."""
-    nearest = float(number)
-    return nearest if Fraction(nearest) >= number else math.nextafter(nearest, math.inf)
-
-
 def both(first: float, second: float) -> float:
     """The relative error of a product of two numbers with relative errors."""
     if not (first and second):
         return first or second
-    return above((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
+    return not_below((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -212,7 +205,7 @@ def exponential(x: Derived) -> Derived:
     if most > _MAX_EXPONENT:
         raise UnsupportedError("the exponential of a large constant")
     values = _each(lambda v: Fraction(_decimal(v).exp(_DIGITS)), x.values)
-    return Derived(values, _ROUGH + 2 * x.error * most)
+    return Derived(values, DECIMAL + 2 * x.error * most)
 
 
 def logarithm(x: Derived) -> Derived:
@@ -227,9 +220,9 @@ def logarithm(x: Derived) -> Derived:
     values = selected(lambda v: Fraction(_decimal(v).ln(_DIGITS)), x).values
     # The logarithm of 1 is exact.
     least = min((abs(v) for v in values.flat if v), default=Fraction(1))
-    if least < Fraction(1, 10**20):
+    if least < LEAST_LOGARITHM:
         raise UnsupportedError("the logarithm of a constant next to 1")
-    return Derived(values, _ROUGH / min(least, Fraction(1)))
+    return Derived(values, DECIMAL / min(least, Fraction(1)))
 
 
 def _decimal(value: Fraction) -> decimal.Decimal:
@@ -309,7 +302,7 @@ def _cast(value: Fraction | float, kind: np.dtype) -> Any:
     with np.errstate(over="ignore"):
         near = np.array(_nearest(_array(value))).astype(kind)[()]
         # Rounded twice, it may be the neighbour of the nearest number.
-        around = [near, np.nextafter(near, kind.type(-np.inf)), np.nextafter(near, kind.type(np.inf))]
+        around = [near, below(near), above(near)]
     finite = [n for n in around if np.isfinite(n)]
     if not np.isfinite(near) or not finite:
         return near
@@ -331,14 +324,14 @@ def rounded(x: Derived) -> tuple[Tensor, float]:
     error = (1 + x.error) * (1 + UNIT) - 1
     if error > LARGEST_ERROR:
         raise UnsupportedError("a number of which rounding leaves too few digits")
-    return torch.from_numpy(nearest), above(error)
+    return torch.from_numpy(nearest), not_below(error)
 
 
 def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
     size = np.abs(found)
     if not bool(np.isfinite(size).all()):
         raise UnsupportedError("a factor or constant beyond the range of float64")
-    if bool((there & (size < _LEAST)).any()):
+    if bool((there & (size < TINY)).any()):
         raise UnsupportedError("a factor or constant below the range of float64")
 
 
@@ -448,4 +441,4 @@ def lost(before: Tensor, after: Tensor) -> float:
     changed = (wide - before.detach()).abs()
     relative = torch.where(changed > 0, changed / wide.abs(), 0.0)
     # The difference and the quotient each round once.
-    return float(relative.amax()) * (1 + 2.0**-50) if relative.numel() else 0.0
+    return float(relative.amax()) * FEW if relative.numel() else 0.0

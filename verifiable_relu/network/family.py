@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Activation,
-    Gelu,
-    Hardened,
-    Identity,
-    LeakyRelu,
-    Node,
-    Relu,
-    Sigmoid,
-    Smooth,
-    Tanh,
-)
+from verifiable_relu.network.nodes import Gelu, Hardened, Node, Relu
 
-HARDNESS: Table[Callable[[Any], Tensor | None]] = Table(
-    "a family of harder networks",
-    {
-        Relu: lambda node: None,
-        Gelu: lambda node: node.lam,
-        Hardened: lambda node: node.lam,
-        **dict.fromkeys((Identity, LeakyRelu, Sigmoid, Smooth, Tanh), Refusal("is neither ReLU nor λ-GELU")),
-    },
-    group=Activation,
-)
-"""The λ of each kind of activation that a family has ``Hardened`` in place of; None where the node does not tell it.
 
-Activations of kinds that are refused are the same in all members of a family.
-"""
+def _member(node: Node) -> bool:
+    """Whether a family has ``Hardened`` in the place of a node; other nodes are the same in all of its members."""
+    return isinstance(node, Relu | Gelu | Hardened)
 
 
 def least_hardness(network: Network) -> list[float]:
@@ -60,11 +36,11 @@ def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Ne
         InputError: if the network has no activation to replace, no λ-GELU where ``lam`` is None, or ``lam`` does not
             fit.
     """
-    places = [i for i in network.activations if network.nodes[i] in HARDNESS]
+    places = [i for i in network.activations if _member(network.nodes[i])]
     if not places:
         raise InputError(f"the network '{network.name}' has neither ReLU nor λ-GELU activations")
     if lam is None:
-        own = {index: HARDNESS[network.nodes[index]](network.nodes[index]) for index in places}
+        own = {index: getattr(network.nodes[index], "lam", None) for index in places}
         # A ReLU beside λ-GELUs, such as those by which a normalisation is clipped, is one in all members.
         places = [index for index in places if own[index] is not None]
         values = [value for value in own.values() if value is not None]

@@ -20,11 +20,11 @@ from verifiable_relu.network.nodes import (
     Affine,
     Bilinear,
     Input,
+    Kinked,
     Node,
     Shape,
 )
 from verifiable_relu.network.once import Once
-from verifiable_relu.network.piecewise import SLOPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Network:
     @cached_property
     def piecewise_linear(self) -> bool:
         """Whether the network is piecewise linear, so that MILP and SMT are complete and evaluation exact."""
-        return not self.multiplies and all(self.nodes[i] in SLOPES for i in self.activations)
+        return not self.multiplies and all(isinstance(self.nodes[i], Kinked) for i in self.activations)
 
     @cached_property
     def multiplies(self) -> bool:
@@ -130,8 +130,8 @@ class Network:
         for node in self.nodes:
             if isinstance(node, Bilinear):
                 raise UnsupportedError("only piecewise-linear networks can be split into phases", place=node.place)
-        for index in self.activations:
-            SLOPES[self.nodes[index]]
+            if isinstance(node, Activation) and not isinstance(node, Kinked):
+                raise UnsupportedError("only piecewise-linear activations can be split into phases", place=node.place)
 
     @cached_property
     def limit(self) -> Network:

@@ -15,10 +15,7 @@ import torch
 from verifiable_relu.network.build import as_network
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Linear, Node, Reshape, Scale, Sigmoid, Smooth, Sparse, Tanh
-
-_INCREASING = frozenset({"Atan", "Cube", "Erf", "Exp", "Softplus", "Softsign"})
-"""Functions of one variable that increase everywhere."""
+from verifiable_relu.network.nodes import Curve, Linear, Node, Reshape, Scale, Smooth, Sparse
 
 
 def headless(network: Network) -> Network | None:
@@ -52,16 +49,6 @@ def _unshaped(nodes: Sequence[Node], index: int) -> int:
     return index
 
 
-def _increasing(nodes: Sequence[Node], node: Node) -> int:
-    return node.inputs[0]
-
-
-def _sigmoid(nodes: Sequence[Node], node: Sigmoid) -> int:
-    """Of two numbers, softmax is the sigmoid of their differences."""
-    found = _difference_of_two(nodes, node.inputs[0], 1.0)
-    return node.inputs[0] if found is None else found
-
-
 def _difference_of_two(nodes: Sequence[Node], index: int, sign: float) -> int | None:
     """The node of the two x_i of sign·(x_i − the other), if a node is that."""
     node = nodes[_unshaped(nodes, index)]
@@ -72,10 +59,13 @@ def _difference_of_two(nodes: Sequence[Node], index: int, sign: float) -> int | 
     return None
 
 
-def _function(nodes: Sequence[Node], node: Smooth) -> int | None:
+def _function(nodes: Sequence[Node], node: Curve) -> int | None:
+    """Of two numbers, softmax is the sigmoid of their differences."""
     if node.function == "Reciprocal":
         return _exponentials(nodes, node.inputs[0])
-    return node.inputs[0] if node.function in _INCREASING else None
+    if node.function == "Sigmoid" and (found := _difference_of_two(nodes, node.inputs[0], 1.0)) is not None:
+        return found
+    return node.inputs[0] if node.known.increasing else None
 
 
 def _scale(nodes: Sequence[Node], node: Scale) -> int | None:
@@ -114,9 +104,7 @@ def _exponentials(nodes: Sequence[Node], index: int) -> int | None:
 HEADS: Table[Callable[[Sequence[Node], Any], int | None]] = Table(
     "the search for a head",
     {
-        Sigmoid: _sigmoid,
-        Tanh: _increasing,
-        Smooth: _function,
+        Curve: _function,
         Scale: _scale,
         Node: lambda nodes, node: None,
     },

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear, Node, Relu
-
-_STEP = 2.0**-30
-"""Multiples of it, of moderate size, have exact sums in float64."""
+from verifiable_relu.rounding import COMMON_STEP
 
 _PRODUCTS = 200_000
 """The most products of numbers that are checked in rational arithmetic for one pair of layers."""
@@ -84,8 +82,8 @@ def merged_columns(weight: Tensor, place: Tensor, size: int) -> Tensor | None:
         merged = torch.empty_like(weight)
         merged[:, place] = weight
         return merged
-    units = weight[weight != 0] / _STEP
-    if not bool((units == units.round()).all()) or float(weight.abs().sum(1).amax()) >= _STEP * 2.0**52:
+    units = weight[weight != 0] / COMMON_STEP
+    if not bool((units == units.round()).all()) or float(weight.abs().sum(1).amax()) >= COMMON_STEP * 2.0**52:
         return None
     return weight.new_zeros(len(weight), size).index_add_(1, place, weight)
 

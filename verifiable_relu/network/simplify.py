@@ -19,7 +19,7 @@ from torch import Tensor
 from verifiable_relu.network.derived import both, product
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import Gelu, Linear, Node, Scale, Smooth
-from verifiable_relu.network.transient import Division
+from verifiable_relu.network.nodes.affine import Division
 
 Graph = tuple[list[Node], int]
 """Nodes in topological order, the input first, and the index of the output."""

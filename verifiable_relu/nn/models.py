@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from verifiable_relu.nn.activation import LambdaGELU
+from verifiable_relu.nn.gates import LambdaGELU
+
+Make = Callable[[], nn.Module]
+"""Makes an activation."""
 
 
 class Normalize(nn.Module):
@@ -43,138 +45,6 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
 
-def mlp(
-    sizes: Sequence[int],
-    activation: Callable[[], nn.Module] = LambdaGELU,
-    normalize: Normalize | None = None,
-) -> nn.Sequential:
-    """A fully connected network: Flatten, then Linear and an activation for each hidden layer, then Linear.
-
-    Args:
-        sizes: the sizes of the input, of each hidden layer and of the output.
-        activation: makes the activation after each hidden layer.
-        normalize: the normalisation of the input, before all else; None leaves it out.
-    """
-    modules: list[nn.Module] = [] if normalize is None else [normalize]
-    modules.append(nn.Flatten())
-    for inputs, outputs in pairwise(sizes[:-1]):
-        modules += [nn.Linear(inputs, outputs), activation()]
-    modules.append(nn.Linear(sizes[-2], sizes[-1]))
-    return nn.Sequential(*modules)
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """The output channels, kernel, stride and zero padding of a convolution."""
-
-    channels: int
-    kernel: int
-    stride: int
-    padding: int
-
-
-def convolutional(
-    input_shape: tuple[int, int, int],
-    convolutions: Sequence[Convolution],
-    hidden: Sequence[int],
-    classes: int,
-    activation: Callable[[], nn.Module] = LambdaGELU,
-    normalize: Normalize | None = None,
-    batch_norm: bool = False,
-) -> nn.Sequential:
-    """Convolutions without pooling, then fully connected layers; an activation after each layer but the last.
-
-    Args:
-        input_shape: (channels, height, width) of a sample.
-        convolutions: the convolutions in their order.
-        hidden: the sizes of the fully connected layers before the output.
-        classes: the number of outputs.
-        activation: makes the activation after each hidden layer.
-        normalize: the normalisation of the input, before all else; None leaves it out.
-        batch_norm: whether a batch normalisation comes before each activation.
-
-    Raises:
-        ValueError: if a convolution's padded input is smaller than its kernel.
-    """
-    modules: list[nn.Module] = [] if normalize is None else [normalize]
-    inputs, *size = input_shape
-    for each in convolutions:
-        modules.append(nn.Conv2d(inputs, each.channels, each.kernel, each.stride, each.padding))
-        if batch_norm:
-            modules.append(nn.BatchNorm2d(each.channels))
-        modules.append(activation())
-        inputs, size = each.channels, _after(size, each)
-    modules.append(nn.Flatten())
-    inputs *= math.prod(size)
-    for outputs in hidden:
-        modules.append(nn.Linear(inputs, outputs))
-        if batch_norm:
-            modules.append(nn.BatchNorm1d(outputs))
-        modules.append(activation())
-        inputs = outputs
-    return nn.Sequential(*modules, nn.Linear(inputs, classes))
-
-
-def cnn(
-    input_shape: tuple[int, int, int],
-    channels: Sequence[int],
-    hidden: Sequence[int],
-    classes: int,
-    activation: Callable[[], nn.Module] = LambdaGELU,
-    normalize: Normalize | None = None,
-) -> nn.Sequential:
-    """A convolutional network (``convolutional``) of 4×4 kernels of stride 2, which halve an even height and width."""
-    convolutions = [Convolution(outputs, 4, 2, 1) for outputs in channels]
-    return convolutional(input_shape, convolutions, hidden, classes, activation, normalize)
-
-
-LAYOUTS: dict[str, tuple[tuple[Convolution, ...], tuple[int, ...], bool]] = {
-    "cnn3": ((Convolution(16, 5, 2, 2), Convolution(32, 4, 2, 1)), (), False),
-    "cnn5": ((Convolution(16, 3, 1, 1), Convolution(16, 4, 2, 1), Convolution(32, 4, 2, 1)), (512,), False),
-    "cnn7": (
-        tuple(Convolution(n, 3, stride, 1) for n, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (128, 1))),
-        (512,),
-        True,
-    ),
-}
-"""Networks of fixed layers: their convolutions, hidden layers, and whether they have batch normalisations.
-
-CNN3 and CNN5 are those of Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv
-2306.10426, in the form of the published code, without batch normalisation. CNN7 is the large network of Gowal et al.,
-arXiv 1810.12715, with the batch normalisations of Shi et al., Fast Certified Robust Training with Short Warmup, arXiv
-2103.17245; it is the CNN7 of Müller et al. (SABR), arXiv 2210.04871.
-"""
-
-
-def fixed(
-    name: str,
-    input_shape: tuple[int, int, int],
-    classes: int,
-    activation: Callable[[], nn.Module] = LambdaGELU,
-    normalize: Normalize | None = None,
-    width: float = 1.0,
-) -> nn.Sequential:
-    """A network of fixed layers.
-
-    Args:
-        name: one of ``LAYOUTS``, or ``resnet`` (``resnet``).
-        input_shape: as in ``convolutional``.
-        classes: as in ``convolutional``.
-        activation: as in ``convolutional``.
-        normalize: as in ``convolutional``.
-        width: the factor of the numbers of channels and of hidden neurons.
-
-    Raises:
-        ValueError: if a convolution's padded input is smaller than its kernel.
-    """
-    if name == "resnet":
-        return resnet(input_shape, classes, activation, normalize, width)
-    convolutions, hidden, batch_norm = LAYOUTS[name]
-    wide = [replace(each, channels=_wide(each.channels, width)) for each in convolutions]
-    sizes = [_wide(size, width) for size in hidden]
-    return convolutional(input_shape, wide, sizes, classes, activation, normalize, batch_norm)
-
-
 class Residual(nn.Module):
     """The residual block x ↦ act(x + conv(act(conv(x)))), with 3×3 kernels that keep height and width.
 
@@ -183,7 +53,7 @@ class Residual(nn.Module):
         activation: makes each of the two activations.
     """
 
-    def __init__(self, channels: int, activation: Callable[[], nn.Module]) -> None:
+    def __init__(self, channels: int, activation: Make) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.inner = activation()
@@ -195,39 +65,131 @@ class Residual(nn.Module):
         return y
 
 
-def resnet(
+@dataclass(frozen=True)
+class Convolution:
+    """The output channels, kernel, stride and zero padding of a convolution, and whether a residual block follows."""
+
+    channels: int
+    kernel: int
+    stride: int
+    padding: int
+    block: bool = False
+
+
+LAYOUTS: dict[str, tuple[tuple[Convolution, ...], tuple[int, ...], bool]] = {
+    "cnn3": ((Convolution(16, 5, 2, 2), Convolution(32, 4, 2, 1)), (), False),
+    "cnn5": ((Convolution(16, 3, 1, 1), Convolution(16, 4, 2, 1), Convolution(32, 4, 2, 1)), (512,), False),
+    "cnn7": (
+        tuple(Convolution(n, 3, stride, 1) for n, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (128, 1))),
+        (512,),
+        True,
+    ),
+    "resnet": ((Convolution(8, 3, 2, 1, block=True), Convolution(16, 3, 2, 1, block=True)), (64,), False),
+}
+"""Networks of fixed layers: their convolutions, hidden layers, and whether they have batch normalisations.
+
+CNN3 and CNN5 are those of Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv
+2306.10426, in the form of the published code, without batch normalisation. CNN7 is the large network of Gowal et al.,
+arXiv 1810.12715, with the batch normalisations of Shi et al., Fast Certified Robust Training with Short Warmup, arXiv
+2103.17245; it is the CNN7 of Müller et al. (SABR), arXiv 2210.04871.
+"""
+
+
+def mlp(sizes: Sequence[int], activation: Make = LambdaGELU, normalize: Normalize | None = None) -> nn.Sequential:
+    """A fully connected network: Flatten, then Linear and an activation for each hidden layer, then Linear.
+
+    Args:
+        sizes: the sizes of the input, of each hidden layer and of the output.
+        activation: makes the activation after each hidden layer.
+        normalize: the normalisation of the input, before all else; None leaves it out.
+    """
+    return _network(sizes[:1], (), sizes[1:-1], sizes[-1], activation, normalize)
+
+
+def cnn(
+    input_shape: tuple[int, int, int],
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    classes: int,
+    activation: Make = LambdaGELU,
+    normalize: Normalize | None = None,
+) -> nn.Sequential:
+    """A network of 4×4 convolutions of stride 2, which halve an even height and width, then fully connected layers.
+
+    Args:
+        input_shape: (channels, height, width) of a sample.
+        channels: the output channels of each convolution.
+        hidden: the sizes of the fully connected layers before the output.
+        classes: the number of outputs.
+        activation: makes the activation after each hidden layer.
+        normalize: the normalisation of the input, before all else; None leaves it out.
+
+    Raises:
+        ValueError: if a convolution's padded input is smaller than its kernel.
+    """
+    convolutions = [Convolution(outputs, 4, 2, 1) for outputs in channels]
+    return _network(input_shape, convolutions, hidden, classes, activation, normalize)
+
+
+def fixed(
+    name: str,
     input_shape: tuple[int, int, int],
     classes: int,
-    activation: Callable[[], nn.Module] = LambdaGELU,
+    activation: Make = LambdaGELU,
     normalize: Normalize | None = None,
     width: float = 1.0,
 ) -> nn.Sequential:
-    """A small residual network without batch normalisation.
+    """A network of fixed layers.
 
-    A 3×3 convolution of stride 2 to 8 channels and a ``Residual`` block come first, then the same with 16 channels, a
-    hidden layer of 64 and the output. The arguments are those of ``fixed``.
-    """
-    modules: list[nn.Module] = [] if normalize is None else [normalize]
-    inputs, *size = input_shape
-    for channels in (_wide(8, width), _wide(16, width)):
-        halving = Convolution(channels, 3, 2, 1)
-        modules += [nn.Conv2d(inputs, channels, 3, 2, 1), activation(), Residual(channels, activation)]
-        inputs, size = channels, _after(size, halving)
-    head = mlp([inputs * math.prod(size), _wide(64, width), classes], activation)
-    return nn.Sequential(*modules, *head)
-
-
-def _wide(number: int, width: float) -> int:
-    return max(1, round(number * width))
-
-
-def _after(size: list[int], each: Convolution) -> list[int]:
-    """The height and width after a convolution.
+    Args:
+        name: one of ``LAYOUTS``.
+        input_shape: as in ``cnn``.
+        classes: as in ``cnn``.
+        activation: as in ``cnn``.
+        normalize: as in ``cnn``.
+        width: the factor of the numbers of channels and of hidden neurons.
 
     Raises:
-        ValueError: if the padded input is smaller than the kernel.
+        ValueError: if a convolution's padded input is smaller than its kernel.
     """
-    if min(size) + 2 * each.padding < each.kernel:
-        fits = "×".join(map(str, size))
-        raise ValueError(f"a {each.kernel}×{each.kernel} kernel does not fit the {fits} input of a layer")
-    return [(n + 2 * each.padding - each.kernel) // each.stride + 1 for n in size]
+
+    def wide(number: int) -> int:
+        return max(1, round(number * width))
+
+    convolutions, hidden, batch_norm = LAYOUTS[name]
+    convolutions = tuple(replace(each, channels=wide(each.channels)) for each in convolutions)
+    return _network(input_shape, convolutions, [*map(wide, hidden)], classes, activation, normalize, batch_norm)
+
+
+def _network(
+    input_shape: Sequence[int],
+    convolutions: Sequence[Convolution],
+    hidden: Sequence[int],
+    classes: int,
+    activation: Make,
+    normalize: Normalize | None,
+    batch_norm: bool = False,
+) -> nn.Sequential:
+    """Convolutions without pooling, then fully connected layers; an activation after each layer but the last."""
+    modules: list[nn.Module] = [] if normalize is None else [normalize]
+    inputs, *size = input_shape
+    for each in convolutions:
+        if min(size) + 2 * each.padding < each.kernel:
+            fits = "×".join(map(str, size))
+            raise ValueError(f"a {each.kernel}×{each.kernel} kernel does not fit the {fits} input of a layer")
+        modules.append(nn.Conv2d(inputs, each.channels, each.kernel, each.stride, each.padding))
+        if batch_norm:
+            modules.append(nn.BatchNorm2d(each.channels))
+        modules.append(activation())
+        if each.block:
+            modules.append(Residual(each.channels, activation))
+        inputs, size = each.channels, [(n + 2 * each.padding - each.kernel) // each.stride + 1 for n in size]
+    modules.append(nn.Flatten())
+    inputs *= math.prod(size)
+    for outputs in hidden:
+        modules.append(nn.Linear(inputs, outputs))
+        if batch_norm:
+            modules.append(nn.BatchNorm1d(outputs))
+        modules.append(activation())
+        inputs = outputs
+    return nn.Sequential(*modules, nn.Linear(inputs, classes))

@@ -1,16 +1,16 @@
-"""The smooth activations of a model: where they are, and their replacement."""
+"""The smooth activations of a model: where they are, and their replacement, by λ-gates or by ReLU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import nn
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.nn.gates import Hardness
 from verifiable_relu.nn.rectifiers import (
     FUNCTIONS,
     HIDDEN,
@@ -86,6 +86,26 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     return model, replacement.places
 
 
+def substitute_relu(model: nn.Module, inplace: bool = False, activations: Sequence[str] = HIDDEN) -> nn.Module:
+    """A copy of a model with ``nn.ReLU`` in place of every smooth activation (``replace_smooth``).
+
+    Replaced are activations with a λ, and GELU, SiLU, Mish and Hardswish, whether they are modules or functions that a
+    forward calls. The output of an activation with a λ changes by at most ``Hardness.supremum``/λ, that of
+    λ-GELU by 0.16997120748/λ. The names, order, weights and training mode of the modules stay, and a module that
+    is used twice stays one module.
+
+    Args:
+        model: the model.
+        inplace: whether the model itself is changed and returned, unless it is such an activation itself.
+        activations: the names of the activations that are replaced (``nn.rectifiers.RECTIFIERS``).
+
+    Raises:
+        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module.
+        InputError: if the model is no torch module, or for an unknown activation.
+    """
+    return replace_smooth(model if inplace else deepcopy(model), lambda _: nn.ReLU(), activations)[0]
+
+
 class _Replacement:
     """One pass over a model.
 
@@ -97,33 +117,28 @@ class _Replacement:
         self.make = make
         self.activations = activations
         self.places: list[Place] = []
-        self._made: dict[int, nn.Module] = {}
-        self._left: set[int] = set()
+        self._made: dict[int, nn.Module | None] = {}
 
     def of(self, module: nn.Module, path: str) -> nn.Module | None:
         """What takes the place of a module, or None if the module stays."""
-        if id(module) in self._made:
-            return self._made[id(module)]
+        if id(module) not in self._made:
+            made = self._replaced(module, path)
+            self._made[id(module)] = None if made is None else made.train(module.training)
+        return self._made[id(module)]
+
+    def _replaced(self, module: nn.Module, path: str) -> nn.Module | None:
+        title = _title(module)
         if isinstance(module, Hardness):
             made = self.make(module)
-            self.places.append(Place(path, _title(module), _title(made)))
-            return self._kept(module, made)
-        if id(module) in self._left:
-            return None
-        self._left.add(id(module))
+            self.places.append(Place(path, title, _title(made)))
+            return made
         found = recognise_module(module)
-        if found is None:
-            if isinstance(module, MODULES):
-                self.places.append(Place(path, _title(module), why="it does not tend to ReLU"))
-            elif isinstance(module, OTHERS):
-                self.places.append(Place(path, _title(module), why="ReLU cannot take its place"))
-            return None
-        replaced = self.chosen(path, found, _title(module))
-        return None if replaced is None else self._kept(module, replaced)
-
-    def _kept(self, module: nn.Module, made: nn.Module) -> nn.Module:
-        self._made[id(module)] = made.train(module.training)
-        return made
+        if found is not None:
+            return self.chosen(path, found, title)
+        if isinstance(module, (*MODULES, *OTHERS)):
+            why = "it does not tend to ReLU" if isinstance(module, MODULES) else "ReLU cannot take its place"
+            self.places.append(Place(path, title, why=why))
+        return None
 
     def chosen(self, path: str, found: Rectifier, title: str) -> nn.Module | None:
         """What takes the place of a rectifier, or None if it is not among those that are replaced."""
@@ -136,16 +151,19 @@ class _Replacement:
 
     def inside(self, module: nn.Module, path: str) -> None:
         """Replace the children and attributes of a module that are activations, and those that its forward calls."""
-        if isinstance(module, Hardness) or id(module) in self._made:
+        if isinstance(module, Hardness) or self._made.get(id(module)) is not None:
             return
         # named_children() would leave out the second name of a module that is used twice.
         for name, child in list(module._modules.items()):
             made = None if child is None else self.of(child, f"{path}.{name}".lstrip("."))
             if made is not None:
                 setattr(module, name, made)
-        for name, function in list(_functions(module)):
+        for name, function in list(vars(module).items()):
+            plain = function.func if isinstance(function, partial) else function
+            if not (callable(plain) and isinstance(plain, Hashable) and plain in FUNCTIONS):
+                continue
             found = recognise(function)
-            made = None if found is None else self.chosen(f"{path}.{name}".lstrip("."), found, _named(function))
+            made = None if found is None else self.chosen(f"{path}.{name}".lstrip("."), found, FUNCTIONS[plain])
             if made is not None:
                 setattr(module, name, made.train(module.training))
                 if isinstance(module, nn.TransformerEncoderLayer):
@@ -153,21 +171,6 @@ class _Replacement:
                     module.activation_relu_or_gelu = 0
         if not type(module).__module__.startswith("torch.nn."):
             replace_calls(module, path, partial(self.chosen, path))
-
-
-def _functions(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes of a module that are functions of torch which may compute a rectifier, by their names."""
-    for name, value in vars(module).items():
-        plain = value.func if isinstance(value, partial) else value
-        try:
-            if plain in FUNCTIONS:
-                yield name, value
-        except TypeError:  # It has no hash.
-            continue
-
-
-def _named(function: Any) -> str:
-    return FUNCTIONS[function.func if isinstance(function, partial) else function]
 
 
 def _title(module: nn.Module) -> str:

@@ -17,33 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.nn.activation import LambdaGELU
-from verifiable_relu.nn.hardness import Hardness
-from verifiable_relu.nn.swish import LambdaSwish
+from verifiable_relu.nn.gates import Hardness, LambdaGELU, LambdaSwish, Sharpened
 
 SIGMOID_GELU = 1.702
 """The factor c of x·σ(cx), an approximation of GELU (Hendrycks and Gimpel, arXiv 1606.08415)."""
-
-
-class Sharpened(Hardness):
-    """The activation G(λx)/λ with one λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer, by torch's autograd.
-
-    Args:
-        function: G, an elementwise function; it must be differentiable where λ is learned.
-        supremum: the maximum of |G − ReLU|.
-        init: as in ``Hardness``.
-        temperature: as in ``Hardness``.
-    """
-
-    def __init__(
-        self, function: Callable[[Tensor], Tensor], supremum: float, init: float = 1.0, temperature: float = 0.1
-    ) -> None:
-        super().__init__(supremum, init, temperature)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        lam = self.lam
-        return self.function(x * lam) / lam
 
 
 @dataclass(frozen=True)
@@ -53,7 +30,7 @@ class Rectifier:
     Attributes:
         name: how the user names the activation.
         value: G.
-        gate: makes the activation G(λx)/λ, with a λ slightly above 1 (``hardness.LEAST_GAP``).
+        gate: makes the activation G(λx)/λ, with a λ slightly above 1 (``gates.LEAST_GAP``).
         hidden: whether the activation is made for hidden layers alone, so that it is hardened wherever it occurs. The
             others, such as Softplus, which also serves to make outputs positive, are hardened if the user names them.
     """

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.nn.rectifiers import FUNCTIONS, Rectifier, recognise
@@ -170,27 +171,24 @@ def _merged(training: fx.Graph, evaluation: fx.Graph) -> fx.Graph:
     def merge(a: Any, b: Any) -> Any:
         if isinstance(a, fx.Node) and isinstance(b, fx.Node) and position[a] == position[b]:
             return a
-        if type(a) is not type(b):
-            raise InputError("the forward does something else in training mode")
-        if isinstance(a, tuple | list):
-            if len(a) != len(b):
-                raise InputError("the forward does something else in training mode")
-            merged = [merge(x, y) for x, y in zip(a, b, strict=True)]
-            return merged if isinstance(a, list) else tuple(merged)
-        if isinstance(a, dict) and a.keys() == b.keys():
-            return {key: merge(a[key], b[key]) for key in a}
-        if a is True and b is False:
-            return asked()
-        if isinstance(a, slice):
-            return slice(*(merge(getattr(a, end), getattr(b, end)) for end in ("start", "stop", "step")))
-        if a is b or a == b:
-            return a
-        raise InputError("the forward does something else in training mode")
+        if type(a) is type(b):
+            if a is True and b is False:
+                return asked()
+            if isinstance(a, slice):
+                return slice(*(merge(getattr(a, end), getattr(b, end)) for end in ("start", "stop", "step")))
+            if a is b or a == b:
+                return a
+        raise InputError(differs)
 
+    differs = "the forward does something else in training mode"
     if [(n.op, str(n.target)) for n in ours] != [(n.op, str(n.target)) for n in theirs]:
-        raise InputError("the forward does something else in training mode")
+        raise InputError(differs)
     for a, b in zip(ours, theirs, strict=True):
-        a.args, a.kwargs = merge(tuple(a.args), tuple(b.args)), merge(dict(a.kwargs), dict(b.kwargs))
+        values, shape = tree_flatten((a.args, a.kwargs))
+        others, other_shape = tree_flatten((b.args, b.kwargs))
+        if shape != other_shape:
+            raise InputError(differs)
+        a.args, a.kwargs = tree_unflatten(map(merge, values, others), shape)
     return training
 
 

@@ -1,5 +1,5 @@
 """Reports: one HTML page of a folder of results, and figures for papers.
 
 The page needs nothing beside itself: styles, scripts and pictures are in it, so that it can be opened offline, mailed
-and kept. matplotlib is imported only when figures for papers are drawn.
+and kept. matplotlib draws all figures, and is imported where the first one is drawn.
 """

@@ -6,10 +6,14 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.streams import guarded
+
+if TYPE_CHECKING:
+    from verifiable_relu.report.page import Found
 
 PICTURES = 60
 """The counterexamples that a page shows by default."""
@@ -50,7 +54,7 @@ def parser() -> Parser:
         "--figures",
         type=Path,
         metavar="DIR",
-        help="write figures for papers there, as PDF and PNG (needs matplotlib)",
+        help="write figures for papers there, as PDF and PNG",
     )
     add_debug(made)
     return made
@@ -71,31 +75,42 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix != ".html":
         # A page must never take the place of the records that it shows.
         raise InputError("the name of the page must end in .html", path=options.out)
-    from verifiable_relu.report.page import html
-    from verifiable_relu.report.sections import of_source
+    from verifiable_relu.report.page import of_source
 
     source = options.source
     title = options.title or source.resolve().name.removesuffix(".json")
     found = of_source(source, options.pictures)
     out = options.out or (source.with_suffix(".html") if source.suffix == ".json" else source / "report.html")
     try:
-        out.write_text(
-            html(printable(title), found.subtitle, found.sections), encoding="utf-8", errors="backslashreplace"
-        )
+        out.write_text(found.html(printable(title)), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=out) from None
-    print(printable(f"wrote {out}"))
-    if options.figures is not None:
-        from verifiable_relu.report.figures import of_campaign, of_training
-
-        made = (
-            of_campaign(found.results, options.figures)
-            if found.training is None
-            else of_training(found.training, options.figures)
-        )
-        for path in made:
-            print(printable(f"wrote {path}"))
+    made = [out, *(draw(found, options.figures) if options.figures is not None else ())]
+    for path in made:
+        print(printable(f"wrote {path}"))
     return 0
+
+
+def draw(found: Found, folder: Path) -> list[Path]:
+    """Draw the figures of a campaign (seconds, answers, certified accuracy) or a training; returns the files.
+
+    Raises:
+        InputError: for a study, or if a file cannot be written.
+    """
+    from verifiable_relu.report import campaign, figures
+
+    if found.curves:
+        shown = [found.curves[name] for name in ("loss", "lam", "unstable") if name in found.curves]
+        return figures.draw(shown, folder / "training", 0.75 * figures.COLUMN, 2.1)
+    if not found.results:
+        raise InputError("figures are drawn of campaigns and trainings; those of a study lie beside its records")
+    bars = campaign.answers(found.results)
+    made = figures.draw([bars], folder / "answers", height=0.6 + 0.28 * len(bars.bars))
+    certified = campaign.certified(campaign.at_radii(found.results))
+    for name, chart in {"cactus": campaign.cactus(found.results), "certified": certified}.items():
+        if chart is not None:
+            made += figures.draw([chart], folder / name, height=2.4)
+    return made
 
 
 if __name__ == "__main__":

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from verifiable_relu.arguments import fraction
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.report.palette import ANSWERS
-from verifiable_relu.report.radius import radius, spelled
-from verifiable_relu.report.svg import Axis, Chart, Series
-from verifiable_relu.report.table import Cell, Table
+from verifiable_relu.errors import InputError
+from verifiable_relu.files import on_disk, read_text
+from verifiable_relu.report.figures import ANSWERS, Axis, Bars, Chart, Series
+from verifiable_relu.report.table import Cell, Column, Table, spelled, tabulate
+
+_SOLVED = ("sat", "unsat")
+_COMMENT = re.compile(r"^;.*\beps(?:ilon)?\s*[=:]?\s*([0-9./e-]+)", re.IGNORECASE | re.MULTILINE)
+_NAME = re.compile(r"eps_?([0-9]+)_([0-9]+)(?![0-9])|(?:eps_?|_)(0\.[0-9]+)(?![0-9])")
+_LARGEST = 1 << 26
+_HEAD = 2_000
+"""The characters of a property file among which the comment is looked for."""
+
+_TICKS = 10
+"""An axis of fewer radii names each of them."""
 
 
 def verifier_names(results: Sequence[Result]) -> dict[str, str]:
@@ -63,56 +76,49 @@ def by_instance(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]
     return groups
 
 
-def answer_style(answer: str) -> int:
-    """The number of an answer's colour and marker."""
-    return {"unsat": 0, "sat": 1, "timed-out": 4, "unknown": 6}.get(answer, 6)
+def _by_network(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    groups: dict[tuple[str, str], list[Result]] = {}
+    names = verifier_names(results)
+    for result in results:
+        groups.setdefault((Path(result.onnx).name, names[result.verifier]), []).append(result)
+    return groups
 
 
-@dataclass(frozen=True)
-class Share:
-    """The instances with one answer.
-
-    Attributes:
-        answer: the answer, as the commands print it.
-        name: the answer in words.
-        count: the instances.
-        part: the same as a fraction of all.
-    """
-
-    answer: str
-    name: str
-    count: int
-    part: float
-
-
-def shares(results: Sequence[Result]) -> list[Share]:
-    """The answers, in the order of the palette."""
+def shares(results: Sequence[Result]) -> dict[str, int]:
+    """The number of instances with each answer that there is, in the order of ``ANSWERS``."""
     counts = Counter(result.answer for result in results)
-    return [
-        Share(answer, name, counts[answer], counts[answer] / len(results))
-        for answer, (_, name) in ANSWERS.items()
-        if counts[answer]
-    ]
+    return {answer: counts[answer] for answer in ANSWERS if counts[answer]}
 
 
 def by_network(results: Sequence[Result]) -> Table:
     """A row for each network and verifier."""
-    names = verifier_names(results)
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        groups.setdefault((Path(result.onnx).name, names[result.verifier]), []).append(result)
-    rows = []
-    for (network, verifier), members in groups.items():
-        counts = Counter(result.answer for result in members)
-        solved = [result.seconds for result in members if result.answer in ("sat", "unsat")]
-        rows.append((network, verifier, len(members), *(counts[answer] for answer in ANSWERS), sum(solved),
-                     max((result.seconds for result in members), default=0.0)))  # fmt: skip
-    heads = [name for _, name in ANSWERS.values()]
-    return Table(
-        ("network", "method", "instances", *heads, "seconds, decided ones", "slowest, seconds"),
-        rows,
-        caption="Answers by network",
+
+    def count(answer: str) -> Column[tuple[tuple[str, str], list[Result]]]:
+        return ANSWERS[answer][1], "", lambda row: sum(result.answer == answer for result in row[1])
+
+    return tabulate(
+        _by_network(results).items(),
+        [
+            ("network", "", lambda row: row[0][0]),
+            ("verifier", "", lambda row: row[0][1]),
+            ("instances", "", lambda row: len(row[1])),
+            *map(count, ANSWERS),
+            ("seconds, decided ones", "", lambda row: sum(r.seconds for r in row[1] if r.answer in _SOLVED)),
+            ("slowest, seconds", "", lambda row: max(r.seconds for r in row[1])),
+        ],
+        "Answers by network",
     )
+
+
+def answers(results: Sequence[Result]) -> Bars:
+    """The answers by network, and by method where there are several."""
+    groups = _by_network(results)
+    several = len({method for _, method in groups}) > 1
+    bars = {
+        ", ".join(key) if several else key[0]: [shares(members).get(answer, 0) for answer in ANSWERS]
+        for key, members in groups.items()
+    }
+    return Bars("", bars, list(ANSWERS.values()), "instances")
 
 
 def stages(results: Sequence[Result]) -> Table:
@@ -129,57 +135,55 @@ def stages(results: Sequence[Result]) -> Table:
 
 def cactus(results: Sequence[Result]) -> Chart | None:
     """The number of instances that are decided within a time limit each; None where nothing is decided."""
-    names = verifier_names(results)
-    lines: dict[str, list[Result]] = {}
-    for result in results:
-        if result.answer in ("sat", "unsat"):
-            lines.setdefault(names[result.verifier], []).append(result)
+    lines = {name: [r for r in members if r.answer in _SOLVED] for name, members in by_method(results).items()}
+    lines = {name: sorted(members, key=lambda result: result.seconds) for name, members in lines.items() if members}
     if not lines:
         return None
-    series = []
-    for style, (name, members) in enumerate(lines.items()):
-        members.sort(key=lambda result: result.seconds)
-        points = [(number + 1, max(result.seconds, 1e-4)) for number, result in enumerate(members)]
-        tips = [f"{Path(result.vnnlib).name}: {result.seconds:.3g} s" for result in members]
-        series.append(Series(name, points, True, tips, style))
-    total = max(Counter(names[result.verifier] for result in results).values())
-    seconds = [point[1] for one in series for point in one.points]
-    about = "; ".join(f"{name}: {len(members)} decided" for name, members in lines.items())
+    series = [
+        Series(
+            name,
+            [(float(number), max(result.seconds, 1e-4)) for number, result in enumerate(members, 1)],
+            tips=[f"{Path(result.vnnlib).name}: {result.seconds:.3g} s" for result in members],
+            style=style,
+        )
+        for style, (name, members) in enumerate(lines.items())
+    ]
+    total = max(map(len, by_method(results).values()))
+    told = "; ".join(f"{name}: {len(members)} decided" for name, members in lines.items())
     return Chart(
         "Instances decided within a time limit",
-        f"Of {total} instances, {about}.",
         series,
-        Axis("instances decided", 0.0, float(total)),
-        Axis.over("seconds for each", seconds, log=True),
+        Axis("instances decided", ends=(0.0, float(total))),
+        Axis("seconds for each", "log"),
+        f"Of {total} instances, {told}.",
     )
 
 
 def margins(results: Sequence[Result]) -> Chart | None:
     """The margins in ascending order, those of one answer with one marker; None where there are none."""
-    known = sorted(
-        (result for result in results if result.margin is not None and math.isfinite(result.margin)),
-        key=lambda result: result.margin or 0.0,
-    )
-    if not known:
+    known: dict[str, list[tuple[float, Result]]] = {}
+    for method, members in by_method(results).items():
+        held = [(r.margin, r) for r in members if r.margin is not None and math.isfinite(r.margin)]
+        known[method] = sorted(held, key=lambda pair: pair[0])
+    every = [margin for held in known.values() for margin, _ in held]
+    if not every:
         return None
     series = []
-    names = verifier_names(results)
-    for verifier, method in names.items():
-        of = f", {method}" if len(names) > 1 else ""
-        mine = [result for result in known if result.verifier == verifier]
-        for answer, (_, name) in ANSWERS.items():
-            placed = [(place, result) for place, result in enumerate(mine, 1) if result.answer == answer]
+    for method, held in known.items():
+        of = f", {method}" if len(known) > 1 else ""
+        for answer, (style, name) in ANSWERS.items():
+            placed = [(place, *pair) for place, pair in enumerate(held, 1) if pair[1].answer == answer]
             if placed:
-                points = [(float(place), result.margin or 0.0) for place, result in placed]
-                tips = [f"{Path(result.vnnlib).name}: {result.margin:.4g}" for _, result in placed]
-                series.append(Series(name + of, points, False, tips, answer_style(answer)))
+                points = [(float(place), margin) for place, margin, _ in placed]
+                tips = [f"{Path(result.vnnlib).name}: {margin:.4g}" for _, margin, result in placed]
+                series.append(Series(name + of, points, False, tips, style))
     return Chart(
         "Margins of all instances",
-        f"{len(known)} margins from {known[0].margin:.3g} to {known[-1].margin:.3g}: proven lower bounds for what is "
-        "verified or undecided, and the margin at the counterexample for what is violated.",
         series,
-        Axis("instances, by margin", 0.0, max(len(one) for one in by_method(known).values()) + 1.0),
-        Axis.about_zero("margin", [result.margin or 0.0 for result in known]),
+        Axis("instances, by margin", ends=(0.0, max(map(len, known.values())) + 1.0)),
+        Axis("margin", "about zero"),
+        f"{len(every)} margins from {min(every):.3g} to {max(every):.3g}: proven lower bounds for what is "
+        "verified or undecided, and the margin at the counterexample for what is violated.",
     )
 
 
@@ -197,16 +201,16 @@ class AtRadius:
 
 def at_radii(results: Sequence[Result]) -> list[AtRadius]:
     """The answers by network, method and radius, for the properties that state a radius."""
-    names = verifier_names(results)
-    groups: dict[tuple[str, str, Fraction], list[Result]] = {}
-    for result in results:
-        eps = radius(result.vnnlib)
-        if eps is not None:
-            groups.setdefault((Path(result.onnx).name, names[result.verifier], eps), []).append(result)
-    return [
-        AtRadius(*key, len(members), *(sum(r.answer == answer for r in members) for answer in ("unsat", "sat")))
-        for key, members in sorted(groups.items())
-    ]
+    found = []
+    for key, members in _by_network(results).items():
+        by_radius: dict[Fraction, list[Result]] = {}
+        for result in members:
+            if (eps := radius(result.vnnlib)) is not None:
+                by_radius.setdefault(eps, []).append(result)
+        for eps, same in by_radius.items():
+            counts = shares(same)
+            found.append(AtRadius(*key, eps, len(same), counts.get("unsat", 0), counts.get("sat", 0)))
+    return sorted(found, key=lambda row: (row.network, row.method, row.eps))
 
 
 def certified(rows: Sequence[AtRadius]) -> Chart | None:
@@ -218,74 +222,72 @@ def certified(rows: Sequence[AtRadius]) -> Chart | None:
     for row in rows:
         lines.setdefault((row.network, row.method), []).append(row)
     lines = {line: members for line, members in lines.items() if any(row.instances > 1 for row in members)}
-    rows = [row for members in lines.values() for row in members]
-    if len({row.eps for row in rows}) < 2:
+    radii = sorted({row.eps for members in lines.values() for row in members})
+    if len(radii) < 2:
         return None
     several = len({method for _, method in lines}) > 1
     series = []
-    for style, ((network, method), members) in enumerate(lines.items()):
-        name = f"{network}, {method}" if several else network
-        for what, share in (("verified", _verified), ("not violated", _not_violated)):
-            points = [(float(row.eps), share(row)) for row in members]
-            series.append(Series(f"{name}: {what}", points, True, (), style, what != "verified"))
+    for style, (line, members) in enumerate(lines.items()):
+        name = ", ".join(line) if several else line[0]
+        verified = [(float(row.eps), row.verified / row.instances) for row in members]
+        standing = [(float(row.eps), 1 - row.violated / row.instances) for row in members]
+        series.append(Series(f"{name}: verified", verified, style=style))
+        series.append(Series(f"{name}: not violated", standing, style=style, bound=True))
     return Chart(
         "Certified accuracy against the radius",
+        series,
+        Axis("radius ε", ticks={float(eps): spelled(eps) for eps in radii} if len(radii) < _TICKS else None),
+        Axis("share of the instances", percent=True, ends=(0.0, 1.02)),
         "The share of the instances of each radius that is verified, and the share for which no counterexample was "
         "found; the exact share lies between the two.",
-        series,
-        Axis.over("radius ε", [0.0, *(float(row.eps) for row in rows)]),
-        Axis("share of the instances", 0.0, 1.02, percent=True),
     )
-
-
-def _verified(row: AtRadius) -> float:
-    return row.verified / row.instances
-
-
-def _not_violated(row: AtRadius) -> float:
-    return 1 - row.violated / row.instances
 
 
 def radii_table(rows: Sequence[AtRadius]) -> Table:
     """The numbers of ``certified``."""
-    return Table(
-        ("network", "method", "ε", "instances", "verified", "violated", "undecided"),
+    return tabulate(
+        rows,
         [
-            (row.network, row.method, spelled(row.eps), row.instances, row.verified, row.violated,
-             row.instances - row.verified - row.violated)
-            for row in rows
+            ("network", "", lambda row: row.network),
+            ("method", "", lambda row: row.method),
+            ("ε", "", lambda row: spelled(row.eps)),
+            ("instances", "", lambda row: row.instances),
+            ("verified", "", lambda row: row.verified),
+            ("violated", "", lambda row: row.violated),
+            ("undecided", "", lambda row: row.instances - row.verified - row.violated),
         ],
-        caption="Answers by radius",
-    )  # fmt: skip
+        "Answers by radius",
+    )
 
 
 def instances(results: Sequence[Result]) -> Table:
     """A row for each instance; where there are several methods, each has columns of its own."""
     names = verifier_names(results)
     if len(names) > 1:
-        table = []
+        rows = []
         for (onnx, vnnlib), members in by_instance(results).items():
             row: list[Cell] = [Path(vnnlib).name, Path(onnx).name]
             for verifier in names:
                 mine = next((result for result in members if result.verifier == verifier), None)
                 row += [None] * 4 if mine is None else [mine.answer, mine.seconds, mine.margin, mine.detail]
-            table.append(row)
+            rows.append(row)
         heads = [f"{what}, {name}" for name in names.values() for what in ("answer", "seconds", "margin", "note")]
-        return Table(("property", "network", *heads), table, caption="All instances")
-    rows = [
-        (
-            Path(result.vnnlib).name, Path(result.onnx).name, names[result.verifier], result.answer,
-            "" if result.trust is None else str(result.trust), str(result.reason), result.method, result.seconds,
-            result.timeout, result.margin, result.unstable, result.detail,
-        )
-        for result in results
-    ]  # fmt: skip
-    return Table(
-        ("property", "network", "asked", "answer", "trust", "reason", "decided by", "seconds", "limit, seconds",
-         "margin", "unstable neurons", "note"),
-        rows,
-        caption="All instances",
-    )  # fmt: skip
+        return Table(("property", "network", *heads), rows, caption="All instances")
+    columns: list[Column[Result]] = [
+        ("property", "", lambda result: Path(result.vnnlib).name),
+        ("network", "", lambda result: Path(result.onnx).name),
+        ("asked", "", lambda result: names[result.verifier]),
+        ("answer", "", lambda result: result.answer),
+        ("trust", "", lambda result: "" if result.trust is None else str(result.trust)),
+        ("reason", "", lambda result: str(result.reason)),
+        ("decided by", "", lambda result: result.method),
+        ("seconds", "", lambda result: result.seconds),
+        ("limit, seconds", "", lambda result: result.timeout),
+        ("margin", "", lambda result: result.margin),
+        ("unstable neurons", "", lambda result: result.unstable),
+        ("note", "", lambda result: result.detail),
+    ]
+    return tabulate(results, columns, "All instances")
 
 
 def facts(results: Sequence[Result]) -> Mapping[str, str]:
@@ -295,10 +297,27 @@ def facts(results: Sequence[Result]) -> Mapping[str, str]:
         for package, version in result.versions.items():
             found.setdefault(package, {})[version] = None
     versions = {package: ", ".join(each) for package, each in found.items()}
-    return {**dict(_verifiers(results)), **versions}
+    return {**{name: given for given, name in verifier_names(results).items() if given}, **versions}
 
 
-def _verifiers(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    for given, name in verifier_names(results).items():
-        if given:
-            yield name, given
+def radius(vnnlib: str) -> Fraction | None:
+    """The radius of a property; None if it is not stated.
+
+    The radius is what a comment at the beginning of the file says (``; … eps 1/255``), as the command ``spec`` writes
+    it, or else what the file's name says, ``…_eps1_255`` or ``…_0.03``.
+
+    Args:
+        vnnlib: the property file, which need not be there any more.
+    """
+    for text in _radii(Path(vnnlib)):
+        with contextlib.suppress(ValueError):
+            return fraction(text)
+    return None
+
+
+def _radii(path: Path) -> Iterator[str]:
+    with contextlib.suppress(InputError):
+        yield from _COMMENT.findall(read_text(on_disk(path), _LARGEST)[:_HEAD])
+    name = _NAME.search(path.name.removesuffix(".gz").removesuffix(".vnnlib"))
+    if name is not None:
+        yield name[3] or f"{name[1]}/{name[2]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,6 @@ import numpy as np
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.picture import as_image, data_uri, png, shades
 
 _SHOWN_INPUTS = 64
 _SHOWN_OUTPUTS = 12
@@ -142,3 +143,53 @@ def _range(image: np.ndarray) -> tuple[float, float]:
 
 def _address(image: np.ndarray, low: float, high: float) -> str:
     return data_uri(png(shades(image, low, high)))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A picture as a PNG file.
+
+    Args:
+        pixels: (height, width) for grey or (height, width, 3) for colours, of the type uint8.
+    """
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def data_uri(content: bytes, kind: str = "image/png") -> str:
+    """The address under which a page shows a picture that is in the address itself."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def as_image(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Inputs of a network as a picture: (height, width) or (height, width, 3); None if they are none.
+
+    Pictures are inputs of shape (1 or 3, height, width), (height, width, 1 or 3) or (height, width), and vectors whose
+    size is that of a square picture of at least 8 × 8 in grey or in three colours.
+
+    Args:
+        values: the inputs, flat.
+        shape: the shape of one input.
+    """
+    inner = tuple(extent for extent in shape if extent != 1)
+    if len(inner) == 1:
+        for channels in (1, 3):
+            side = round((inner[0] / channels) ** 0.5)
+            if side >= 8 and side * side * channels == inner[0]:
+                return as_image(values, (channels, side, side))
+        return None
+    if len(inner) == 2 and min(inner) >= 4:
+        return values.reshape(inner)
+    if len(inner) == 3 and inner[0] == 3:
+        return values.reshape(inner).transpose(1, 2, 0)
+    if len(inner) == 3 and inner[2] == 3:
+        return values.reshape(inner)
+    return None
+
+
+def shades(image: np.ndarray, low: float, high: float) -> np.ndarray:
+    """A picture as bytes: ``low`` becomes 0, ``high`` 255, and what is beyond is cut off."""
+    scaled = (image - low) / (high - low if high > low else 1.0)
+    return np.asarray(np.rint(255 * scaled.clip(0, 1)), np.uint8)

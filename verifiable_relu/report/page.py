@@ -1,19 +1,32 @@
-"""The HTML page: its sections, and how they become one file."""
+"""The HTML page of a folder of results or of a training's record: its sections, and how they become one file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-
-from markupsafe import Markup
+from typing import Any
 
 from verifiable_relu import __version__
+from verifiable_relu.campaign.result import REFUSED, Result
+from verifiable_relu.campaign.store import RESULTS, read_results
+from verifiable_relu.errors import InputError, printable
+from verifiable_relu.files import csv_cell, read_bytes, read_text
+from verifiable_relu.journal import Kind, plain, read_journal
 from verifiable_relu.report import campaign
-from verifiable_relu.report.counterexamples import Shown
-from verifiable_relu.report.svg import COLOURS
-from verifiable_relu.report.table import Table
+from verifiable_relu.report.counterexamples import Gallery, Shown, data_uri, spread
+from verifiable_relu.report.figures import ANSWERS, COLOURS, Axis, Chart, Series
+from verifiable_relu.report.table import Cell, Table, natural
+
+_LARGEST = 1 << 26
+"""The most bytes of a record of a training, or of a table or a figure of a study."""
+
+STUDIES: Kind[dict[str, Any]] = Kind(b'{"kind": ', dict, dict)
+"""The kind of the records of a study."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +37,8 @@ class Section:
         id: its anchor, unique in the page.
         title: its heading.
         texts: paragraphs.
-        shares: answers, shown as a bar for each method; the only method has no name.
-        charts: pairs of a caption and an SVG.
+        shares: for each method (the only one has no name) the number of instances with each answer, shown as a bar.
+        charts: pairs of a caption and a chart.
         figures: pairs of a caption and the address of a picture.
         tables: tables; readers can sort each by any column.
         filter: whether readers can choose rows of the tables by words.
@@ -36,8 +49,8 @@ class Section:
     id: str
     title: str
     texts: Sequence[str] = ()
-    shares: Mapping[str, Sequence[campaign.Share]] = field(default_factory=dict)
-    charts: Sequence[tuple[str, Markup]] = ()
+    shares: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    charts: Sequence[tuple[str, Chart]] = ()
     figures: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = ()
     filter: bool = False
@@ -45,19 +58,282 @@ class Section:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """The page of the sections, in their order."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+@dataclass(frozen=True)
+class Found:
+    """What a page shows.
 
-    templates = FileSystemLoader(Path(__file__).parent)
-    numbers = count(1)
-    page = Environment(loader=templates, autoescape=True, undefined=StrictUndefined).get_template("page.html")
-    return page.render(
-        title=title,
-        subtitle=subtitle,
-        sections=sections,
-        version=__version__,
-        colours=COLOURS,
-        style=campaign.answer_style,
-        loop_number=lambda: next(numbers),
+    Attributes:
+        subtitle: a line below the title.
+        sections: the sections.
+        results: the results of a campaign; none for a study or a training.
+        curves: the charts of a training, by name; none for anything else.
+    """
+
+    subtitle: str
+    sections: Sequence[Section]
+    results: Sequence[Result] = ()
+    curves: Mapping[str, Chart] = field(default_factory=dict)
+
+    def html(self, title: str) -> str:
+        """The page."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        templates = FileSystemLoader(Path(__file__).parent)
+        numbers = count(1)
+        page = Environment(loader=templates, autoescape=True, undefined=StrictUndefined).get_template("page.html")
+        return page.render(
+            title=title,
+            subtitle=self.subtitle,
+            sections=self.sections,
+            version=__version__,
+            colours=len(COLOURS),
+            answers=ANSWERS,
+            loop_number=lambda: next(numbers),
+        )
+
+
+def of_source(source: Path, pictures: int) -> Found:
+    """The page of a folder or of a training's record.
+
+    Args:
+        source: a folder with a file ``records.jsonl``, of a campaign or a study; or a record of a training, ``.json``.
+        pictures: the most counterexamples to show.
+
+    Raises:
+        InputError: if there are no results, or if the records are damaged.
+    """
+    if source.suffix == ".json":
+        return of_training(read_record(source))
+    records = source / "records.jsonl"
+    try:
+        if not plain(records):
+            raise InputError("no results here: no such file", path=records)
+        with records.open("rb") as file:
+            start = file.read(len(RESULTS.start))
+    except OSError as error:
+        raise InputError(f"no results here: {error.strerror}", path=records) from None
+    found = of_study(source) if start.startswith(STUDIES.start) else of_results(_instances(source), pictures)
+    if not found.sections:
+        raise InputError("no results here", path=source)
+    return found
+
+
+def of_results(results: Sequence[Result], pictures: int) -> Found:
+    """The page of a campaign's results."""
+    if not results:
+        return Found("", ())
+    # Records have the order in which answers were found.
+    results = sorted(campaign.asked(results), key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
+    total, methods = len(campaign.by_instance(results)), campaign.by_method(results)
+    answers, said = {}, []
+    for name, members in methods.items():
+        mine = campaign.shares(members)
+        part = "" if len(members) == total else f" (asked {len(members)})"
+        answers["" if len(methods) == 1 else f"{name}{part}"] = mine
+        said.append(", ".join(f"{number} {ANSWERS[answer][1]}" for answer, number in mine.items()))
+    if len(methods) == 1:
+        subtitle = f"{total} instances: {said[0]}"
+    else:
+        told = "; ".join(f"{name}: {counts}" for name, counts in zip(answers, said, strict=True))
+        subtitle = f"{total} instances, {len(methods)} methods. {told}"
+    disputed = len(campaign.by_instance([result for result in results if result.disputed]))
+    warning = f"Verifier and checker disagree on {disputed} instances: {REFUSED}, so that they are undecided."
+    at_radii = campaign.at_radii(results)
+    charts = {
+        "Instances that are decided within a number of seconds each; further right and lower is better.":
+            campaign.cactus(results),
+        "Margins: proven lower bounds, and the margin at counterexamples, which is at most 0.":
+            campaign.margins(results),
+        "Certified accuracy: the share of the instances that is verified, and the share that is not violated. "
+        "Instances are those that were asked, which may be images that the network classifies correctly alone.":
+            campaign.certified(at_radii),
+    }  # fmt: skip
+    drawn = [(caption, chart) for caption, chart in charts.items() if chart is not None]
+    tables = [campaign.stages(results), *([campaign.radii_table(at_radii)] if at_radii else [])]
+    refuted = [result for result in results if result.counterexample is not None]
+    violated = [members[0] for members in campaign.by_instance(refuted).values()]
+    shown = list(Gallery().show(spread(violated, pictures)))
+    texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime."]
+    if len(shown) < len(violated):
+        texts.append(f"{len(shown)} of {len(violated)}, spread over the networks.")
+    sections = [
+        Section("answers", "Answers", [warning] if disputed else [], answers, tables=[campaign.by_network(results)]),
+        Section("measures", "Time, margins and radii", charts=drawn, tables=tables),
+        *([Section("counterexamples", "Counterexamples", texts, gallery=shown)] if shown else []),
+        Section("instances", "Instances", tables=[campaign.instances(results)], filter=True),
+        Section("made-with", "Made with", facts=campaign.facts(results)),
+    ]
+    return Found(subtitle, sections, results)
+
+
+def _instances(folder: Path) -> list[Result]:
+    """The results that a folder holds, those of one file under two paths once, as the last run named it.
+
+    A campaign that is resumed in another folder names its files by other paths.
+    """
+    results = read_results(folder)
+    table = folder / "results.csv"
+    try:
+        rows = csv.DictReader(io.StringIO(read_text(table, _LARGEST)))
+        listed = {(row["onnx"], row["vnnlib"]) for row in rows}
+    except (InputError, KeyError, csv.Error):
+        return results
+
+    files: dict[tuple[str, ...], list[Result]] = {}
+    for result in results:
+        onnx, vnnlib = result.onnx, result.vnnlib
+        names = (Path(onnx).name, Path(vnnlib).name) if result.query else (onnx, vnnlib)
+        files.setdefault((result.verifier, result.query, *names), []).append(result)
+    found = []
+    for same in files.values():
+        last = [result for result in same if (csv_cell(result.onnx), csv_cell(result.vnnlib)) in listed]
+        found += last or same[-1:]
+    return found
+
+
+def of_study(folder: Path) -> Found:
+    """The page of a study: its notes, figures and tables as they lie in the folder and its ``figures`` and ``tables``.
+
+    Raises:
+        InputError: if a table is none.
+    """
+    records = read_journal(folder, STUDIES)
+    notes = list(dict.fromkeys(str(r["text"]) for r in records if r.get("kind") == "note" and "text" in r))
+    pictures, files = (
+        sorted([*folder.glob(f"*.{kind}"), *folder.glob(f"{beside}/*.{kind}")])
+        for kind, beside in (("png", "figures"), ("csv", "tables"))
     )
+    figures = [(path.stem.replace("_", " "), data_uri(read_bytes(path, _LARGEST))) for path in pictures]
+    sections = [
+        Section("figures", "Figures", figures=figures) if figures else None,
+        Section("tables", "Tables", tables=list(map(_table, files)), filter=True) if files else None,
+        Section("conditions", "Measured under", texts=notes) if notes else None,
+    ]
+    return Found(f"{len(records)} records", [section for section in sections if section is not None])
+
+
+def _table(path: Path) -> Table:
+    """A CSV file as a table; columns whose cells are all numbers or empty have numbers."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(read_text(path, _LARGEST), newline="")) if row]
+    except csv.Error as error:
+        raise InputError(f"no table: {error}", path=path) from None
+    head, body = (rows[0], rows[1:]) if rows else ([], [])
+    columns: list[Sequence[Cell]] = []
+    for place in range(len(head)):
+        texts = [row[place] if place < len(row) else "" for row in body]
+        numbers = [_number(text) for text in texts]
+        columns.append(numbers if all(n is not None or not t for n, t in zip(numbers, texts, strict=True)) else texts)
+    names = [printable(name.replace("_", " ")) for name in head]
+    return Table(names, list(zip(*columns, strict=True)), caption=path.stem.replace("_", " "))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+Record = Mapping[str, Any]
+"""The record of a training, as ``train`` writes it."""
+
+CURVES = {
+    "loss": ("mean loss", "Loss: the mean over each epoch."),
+    "accuracy": (
+        "accuracy on training images",
+        "Accuracy on the images trained on, augmented and attacked if the training does so.",
+    ),
+    "lam": ("λ", "Hardness: λ of each layer at the end of each epoch. ReLU is the limit of large λ."),
+    "unstable": (
+        "unstable neurons per image",
+        "Unstable neurons: the mean over the measured training images, by intervals of the options' ε.",
+    ),
+}
+"""The vertical axis and the caption of each chart of a training."""
+
+
+def read_record(path: Path) -> Record:
+    """The record that ``train`` wrote.
+
+    Raises:
+        InputError: if the file cannot be read, or is no such record.
+    """
+    try:
+        record = json.loads(read_text(path, _LARGEST))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"no record of a training: {error}", path=path) from None
+    wanted = {"options": dict, "results": dict, "epochs": list}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in wanted.items()):
+        raise InputError("no record of a training: 'options', 'results' or 'epochs' is missing", path=path)
+    for number, epoch in enumerate(record["epochs"]):
+        if not (
+            isinstance(epoch, dict)
+            and all(isinstance(epoch.get(name), int | float) for name in ("loss", "accuracy"))
+            and isinstance(epoch.get("lam"), list)
+            and all(isinstance(lam, int | float) for lam in epoch["lam"])
+        ):
+            raise InputError("'loss', 'accuracy' or 'lam' is missing", path=path, place=f"epoch {number + 1}")
+    if not record["epochs"]:
+        raise InputError("the training has no epoch", path=path)
+    return record
+
+
+def of_training(record: Record) -> Found:
+    """The page of a training's record."""
+    named, drawn = record["options"], curves(record)
+    options = [(name.replace("_", " "), _shown(value)) for name, value in named.items()]
+    results = list(_rows(record["results"], ""))
+    sections = [
+        Section("curves", "Curves", charts=[(CURVES[name][1], chart) for name, chart in drawn.items()]),
+        Section("results", "Results", tables=[Table(("result", "value"), results, caption="Results")]),
+        Section("options", "Options", tables=[Table(("option", "value"), options, caption="Options")], filter=True),
+        Section("made-with", "Made with", facts={name: str(v) for name, v in record.get("versions", {}).items()}),
+    ]
+    subtitle = f"{named.get('arm')} on {named.get('data')}, {len(record['epochs'])} epochs"
+    return Found(subtitle, sections, curves=drawn)
+
+
+def curves(record: Record) -> dict[str, Chart]:
+    """The charts that the record has numbers for, by the names of ``CURVES``."""
+    epochs = record["epochs"]
+    found: dict[str, Mapping[str, Sequence[float]]] = {
+        name: {f"training {name}": [float(epoch[name]) for epoch in epochs]} for name in ("loss", "accuracy")
+    }
+    layers = enumerate(zip(*(epoch["lam"] for epoch in epochs), strict=False))
+    found["lam"] = {f"layer {k + 1}": list(map(float, layer)) for k, layer in layers}
+    measured = [
+        point for point in record["results"].get("monitor", ()) if isinstance(point.get("unstable"), int | float)
+    ]
+    found["unstable"] = {"unstable neurons": [float(point["unstable"]) for point in measured]} if measured else {}
+    charts = {}
+    for name, lines in found.items():
+        if lines:
+            times = [len(epochs) * point["part"] for point in measured] if name == "unstable" else count(1.0)
+            each = enumerate(lines.items())
+            series = [Series(title, list(zip(times, ys, strict=False)), style=k) for k, (title, ys) in each]
+            label, caption = CURVES[name]
+            shown = next(iter(lines.values()))
+            charts[name] = Chart(
+                label,
+                series,
+                Axis("epoch", ends=(0.0, len(epochs) + 0.5)),
+                Axis(label, "log" if name == "lam" else "linear", percent=name == "accuracy"),
+                f"{caption} From {shown[0]:.4g} to {shown[-1]:.4g}.",
+            )
+    return charts
+
+
+def _rows(values: Mapping[str, Any], before: str) -> Iterator[Sequence[Cell]]:
+    for name, value in values.items():
+        title = f"{before} {name.replace('_', ' ')}".strip()
+        if isinstance(value, dict):
+            yield from _rows(value, title)
+        elif name != "monitor":
+            yield title, _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "–"
+    return f"{value:.5g}" if isinstance(value, float) else "–" if value is None else str(value)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
-from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.arrays import read_images

@@ -11,6 +11,7 @@ from numbers import Rational
 import numpy as np
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import Box, Ends, Polytope, Property, Row, lower_end, nearest, round_down, round_up
 
 _BLOCK = 1 << 15
@@ -152,10 +153,11 @@ def _floors(
         total, error = _two_sum(total, error)
         error, _ = _two_sum(error, fine)
         side = np.where(error == 0, side, error)
-        gap = np.abs(np.nextafter(total, np.copysign(np.inf, side)) - total)
+        smaller = below(total)
+        gap = np.abs(np.where(np.signbit(side), smaller, above(total)) - total)
         safe = (4 * np.abs(error) <= 3 * gap) & ((error == 0) | (8 * size < np.abs(error))) & (size < gap)
         # Adding 0.0 turns −0.0 into 0.0.
-        floats = np.where(side < 0, np.nextafter(total, -np.inf), total) + 0.0
+        floats = np.where(side < 0, smaller, total) + 0.0
     coarse = side != 0
     end = round_down(least)
     rounded = Fraction(end) != least

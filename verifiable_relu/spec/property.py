@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.rounding import LARGEST, LARGEST_SINGLE, above, below, not_above
 
 if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
     from verifiable_relu.network.graph import Network
@@ -39,11 +39,9 @@ def round_down(value: Fraction) -> float:
         InputError: if ``value`` is beyond the range of float64.
     """
     try:
-        nearest = value.numerator / value.denominator
+        return not_above(value)
     except OverflowError:
         raise InputError("a number beyond the range of float64") from None
-    n, d = nearest.as_integer_ratio()
-    return nearest if n * value.denominator <= value.numerator * d else math.nextafter(nearest, -math.inf)
 
 
 def round_up(value: Fraction) -> float:
@@ -56,7 +54,7 @@ def nearest(value: Fraction | float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return sys.float_info.max if value > 0 else -sys.float_info.max
+        return LARGEST if value > 0 else -LARGEST
 
 
 def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:
@@ -170,8 +168,8 @@ class Box:
             raise InputError(f"a bound of X_{bad[0]} is infinite or NaN")
         # Rounded outward, bounds of which the lower exceeds the upper by less than a float64 step look consistent.
         with np.errstate(over="ignore"):
-            below = np.nextafter(self.upper, -np.inf)
-        for i in np.flatnonzero(self.lower >= below):
+            smaller = below(self.upper)
+        for i in np.flatnonzero(self.lower >= smaller):
             lower, upper = self.bounds(int(i))
             if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
                 raise InputError(
@@ -231,15 +229,13 @@ class Box:
         given = np.asarray(x, dtype=np.float64).reshape(-1)
         x64 = np.clip(np.where(np.isnan(given), self.lower, given), self.lower, self.upper)
         # A coordinate beyond float32's range becomes the largest float32 number, and then the box's bound if need be.
-        largest = float(np.finfo(np.float32).max)
-        near = np.clip(x64, -largest, largest).astype(np.float32)
+        near = np.clip(x64, -LARGEST_SINGLE, LARGEST_SINGLE).astype(np.float32)
         point: list[Fraction] = []
         for i, value in enumerate(near):
             lower, upper = self.bounds(i)
             candidate = Fraction(float(value))
-            toward = np.inf if candidate < lower else -np.inf if candidate > upper else float(value)
-            if abs(value) < largest:
-                candidate = Fraction(float(np.nextafter(value, np.float32(toward))))
+            if abs(value) < LARGEST_SINGLE and not lower <= candidate <= upper:
+                candidate = Fraction(float(above(value) if candidate < lower else below(value)))
             point.append(min(max(candidate, lower), upper))
         return tuple(point)
 

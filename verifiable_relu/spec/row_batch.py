@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.rounding import LONG_ROW, epsilon, mean_of_rows, quotient_below
 from verifiable_relu.spec.property import Polytope, Property, round_up
 
 if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
@@ -38,10 +39,6 @@ def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor
     choice = torch.repeat_interleave(torch.arange(len(chosen), device=chosen.device), taken)
     within = torch.arange(len(choice), device=chosen.device) - (taken.cumsum(0) - taken)[choice]
     return first[chosen][choice] + within, choice
-
-
-_LONG = Fraction(1, 2**30)
-"""The loosening t of a row with coefficients longer than float64's, relative to the row's largest number."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
             first, *others = _pieces([(i, c * factor) for i, c in row.coefficients])
             scale, bound = round_up(factor / (1 + len(others))), row.bound * factor
             if others:
-                spare = _LONG * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
+                spare = LONG_ROW * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
                 far += [[_FloatRow(piece, round_up(-spare / len(others)), scale)] for piece in others]
                 bound += spare
             kept.append(_FloatRow(first, round_up(bound), scale))
@@ -203,18 +200,12 @@ class RowBatch:
         Returns:
             A batch with the samples and polytopes of this one, of which others have no row.
         """
-        import torch
 
         matrix = self.matrix[members]
-        eps = torch.finfo(matrix.dtype).eps
-        exact = ((weights[..., None] * matrix.abs()).sum(1).amax(1) < 2 / eps) & (weights.sum(1) > 0)
+        whole = 2 / epsilon(matrix.dtype)
+        exact = ((weights[..., None] * matrix.abs()).sum(1).amax(1) < whole) & (weights.sum(1) > 0)
         polytopes, members, weights, matrix = polytopes[exact], members[exact], weights[exact], matrix[exact]
-        up = weights.new_full((), math.inf)
-        terms = weights * self.bound[members]
-        # Twice what the products and the sum may be off by.
-        lost = 2 * (weights.shape[1] + 2) * eps * terms.abs().sum(1)
-        bound = torch.nextafter(terms.sum(1) + lost, up)
-        scale = torch.nextafter((weights * self.scale[members]).sum(1) * (1 + (weights.shape[1] + 2) * eps), up)
+        bound, scale = mean_of_rows(weights * self.bound[members], weights * self.scale[members])
         owner = self.owner[polytopes]
         total = (weights[..., None] * matrix).sum(1)
         return RowBatch(total, bound, scale, owner, polytopes, self.owner, self.origin, self.samples)
@@ -238,9 +229,7 @@ class RowBatch:
         import torch
 
         scale = self.scale.to(row_values)
-        quotient = row_values / scale
-        down = quotient - torch.finfo(row_values.dtype).eps * quotient.abs()
-        return torch.where(scale == 1, row_values, down)
+        return torch.where(scale == 1, row_values, quotient_below(row_values, scale))
 
     def margins(self, row_values: Tensor) -> Tensor:
         """The margins (…, samples) of values (…, rows) of matrix·y − bound: maximum over rows, minimum over polytopes.

@@ -80,8 +80,8 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         print("\n".join(plan(suite, places, read_records(places.folder) if known.is_file() else [], options.jobs)))
         return 0
     if not options.table:
+        from verifiable_relu.campaign.queue import hired
         from verifiable_relu.study.machine import conditions
-        from verifiable_relu.study.pool import hands
         from verifiable_relu.study.runner import Runner
 
         def say(line: str) -> None:
@@ -91,9 +91,9 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         try:
             with (
                 Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records,
-                hands(options.jobs, options.executor) as pool,
+                hired(options.jobs, options.executor) as hands,
             ):
-                Runner(suite, places, records, pool, say, options.only).run()
+                Runner(suite, places, records, hands, say, options.only).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.train.arms import ARMS
-from verifiable_relu.train.options import Options
+from verifiable_relu.train.options import ARMS, Options
 
 _EXTRA = "-extra"
 

@@ -6,19 +6,16 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from verifiable_relu.report.estimate import Interval
+from verifiable_relu.report.table import Interval
 from verifiable_relu.study.joined import Cell, Setting, Study
-from verifiable_relu.study.numbers import result, unstable
+from verifiable_relu.study.outcomes import COSTS, SHARES
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.statistics import Paired, by_seed, holm, interval, mcnemar, wilcoxon
 
 LEVEL = 0.05
 """The chance of one false claim or more in a family."""
-
-SHARES = ("clean", "attacked", "certified")
-COSTS = ("seconds", "subproblems")
 
 
 @dataclass(frozen=True)
@@ -90,10 +87,7 @@ def outcomes(study: Study) -> list[Outcome]:
     """The outcomes of all claims of a study, in the suite's order, with corrected p-values."""
     found = [outcome(study, claim) for claim in study.suite.get("claims", ())]
     corrected = holm([each.p for each in found])
-    return [
-        Outcome(o.claim, o.first, o.second, o.difference, o.seeds, o.images, p)
-        for o, p in zip(found, corrected, strict=True)
-    ]
+    return [replace(each, corrected=p) for each, p in zip(found, corrected, strict=True)]
 
 
 def outcome(study: Study, claim: Record) -> Outcome:
@@ -113,8 +107,7 @@ def outcome(study: Study, claim: Record) -> Outcome:
                 images[image].append(ours[image] - theirs[image])
             values = [statistics.fmean(side[i] for i in shared) if shared else None for side in (ours, theirs)]
         else:
-            value = unstable(eps) if measure == "unstable" else result(measure)
-            values = [value(one), value(other)]
+            values = [cell.value(measure, eps, method) for cell in (one, other)]
         if values[0] is not None and values[1] is not None:
             pairs[seed] = values[0], values[1]
     differences = [a - b for a, b in pairs.values()]
@@ -138,7 +131,7 @@ def by_image(cell: Cell, measure: str, eps: str, method: str) -> Mapping[int, fl
 
 def findings(found: Sequence[Outcome]) -> list[str]:
     """A sentence for each claim: what was claimed, whether it is shown, and by which row of the table of claims."""
-    return [_sentence(each) for each in found]
+    return list(map(_sentence, found))
 
 
 def other(claim: Record) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from verifiable_relu.study.outcomes import SHARES, number
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.state import State
 from verifiable_relu.study.statistics import par2
-from verifiable_relu.train.arms import ARMS
+from verifiable_relu.train.options import ARMS
 from verifiable_relu.verifiers.registry import METHODS
 
 
@@ -26,12 +28,12 @@ class Setting(NamedTuple):
 
 def attacks(method: str) -> bool:
     """Whether a method looks for counterexamples: bounds by themselves only prove."""
-    return METHODS[method].module not in ("incomplete", "adapters.auto_lirpa")
+    return METHODS[method].attacks
 
 
 def proves(method: str) -> bool:
     """Whether a method proves: the attack only refutes."""
-    return METHODS[method].module != "attack"
+    return METHODS[method].proves
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,30 @@ class Cell:
             found = self.said("unsat", eps, method)
         return None if found is None else {image: image in found for image in self.images}
 
-    def share(self, measure: str, eps: str = "", method: str = "") -> float | None:
-        """The fraction of the asked images that ``holds``; None if it is unknown."""
-        found = self.holds(measure, eps, method)
-        return None if found is None else sum(found.values()) / len(found)
+    def value(self, measure: str, eps: str = "", method: str = "") -> float | None:
+        """A number of the network; None where the records do not have it.
+
+        Args:
+            measure: one of ``outcomes.SHARES``, the fraction of the asked images that ``holds``; ``unstable``, the mean
+                number of unstable neurons per image; ``norm``, the Frobenius norm of all matrices and kernels together;
+                ``joint_`` with a λ, the fraction of images that are certified for all λ' ≥ λ; or one of
+                ``outcomes.NUMBERS``.
+            eps: the radius, for the first two.
+            method: the method, for ``certified``.
+        """
+        if measure in SHARES:
+            found = self.holds(measure, eps, method)
+            return None if found is None else sum(found.values()) / len(found)
+        if measure == "unstable":
+            layers = self.unstable(eps)
+            return None if layers is None else math.fsum(layers)
+        if measure == "norm":
+            norms = self.measures.get("weight_norms")
+            return None if norms is None else math.hypot(*norms)
+        if measure.startswith("joint_"):
+            joint = self.measures.get("joint")
+            return joint[measure.removeprefix("joint_")] / joint["images"] if joint and joint["images"] else None
+        return number(self.training, measure)
 
     def costs(self, name: str, eps: str, method: str) -> Mapping[int, float] | None:
         """The cost of each rightly classified image; None until all are answered.

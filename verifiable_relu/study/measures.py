@@ -12,11 +12,11 @@ import torch
 from verifiable_relu.bounds import preactivation_bounds, unstable
 from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network, hardened
-from verifiable_relu.network.family import HARDNESS
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.train.losses import ball
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Budget, Verdict
+from verifiable_relu.verifiers.base import Limits, Verdict
+from verifiable_relu.verifiers.docket import answers
 from verifiable_relu.verifiers.registry import make
 
 MEASURED = 50
@@ -99,14 +99,13 @@ def joint(network: Network, images: np.ndarray, labels: np.ndarray, eps: str) ->
         ``eps``; ``images``: n; and the number of images that are certified by λ, as text, for ``HARDNESSES`` and for
         ``inf``: the ReLU network alone. None if the network has activations other than ReLU.
     """
-    activations = [network.nodes[index] for index in network.activations]
-    if not all(node in HARDNESS and HARDNESS[node](node) is None for node in activations):
+    if any(network.nodes[index].op != "Relu" for index in network.activations):
         return None
     properties = linf_properties(images, labels, Fraction(eps), network.output_size)
     found: dict[str, Any] = {"eps": eps, "images": len(images)}
     for lam in (None, *HARDNESSES):
         asked = network if lam is None else hardened(network, lam)
         queries = [Query(asked, prop) for prop in properties]
-        outcomes = make("crown").verify(queries, Budget.each(SECONDS, len(queries)))
+        outcomes = answers(make("crown"), queries, Limits(SECONDS))
         found["inf" if lam is None else str(lam)] = sum(o.verdict is Verdict.UNSAT for o in outcomes)
     return found

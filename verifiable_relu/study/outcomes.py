@@ -69,24 +69,26 @@ NUMBERS: Mapping[str, Callable[[Record], float]] = {
 """The numbers by name, as functions of a training's record; NaN where the record has none.
 
 ``clean_test`` is the accuracy of the network that is exported on the whole test set, ``int8`` and ``pruned_…`` the same
-after compression (``train.compress``); for the others see ``train.export.finish``.
+after compression (``train.export``); for the others see ``train.export.finish``.
 """
 
 
+SHARES: Mapping[str, tuple[str, ...]] = {"clean": (), "attacked": ("eps",), "certified": ("eps", "method")}
+"""The fractions of the asked images (``Cell.holds``), with what else they depend on."""
+
+COSTS: Mapping[str, tuple[str, ...]] = {"seconds": ("eps", "method"), "subproblems": ("eps", "method")}
+"""The costs of images that are classified rightly (``Cell.costs``), with what else they depend on."""
+
 CLAIMED: Mapping[str, tuple[str, ...]] = {
-    "clean": (),
-    "attacked": ("eps",),
-    "certified": ("eps", "method"),
-    "seconds": ("eps", "method"),
-    "subproblems": ("eps", "method"),
+    **SHARES,
+    **COSTS,
     "unstable": ("eps",),
     **dict.fromkeys(NUMBERS, ()),
 }
 """What a claim can be about, with what else it must name.
 
-``clean``, ``attacked`` and ``certified`` are fractions of the asked images (``Cell.holds``); ``seconds`` and
-``subproblems`` means over images that both arms classify rightly (``Cell.costs``); ``unstable`` is the mean number of
-unstable neurons per image; the others are ``NUMBERS``.
+Of ``COSTS`` the means over images that both arms classify rightly; ``unstable`` is the mean number of unstable neurons
+per image; the others are ``NUMBERS``.
 """
 
 

@@ -15,7 +15,7 @@ from verifiable_relu.study.state import State
 from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.study.training import data_of
 from verifiable_relu.train.loop import build
-from verifiable_relu.train.objective import objective
+from verifiable_relu.train.losses import objective
 
 _STEPS = 4
 """The number of steps that a trial of a training takes; the first step is not timed."""

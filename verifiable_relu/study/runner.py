@@ -6,22 +6,22 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from verifiable_relu.campaign.parallel import run_parallel
+from verifiable_relu.campaign.queue import Hand, run_parallel, share
 from verifiable_relu.campaign.worker import Job
+from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
 from verifiable_relu.study.asking import Answers, Ball, Balls
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.pool import Pool
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import State, gathered, of_seed
 from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
-from verifiable_relu.train.checkpoint import write_whole
 from verifiable_relu.train.loop import build
-from verifiable_relu.verifiers.registry import make
+from verifiable_relu.verifiers.registry import limited, make
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 FAILED = "failed"
@@ -38,7 +38,7 @@ class Runner:
         suite: the suite.
         places: the folder.
         records: its records, open for this run.
-        pool: who trains and answers (``pool.processes``, ``pool.executed``).
+        hands: who trains and answers.
         say: tells the user what is done.
         only: the names of the settings that this run works on; all of the suite's where there are none.
 
@@ -48,12 +48,18 @@ class Runner:
     """
 
     def __init__(
-        self, suite: Suite, places: Places, records: Records, pool: Pool, say: Say, only: Sequence[str] = ()
+        self,
+        suite: Suite,
+        places: Places,
+        records: Records,
+        hands: Sequence[Hand],
+        say: Say,
+        only: Sequence[str] = (),
     ) -> None:
         self.suite = suite
         self.places = places
         self.records = records
-        self.pool = pool
+        self.hands = hands
         self.say = say
         self.cells = [cell for cell in suite.cells() if not only or cell.network in only]
 
@@ -116,7 +122,8 @@ class Runner:
             done += not failed
             self.say(f"{done} of {len(self.cells)} trainings: {task.cell.name}: {_of_training(fields)}")
 
-        self.pool.perform([Training(cell, self.places.resolved) for cell in missing], keep)
+        left = iter([Training(cell, self.places.resolved) for cell in missing])
+        share(self.hands, lambda: next(left, None), keep)
 
     def choose(self, cells: Sequence[Cell]) -> None:
         """Record, for each trained cell, which of the images its network classifies rightly."""
@@ -151,7 +158,8 @@ class Runner:
             for name, value in result.items():
                 self.records.append("measure", {"cell": task.cell.name, "name": name, "value": value})
 
-        self.pool.perform(tasks, keep)
+        left = iter(tasks)
+        share(self.hands, lambda: next(left, None), keep)
 
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
         """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
@@ -175,9 +183,10 @@ class Runner:
                 about[str(ball.onnx), str(ball.vnnlib)] = question
         if not entries:
             return
-        job, keeper = Job(make(method.name), Balls(), clock=processor_seconds), Answers(self.records, about)
+        limits = replace(limited(method.name), clock=processor_seconds)
+        job, keeper = Job(make(method.name), Balls(), limits=limits), Answers(self.records, about)
         order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
-        run_parallel(order, job, self.pool.slots, keeper, alone=True)
+        run_parallel(order, job, self.hands, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in keeper.results)

@@ -19,7 +19,7 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
-from verifiable_relu.report.estimate import Interval
+from verifiable_relu.report.table import Interval
 
 RESAMPLES = 5000
 """The number of resampled or shuffled data sets."""
@@ -152,56 +152,6 @@ def holm(values: Sequence[float]) -> list[float]:
             largest = max(largest, min(1.0, (len(values) - place) * values[index]))
             corrected[index] = largest
     return corrected
-
-
-RESAMPLES = 5000
-
-
-@dataclass(frozen=True)
-class Rank:
-    """Spearman's ρ over n points, its 95 % percentile-bootstrap interval, and its p-value.
-
-    The p-value is the fraction of shuffled data sets whose |ρ| is as large. All numbers are NaN for fewer than three
-    points, or if one of the two variables is constant.
-    """
-
-    rho: float
-    low: float
-    high: float
-    p: float
-    n: int
-
-    @property
-    def reading(self) -> str:
-        """The sign of ρ in a word if the interval excludes zero and the p-value is below 0.05, else "not shown"."""
-        if not (self.p < 0.05 and self.low * self.high > 0):
-            return "not shown"
-        return "positive" if self.rho > 0 else "negative"
-
-
-def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Spearman's ρ of each row of one matrix (m, n) with the same row of the other; NaN where a row is constant."""
-    ranks = [stats.rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (one, other)]
-    norm = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
-    return np.divide((ranks[0] * ranks[1]).sum(1), norm, out=np.full(len(norm), math.nan), where=norm > 0)
-
-
-def rank(pairs: Sequence[tuple[float, float]]) -> Rank:
-    """Spearman's correlation of the first and the second numbers of pairs; the resampling has a fixed seed."""
-    data = np.array(pairs, dtype=float).reshape(-1, 2).T
-    n = data.shape[1]
-    if n < 3 or (np.ptp(data, axis=1) == 0).any():
-        return Rank(math.nan, math.nan, math.nan, math.nan, n)
-    (rho,) = spearman(*data[:, None])
-    random = np.random.default_rng(0)
-    chosen = random.integers(0, n, (RESAMPLES, n))
-    low, high = np.nanpercentile(spearman(*(values[chosen] for values in data)), (2.5, 97.5))
-    # With few points, the p-value by Student's t would be far too small.
-    shuffled = spearman(
-        np.broadcast_to(data[0], chosen.shape), random.permuted(data[1][None].repeat(RESAMPLES, 0), axis=1)
-    )
-    reached = int((abs(shuffled) >= abs(rho) - 1e-9).sum())
-    return Rank(float(rho), float(low), float(high), (reached + 1) / (RESAMPLES + 1), n)
 
 
 def agreement(profiles: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiable_relu.arguments import fraction
-from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.study.cells import VARIANTS, Cell, variant_options
 from verifiable_relu.study.outcomes import CLAIMED

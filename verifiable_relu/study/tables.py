@@ -5,19 +5,461 @@ What is missing, since it was not trained, diverged or has not been asked, is a 
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
+
+from scipy import stats
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.markdown import Page
-from verifiable_relu.report.table import Table
-from verifiable_relu.study import accuracy_tables, figures, network_tables
-from verifiable_relu.study.claims import LEVEL, Outcome, findings, outcomes
-from verifiable_relu.study.joined import Study, joined
-from verifiable_relu.study.network_tables import screening_table
+from verifiable_relu.report.table import Cell as Value
+from verifiable_relu.report.table import Column, Interval, Page, Table, tabulate
+from verifiable_relu.study.claims import LEVEL, Outcome, findings, other, outcomes
+from verifiable_relu.study.joined import Cell, Setting, Study, attacks, joined, proves
+from verifiable_relu.study.measures import HARDNESSES
 from verifiable_relu.study.records import Record
-from verifiable_relu.study.time_tables import time_table
+from verifiable_relu.study.statistics import agreement, interval
+
+CLOSE = {"clean": 0.01, "norm": 0.05}
+"""The distance at which two networks are matched, in clean accuracy, and in the norm of the weights by the second's."""
+
+RECALL = 0.8
+"""The fraction of good trainings that a rule must keep."""
+
+LEAST = 8
+"""The least number of trainings among which a rule is tried."""
+
+_DIGITS = 9
+"""The decimals of means that count: fractions of fewer than a million images differ before the ninth decimal."""
+
+
+class Group(NamedTuple):
+    """A row of most tables: the networks of a setting, at a radius where the table has radii."""
+
+    setting: Setting
+    cells: Sequence[Cell]
+    eps: str = ""
+
+
+def by_setting(study: Study) -> list[Group]:
+    """A group for each setting."""
+    return [Group(*each) for each in study.settings.items()]
+
+
+def by_radius(study: Study) -> list[Group]:
+    """A group for each setting and radius."""
+    return [Group(*each, eps) for each in study.settings.items() for eps in study.radii(each[0].network)]
+
+
+def mean(cells: Iterable[Cell], measure: str, eps: str = "", method: str = "") -> Interval | None:
+    """The mean of a measure (``Cell.value``) over those of the cells that have it; None if none has it."""
+    known = [found for cell in cells if (found := cell.value(measure, eps, method)) is not None]
+    return interval(known) if known else None
+
+
+def _mean(title: str, form: str, measure: str, method: str = "") -> Column[Group]:
+    return title, form, lambda group: mean(group.cells, measure, group.eps, method)
+
+
+def _text(name: str) -> Column[Group]:
+    return name, "", lambda group: getattr(group.setting, name)
+
+
+_SETTING = tuple(map(_text, Setting._fields))
+_EPS: Column[Group] = ("ε", "", lambda group: group.eps)
+_SEEDS: Column[Group] = ("seeds", "", lambda group: len(group.cells))
+
+
+def main_table(study: Study) -> Table:
+    """Clean, attacked and certified accuracy by setting and radius, on the asked images."""
+
+    def seeds(group: Group) -> str:
+        failed = study.failed(group.setting)
+        planned = study.planned(group.setting.network)
+        return f"{len(group.cells)} of {planned}" + (f", {failed} failed" if failed else "")
+
+    columns = (
+        *(*_SETTING, _EPS, ("seeds", "", seeds)),
+        ("answered", "", lambda group: sum(cell.complete(group.eps) for cell in group.cells)),
+        _mean("clean", ".1%", "clean"),
+        _mean("attacked", ".1%", "attacked"),
+        *(_mean(f"certified, {method}", ".1%", "certified", method) for method in study.methods if proves(method)),
+        _mean("clean, test set", ".1%", "clean_test"),
+    )
+    caption = "Clean, attacked and certified accuracy: means over the seeds with 95 % bootstrap intervals."
+    return tabulate(by_radius(study), columns, caption)
+
+
+def claim_table(found: Sequence[Outcome]) -> Table:
+    """The claims that the suite declares, with both tests and Holm's correction over all of them."""
+
+    def claimed(name: str) -> Column[Outcome]:
+        return "ε" if name == "eps" else name, "", lambda each: each.claim[name]
+
+    def of_images(title: str, name: str) -> Column[Outcome]:
+        return title, "", lambda each: None if each.images is None else getattr(each.images, name)
+
+    columns: tuple[Column[Outcome], ...] = (
+        ("claim", "", lambda each: each.claim["name"]),
+        *map(claimed, Setting._fields),
+        ("against", "", lambda each: other(each.claim)),
+        *map(claimed, ("measure", "eps", "method", "expected")),
+        ("of arm", "", lambda each: each.first),
+        ("of the other", "", lambda each: each.second),
+        ("difference", "", lambda each: each.difference),
+        ("seeds", "", lambda each: each.seeds.n),
+        ("d_z", "", lambda each: each.seeds.effect),
+        ("p, seeds", "", lambda each: each.seeds.p),
+        *map(of_images, ("images", "effect, images", "p, images"), ("n", "effect", "p")),
+        ("p, corrected", "", lambda each: each.corrected),
+        ("outcome", "", lambda each: each.reading),
+    )
+    return tabulate(found, columns, "The claims that were declared beforehand, and what the records say on them.")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Clean and certified accuracy of a setting at a radius, over the seeds that have both."""
+
+    setting: Setting
+    clean: Interval
+    certified: Interval
+
+
+def fronts(study: Study) -> dict[tuple[str, str, str], list[Point]]:
+    """By network, radius and arm: the points of all settings, in the order of the suite."""
+    found: dict[tuple[str, str, str], list[Point]] = {}
+    for setting, cells, eps in by_radius(study):
+        asked = [cell for cell in cells if cell.complete(eps)]
+        clean, certified = mean(asked, "clean"), mean(asked, "certified", eps)
+        if clean is not None and certified is not None:
+            found.setdefault((setting.network, eps, setting.arm), []).append(Point(setting, clean, certified))
+    return found
+
+
+def undominated(points: Sequence[Point]) -> list[Point]:
+    """Those of the points whose means no other point's dominate, by their clean accuracy.
+
+    A point dominates another one if it is at least as good in both means, and better in one. Means that differ by
+    rounding alone, since the same numbers were added in another order, are equal.
+    """
+    means = [(round(point.clean.mean, _DIGITS), round(point.certified.mean, _DIGITS)) for point in points]
+    kept = [
+        point
+        for point, (x, y) in zip(points, means, strict=True)
+        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in means)
+    ]
+    return sorted(kept, key=lambda point: point.clean.mean)
+
+
+def pareto_table(study: Study) -> Table:
+    """Clean against certified accuracy of each arm over objectives and weights; dominated settings are marked."""
+    rows: list[Sequence[Value]] = []
+    for key, points in fronts(study).items():
+        kept = undominated(points)
+        for point in points:
+            setting, mark = point.setting, "front" if point in kept else "dominated"
+            rows.append((*key, setting.objective, setting.weight, point.clean.n, point.clean, point.certified, mark))
+    columns = ("network", "ε", "arm", "objective", "weight", "seeds", "clean", "certified", "of its arm")
+    caption = "Clean against certified accuracy (by any method) over the objectives' weights."
+    return Table(columns, rows, dict.fromkeys(("clean", "certified"), ".1%"), caption)
+
+
+def difference_table(study: Study) -> Table:
+    """Each arm with a hardness minus each other arm of the same objective and weight, paired by seed.
+
+    These differences were not declared beforehand. They describe, and carry no p-value.
+    """
+    rows: list[tuple[Group, str, list[tuple[Cell, Cell]]]] = []
+    for setting, cells in study.settings.items():
+        rivals = [arm for arm in study.arms(setting.network) if arm != setting.arm and not study.hardened(arm)]
+        for eps, rival in product(study.radii(setting.network), rivals if study.hardened(setting.arm) else ()):
+            others = study.group(setting._replace(arm=rival))
+            pairs = [(cell, others[cell.seed]) for cell in cells if cell.seed in others]
+            if pairs:
+                rows.append((Group(setting, cells, eps), rival, pairs))
+
+    def gained(measure: str, form: str) -> Column[tuple[Group, str, list[tuple[Cell, Cell]]]]:
+        def difference(row: tuple[Group, str, list[tuple[Cell, Cell]]]) -> Interval | None:
+            known = [tuple(cell.value(measure, row[0].eps) for cell in pair) for pair in row[2]]
+            found = [one - other for one, other in known if one is not None and other is not None]
+            return interval(found) if found else None
+
+        return f"Δ {measure}", form, difference
+
+    columns = (
+        *((title, form, lambda row, of=of: of(row[0])) for title, form, of in _SETTING),
+        ("minus", "", lambda row: row[1]),
+        ("ε", "", lambda row: row[0].eps),
+        ("seeds", "", lambda row: len(row[2])),
+        *(gained(measure, "+z.2%") for measure in ("clean", "attacked", "certified")),
+        gained("unstable", "+z.1f"),
+    )
+    caption = "Differences between arms, paired by seed; certified by any method. Not declared beforehand."
+    return tabulate(rows, columns, caption)
+
+
+def time_table(study: Study) -> Table:
+    """Verdicts, times and sub-problems by setting, radius and method, on images that all arms classify rightly.
+
+    Bounds and attacks alone are left out: they end soon without a verdict, and their times say little. Easy and hard
+    images differ more than arms do, so that arms are compared on the same images alone (``common``).
+    """
+    rows: list[Sequence[Value]] = []
+    for setting, cells, eps in by_radius(study):
+        for method in filter(decides, study.asked_with(setting.network)):
+            asked = [(cell, sorted(common(study, cell, eps, method))) for cell in cells]
+            answers = [cell.answers[eps, method][image] for cell, images in asked for image in images]
+            if not answers:
+                continue
+            verdicts = [answer["verdict"] for answer in answers]
+            seconds = [(cell.costs("seconds", eps, method) or {}, images) for cell, images in asked]
+            times = [[taken[image] for image in images] for taken, images in seconds if images]
+            counts = [answer["subproblems"] for answer in answers if answer.get("subproblems") is not None]
+            rows.append(
+                (
+                    *(*setting, eps, method, answers[0]["limit"], len(times), len(answers)),
+                    *(verdicts.count(verdict) for verdict in ("unsat", "sat", "unknown")),
+                    statistics.median([time for each in times for time in each]),
+                    interval(list(map(statistics.fmean, times))),
+                    statistics.median(counts) if counts else None,
+                )
+            )
+    columns = (*Setting._fields, "ε", "method", "limit, s", "seeds", "questions", "safe", "unsafe", "undecided")
+    caption = (
+        "Verification on the images that all arms of a seed classify rightly: an undecided question counts twice its "
+        "limit (PAR-2), in the median too."
+    )
+    forms = {"limit, s": "g", "median s": ".3g", "mean s (PAR-2)": ".3g", "median sub-problems": ".0f"}
+    return Table((*columns, "median s", "mean s (PAR-2)", "median sub-problems"), rows, forms, caption)
+
+
+def decides(method: str) -> bool:
+    """Whether a method proves and refutes, so that an undecided question is one that took too long."""
+    return attacks(method) and proves(method)
+
+
+def common(study: Study, cell: Cell, eps: str, method: str) -> frozenset[int]:
+    """The images that a cell and its counterparts of all other arms classify rightly.
+
+    The counterparts have the cell's network, objective, weight and seed. There are none of these images if the method
+    has not answered for one of them, so that all arms are compared over equal seeds; arms for which it has answered in
+    no seed are left out of account.
+    """
+    found = cell.right if cell.complete(eps, method) else frozenset()
+    for arm in study.arms(cell.setting.network):
+        answered = {
+            seed: other
+            for seed, other in study.group(cell.setting._replace(arm=arm)).items()
+            if other.complete(eps, method)
+        }
+        if answered:
+            found &= answered[cell.seed].right if cell.seed in answered else frozenset()
+    return found
+
+
+def unstable_table(study: Study) -> Table:
+    """The unstable neurons by setting and radius, in all layers and in each, with the norm of the weights."""
+
+    def layers(group: Group) -> list[Sequence[float]]:
+        return [found for cell in group.cells if (found := cell.unstable(group.eps)) is not None]
+
+    def each(group: Group) -> str | None:
+        return " + ".join(f"{statistics.fmean(layer):.1f}" for layer in zip(*layers(group), strict=True)) or None
+
+    columns = (
+        *(*_SETTING, _EPS),
+        ("seeds", "", lambda group: len(layers(group))),
+        _mean("unstable", ".1f", "unstable"),
+        ("per layer", "", each),
+        _mean("norm of weights", ".1f", "norm"),
+    )
+    caption = (
+        "Neurons per image that CROWN's bounds leave unstable: means over the seeds with 95 % bootstrap intervals."
+    )
+    return tabulate(by_radius(study), columns, caption)
+
+
+def matched_table(study: Study) -> Table:
+    """Unstable neurons of each arm with a hardness minus those of each other arm, among networks that are alike.
+
+    Within each seed, every network of the arm, whatever its objective, is matched with the network of the other arm
+    whose clean accuracy, or whose norm of weights, is nearest, if the two are as close as ``CLOSE`` says.
+    """
+    rows: list[Sequence[Value]] = []
+    for network in study.networks:
+        arms = study.arms(network)
+        hardened = [arm for arm in arms if study.hardened(arm)]
+        pairs = list(product(hardened, [arm for arm in arms if arm not in hardened]))
+        for eps, (arm, rival), alike in product(study.radii(network), pairs, CLOSE):
+            gained: dict[int, list[float]] = {}
+            for one, another in matches(study, (network, arm, rival), alike):
+                ours, theirs = one.value("unstable", eps), another.value("unstable", eps)
+                if ours is not None and theirs is not None:
+                    gained.setdefault(one.seed, []).append(ours - theirs)
+            if gained:
+                by_seed = interval([statistics.fmean(each) for each in gained.values()])
+                rows.append((network, arm, rival, eps, alike, sum(map(len, gained.values())), len(gained), by_seed))
+    columns = ("network", "arm", "minus", "ε", "matched by", "pairs", "seeds", "Δ unstable")
+    caption = (
+        f"Unstable neurons at clean accuracies within {CLOSE['clean']:.0%} of each other, and at norms of the weights "
+        f"within {CLOSE['norm']:.0%}: the mean difference of each seed's pairs, over the seeds."
+    )
+    return Table(columns, rows, {"Δ unstable": "+z.1f"}, caption)
+
+
+def matches(study: Study, between: tuple[str, str, str], alike: str) -> Iterator[tuple[Cell, Cell]]:
+    """Pairs of networks of equal seeds, each of the first arm with the nearest of the second.
+
+    Args:
+        study: the study.
+        between: the network's name, and the two arms.
+        alike: the measure by which networks are matched, of ``CLOSE``.
+    """
+    network, *arms = between
+    cells = [cell for setting, group in study.settings.items() if setting.network == network for cell in group]
+    first, second = ([cell for cell in cells if cell.setting.arm == arm] for arm in arms)
+    for one in first:
+        at = one.value(alike)
+        distances = [
+            (abs(at - theirs) / (theirs if alike == "norm" else 1), other)
+            for other in second
+            if other.seed == one.seed and at is not None and (theirs := other.value(alike)) is not None
+        ]
+        distance, nearest = min(distances, key=lambda pair: pair[0], default=(math.inf, one))
+        if distance <= CLOSE[alike]:
+            yield one, nearest
+
+
+def swap_table(study: Study) -> Table:
+    """What the replacement by ReLU changes, on the test set and at most anywhere, and accuracies after compression."""
+    columns = (
+        *(*_SETTING, _SEEDS),
+        _mean("before the swap", ".1%", "clean_before_substitution"),
+        _mean("after the swap", ".1%", "clean_after_substitution"),
+        _mean("at the end", ".1%", "clean_test"),
+        _mean("int8", ".1%", "int8"),
+        *(_mean(f"{part} pruned", ".1%", f"pruned_{part}") for part in ("0.5", "0.7", "0.9")),
+        _mean("mean change", ".3g", "mean_logit_change"),
+        _mean("largest change", ".3g", "worst_logit_change"),
+        _mean("proven change", ".3g", "proven_logit_change"),
+        _mean("drift Δλ", ".3g", "drift"),
+    )
+    caption = (
+        "Test accuracy before and after the swap by ReLU, at the end of the training and after compression; the swap's "
+        "mean, largest and largest possible change of a logit; and the drift of λ before the annealing."
+    )
+    return tabulate(by_setting(study), columns, caption)
+
+
+def joint_table(study: Study) -> Table:
+    """The share of rightly classified images that CROWN certifies for the ReLU network and all λ' ≥ λ at once."""
+
+    def eps(group: Group) -> str | None:
+        return ", ".join(sorted({cell.measures["joint"]["eps"] for cell in group.cells})) or None
+
+    groups = [
+        Group(setting, [cell for cell in cells if cell.value("joint_inf") is not None])
+        for setting, cells in study.settings.items()
+    ]
+    columns = (
+        *(*_SETTING, ("ε", "", eps), _SEEDS),
+        _mean("ReLU alone", ".1%", "joint_inf"),
+        *(_mean(f"λ ≥ {lam}", ".1%", f"joint_{lam}") for lam in HARDNESSES),
+    )
+    caption = (
+        "Rightly classified images that CROWN certifies for all smooth networks of λ' ≥ λ and the ReLU network at once."
+    )
+    return tabulate(groups, columns, caption)
+
+
+def profile_table(study: Study) -> Table:
+    """The agreement of seeds on the order of the layers' λ when the annealing began."""
+    rows: list[Sequence[Value]] = []
+    for setting, cells in study.settings.items():
+        profiles = [cell.training["results"].get("lam_learned") or [] for cell in cells]
+        if not profiles or not all(profiles) or all(len(set(profile)) == 1 for profile in profiles):
+            continue
+        means = " ".join(f"{statistics.fmean(layer):.2f}" for layer in zip(*profiles, strict=True))
+        comparable = len(profiles) > 1 and len(profiles[0]) > 2
+        ranks: Sequence[float | None] = agreement(profiles) if comparable else (None,) * 4
+        rows.append((*setting, len(profiles), means, *ranks))
+    columns = (*Setting._fields, "seeds", "λ per layer", "mean ρ", "least", "greatest", "p")
+    caption = (
+        "λ of each layer when the annealing began, and Spearman's correlation of it over pairs of seeds, with how "
+        "often layers in random order agree as well."
+    )
+    return Table(columns, rows, caption=caption)
+
+
+def settling_table(study: Study) -> Table:
+    """When activation patterns and weights have made nine tenths of their way."""
+    rows: list[Sequence[Value]] = []
+    for setting, cells in study.settings.items():
+        pairs = [(cell.value("patterns_settled"), cell.value("weights_settled")) for cell in cells]
+        both = [(a, b) for a, b in pairs if a and b]
+        if both:
+            first = sum(a < b for a, b in both)
+            parts = [interval(column) for column in zip(*both, strict=True)]
+            rows.append((*setting, len(both), *parts, interval([b / a for a, b in both]), f"patterns in {first}"))
+    columns = (*Setting._fields, "seeds", "patterns", "weights", "weights : patterns", "first")
+    caption = (
+        "The part of the training after which nine tenths of all change of activation patterns, and of weights, has "
+        "happened; a ratio above 1 means that patterns settle first."
+    )
+    return Table(columns, rows, dict.fromkeys(("patterns", "weights", "weights : patterns"), ".2f"), caption)
+
+
+def precision_at(scores: Sequence[float], good: Sequence[bool], recall: float = RECALL) -> float:
+    """The precision of the rule "keep what scores at least t", for the largest t that keeps the fraction ``recall``.
+
+    Args:
+        scores: a score for each training, the higher the better.
+        good: whether each ended well; at least one did.
+        recall: the least fraction of the good ones that is kept.
+
+    Returns:
+        The fraction of good ones among those that are kept; trainings of equal scores are kept together.
+    """
+    for threshold in sorted(scores, reverse=True):
+        kept = [well for score, well in zip(scores, good, strict=True) if score >= threshold]
+        if sum(kept) >= recall * sum(good) - 1e-9:
+            break
+    return sum(kept) / len(kept)
+
+
+def screening_table(study: Study) -> Table:
+    """The precision of each rule among the trainings of a network and arm, whatever their objective.
+
+    A training ends well if its accuracy on the test set is at least the median. A training that diverged ends badly; it
+    has no early numbers on record and is left out. The third rule takes the mean of the two numbers' ranks. The OUI is
+    tried in both directions: that a high one is good is the claim, and that a low one is no better must be seen.
+    """
+    rows: list[Sequence[Value]] = []
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for setting, cells in study.settings.items():
+        groups.setdefault((setting.network, setting.arm), []).extend(cells)
+    for key, cells in groups.items():
+        values = [[cell.value(name) for name in ("oui_early", "accuracy_early", "clean_test")] for cell in cells]
+        known = [[value for value in each if value is not None] for each in values if None not in each]
+        if len(known) < LEAST:
+            continue
+        oui, accuracy, final = (list(column) for column in zip(*known, strict=True))
+        middle = sorted(final)[len(final) // 2]
+        good = [value >= middle for value in final]
+        both = [a + b for a, b in zip(stats.rankdata(oui), stats.rankdata(accuracy), strict=True)]
+        scores = (oui, [-value for value in oui], accuracy, both)
+        rows.append((*key, len(known), sum(good) / len(good), *(precision_at(each, good) for each in scores)))
+    columns = ("network", "arm", "trainings", "all", "high OUI", "low OUI", "early accuracy", "both")
+    caption = (
+        f"The fraction of good trainings among those that a rule keeps, where it keeps {RECALL:.0%} of the good ones."
+    )
+    return Table(columns, rows, dict.fromkeys(columns[3:], ".0%"), caption)
+
 
 SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
     "main": (
@@ -27,19 +469,19 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
         "for 10. Fractions of the asked images, but for the last column. *attacked*: classified rightly and refuted by "
         "no method. *certified*: classified rightly and proven by the method, rounding accounted for. *answered*: the "
         "seeds of which all questions at this ε are answered; others have no attacked or certified accuracy yet.",
-        accuracy_tables.main_table,
+        main_table,
     ),
     "differences": (
         "Differences between arms",
         "Arms with a hardness minus the others, paired by seed. These comparisons were not declared beforehand: they "
         "describe, and no p-value goes with them.",
-        accuracy_tables.difference_table,
+        difference_table,
     ),
     "pareto": (
         "Clean against certified accuracy",
         "Over the objectives and their weights. *front*: no other setting of the same arm is as good in both means and "
         "better in one.",
-        accuracy_tables.pareto_table,
+        pareto_table,
     ),
     "times": (
         "Verification time",
@@ -50,26 +492,26 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
     "unstable": (
         "Unstable neurons",
         "Per rightly classified image, by CROWN's bounds.",
-        network_tables.unstable_table,
+        unstable_table,
     ),
     "matched": (
         "Unstable neurons of networks that are alike",
         "Fewer unstable neurons may only mean smaller weights or lower accuracy: here are pairs of networks that are "
         "close in one of them.",
-        network_tables.matched_table,
+        matched_table,
     ),
     "swap": (
         "The swap by ReLU, and compression",
         "On the whole test set. The proven change is an upper bound over all images in [0, 1]ⁿ.",
-        network_tables.swap_table,
+        swap_table,
     ),
     "joint": (
         "Joint certificates",
         "One proof for the ReLU network and all networks with λ'-GELU, λ' ≥ λ, in its place.",
-        network_tables.joint_table,
+        joint_table,
     ),
-    "profiles": ("Do seeds agree on the layers' λ?", "", network_tables.profile_table),
-    "settling": ("When activation patterns settle, and when weights do", "", network_tables.settling_table),
+    "profiles": ("Do seeds agree on the layers' λ?", "", profile_table),
+    "settling": ("When activation patterns settle, and when weights do", "", settling_table),
     "screening": (
         "Screening by early activation patterns",
         "Does the overlap index (OUI) of activation patterns after a tenth of the training tell which trainings end in "
@@ -83,13 +525,13 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
 def tables(study: Study, claimed: Sequence[Outcome]) -> dict[str, Table]:
     """All tables of a study by the name of their files; ``claimed``: the outcomes of its claims."""
     return {
-        "claims": accuracy_tables.claim_table(claimed),
+        "claims": claim_table(claimed),
         **{name: make(study) for name, (_, _, make) in SECTIONS.items()},
     }
 
 
 def write(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the page ``report.md``, the tables into ``tables/`` and, if matplotlib is there, figures into ``figures/``.
+    """Write the page ``report.md``, the tables into ``tables/`` and figures into ``figures/``.
 
     Args:
         records: the records of the study, finished or not.
@@ -101,6 +543,9 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
     Raises:
         InputError: if a file cannot be written.
     """
+    # Figures are drawn of what is tabulated here.
+    from verifiable_relu.study import figures
+
     study = joined(records)
     claimed = outcomes(study)
     page = Page("report")
@@ -108,24 +553,28 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
     page.bullets(study.notes)
     described = {"Tuning": study.suite.get("tuning"), "What was cut": study.suite.get("cut")}
     page.bullets(f"{title}: {' '.join(text.split())}" for title, text in described.items() if text)
-    made = tables(study, claimed)
+    made = {name: table for name, table in tables(study, claimed).items() if table.rows}
     page.add("## Findings")
     page.bullets(findings(claimed))
-    page.add(_RULE if claimed else "The suite declares no claims.")
-    if claimed:
-        page.add(made["claims"])
+    page.add(*((_RULE, made["claims"]) if claimed else ("The suite declares no claims.",)))
     for name, (title, explanation, _) in SECTIONS.items():
-        if made[name].rows:
+        if name in made:
             page.add(f"## {title}", explanation, made[name])
-    files = _tables(made, folder / "tables")
-    if importlib.util.find_spec("matplotlib") is not None:
-        target = folder / "figures"
-        _make(target)
-        drawn = figures.draw(records, target)
-        page.add(*(["## Figures"] if drawn else []))
-        page.add(*(f"![{path.stem}](figures/{path.name})" for path in drawn if path.suffix == ".png"))
-        files += drawn
-    return [*_write({folder / "report.md": page.markdown()}), *files]
+    files: dict[Path, str] = {}
+    for name, table in made.items():
+        forms = {"csv": table.csv(), "md": table.markdown(), "tex": table.latex(name)}
+        files |= {folder / "tables" / f"{name}.{suffix}": text for suffix, text in forms.items()}
+    drawn = figures.write(study, folder / "figures")
+    page.add("## Figures" if drawn else "")
+    page.add(*(f"![{path.stem}](figures/{path.name})" for path in drawn if path.suffix == ".png"))
+    files = {folder / "report.md": page.markdown(), **files}
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", path=path) from None
+    return [*files, *drawn]
 
 
 _RULE = f"""\
@@ -136,32 +585,3 @@ paired t over the seeds, asks whether the difference is more than chance among t
 counts once), whether it is more than chance among images. Claims are tested two-sided, whatever was expected. *Not
 shown* does not mean that there is no difference. d_z: mean difference divided by its deviation over the seeds; effect
 over images: Cohen's g, or the rank-biserial correlation."""
-
-
-def _tables(made: Mapping[str, Table], folder: Path) -> list[Path]:
-    _make(folder)
-    contents: dict[Path, str] = {}
-    for name, table in made.items():
-        if table.rows:
-            contents |= {
-                folder / f"{name}.csv": table.csv(),
-                folder / f"{name}.md": table.markdown(),
-                folder / f"{name}.tex": table.latex(name),
-            }
-    return _write(contents)
-
-
-def _write(contents: Mapping[Path, str]) -> list[Path]:
-    for path, content in contents.items():
-        try:
-            path.write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror}", path=path) from None
-    return list(contents)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder cannot be made: {error.strerror}", path=folder) from None

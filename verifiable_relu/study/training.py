@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from verifiable_relu.campaign.worker import Ask
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.files import write_whole
 from verifiable_relu.network import from_torch, read_onnx, write_onnx
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.train.arms import ARMS
-from verifiable_relu.train.checkpoint import write_whole
+from verifiable_relu.train.batches import training_and_test
 from verifiable_relu.train.export import finish
 from verifiable_relu.train.loop import Diverged, train
-from verifiable_relu.train.own_data import training_and_test
+from verifiable_relu.train.options import ARMS
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +57,7 @@ class Training:
     cell: Cell
     places: Places
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, ask: Ask | None = None) -> dict[str, Any]:
         """Train, resuming from the checkpoint if there is one, and write the networks; the checkpoint is kept.
 
         Returns:
@@ -119,7 +120,7 @@ class Measuring:
     images: tuple[int, ...]
     radii: tuple[str, ...]
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, ask: Ask | None = None) -> dict[str, Any]:
         """The measures by name (``measures.measure_network``).
 
         Raises:

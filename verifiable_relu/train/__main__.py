@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiable_relu.arguments import Parser, add_debug
-from verifiable_relu.data.registry import DATASETS
+from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded
@@ -88,10 +88,9 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     for written in (out, saved, out.with_suffix(".json")):
         require_writable(written)
     from verifiable_relu.network.device import device as find_device
-    from verifiable_relu.train.board import Board
+    from verifiable_relu.train.batches import training_and_test
     from verifiable_relu.train.loop import train
-    from verifiable_relu.train.own_data import training_and_test
-    from verifiable_relu.train.progress import shown
+    from verifiable_relu.train.progress import Board, shown
 
     where = find_device(device)
     training, test = training_and_test(options.data)

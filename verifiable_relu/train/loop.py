@@ -1,13 +1,15 @@
-"""Trainings: the loop over batches that trainings and hardenings share, and the training of every arm.
+"""Trainings: the loop that trainings and hardenings share, its checkpoints, and the training of every arm.
 
 In an arm's training, weights and λ are learned, and then λ is annealed or the activation replaced by ReLU.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,19 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from verifiable_relu import nn as smooth
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
-from verifiable_relu.nn import HardnessGate, Normalize, cnn, fixed, mlp, substitute_relu
-from verifiable_relu.train import checkpoint, losses, schedule
-from verifiable_relu.train.arms import ARMS
-from verifiable_relu.train.augment import augment
-from verifiable_relu.train.batches import Batch
+from verifiable_relu.files import write_whole
+from verifiable_relu.nn import HardnessGate, Normalize, cnn, fixed, gates, mlp, substitute_relu
+from verifiable_relu.train.batches import Batch, at
+from verifiable_relu.train.losses import attacked, augment, initialise, objective
 from verifiable_relu.train.monitor import Monitor
-from verifiable_relu.train.objective import initialise, objective
-from verifiable_relu.train.optimizer import make_optimizer, set_rates
-from verifiable_relu.train.options import Options, flag
-from verifiable_relu.train.schedule import Annealing
+from verifiable_relu.train.options import ARMS, Options, flag
+from verifiable_relu.train.schedule import Annealing, hardening, make_optimizer, rate_at, set_rates, warmup
 from verifiable_relu.train.swap import Change, measure
 
 Progress = Callable[[int, str], None]
@@ -39,42 +37,73 @@ class Diverged(InputError):
     """The loss of a training became infinite or NaN."""
 
 
-def descend(
+@dataclass(frozen=True)
+class Epoch:
+    """A pass over the data: the loss of each step, the seconds that it took, and λ of each gate at its end."""
+
+    losses: list[float]
+    seconds: float
+    lam: list[float]
+
+
+def fit(
     model: nn.Module,
-    batches: Iterable[Batch],
+    epochs: Iterable[int],
+    begin: Callable[[int], Collection[Batch]],
     loss: Callable[[nn.Module, Batch], Tensor],
     optimizer: torch.optim.Optimizer,
-    before: Callable[[], None],
-    epoch: int,
-) -> Iterator[float]:
-    """Take one step of an optimizer for each batch, and yield its loss once the step is taken.
+    before: Callable[[int], None] | None = None,
+    after: Callable[[int, float], None] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Epoch]:
+    """Train a model, and yield at the end of each epoch.
 
     Args:
         model: the model, which is put into training mode before each step.
-        batches: the batches.
+        epochs: the numbers of the passes over the data, from 0.
+        begin: called at the start of each, with its number; returns its batches.
         loss: what is to become small, for the model and a batch.
         optimizer: the optimizer of the model's parameters.
-        before: called before each step, to set λ and learning rates.
-        epoch: the number of the pass over the data, for messages.
+        before: called before each step with the number of steps taken so far, to set λ and learning rates.
+        after: called after each step with that number, now one larger, and the loss. Its time does not count as that of
+            the epoch.
+        progress: called after each step.
 
     Raises:
         Diverged: if the loss becomes infinite or NaN.
         InputError: if the loss is no number that depends on the model's parameters.
+        DataError: if the model does not take a batch; the error names the batch.
     """
-    for batch in batches:
-        model.train()
-        before()
-        value = loss(model, batch)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise InputError("the loss is not a tensor of one number")
-        if not torch.isfinite(value):
-            raise Diverged("the loss is infinite or NaN; a lower learning rate may help", place=f"epoch {epoch}")
-        if not value.requires_grad:
-            raise InputError("the loss does not depend on the model's parameters")
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        yield value.item()
+    hardened = [module for module in model.modules() if isinstance(module, gates.Hardness)]
+    for epoch in epochs:
+        began, losses = time.monotonic(), []
+        batches = begin(epoch)
+        for index, batch in enumerate(batches):
+            step = epoch * len(batches) + index
+            model.train()
+            if before is not None:
+                before(step)
+            with at(f"batch {index}"):
+                found = loss(model, batch)
+            if not isinstance(found, Tensor) or found.numel() != 1:
+                raise InputError("the loss is not a tensor of one number")
+            if not torch.isfinite(found):
+                raise Diverged("the loss is infinite or NaN; a lower learning rate may help", place=f"epoch {epoch}")
+            if not found.requires_grad:
+                raise InputError("the loss does not depend on the model's parameters")
+            optimizer.zero_grad()
+            found.backward()
+            optimizer.step()
+            value = found.item()
+            losses.append(value)
+            stepped = time.monotonic()
+            if after is not None:
+                after(step + 1, value)
+            began += time.monotonic() - stepped
+            if progress is not None:
+                least = f", λ {min(gate.lam.item() for gate in hardened):.1f}" if hardened else ""
+                progress(step + 1, f"loss {value:.3f}{least}")
+        yield Epoch(losses, time.monotonic() - began, [gate.lam.item() for gate in hardened])
 
 
 @dataclass(frozen=True)
@@ -106,7 +135,7 @@ def activation(options: Options) -> nn.Module:
     arm = ARMS[options.arm]
     if arm.hardness == "none":
         return getattr(nn, arm.activation)()
-    gate: HardnessGate = getattr(smooth, arm.activation)(options.lam_init, options.lam_temperature)
+    gate: HardnessGate = getattr(gates, arm.activation)(options.lam_init, options.lam_temperature)
     if arm.hardness == "frozen":
         gate.freeze()
     return gate
@@ -176,102 +205,151 @@ def train(
             training.
         Diverged: if the loss becomes infinite or NaN.
     """
-    images, labels = _tensors(data, device)
-    model = build(options, data).to(device)
-    if len(images) % options.batch == 1 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
-        message = "the last step of an epoch has one image, which a batch normalisation cannot normalise"
-        raise InputError(message, place=flag("batch"))
-    gates = [module for module in model.modules() if isinstance(module, HardnessGate)]
-    optimizer = make_optimizer(model, options)
-    history: list[dict[str, Any]] = []
-    learned: list[float] = []
-    swap: Change | None = None
-    annealing: Annealing | None = None
-    per_epoch = math.ceil(len(images) / options.batch)
-    annealed = per_epoch * (options.epochs - options.first_annealed)
-    monitor = Monitor(images, options.eps, per_epoch * options.total_epochs)
-    state = checkpoint.restore(saved, options) if saved is not None else None
-    if state is not None:
-        history, learned = state["history"], state["learned"]
+    run = _Training(options, data, data if test is None else test, device)
+    if saved is not None and (state := restore(saved, options)) is not None:
+        run.restore(state)
+    run.monitor.look(run.model, 0)
+    epochs = range(len(run.history), options.total_epochs)
+    for epoch in fit(run.model, epochs, run.begin, run.loss, run.optimizer, run.before, run.after, progress):
+        run.end(epoch)
+        if epoch_done is not None:
+            epoch_done(len(run.history), run.history[-1])
+        if saved is not None:
+            save(saved, options, run.state())
+    swapped = None if run.swap is None else options.swapped_from
+    return Trained(run.model.cpu(), run.history, run.monitor.points, run.learned, swapped, run.swap)
+
+
+class _Training:
+    """The training of an arm, as ``fit`` asks for its parts."""
+
+    def __init__(self, options: Options, data: Dataset, test: Dataset, device: str) -> None:
+        self.options, self.test, self.device = options, test, device
+        self.images, self.labels = _tensors(data, device)
+        self.model = build(options, data).to(device)
+        single = len(self.images) % options.batch == 1
+        if single and any(isinstance(module, nn.BatchNorm1d) for module in self.model.modules()):
+            message = "the last step of an epoch has one image, which a batch normalisation cannot normalise"
+            raise InputError(message, place=flag("batch"))
+        self.optimizer = make_optimizer(self.model, options)
+        self.per_epoch = math.ceil(len(self.images) / options.batch)
+        self.annealed = self.per_epoch * (options.epochs - options.first_annealed)
+        self.monitor = Monitor(self.images, options.eps, self.per_epoch * options.total_epochs)
+        self.history: list[dict[str, Any]] = []
+        self.learned: list[float] = []
+        self.swap: Change | None = None
+        self.annealing: Annealing | None = None
+        self.generator, self.step, self.right = torch.Generator(), 0, 0
+        self.order: tuple[Tensor, ...] = ()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was asked for."""
+        self.history, self.learned = state["history"], state["learned"]
         if state["swap"] is not None:
-            swap = _restored(state["swap"])
-            substitute_relu(model, inplace=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        monitor.restore(state["monitor"])
+            self.swap = _restored(state["swap"])
+            substitute_relu(self.model, inplace=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.monitor.restore(state["monitor"])
 
-    generator, step, right = torch.Generator(), 0, 0
+    def state(self) -> dict[str, Any]:
+        """The state after an epoch, for a checkpoint."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "history": self.history,
+            "monitor": self.monitor.state(),
+            "learned": self.learned,
+            "swap": None if self.swap is None else asdict(self.swap),
+        }
 
-    def before() -> None:
-        if annealing is not None:
-            annealing.step()
-        # The natural rate of s depends on λ.
-        set_rates(optimizer, model, schedule.rate_at(options, step, per_epoch), options)
-
-    def loss(model: nn.Module, chosen: Tensor) -> Tensor:
-        nonlocal right
-        x, y = augment(images[chosen], options.crop, options.flip, generator), labels[chosen]
-        of_eps = of_terms = schedule.warmup(step, options.warmup * per_epoch)
-        if options.terms_grow == "ramp":
-            of_terms = schedule.hardening(step, per_epoch, options.first_annealed, options.epochs)
-        value, logits = objective(model, x, y, options, of_eps, of_terms, generator)
-        right += int((logits.argmax(1) == y).sum())
-        return value
-
-    monitor.look(model, 0)
-    for epoch in range(len(history), options.total_epochs):
-        began = time.monotonic()
-        generator = torch.Generator().manual_seed(1_000_003 * options.seed + epoch)
-        step = epoch * per_epoch
-        if gates and annealing is None and epoch >= options.first_annealed:
-            annealing = Annealing(
-                model,
-                annealed,
+    def begin(self, epoch: int) -> tuple[Tensor, ...]:
+        """Begin an epoch, with the annealing or the replacement that is due; returns the indices of each batch."""
+        options = self.options
+        self.generator = torch.Generator().manual_seed(1_000_003 * options.seed + epoch)
+        self.right = 0
+        if options.anneals and self.annealing is None and epoch >= options.first_annealed:
+            self.annealing = Annealing(
+                self.model,
+                self.annealed,
                 options.target,
                 options.schedule,
                 learning=options.ramp == "learning",
-                start=learned or None,
-                taken=step - options.first_annealed * per_epoch,
+                start=self.learned or None,
+                taken=(epoch - options.first_annealed) * self.per_epoch,
             )
-            learned = annealing.start
-        if epoch >= options.swapped_from and swap is None:
-            swap = measure_swap(model.eval(), substitute_relu(model), data if test is None else test, device)
-            substitute_relu(model, inplace=True)
-        total, right = 0.0, 0
-        order = torch.randperm(len(images), generator=generator).split(options.batch)
-        for chosen, value in zip(order, descend(model, order, loss, optimizer, before, epoch), strict=True):
-            step += 1
-            total += value * len(chosen)
-            if annealing is not None and annealing.taken == annealed:
-                annealing.settle()
-            looked = time.monotonic()
-            monitor.look(model, step)
-            # The time of the monitor's measurements does not count as time of the step.
-            began += time.monotonic() - looked
-            if progress is not None:
-                progress(step, f"loss {value:.3f}" + _least(gates))
-        history.append(
+            self.learned = self.annealing.start
+        if epoch >= options.swapped_from and self.swap is None:
+            self.swap = measure_swap(self.model.eval(), substitute_relu(self.model), self.test, self.device)
+            substitute_relu(self.model, inplace=True)
+        self.order = torch.randperm(len(self.images), generator=self.generator).split(options.batch)
+        return self.order
+
+    def before(self, step: int) -> None:
+        self.step = step
+        if self.annealing is not None:
+            self.annealing.step()
+        # The natural rate of s depends on λ.
+        set_rates(self.optimizer, self.model, rate_at(self.options, step, self.per_epoch), self.options)
+
+    def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
+        options = self.options
+        x, y = augment(self.images[chosen], options.crop, options.flip, self.generator), self.labels[chosen]
+        of_eps = of_terms = warmup(self.step, options.warmup * self.per_epoch)
+        if options.terms_grow == "ramp":
+            of_terms = hardening(self.step, self.per_epoch, options.first_annealed, options.epochs)
+        value, logits = objective(model, x, y, options, of_eps, of_terms, self.generator)
+        self.right += int((logits.argmax(1) == y).sum())
+        return value
+
+    def after(self, step: int, value: float) -> None:
+        if self.annealing is not None and self.annealing.taken == self.annealed:
+            self.annealing.settle()
+        self.monitor.look(self.model, step)
+
+    def end(self, epoch: Epoch) -> None:
+        """Add an epoch to the history."""
+        total = sum(value * len(chosen) for value, chosen in zip(epoch.losses, self.order, strict=True))
+        self.history.append(
             {
-                "lam": [gate.lam.item() for gate in gates],
-                "loss": total / len(images),
-                "accuracy": right / len(images),
-                "steps": per_epoch,
-                "seconds": round(time.monotonic() - began, 3),
+                "lam": epoch.lam,
+                "loss": total / len(self.images),
+                "accuracy": self.right / len(self.images),
+                "steps": self.per_epoch,
+                "seconds": round(epoch.seconds, 3),
             }
         )
-        if epoch_done is not None:
-            epoch_done(epoch + 1, history[-1])
-        if saved is not None:
-            state = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "history": history,
-                "monitor": monitor.state(),
-                "learned": learned,
-                "swap": None if swap is None else asdict(swap),
-            }
-            checkpoint.save(saved, options, state)
-    return Trained(model.cpu(), history, monitor.points, learned, None if swap is None else options.swapped_from, swap)
+
+
+def save(path: Path, options: Options, state: dict[str, Any]) -> None:
+    """Write the state of a training together with its options."""
+    buffer = io.BytesIO()
+    torch.save({"options": asdict(options), "state": state}, buffer)
+    write_whole(path, buffer.getvalue())
+
+
+def restore(path: Path, options: Options) -> dict[str, Any] | None:
+    """The state of a training that a checkpoint holds; None if there is no file at ``path``.
+
+    Raises:
+        InputError: if the file is damaged, or if it was written by a training with another value of an option, which
+            the error names.
+    """
+    if not path.is_file():
+        return None
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        before, state = content["options"], content["state"]
+    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise InputError(f"not a readable checkpoint ({error}); delete it to start anew", path=path) from error
+    for name, value in asdict(options).items():
+        if before.get(name) != value:
+            raise InputError(
+                f"the checkpoint belongs to a training with {flag(name)} {before.get(name)}, not {value}; "
+                "delete it to start anew, or choose another --out",
+                path=path,
+            )
+    return dict(state)
 
 
 _BEFORE = {
@@ -309,10 +387,6 @@ def _tensors(data: Dataset, device: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.images).to(device), torch.from_numpy(data.labels).to(device)
 
 
-def _least(gates: list[HardnessGate]) -> str:
-    return f", λ {min(gate.lam.item() for gate in gates):.1f}" if gates else ""
-
-
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """The fraction of the images that a model classifies correctly."""
@@ -327,7 +401,7 @@ def attacked_accuracy(model: nn.Module, images: Tensor, labels: Tensor, eps: flo
     for x, y in zip(images.split(500), labels.split(500), strict=True):
         with torch.no_grad():
             stands = model(x).argmax(1) == y
-        point = losses.attacked(model, x, y, eps, 40, generator)
+        point = attacked(model, x, y, eps, 40, generator)
         with torch.no_grad():
             right += int((stands & (model(point).argmax(1) == y)).sum())
     return right / len(labels)

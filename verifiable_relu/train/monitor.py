@@ -1,14 +1,18 @@
-"""Measurements during a training, at equally spaced moments: activation patterns, weights and λ."""
+"""Measurements during a training, at equally spaced moments: activation patterns, unstable neurons, weights and λ."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from verifiable_relu.nn import HardnessGate
-from verifiable_relu.train import patterns
+from verifiable_relu.bounds import interval_bounds, unstable
+from verifiable_relu.network import from_torch
+from verifiable_relu.nn import HardnessGate, substitute_relu
+from verifiable_relu.train.losses import ball
+from verifiable_relu.train.options import ARMS
 
 MOMENTS = 20
 """The number of equal parts into which the moments divide a training; the first moment is the training's beginning."""
@@ -27,9 +31,9 @@ class Monitor:
 
     Attributes:
         points: a dict for each moment that has passed: ``step`` (the steps taken), ``part`` (the same as a fraction of
-            all steps), ``oui`` (``patterns.overlap_index``), ``patterns_changed`` (the fraction of neurons' states that
+            all steps), ``oui`` (``overlap_index``), ``patterns_changed`` (the fraction of neurons' states that
             changed since the moment before), ``weights_changed`` (the change of the weights since then, relative to
-            their norm), ``lam`` (each layer's λ), and where ε > 0 ``unstable`` (``patterns.unstable_neurons``). Both
+            their norm), ``lam`` (each layer's λ), and where ε > 0 ``unstable`` (``unstable_neurons``). Both
             changes are 0 at the first moment.
     """
 
@@ -50,18 +54,18 @@ class Monitor:
         if step not in self.moments or (self.points and self.points[-1]["step"] >= step):
             return
         model.eval()
-        now = [active.cpu() for active in patterns.patterns(model, self.images)]
-        weights = patterns.weights(model).cpu()
+        now = [active.cpu() for active in patterns(model, self.images)]
+        weights = _weights(model).cpu()
         point = {
             "step": step,
             "part": step / self.steps,
-            "oui": patterns.overlap_index(now),
-            "patterns_changed": 0.0 if self.patterns is None else patterns.changed(self.patterns, now),
-            "weights_changed": 0.0 if self.weights is None else patterns.relative_change(self.weights, weights),
+            "oui": overlap_index(now),
+            "patterns_changed": 0.0 if self.patterns is None else changed(self.patterns, now),
+            "weights_changed": 0.0 if self.weights is None else relative_change(self.weights, weights),
             "lam": [module.lam.item() for module in model.modules() if isinstance(module, HardnessGate)],
         }
         if self.eps:
-            point["unstable"] = patterns.unstable_neurons(model, self.images, self.eps)
+            point["unstable"] = unstable_neurons(model, self.images, self.eps)
         self.points.append(point)
         self.patterns, self.weights = now, weights
         model.train()
@@ -95,3 +99,94 @@ def settled(points: list[dict[str, Any]], name: str, most: float = 0.9) -> float
         if after >= most * path[-1] > before:
             return float(start["part"] + (end["part"] - start["part"]) * (most * path[-1] - before) / (after - before))
     return 0.0
+
+
+ACTIVATIONS: tuple[type[nn.Module], ...] = (
+    HardnessGate,
+    nn.ReLU,
+    *(getattr(nn, arm.activation) for arm in ARMS.values() if arm.hardness == "none"),
+)
+"""The classes of the activations that arms train, and of ReLU, which replaces them."""
+
+
+@torch.no_grad()
+def patterns(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """The active neurons of each activation layer: those with a positive pre-activation.
+
+    Args:
+        model: a model whose activations are modules of ``ACTIVATIONS``.
+        images: (images, …).
+
+    Returns:
+        A bool tensor (images, neurons) for each layer, in the order in which the model computes the layers.
+    """
+    found: list[Tensor] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].flatten(1) > 0))
+        for module in model.modules()
+        if isinstance(module, ACTIVATIONS)
+    ]
+    try:
+        model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def overlap_index(layers: list[Tensor]) -> float:
+    """The overlap index (OUI) of activation patterns, in [0, 1].
+
+    The index is the mean, over layers and pairs of images, of min(H, ⌊N/2⌋)/⌊N/2⌋, where H is the Hamming distance of
+    the two images' patterns in a layer of N neurons. It is 0 if all images have the same pattern, and 1 if any two
+    images' patterns differ in half of each layer's neurons or more. For a layer of one neuron, ⌊N/2⌋ is taken as 1.
+
+    Args:
+        layers: for each layer a bool tensor (images, N), of at least two images (``patterns``).
+    """
+    indices = []
+    for active in layers:
+        on = active.double()
+        distance = on @ (1 - on).T + (1 - on) @ on.T
+        half = max(1, active.shape[1] // 2)
+        first, second = torch.triu_indices(len(on), len(on), 1)
+        indices.append((distance[first, second].clamp(max=half) / half).mean().item())
+    return sum(indices) / len(indices)
+
+
+def changed(before: list[Tensor], after: list[Tensor]) -> float:
+    """The fraction of all neurons' states, over all images, in which two results of ``patterns`` differ."""
+    flips = sum(int((a != b).sum()) for a, b in zip(before, after, strict=True))
+    return flips / sum(a.numel() for a in before)
+
+
+@torch.no_grad()
+def relative_change(before: Tensor, after: Tensor) -> float:
+    """The relative change ‖after − before‖/‖before‖ of a vector of weights."""
+    return ((after - before).norm() / before.norm()).item()
+
+
+def _weights(model: nn.Module) -> Tensor:
+    """A copy of all matrices and kernels of a model as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters() if parameter.ndim > 1])
+
+
+@torch.no_grad()
+def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
+    """The mean number per image of neurons that are unstable in the image's L∞ ball by interval bounds.
+
+    The neurons are those of the network that is exported, with ReLU in place of smooth activations.
+
+    Args:
+        model: the model.
+        images: (n, …) in [0, 1].
+        eps: the radius of the balls, which are clipped to [0, 1].
+    """
+    network = from_torch(substitute_relu(model), tuple(images.shape[1:]))
+    total = 0
+    for x in images.split(100):
+        values = interval_bounds(network, ball(x, eps))
+        for index in network.activations:
+            node = network.nodes[index]
+            total += int(unstable(node, values[node.inputs[0]]).sum())
+    return total / len(images)

@@ -1,6 +1,8 @@
-"""The options of a training in one frozen record, and how the command line spells them.
+"""The arms of a comparison of trainings, and the options of a training in one frozen record.
 
-The module does not import torch, so that ``--help`` stays quick.
+An arm says which activation is trained, and when ReLU takes its place. A new arm is a row of ``ARMS``, and a new option
+a field of ``Options``, from which the trainer, the commands, studies and benchmarks take what they need. The module
+does not import torch, so that ``--help`` stays quick.
 """
 
 from __future__ import annotations
@@ -12,7 +14,48 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from verifiable_relu.arguments import fraction
 from verifiable_relu.errors import InputError
-from verifiable_relu.train.arms import ARMS
+
+Hardness = Literal["none", "learned", "frozen"]
+Swap = Literal["never", "switch", "end"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The activation of a training, and the time at which ReLU replaces it.
+
+    Attributes:
+        activation: the name of the activation's class, in ``verifiable_relu.nn`` if the activation has a hardness λ and
+            in ``torch.nn`` otherwise.
+        about: a line about the arm for the user.
+        hardness: ``none`` for an activation without λ. Otherwise λ is annealed from the switch on, and until then
+            ``learned``, or ``frozen`` from the start.
+        swap: the time at which ReLU replaces the activation: ``never``, at the ``switch`` (the rest of the training
+            then fine-tunes the ReLU network), or at the ``end`` of the training.
+    """
+
+    activation: str
+    about: str
+    hardness: Hardness = "none"
+    swap: Swap = "end"
+
+    @property
+    def ends_in_relu(self) -> bool:
+        """Whether the trained network, as it is exported, has ReLU as its activation."""
+        return self.activation == "ReLU" or self.swap != "never"
+
+
+ARMS = {
+    "lambda-gelu": Arm("LambdaGELU", "λ-GELU; λ is learned, annealed after the switch; ReLU at the end", "learned"),
+    "lambda-gelu-frozen": Arm("LambdaGELU", "λ-GELU; λ is annealed after the switch, never learned", "frozen"),
+    "swish": Arm("LambdaSwish", "as lambda-gelu, with Swish at the same distance to ReLU", "learned"),
+    "gelu": Arm("GELU", "GELU, never replaced", swap="never"),
+    "gelu-swap": Arm("GELU", "GELU; ReLU at the end"),
+    "gelu-swap-finetune": Arm("GELU", "GELU until the switch, then ReLU", swap="switch"),
+    "relu": Arm("ReLU", "ReLU from the start", swap="never"),
+    "prelu": Arm("PReLU", "PReLU, never replaced", swap="never"),
+}
+"""The arms by name, in the order of the tables. With equal seeds, all arms start from the same weights and see the same
+data in the same order."""
 
 Model = Literal["mlp", "cnn", "cnn3", "cnn5", "cnn7", "resnet"]
 Schedule = Literal["linear", "log", "inverse"]
@@ -60,7 +103,7 @@ class Options:
     ] = (100,)
     channels: Annotated[tuple[int, ...], "channels of the convolutions, such as 16,32 (cnn)"] = (16, 32)
     width: Annotated[float, "factor of the layers' sizes (cnn3, cnn5, cnn7, resnet)"] = 1.0
-    arm: Annotated[str, "the activation that is trained, and when ReLU takes its place (train.arms)"] = "lambda-gelu"
+    arm: Annotated[str, "the activation that is trained, and when ReLU takes its place (train.options)"] = "lambda-gelu"
     switch: Annotated[float, "fraction of the training after which λ is annealed or GELU replaced"] = 0.25
     finetune_extra: Annotated[
         int,
@@ -135,7 +178,7 @@ class Options:
     schedule: Annotated[Schedule, "whether the annealing is linear in λ, in log λ or in 1/λ (inverse)"] = "log"
     lam_rate: Annotated[
         Rate,
-        "how the learning rate of λ's parameter s follows from the weights' (train.optimizer)",
+        "how the learning rate of λ's parameter s follows from the weights' (train.schedule)",
     ] = "matched"
     lam_factor: Annotated[float, "c, a step of λ divided by a step of a weight"] = 9.0
     seed: Annotated[int, "seed of the initial weights, the order of the images, augmentation and attacks"] = 0

@@ -15,7 +15,7 @@ from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import LambdaGELU
-from verifiable_relu.nn.hardness import Hardness
+from verifiable_relu.nn.gates import Hardness
 from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, at

@@ -18,12 +18,16 @@ import numpy as np
 import onnx
 
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.nodes import FUNCTIONS, LeakyRelu, Relu
 from verifiable_relu.trust.certificate import Branches, Cover, Leaf, Plain, Plane, Proof, Tighter, Tree
 
 VERSION = 4
 
-_ACTIVATIONS = ("Abs", "Erf", "Gelu", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh")
-"""The operators whose outputs name activations: that of GELU in operators is its Erf. MaxPool's names one a round."""
+_ACTIVATIONS = {
+    *(name for kind in (Relu, LeakyRelu) for name in kind.certified),
+    *(name for function in FUNCTIONS.values() for name in function.certified),
+}
+"""The operators whose outputs name activations. MaxPool's names one a round."""
 
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "

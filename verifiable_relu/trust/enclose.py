@@ -1,15 +1,14 @@
 """Evaluation of a network in float64 with a running error bound.
 
-It serves networks for which exact arithmetic is too slow, and those with irrational values (Sigmoid, Tanh, GELU).
+It serves networks for which exact arithmetic is too slow, and those with irrational values (Sigmoid, Tanh, GELU, …).
 
-Each computed value v̂ comes with an error bound e ≥ |v̂ − v|, where v is the value in real arithmetic. For y = W·x + b
-with sums of n terms,
+How errors go from node to node, ``network.enclosure`` says. Here the values are computed by numpy, with the products of
+``exact``, and a sum of n terms is off by at most
 
-    |ŷ − y| ≤ γ_{n+2}·(|W|·|x̂| + |b|) + |W|·e_x,    γ_n = n·u / (1 − n·u), u = 2⁻⁵³
+    c(n) = γ_{n+4},    γ_n = n·u / (1 − n·u), u = 2⁻⁵³,
 
-(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, sections 3.1 and 3.3), plus
-``weight_error`` times the same magnitudes. An activation multiplies e by its Lipschitz constant and adds the rounding
-error of its own computation. The factor ``_GENEROUS`` covers the rounding of the error bounds themselves.
+of the sum of the absolute values (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
+section 3.1).
 """
 
 from __future__ import annotations
@@ -22,182 +21,165 @@ from fractions import Fraction
 import numpy as np
 from torch import Tensor
 
-from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.enclosure import Arithmetic, Enclosed
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Add,
-    Affine,
-    Bilinear,
-    Conv2d,
-    Gelu,
-    Hardened,
-    Identity,
-    LeakyRelu,
-    Linear,
-    MatMul,
-    Permute,
-    Product,
-    Relu,
-    Reshape,
-    Scale,
-    Sigmoid,
-    Smooth,
-    Sparse,
-    Tanh,
-)
+from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Linear, Scale, Sparse
+from verifiable_relu.rounding import ENCLOSE_TINY, ENCLOSE_UNIT
 from verifiable_relu.spec.property import Property
-from verifiable_relu.trust.affine import Weighted, array, bias, product
-from verifiable_relu.trust.functions import FUNCTIONS
+from verifiable_relu.trust.exact import Array, Weighted, array, bias, product
 
-_UNIT = 2.0**-53
-_GENEROUS = 1 + 2.0**-20
-_TINY = 2.0**-1000
-"""Absolute error granted to every operation for underflow, with room for the largest sums."""
-_SMOOTH_ULPS = 64
-"""Relative error, in units of u, granted to exp, tanh and erfc and the few operations around them."""
-
-_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+_erf, _erfc = (np.vectorize(function, otypes=[np.float64]) for function in (math.erf, math.erfc))
 
 
-@dataclass(frozen=True, eq=False)
-class Enclosed:
-    """Values known to lie in [value − error, value + error], element by element.
+@dataclass(frozen=True)
+class Checked:
+    """A function f(x, α) on float64 arrays.
 
-    An error of inf or NaN stands for a value that is not known at all.
+    Attributes:
+        value: f, off by a few units in the last place and of what ``beside`` says.
+        steepest: (low, high, α) ≥ |f′(x, α)| for low ≤ x ≤ high, up to a few units in the last place.
+        beside: what the error of ``value`` is relative to beside the value itself, by (x, α).
     """
 
-    value: np.ndarray
-    error: np.ndarray
-
-    @property
-    def magnitude(self) -> np.ndarray:
-        """An upper bound of the true values' magnitudes, element by element."""
-        size: np.ndarray = np.abs(self.value) + self.error
-        return size
+    value: Callable[[Array, float], Array]
+    steepest: Callable[[Array, Array, float], Array | float]
+    beside: Callable[[Array, float], Array | float] = lambda x, alpha: 1.0
 
 
-def _summed(node: Affine, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Enclosed:
-    """The enclosed value of an affine node.
-
-    Args:
-        node: its number of terms and ``weight_error`` set the relative error.
-        value: the computed W·x̂ + b.
-        size: |W|·|x| + |b|, with an upper bound of |x|.
-        spread: |W|·e, with the error bound e of x̂.
-    """
-    terms = node.terms + 2
-    relative = terms * _UNIT / (1 - terms * _UNIT) + 2 * node.weight_error
-    return Enclosed(value, (spread + relative * size) * _GENEROUS + _TINY)
+def _at_most(slope: float) -> Callable[[Array, Array, float], float]:
+    return lambda low, high, alpha: slope
 
 
-def _weighted(node: Weighted, x: Enclosed) -> Enclosed:
-    weights, offset = _wide(node.weight), bias(node).astype(np.float64)
-    value = product(node, weights, x.value) + offset
-    size = product(node, np.abs(weights), x.magnitude) + np.abs(offset)
-    return _summed(node, value, size, product(node, np.abs(weights), x.error))
+def _largest(low: Array, high: Array) -> Array:
+    found: Array = np.maximum(np.abs(low), np.abs(high))
+    return found
 
 
-def _scale(node: Scale, x: Enclosed) -> Enclosed:
-    center, scale, shift = (_wide(tensor) for tensor in (node.center, node.scale, node.shift))
-    size = np.abs(scale) * (x.magnitude + np.abs(center)) + np.abs(shift)
-    return _summed(node, scale * (x.value - center) + shift, size, np.abs(scale) * x.error)
+def _sigmoid(x: Array) -> Array:
+    # Of a negative x all digits count: SiLU and its like are multiples of this.
+    small = np.exp(-np.abs(x))
+    found: Array = np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+    return found
 
 
-def _add(node: Add, x: Enclosed, y: Enclosed) -> Enclosed:
-    total = x.value + y.value
-    return Enclosed(total, (x.error + y.error + _UNIT * np.abs(total)) * _GENEROUS + _TINY)
+def _softplus(x: Array) -> Array:
+    found: Array = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    return found
 
 
-def _by_element(node: Product, x: Enclosed, y: Enclosed) -> Enclosed:
-    return _product(node, np.multiply, x, y)
+def _tanh_gelu(x: Array) -> Array:
+    return x * _sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
 
 
-def _by_matrix(node: MatMul, x: Enclosed, y: Enclosed) -> Enclosed:
-    return _product(node, np.matmul, x, y)
+def _elu(x: Array, alpha: float) -> Array:
+    found: Array = np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+    return found
 
 
-def _product(node: Bilinear, by: Callable[[np.ndarray, np.ndarray], np.ndarray], x: Enclosed, y: Enclosed) -> Enclosed:
-    """x∘y, for which (x̂ + d)∘(ŷ + e) − x̂∘ŷ is at most |d|∘|ŷ| + (|x̂| + |d|)∘|e|."""
-    gamma = (node.terms + 4) * _UNIT / (1 - (node.terms + 4) * _UNIT)
-    spread = by(x.error, np.abs(y.value)) + by(x.magnitude, y.error)
-    size = by(np.abs(x.value), np.abs(y.value))
-    return Enclosed(by(x.value, y.value), (spread * (1 + gamma) + gamma * size) * _GENEROUS + node.terms * _TINY)
+def _inverse_root(low: Array) -> Array:
+    found: Array = np.where(low > 0, 0.5 / np.sqrt(np.maximum(low, 0)), np.inf)
+    return found
 
 
-def _relu(node: Relu, x: Enclosed) -> Enclosed:
-    return Enclosed(np.maximum(x.value, 0), x.error)
+def _least(low: Array, high: Array) -> Array:
+    """The least |x| for low ≤ x ≤ high."""
+    found: Array = np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0)
+    return found
 
 
-def _leaky_relu(node: LeakyRelu, x: Enclosed) -> Enclosed:
-    slope = _wide(node.slope)
-    image = np.where(x.value >= 0, x.value, slope * x.value)
-    spread = np.maximum(np.abs(slope), 1) * x.error
-    return Enclosed(image, (spread + _UNIT * np.abs(image)) * _GENEROUS + _TINY)
+def _gelu(x: Array, lam: float) -> Array:
+    # The complementary error function keeps its relative accuracy in the tail.
+    found: Array = x * (0.5 * _erfc(-lam * x / math.sqrt(2)))
+    return found
 
 
-def _sigmoid(node: Sigmoid, x: Enclosed) -> Enclosed:
-    # tanh(x/2)/2 + 1/2 overflows nowhere. Its error is bounded absolutely, not relatively, which is enough here.
-    return Enclosed(0.5 + 0.5 * np.tanh(x.value / 2), (x.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
+CHECKED: dict[str, Checked] = {
+    # Of a sigmoid what is lost is bounded absolutely, which is enough here: tanh(x/2)/2 + 1/2 overflows nowhere.
+    "Sigmoid": Checked(lambda x, _: 0.5 + 0.5 * np.tanh(x / 2), _at_most(0.25)),
+    "Tanh": Checked(lambda x, _: np.tanh(x), _at_most(1.0)),
+    # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of Φ has
+    # a relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
+    "GELU": Checked(_gelu, _at_most(1.1290), lambda x, _: np.abs(x)),
+    "SiLU": Checked(lambda x, _: x * _sigmoid(x), _at_most(1.0999)),
+    "Mish": Checked(lambda x, _: x * np.tanh(_softplus(x)), _at_most(1.0889)),
+    "tanh-GELU": Checked(lambda x, _: _tanh_gelu(x), _at_most(1.1295)),
+    "ELU": Checked(_elu, lambda low, high, alpha: max(1.0, alpha)),
+    "Softplus": Checked(lambda x, _: _softplus(x), _at_most(1.0)),
+    "Softsign": Checked(lambda x, _: x / (1 + np.abs(x)), _at_most(1.0)),
+    "HardSwish": Checked(lambda x, _: x * np.clip(x + 3, 0, 6) / 6, _at_most(1.5)),
+    "Erf": Checked(lambda x, _: _erf(x), _at_most(1.1284)),
+    "Atan": Checked(lambda x, _: np.arctan(x), _at_most(1.0)),
+    "Sin": Checked(lambda x, _: np.sin(x), _at_most(1.0)),
+    "Cos": Checked(lambda x, _: np.cos(x), _at_most(1.0)),
+    "Exp": Checked(lambda x, _: np.exp(x), lambda low, high, _: np.exp(high)),
+    "Square": Checked(lambda x, _: x * x, lambda low, high, _: 2 * _largest(low, high)),
+    "Cube": Checked(lambda x, _: x**3, lambda low, high, _: 3 * _largest(low, high) ** 2),
+    "Log": Checked(lambda x, _: np.log(x), lambda low, high, _: np.where(low > 0, 1 / low, np.inf)),
+    "Reciprocal": Checked(lambda x, _: 1 / x, lambda low, high, _: _least(low, high) ** -2.0),
+    "InverseRoot": Checked(
+        lambda x, _: 1 / np.sqrt(x), lambda low, high, _: np.where(low > 0, 0.5 * np.maximum(low, 0) ** -1.5, np.inf)
+    ),
+    "Sqrt": Checked(lambda x, _: np.sqrt(x), lambda low, high, _: _inverse_root(low)),
+}
+"""By the names that nodes have for them; the parameter α is that of ELU and λ of GELU, and any number for the others.
+
+Written from the functions' definitions, apart from the tables of nodes and bounds, whose claims they serve to check.
+"""
 
 
-def _tanh(node: Tanh, x: Enclosed) -> Enclosed:
-    return Enclosed(np.tanh(x.value), (x.error + _SMOOTH_ULPS * _UNIT) * _GENEROUS)
-
-
-def _gelu(node: Gelu, x: Enclosed) -> Enclosed:
-    """x·Φ(λx) by the complementary error function, which keeps its relative accuracy in the tail.
-
-    The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of Φ has a
-    relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
-    """
-    image = x.value * (0.5 * _erfc(-float(node.lam) * x.value / math.sqrt(2)))
-    error = (1.1290 * x.error + _SMOOTH_ULPS * _UNIT * np.abs(x.value)) * _GENEROUS + _TINY
-    return Enclosed(image, error)
-
-
-def _function(node: Smooth, x: Enclosed) -> Enclosed:
-    function, alpha = FUNCTIONS[node.function], float(node.parameter)
-    image = function.value(x.value, alpha)
-    spread = function.steepest(x.value - x.error, x.value + x.error, alpha) * x.error
-    return Enclosed(image, (spread + _SMOOTH_ULPS * _UNIT * (1 + np.abs(image))) * _GENEROUS + _TINY)
-
-
-def _reshape(node: Reshape, x: Enclosed) -> Enclosed:
-    return Enclosed(x.value.reshape(node.shape), x.error.reshape(node.shape))
-
-
-def _permute(node: Permute, x: Enclosed) -> Enclosed:
-    return Enclosed(x.value.transpose(node.axes), x.error.transpose(node.axes))
-
-
-def _wide(tensor: Tensor) -> np.ndarray:
+def _wide(tensor: Tensor) -> Array:
     """The numbers of a float32 or float64 tensor as float64, which represents all of them exactly."""
     return array(tensor).astype(np.float64)
 
 
-ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
+def _weighted(node: Weighted, x: Array) -> Array:
+    return product(node, _wide(node.weight), x) + bias(node).astype(np.float64)
+
+
+def _weighted_spread(node: Weighted, size: Array, part: float) -> Array:
+    return product(node, np.abs(_wide(node.weight)), size) + part * np.abs(bias(node).astype(np.float64))
+
+
+def _scaled(node: Scale, x: Array) -> Array:
+    center, scale, shift = (_wide(tensor) for tensor in (node.center, node.scale, node.shift))
+    return scale * (x - center) + shift
+
+
+def _scaled_spread(node: Scale, size: Array, part: float) -> Array:
+    center, scale, shift = (np.abs(_wide(tensor)) for tensor in (node.center, node.scale, node.shift))
+    return scale * (size + part * center) + part * shift
+
+
+MAPS: Table[tuple[Callable[..., Array], Callable[..., Array]]] = Table(
     "evaluation with error bounds",
     {
-        Linear: _weighted,
-        Conv2d: _weighted,
-        Sparse: _weighted,
-        Scale: _scale,
-        Add: _add,
-        Product: _by_element,
-        MatMul: _by_matrix,
-        Identity: lambda node, x: x,
-        Relu: _relu,
-        LeakyRelu: _leaky_relu,
-        Sigmoid: _sigmoid,
-        Tanh: _tanh,
-        Gelu: _gelu,
-        Smooth: _function,
-        Reshape: _reshape,
-        Permute: _permute,
-        Hardened: Refusal("stands for a set of activations, not for one value"),
+        **dict.fromkeys((Linear, Conv2d, Sparse), (_weighted, _weighted_spread)),
+        Scale: (_scaled, _scaled_spread),
     },
+    group=Affine,
 )
-"""The enclosed value of each kind of node: a function of the node and the enclosed values of its inputs."""
+"""W·x + b of one sample, and |W|·size + part·|b|, of each kind of affine map."""
+
+
+class _Float64(Arithmetic):
+    """numpy's float64, and the products and functions of this package."""
+
+    unit, tiny = ENCLOSE_UNIT, ENCLOSE_TINY
+
+    def sums(self, terms: int) -> float:
+        return (terms + 4) * self.unit / (1 - (terms + 4) * self.unit)
+
+    def affine(self, node: Affine, x: Array) -> Array:
+        return MAPS[node][0](node, x[0])[None]
+
+    def spread(self, node: Affine, size: Array, part: float) -> Array:
+        return MAPS[node][1](node, size[0], part)[None]
+
+    def curve(self, node: Curve, x: Enclosed) -> tuple[Array, Array | float, Array | float]:
+        known, alpha = CHECKED[node.function], float(node.parameter)
+        steepest = known.steepest(x.value - x.error, x.value + x.error, alpha)
+        return known.value(x.value, alpha), steepest, known.beside(x.value, alpha)
 
 
 # An overflow or a division by zero leaves an error of inf or NaN, which ``margin_range`` recognises; numpy's warnings
@@ -214,15 +196,14 @@ def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
         The output variables, flat in row-major order.
 
     Raises:
-        UnsupportedError: if the network has a node of a kind that ``ENCLOSURES`` refuses.
+        UnsupportedError: if the network has a node of a kind that is refused.
     """
-    point = np.array([float(value) for value in x]).reshape(network.input_shape)
-    values = [Enclosed(point, _UNIT * np.abs(point) + _TINY)]
+    by, point = _Float64(), np.array([float(value) for value in x]).reshape(1, *network.input_shape)
+    values = [Enclosed(point, by.unit * np.abs(point) + by.tiny)]
     for node in network.nodes[1:]:
-        values.append(ENCLOSURES[node](node, *(values[i] for i in node.inputs)))
+        values.append(by.enclosed(node, [values[i] for i in node.inputs]))
     last = values[-1]
-    shape = last.value.shape
-    return Enclosed(last.value.flatten(), np.broadcast_to(last.error, shape).flatten())
+    return Enclosed(last.value.flatten(), np.broadcast_to(last.error, last.value.shape).flatten())
 
 
 def margin_range(prop: Property, y: Enclosed) -> tuple[Fraction | float, Fraction | float]:

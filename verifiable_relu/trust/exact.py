@@ -3,8 +3,8 @@
 Stored weights are binary floating-point numbers, so that each affine layer is an integer matrix times a power of two.
 A rational input is a vector of integers divided by one common denominator d > 0. ReLU and LeakyReLU are positively
 homogeneous: they commute with multiplication by d. The whole network is therefore evaluated on d times the true values,
-in Python integers with one exponent of two for each array, and the outputs are divided by d at the end. No step rounds,
-and torch computes nothing.
+in Python integers with one exponent of two for each array, and the outputs are divided by d at the end. No step rounds.
+The products follow the operators' definitions, and torch computes nothing, because all this checks what torch computes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
@@ -23,23 +25,84 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
+    Affine,
     Bilinear,
     Conv2d,
-    Gelu,
+    Curve,
     Hardened,
     Identity,
-    LeakyRelu,
+    Kinked,
     Linear,
     Permute,
-    Relu,
     Reshape,
     Scale,
-    Sigmoid,
-    Smooth,
     Sparse,
-    Tanh,
 )
-from verifiable_relu.trust.affine import Weighted, array, bias, product
+
+Array = np.ndarray
+
+
+def array(tensor: Tensor) -> Array:
+    """The numbers of a tensor, bit for bit, in the tensor's own dtype."""
+    found: Array = tensor.detach().cpu().numpy()
+    return found
+
+
+Weighted = Linear | Conv2d | Sparse
+
+
+def bias(node: Weighted) -> Array:
+    """The stored bias, broadcastable to the node's shape."""
+    return array(node.offset())
+
+
+def _matrix(node: Linear, weights: Array, x: Array) -> Array:
+    return x @ weights.T
+
+
+def _windows(node: Conv2d, weights: Array, x: Array) -> Array:
+    top, left, bottom, right = node.padding
+    channels, height, width = x.shape
+    # np.pad would fill an object array with 64-bit zeros, which overflow when they meet a long integer.
+    padded = np.zeros((channels, top + height + bottom, left + width + right), dtype=x.dtype)
+    padded[:, top : top + height, left : left + width] = x
+    (rows, columns), (down, across), (stride_down, stride_across) = weights.shape[2:], node.dilation, node.stride
+    windows = sliding_window_view(padded, (down * (rows - 1) + 1, across * (columns - 1) + 1), axis=(1, 2))
+    windows = windows[:, ::stride_down, ::stride_across, ::down, ::across]
+    grouped = windows.reshape(node.groups, -1, *windows.shape[1:])
+    kernels = weights.reshape(node.groups, -1, *weights.shape[1:])
+    parts = [
+        np.moveaxis(patch, 0, 2).reshape(patch.shape[1] * patch.shape[2], -1) @ kernel.reshape(len(kernel), -1).T
+        for patch, kernel in zip(grouped, kernels, strict=True)
+    ]
+    return np.concatenate(parts, axis=1).T.reshape(node.shape)
+
+
+def _terms(node: Sparse, weights: Array, x: Array) -> Array:
+    values = x.reshape(-1)[array(node.index)]
+    found: Array = (weights * values).sum(axis=1)
+    return found.reshape(node.shape)
+
+
+_PRODUCTS: Table[Callable[[Any, Array, Array], Array]] = Table(
+    "the product of weights and values",
+    {Linear: _matrix, Conv2d: _windows, Sparse: _terms, Scale: Refusal("has no weight matrix")},
+    group=Affine,
+)
+
+
+def product(node: Weighted, weights: Array, x: Array) -> Array:
+    """The product W·x of weights in a node's layout and one sample; the bias is not added.
+
+    Args:
+        node: its kind, stride, padding and groups define the product.
+        weights: W in place of ``node.weight`` and of its shape: the weights as integers, say, or their absolute values.
+        x: one sample of the node's input shape, in the same kind of number as ``weights``.
+
+    Returns:
+        An array of the node's shape, in the same kind of number.
+    """
+    return _PRODUCTS[node](node, weights, x)
 
 
 def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
@@ -63,13 +126,9 @@ def _add(node: Add, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
     return x + y
 
 
-def _relu(node: Relu, denominator: int, x: Dyadic) -> Dyadic:
-    return Dyadic(np.maximum(x.numbers, 0), x.exponent)
-
-
-def _leaky_relu(node: LeakyRelu, denominator: int, x: Dyadic) -> Dyadic:
+def _kinked(node: Kinked, denominator: int, x: Dyadic) -> Dyadic:
     positive, negative = (Dyadic(part(x.numbers, 0), x.exponent) for part in (np.maximum, np.minimum))
-    return positive + Dyadic.of(array(node.slope)) * negative
+    return positive + Dyadic.of(array(node.below)) * negative
 
 
 def _reshape(node: Reshape, denominator: int, x: Dyadic) -> Dyadic:
@@ -88,14 +147,13 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Sparse: _weighted,
         Scale: _scale,
         Add: _add,
-        Relu: _relu,
-        LeakyRelu: _leaky_relu,
+        Kinked: _kinked,
         Identity: lambda node, denominator, x: x,
         # All values are held times one denominator, of which a product would have the square.
         Bilinear: Refusal("multiplies computed values with each other"),
         Reshape: _reshape,
         Permute: _permute,
-        **dict.fromkeys((Sigmoid, Smooth, Tanh, Gelu), Refusal("has irrational values")),
+        Curve: Refusal("has irrational values"),
         Hardened: Refusal("stands for a set of activations, not for one value"),
     },
 )

@@ -126,18 +126,12 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
     """Check a claimed counterexample; a wrong claim is a ``Confirmation`` that says so, never an exception.
 
     Only the exact point must lie in the box: onnxruntime takes the point rounded to float32, which may lie outside a
-    box whose bounds are no float32 numbers. The latest confirmation is kept, because a verifier often checks its claim
-    before the campaign checks the same one.
+    box whose bounds are no float32 numbers.
 
     Args:
         query: the network and the property.
         witness: the input variables in row-major order.
     """
-    return _confirmation(query, tuple(witness))
-
-
-@lru_cache(maxsize=1)
-def _confirmation(query: Query, witness: tuple[Fraction, ...]) -> Confirmation:
     network, prop = query.network.limit, query.property
     if len(witness) != network.input_size:
         return Confirmation(False, f"the point has {len(witness)} coordinates, the network {network.input_size} inputs")

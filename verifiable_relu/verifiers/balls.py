@@ -8,7 +8,7 @@ the ball {c + d : ‖d‖_p ≤ ε}, Hölder's inequality gives g(x) ≥ v + A·
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,34 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import MEMORY, input_box
+from verifiable_relu.bounds import input_box
 from verifiable_relu.bounds.relaxation import Relaxation
-from verifiable_relu.bounds.rounding import covers, keeps_activations, unit_roundoff
+from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.bounds.tuning import chunk_size
 from verifiable_relu.network.graph import Network
-from verifiable_relu.settings import neutral
+from verifiable_relu.rounding import below, divisor, epsilon, tiny, unit_roundoff
 from verifiable_relu.spec.property import Query, round_up
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.base import (
-    SILENT,
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    Verifier,
-    batch_size,
-    deadline,
-    fault,
-    in_batches,
-)
-from verifiable_relu.verifiers.root import NONE, Roots, relaxation
+from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict, Verifier, batch_size
+from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.root import relaxation
 from verifiable_relu.verifiers.split import input_error
 
 _BATCH = 64
-_TINY = torch.finfo(torch.float64).tiny
 
 _STEPS, _STARTS = 60, 4
 _INSIDE = 1e-4
@@ -51,88 +38,76 @@ _INSIDE = 1e-4
 
 
 @dataclass(frozen=True)
-class InBalls:
+class InBalls(Batched):
     """Answers properties of L1 and L2 balls; queries without a ball are left to ``inner`` as they are.
 
     Attributes:
         inner: the verifier that is asked about the box around a ball, where bounds and attack in the ball decide
             nothing. Its *unsat* holds for the ball; its *sat* only counts if the counterexample lies in the ball.
-        memory: a limit in bytes on what bounds may hold at once.
     """
 
     inner: Verifier
-    memory: int = MEMORY
 
     name: ClassVar[str] = "balls"
 
-    @neutral()
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        first = in_batches(
-            self.name,
-            queries,
-            SILENT,
-            lambda network: batch_size(network, _BATCH, self.memory // 2),
-            lambda network, part: self._batch(network, queries, part, budget),
-        )
-        for index, outcome in enumerate(first):
-            if outcome.verdict is not Verdict.UNKNOWN:
-                progress.finish(index, outcome)
-        left = [index for index, outcome in enumerate(first) if outcome.verdict is Verdict.UNKNOWN]
-        progress.stage(self.name, len(queries) - len(left), len(queries))
-        boxes = [replace(queries[i], property=replace(queries[i].property, ball=None)) for i in left]
-        for index, found in zip(left, self.inner.verify(boxes, budget.subset(left)), strict=True):
-            first[index] = _joined(queries[index], first[index], found)
-            progress.finish(index, first[index])
-        return first
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        first: dict[int, Outcome] = {}
+        for number, outcome in super().claims(docket):
+            if outcome.verdict is Verdict.UNKNOWN:
+                first[number] = outcome
+            else:
+                yield number, outcome
+        boxes = {
+            number: replace(docket.queries[number], property=replace(docket.queries[number].property, ball=None))
+            for number in first
+        }
+        inner = docket.part(list(first), queries=boxes)
+        for number in inner.ask(self.inner):
+            yield number, _joined(docket.queries[number], first[number], inner.outcomes[number])
 
-    def _batch(self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget) -> list[Outcome]:
-        chosen = [queries[i] for i in part]
-        allowance = budget.subset(part).total()
-        if allowance <= 0:
-            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
-        try:
-            with budget.charging(part) as elapsed:
-                stop = deadline(elapsed, allowance / 2)
-                margins, trust = self._margins(network, chosen, stop)
-                found = []
-                for query, margin in zip(chosen, margins, strict=True):
-                    seconds = {self.name: elapsed() / len(part)}
-                    if margin > 0:
-                        proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin, seconds=seconds)
-                        found.append(replace(proved, subproblems=0))
-                        continue
-                    point = None if query.property.ball is None or stop() else _attack(query)
-                    sat = None if point is None else claim(network, query.property, point, self.name, seconds)
-                    if sat is not None and sat.witness is not None and query.property.admits(sat.witness):
-                        found.append(replace(sat, subproblems=0))
-                    else:
-                        known = None if math.isnan(margin) else margin
-                        undecided = Reason.INCOMPLETE, self.name, "the bounds do not decide"
-                        found.append(Outcome.unknown(*undecided, margin=known, seconds=seconds, subproblems=0))
-                return found
-        except Exception as error:
-            return [fault(error, self.name)] * len(part)
+    def size(self, network: Network, limits: Limits) -> int:
+        """As ``Batched.size``."""
+        return batch_size(network, _BATCH, limits.memory // 2)
+
+    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+        """As ``Batched.answer``, in half of the time."""
+        stop, queries = work.share(0.5).stop, list(part.queries.values())
+        margins, trust = self._margins(part.network, queries, work.memory, stop)
+        found = []
+        for query, margin in zip(queries, margins, strict=True):
+            if margin > 0:
+                proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin)
+                found.append(replace(proved, subproblems=0))
+                continue
+            point = None if query.property.ball is None or stop() else _attack(query)
+            sat = None if point is None else claim(part.network, query.property, point, self.name)
+            if sat is not None and sat.witness is not None and query.property.admits(sat.witness):
+                found.append(sat)
+            else:
+                known = None if math.isnan(margin) else margin
+                detail = "the bounds do not decide"
+                found.append(Outcome.unknown(Reason.INCOMPLETE, self.name, detail, margin=known, subproblems=0))
+        return found
 
     @torch.inference_mode()
     def _margins(
-        self, network: Network, queries: Sequence[Query], stop: Callable[[], bool]
+        self, network: Network, queries: Sequence[Query], memory: int, stop: Callable[[], bool]
     ) -> tuple[list[float], Trust]:
         """Lower bounds of the margins over the balls by CROWN, and how far they can be trusted."""
         properties = [query.property for query in queries]
         net = network.to(torch.float64)
         box = input_box(properties, network, torch.float64, "cpu")
-        found = relaxation(net, box, None, memory=self.memory // 2, stop=stop)
+        found = relaxation(net, box, None, memory=memory // 2, stop=stop)
         rows = RowBatch.of(properties, network.output_size)
         values = torch.full_like(rows.bound, -math.inf)
-        size = max(1, chunk_size(net, rows.matrix.reshape(-1, *net.output_shape), self.memory // 2, found.tuning))
+        size = max(1, chunk_size(net, rows.matrix.reshape(-1, *net.output_shape), memory // 2, found.tuning))
         for start in range(0, len(values), size):
             if stop():
                 break
             part = slice(start, start + size)
             values[part] = self._rows(found, net, rows, part, queries)
-        values = torch.nextafter(values - rows.bound, values.new_full((), -math.inf))
+        values = below(values - rows.bound)
         margins: list[float] = rows.margins(values).tolist()
         sound = covers(net, torch.float64, "cpu") and keeps_activations(network, net)
         return margins, Trust.ROUNDED if sound else Trust.FLOAT
@@ -160,7 +135,7 @@ class InBalls:
                 # Squares of small numbers would be lost.
                 norm = norm * (slope[row] / norm).norm()
             # Sums of n terms err by at most n + 4 units of the sum of their sizes, and products by what underflows.
-            error = (gain.numel() + 8) * (unit * (gain.abs().sum() + radius * norm) + _TINY) + spare[row]
+            error = (gain.numel() + 8) * (unit * (gain.abs().sum() + radius * norm) + tiny(gain.dtype)) + spare[row]
             better[row] = value[row] + gain.sum() - radius * norm - 4 * error - 4 * unit * value[row].abs()
         return torch.where(better > value, better, value)
 
@@ -189,7 +164,7 @@ def _attack(query: Query) -> np.ndarray | None:
     rows = RowBatch.of([query.property], net.output_size)
     center = torch.from_numpy(ball.center)
     # A coordinate is rounded to float32 afterwards.
-    spare = ball.center.size * 2.0**-23 * float(np.abs(ball.center).max(initial=1.0))
+    spare = ball.center.size * epsilon(torch.float32) * float(np.abs(ball.center).max(initial=1.0))
     radius = float(ball.radius) * (1 - _INSIDE) - spare
     if radius <= 0:
         return None
@@ -218,7 +193,7 @@ def _attack(query: Query) -> np.ndarray | None:
 def _direction(gradient: Tensor, order: int) -> Tensor:
     """The steepest direction of length 1 in the norm: along the gradient, or along its largest coordinate."""
     if order == 2:
-        return gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        return gradient / divisor(gradient.norm(dim=1, keepdim=True))
     largest = gradient.abs().argmax(1, keepdim=True)
     return torch.zeros_like(gradient).scatter(1, largest, gradient.gather(1, largest).sign())
 

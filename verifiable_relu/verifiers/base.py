@@ -1,27 +1,29 @@
-"""The protocol of verifiers, and the outcomes, budgets and batches that all verifiers share.
+"""What verifiers claim, what their work may use, and the body that most of them share.
 
-A verifier is a frozen dataclass of options with one method, which answers a batch of queries. It *claims* an
-:class:`Outcome` for each. The campaign, which records results, first checks a claimed counterexample by exact
-evaluation and replay: no verdict *sat* is recorded on a verifier's claim alone.
+A verifier is a frozen dataclass of options with one method, ``claims``: a generator of claimed outcomes of the queries
+of a :class:`~verifiable_relu.verifiers.docket.Docket`. Verdicts are made of claims there, and only there.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from verifiable_relu.bounds import MEMORY
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Query
+from verifiable_relu.settings import neutral
 from verifiable_relu.trust.certificate import Cover, Proof
-from verifiable_relu.verifiers.root import NONE, Roots
+
+if TYPE_CHECKING:
+    from verifiable_relu.verifiers.docket import Docket
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -88,6 +90,7 @@ class Outcome:
         subproblems: the number of sub-problems that the query was split into and that were bounded; 0 where bounds or
             an attack ended the work before any split; None where the method does not count.
         proof: what a certificate of *unsat* needs, if the verifier recorded it; None otherwise.
+        outputs: what onnxruntime computes at a confirmed counterexample, flat.
     """
 
     verdict: Verdict
@@ -101,140 +104,103 @@ class Outcome:
     unstable: int | None = None
     subproblems: int | None = None
     proof: Proof | Cover | None = field(default=None, repr=False)
+    outputs: tuple[float, ...] | None = None
 
     @staticmethod
     def unknown(reason: Reason, method: str, detail: str = "", **known: object) -> Outcome:
         """An *unknown* with its reason; ``known`` are further fields of the outcome."""
         return Outcome(Verdict.UNKNOWN, reason, method, detail=detail, **known)  # type: ignore[arg-type]
 
-
-class Budget:
-    """The seconds of work that each query of a batch may still cost.
-
-    Each query draws on a purse. Queries can share one, as the boxes of one VNN-LIB file do, which have one time limit
-    together. Work for several queries at once is charged to them in equal shares.
-
-    Args:
-        purses: the seconds in each purse; ``math.inf`` means no limit.
-        owner: for each query the index of its purse; by default, each query has a purse of its own.
-        clock: returns the present time in seconds, by which work is charged: wall-clock time by default.
-
-    Attributes:
-        clock: the argument.
-    """
-
-    def __init__(
-        self,
-        purses: Sequence[float],
-        owner: Sequence[int] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.clock = clock
-        self._purses = list(purses)
-        self._owner = list(range(len(purses))) if owner is None else list(owner)
-        self._whole: tuple[Budget, list[int]] | None = None
-
-    @classmethod
-    def each(cls, seconds: float, queries: int) -> Budget:
-        """A budget of the same number of seconds for each of ``queries`` queries."""
-        return cls([seconds] * queries)
-
-    def __len__(self) -> int:
-        return len(self._owner)
-
-    def remaining(self, query: int) -> float:
-        """The seconds left for one query, never negative."""
-        own = max(0.0, self._purses[self._owner[query]])
-        if self._whole is None:
-            return own
-        whole, numbers = self._whole
-        return min(own, whole.remaining(numbers[query]))
-
-    def total(self) -> float:
-        """The seconds left for all queries together."""
-        one_of_each = {purse: query for query, purse in enumerate(self._owner)}
-        return sum(self.remaining(query) for query in one_of_each.values())
-
-    def charge(self, queries: Sequence[int], seconds: float) -> None:
-        """Take ``seconds`` from the purses of ``queries``, in equal shares."""
-        for query in queries:
-            self._purses[self._owner[query]] -= seconds / len(queries)
-        if self._whole is not None:
-            whole, numbers = self._whole
-            whole.charge([numbers[query] for query in queries], seconds)
-
-    @contextmanager
-    def charging(self, queries: Sequence[int]) -> Iterator[Callable[[], float]]:
-        """Charge the time of a ``with`` block to ``queries``, in equal shares.
-
-        Yields:
-            A function that returns the seconds since the start of the block.
-        """
-        start = self.clock()
-        try:
-            yield lambda: self.clock() - start
-        finally:
-            if queries:
-                self.charge(queries, self.clock() - start)
-
-    def subset(self, queries: Sequence[int], share: float = 1.0) -> Budget:
-        """A budget for some of the queries, which draws on the same purses.
-
-        Args:
-            queries: the numbers of the queries.
-            share: the part, in [0, 1], of what each purse still has that the new budget may spend.
-        """
-        purses = [max(0.0, purse) * share for purse in self._purses]
-        part = Budget(purses, [self._owner[i] for i in queries], self.clock)
-        part._whole = (self, list(queries))
-        return part
+    def after(self, before: Outcome | None) -> Outcome:
+        """This outcome of a query of which another method has claimed an *unknown* before: all that is known now."""
+        if before is None:
+            return self
+        margins = [margin for margin in (before.margin, self.margin) if margin is not None]
+        stages = {**before.seconds, **self.seconds}
+        counts = [count for count in (before.subproblems, self.subproblems) if count is not None]
+        kept = self
+        if self.verdict is Verdict.UNKNOWN:
+            # That a counterexample was claimed tells more than what later methods did not find.
+            kept = before if before.reason is Reason.UNCONFIRMED else self
+            kept = replace(kept, margin=max(margins, default=None))
+        return replace(
+            kept,
+            seconds={name: before.seconds.get(name, 0.0) + self.seconds.get(name, 0.0) for name in stages},
+            unstable=before.unstable if self.unstable is None else self.unstable,
+            subproblems=sum(counts) if counts else None,
+        )
 
 
 PATIENCE = 0.5
 """The seconds after its time limit in which work may still return a result before it is broken off."""
 
 
-def deadline(elapsed: Callable[[], float], allowance: float) -> Callable[[], bool]:
-    """The function that work calls between its steps to learn whether it should stop.
+@dataclass(frozen=True)
+class Limits:
+    """What work may use: one value, handed down from whoever asks to the innermost loop.
 
-    The function returns True once ``elapsed()`` exceeds ``allowance``, and raises ``OutOfTime`` once it exceeds that by
-    more than ``PATIENCE``.
-
-    Args:
-        elapsed: returns the seconds since the work began.
-        allowance: the seconds that the work may take.
+    Attributes:
+        seconds: from ``start`` on; infinite for no limit.
+        memory: the bytes that bounds, boxes and trees may hold at once, approximately.
+        device: the torch device of bounds and attacks, for methods that can choose.
+        processes: how many processes may share the work on a query, where it takes long and the operating system can
+            copy processes (Linux). The process that asks should have no other threads at work then.
+        clock: returns the present time in seconds, by which work is charged: wall-clock time by default.
+        start: when the work began, by the clock.
+        named: those of these limits by which records tell methods apart (``described``).
     """
 
-    def stop() -> bool:
-        late = elapsed() - allowance
-        if late > PATIENCE:
+    seconds: float = math.inf
+    memory: int = MEMORY
+    device: str = "cpu"
+    processes: int = 1
+    clock: Callable[[], float] = time.perf_counter
+    start: float = 0.0
+    named: tuple[str, ...] = ()
+
+    def begun(self, seconds: float) -> Limits:
+        """The same for work that begins now and may take so long."""
+        return replace(self, seconds=seconds, start=self.clock())
+
+    def share(self, part: float) -> Limits:
+        """The same for work that begins now and may take a part of the time that is left."""
+        return self.begun(part * self.left())
+
+    def elapsed(self) -> float:
+        """The seconds since the work began."""
+        return self.clock() - self.start
+
+    def left(self) -> float:
+        """The seconds that are left; negative once they are spent."""
+        return self.seconds - self.elapsed()
+
+    def over(self) -> bool:
+        """Whether no time is left."""
+        return self.left() <= 0
+
+    def stop(self) -> bool:
+        """Whether no time is left, for work to ask between its steps.
+
+        Raises:
+            OutOfTime: once the work has gone on for ``PATIENCE`` beyond that.
+        """
+        left = self.left()
+        if left < -PATIENCE:
             raise OutOfTime
-        return late > 0
-
-    return stop
+        return left <= 0
 
 
-class Progress(Protocol):
-    """The object that a verifier reports to while it works."""
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        """``done`` of ``total`` queries have been through the stage ``name``."""
-
-    def finish(self, query: int, outcome: Outcome) -> None:
-        """The outcome of query number ``query`` is final; called once for each, as soon as it is known."""
-
-
-class Silent:
-    """The progress that does nothing."""
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        pass
-
-    def finish(self, query: int, outcome: Outcome) -> None:
-        pass
-
-
-SILENT = Silent()
+def described(verifier: Verifier, limits: Limits) -> str:
+    """The text by which records know a method: its options, and the limits that are ``named``."""
+    known = repr(verifier)
+    if not limits.named:
+        return known
+    given = ", ".join(f"{name}={getattr(limits, name)!r}" for name in limits.named)
+    opened, options = known.removesuffix(")").split("(", 1)
+    # This order is that of the first records.
+    if options.startswith("dtype="):
+        return f"{opened}({given}, {options})"
+    return f"{opened}({options}, {given})" if options else f"{opened}({given})"
 
 
 class Verifier(Protocol):
@@ -247,66 +213,72 @@ class Verifier(Protocol):
     def name(self) -> str:
         """The name on the command line and in tables."""
 
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        """Answer a batch of queries, which may be of different networks.
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """Answer the queries of a docket, which may be of different networks.
 
-        The work exceeds the budget by at most a second, or by one step where a large network makes a step longer
-        (``deadline``). A fault in one query is that query's outcome (``Reason.ERROR``), never an exception.
+        The work exceeds what the queries may cost by at most a second, or by one step where a large network makes a
+        step longer (``Limits.stop``). A fault in one query is that query's outcome (``Reason.ERROR``), never an
+        exception. What is known of a query already (``Docket.roots``) is where a verifier that bounds whole boxes
+        starts, and it adds its own.
 
-        Args:
-            queries: the queries.
-            budget: the seconds that each query may cost.
-            progress: told of stages, and of every outcome as soon as it is known.
-            roots: the bounds that other verifiers have proven of the queries. A verifier that bounds whole boxes starts
-                from them and adds its own.
-
-        Returns:
-            The outcomes, in the order of the queries.
-
-        Raises:
-            KeyboardInterrupt: if the user interrupts, after all outcomes known so far are reported to ``progress``.
+        Yields:
+            The number of a query and what is claimed of it, once for each, as soon as it is known.
         """
 
 
-def by_network(queries: Sequence[Query]) -> list[tuple[Network, list[int]]]:
-    """The indices of queries, grouped by the digest of their networks, in the order of first appearance."""
-    groups: dict[str, tuple[Network, list[int]]] = {}
-    for index, query in enumerate(queries):
-        groups.setdefault(query.network.digest, (query.network, []))[1].append(index)
-    return list(groups.values())
+class Batched:
+    """The body of a method that answers queries of one network together.
+
+    The author of a method writes ``name``, ``answer``, and ``size`` where a batch has more than one query.
+    """
+
+    name: ClassVar[str]
+
+    def size(self, network: Network, limits: Limits) -> int:
+        """The most queries of a network that are answered at once."""
+        return 1
+
+    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+        """The outcomes of queries of one network, in their order; their seconds need not be told."""
+        raise NotImplementedError
+
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        done = 0
+        for part in docket.batches(self.size):
+            yield from zip(part.queries, attempted(part, self.name, self.answer), strict=True)
+            done += len(part.queries)
+            docket.stage(self.name, done, len(docket.queries))
 
 
-def in_batches(
-    name: str,
-    queries: Sequence[Query],
-    progress: Progress,
-    size: Callable[[Network], int],
-    answer: Callable[[Network, list[int]], Sequence[Outcome]],
-) -> list[Outcome]:
-    """The outcomes of queries that are answered in batches of one network each; the body of a verifier's ``verify``.
+def attempted(part: Docket, name: str, answer: Callable[[Docket, Limits], Sequence[Outcome]]) -> Sequence[Outcome]:
+    """What a piece of work finds of the queries of a docket, which are charged equal shares of its time.
 
     Args:
-        name: the name of the stage that is reported to ``progress``.
-        queries: all queries.
-        progress: told of every outcome as soon as it is known.
-        size: returns the largest number of a network's queries in one batch.
-        answer: returns the outcomes of a batch, given by its network and the numbers of its queries, in their order.
+        part: the queries.
+        name: the method's, and that of the stage to which the time is charged.
+        answer: the work: given ``part`` and what it may use.
 
     Returns:
-        The outcomes, in the order of ``queries``.
+        The outcomes in the order of the queries. An exception is the outcome of all of them, and where the time is
+        over, what is *incomplete* is timed out.
     """
-    outcomes: dict[int, Outcome] = {}
-    for network, members in by_network(queries):
-        most = size(network)
-        for start in range(0, len(members), most):
-            part = members[start : start + most]
-            for index, outcome in zip(part, answer(network, part), strict=True):
-                outcomes[index] = outcome
-                progress.finish(index, outcome)
-            progress.stage(name, len(outcomes), len(queries))
-    return [outcomes[i] for i in range(len(queries))]
+    numbers = list(part.queries)
+    if part.left(numbers) <= 0:
+        return [Outcome.unknown(Reason.TIMEOUT, name, "no time was left")] * len(numbers)
+    with part.work(numbers) as work:
+        try:
+            with neutral():
+                found = answer(part, work)
+        except Exception as error:
+            found = [fault(error, name)] * len(numbers)
+        spent, late = {name: work.elapsed() / len(numbers)}, work.over()
+    outcomes = []
+    for outcome in found:
+        if late and outcome.reason is Reason.INCOMPLETE:
+            outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+        outcomes.append(replace(outcome, seconds={**spent, **outcome.seconds}))
+    return outcomes
 
 
 def batch_size(network: Network, most: int, memory: int) -> int:

@@ -36,6 +36,7 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Conv2d,
     Input,
+    Kinked,
     Linear,
     Node,
     Permute,
@@ -44,16 +45,10 @@ from verifiable_relu.network.nodes import (
     Shape,
     Sparse,
 )
-from verifiable_relu.network.piecewise import SLOPES
+from verifiable_relu.rounding import LEAST, OWN
 
 _PRODUCTS = 1 << 21
 """Most multiplications of integers in a row, so that the clock is looked at several times a second."""
-
-_LEAST = 2.0**-1074
-"""The smallest float64 number."""
-
-_GENEROUS = 1.01
-"""By this factor sums of errors and sizes are larger than computed, for the rounding of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +88,7 @@ def _above(values: Tensor) -> np.ndarray:
     """Powers of two above values that are not negative, (size,): few digits suffice for errors. Others are infinite."""
     flat = values.flatten().numpy()
     with np.errstate(over="ignore"):
-        above = np.ldexp(1.0, np.frexp(flat * _GENEROUS)[1])
+        above = np.ldexp(1.0, np.frexp(flat * OWN)[1])
     return np.where(np.isfinite(flat), above, np.inf)
 
 
@@ -124,7 +119,8 @@ class Folding:
         """An activation's slopes below zero, (size,)."""
         if index not in self._slopes:
             node = self.network.nodes[index]
-            slope = Dyadic.of(SLOPES[node](node).detach().cpu().numpy())
+            assert isinstance(node, Kinked)
+            slope = Dyadic.of(node.below.detach().cpu().numpy())
             self._slopes[index] = Dyadic(np.broadcast_to(slope.numbers, node.shape).reshape(-1), slope.exponent)
         return self._slopes[index]
 
@@ -192,7 +188,7 @@ class _Walk:
         if not np.isfinite(size).all():
             raise UnsupportedError("the bounds of the network's values are not finite")
         # What underflows in the products is no more than is added, however large the rows are.
-        share = Dyadic.of(np.where(size > 0, _GENEROUS * relative * size + 2 * _LEAST, 0.0))
+        share = Dyadic.of(np.where(size > 0, OWN * relative * size + 2 * LEAST, 0.0))
         self.error = self.error + Dyadic(np.abs(a.numbers) @ share.numbers, a.exponent + share.exponent)
 
     def give(self, index: int, a: Dyadic) -> None:

@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import MEMORY, Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
+from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
-from verifiable_relu.settings import neutral
-from verifiable_relu.spec.property import Query
+from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof
-from verifiable_relu.verifiers.base import (
-    SILENT,
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    batch_size,
-    deadline,
-    fault,
-    in_batches,
-)
+from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict, batch_size
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.root import NONE, Known, Roots, relaxation
+from verifiable_relu.verifiers.root import Known, relaxation
 
 _BATCH = 256
 """Most queries bounded at once, so that progress moves and budgets are looked at."""
 
+_CLEAR = 1e-6
+"""Heuristic: by this part of its bound, and of 1, a row is above 0 whose slopes are not sought any further."""
+
 
 @dataclass(frozen=True)
-class _Bounding:
-    """What IBP and CROWN share: batches, budgets, and reading verdicts off margins.
+class _Bounding(Batched):
+    """What IBP and CROWN share: batches, and reading verdicts off margins.
 
     Attributes:
-        device: where to run.
-        memory: a limit in bytes on what a batch may hold.
         dtype: of coefficients, ``float64`` or ``float32``, which takes half the memory; rounding is accounted for in
             both. (On other devices than a CPU, of all numbers, and in float32 rounding makes bounds much wider.)
         record: whether to keep what proves *unsat*, for a certificate, where that is possible (``records``).
     """
 
-    device: str = "cpu"
-    memory: int = MEMORY
     dtype: str = "float64"
     record: bool = field(default=False, repr=False)
 
-    name: ClassVar[str]
     mode: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
     bounded: ClassVar[bool] = True
     """Whether every unstable neuron is bounded by CROWN."""
@@ -64,94 +50,82 @@ class _Bounding:
         return False
 
     @property
-    def float32(self) -> bool:
-        """Whether coefficients alone are in float32 (``Relaxation``)."""
-        return self.dtype == "float32" and torch.device(self.device).type == "cpu"
-
-    def records(self, network: Network) -> bool:
-        """Whether what proves *unsat* of a network is kept: of lines of activations with two phases, in float64."""
-        plain = self.dtype == "float64" and torch.device(self.device).type == "cpu"
-        return self.record and self.bounded and plain and not uncertified(network)
-
-    def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
-    ) -> Relaxation:
-        """The network over a batch of boxes, with bounds of every node, at least as tight as those known; recorded."""
-        raise NotImplementedError
-
-    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
-        """Lower bounds of A·y, (rows,)."""
-        raise NotImplementedError
-
-    @neutral()
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        def size(network: Network) -> int:
-            # Half for the batch, half for the rows that are bounded.
-            return batch_size(network, _BATCH, self.memory // 2)
-
-        return in_batches(
-            self.name, queries, progress, size, lambda network, part: self._batch(network, queries, part, budget, roots)
-        )
-
-    def _batch(
-        self, network: Network, queries: Sequence[Query], part: list[int], budget: Budget, roots: Roots
-    ) -> list[Outcome]:
-        allowance = budget.subset(part).total()
-        if allowance <= 0:
-            return [Outcome.unknown(Reason.TIMEOUT, self.name, "no time was left")] * len(part)
-        chosen = [queries[i] for i in part]
-        properties = [query.property for query in chosen]
-        try:
-            with budget.charging(part) as elapsed, self.mode():
-                stop = deadline(elapsed, allowance)
-                dtype: torch.dtype = torch.float64 if self.float32 else getattr(torch, self.dtype)
-                net = network.to(dtype, self.device)
-                box = input_box(properties, network, dtype, self.device)
-                stop()
-                recorder = Recorder.of(network) if self.records(network) else None
-                # What others have proven is not recorded.
-                known = None if recorder else roots.known(chosen, net, box.lower)
-                found = self.relaxation(net, box, known, stop, recorder)
-                bounded = self.bounded and not stop()
-                rows = RowBatch.of(properties, network.output_size)
-                given = rows.to(box.lower)
-                values = self.rows(found, given, stop).cpu().double()
-                values = torch.nextafter(values - rows.bound, torch.tensor(-torch.inf))
-                searched = bounded and self.searches
-                lower = roots.learn(chosen, net, found.pre, rows, values, bounded=bounded, searched=searched)
-                margins = rows.least(lower).tolist()
-                counts = sum(
-                    (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in found.pre.items()),
-                    start=torch.zeros(len(part), dtype=torch.long, device=self.device),
-                ).tolist()
-                proofs: list[Proof | None] = [None] * len(part)
-                for number in (i for i, margin in enumerate(margins) if recorder and margin > 0):
-                    assert recorder is not None
-                    proofs[number] = recorder.proof(found, number, properties[number], {}, self.slopes)
-                share = elapsed() / len(part)
-                late = elapsed() > allowance
-                # Bounds are those of coefficients, slopes and λ as they were given to them.
-                same = torch.equal(given.matrix.cpu().double(), rows.matrix) and keeps_activations(network, net)
-                trust = Trust.ROUNDED if same and covers(net, dtype, self.device) else Trust.FLOAT
-        except Exception as error:
-            return [fault(error, self.name)] * len(part)
-        each = zip(margins, counts, proofs, strict=True)
-        return [replace(self._outcome(margin, count, share, late, trust), proof=proof) for margin, count, proof in each]
-
-    @property
     def slopes(self) -> Ascent | None:
         """The search for slopes of the output's rows."""
         return None
 
-    def _outcome(self, margin: float, count: int, share: float, late: bool, trust: Trust) -> Outcome:
-        known = {"seconds": {self.name: share}, "unstable": count, "subproblems": 0}
-        if margin > 0:
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, margin, **known)  # type: ignore[arg-type]
-        reason = Reason.TIMEOUT if late else Reason.INCOMPLETE
-        detail = "the budget ran out" if late else "the bounds do not decide"
-        return Outcome.unknown(reason, self.name, detail, margin=margin if margin == margin else None, **known)
+    def float32(self, device: str) -> bool:
+        """Whether coefficients alone are in float32 (``Relaxation``)."""
+        return self.dtype == "float32" and torch.device(device).type == "cpu"
+
+    def records(self, network: Network, device: str) -> bool:
+        """Whether what proves *unsat* of a network is kept: of lines of activations with two phases, in float64."""
+        plain = self.dtype == "float64" and torch.device(device).type == "cpu"
+        return self.record and self.bounded and plain and not uncertified(network)
+
+    def relaxation(
+        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
+    ) -> Relaxation:
+        """The network over a batch of boxes, with bounds of every node, at least as tight as those known; recorded.
+
+        Here these are intervals.
+        """
+        found = Relaxation(network, box, None if known is None else known.pre, self.float32(work.device))
+        for index in range(network.last_activation + 1):
+            work.stop()
+            found.advance(index)
+        return found
+
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+        """Lower bounds of A·y, (rows,)."""
+        raise NotImplementedError
+
+    def size(self, network: Network, limits: Limits) -> int:
+        """As ``Batched.size``: half of the memory is for the batch, half for the rows that are bounded."""
+        return batch_size(network, _BATCH, limits.memory // 2)
+
+    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+        """As ``Batched.answer``."""
+        with self.mode():
+            return self._answer(part, work)
+
+    def _answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+        network, numbers, device = part.network, list(part.queries), work.device
+        properties = [query.property for query in part.queries.values()]
+        dtype: torch.dtype = torch.float64 if self.float32(device) else getattr(torch, self.dtype)
+        net = network.to(dtype, device)
+        box = input_box(properties, network, dtype, device)
+        work.stop()
+        recorder = Recorder.of(network) if self.records(network, device) else None
+        # What others have proven is not recorded.
+        known = None if recorder else part.roots.known(numbers, net, box.lower)
+        found = self.relaxation(net, box, known, work, recorder)
+        bounded = self.bounded and not work.stop()
+        rows = RowBatch.of(properties, network.output_size)
+        given = rows.to(box.lower)
+        values = self.rows(found, given, work).cpu().double()
+        values = below(values - rows.bound)
+        searched = bounded and self.searches
+        lower = part.roots.learn(numbers, net, found.pre, rows, values, bounded=bounded, searched=searched)
+        margins = rows.least(lower).tolist()
+        counts = sum(
+            (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in found.pre.items()),
+            start=torch.zeros(len(numbers), dtype=torch.long, device=device),
+        ).tolist()
+        # Bounds are those of coefficients, slopes and λ as they were given to them.
+        same = torch.equal(given.matrix.cpu().double(), rows.matrix) and keeps_activations(network, net)
+        trust = Trust.ROUNDED if same and covers(net, dtype, device) else Trust.FLOAT
+
+        def outcome(sample: int, margin: float) -> Outcome:
+            known = {"unstable": counts[sample], "subproblems": 0, "margin": margin if margin == margin else None}
+            if not margin > 0:
+                return Outcome.unknown(Reason.INCOMPLETE, self.name, "the bounds do not decide", **known)
+            proof: Proof | None = None
+            if recorder is not None:
+                proof = recorder.proof(found, sample, properties[sample], {}, self.slopes)
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, proof=proof, **known)
+
+        return [outcome(sample, margin) for sample, margin in enumerate(margins)]
 
 
 @dataclass(frozen=True)
@@ -161,16 +135,7 @@ class Ibp(_Bounding):
     name = "ibp"
     bounded = False
 
-    def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
-    ) -> Relaxation:
-        found = Relaxation(network, box, None if known is None else known.pre, self.float32)
-        for index in range(network.last_activation + 1):
-            stop()
-            found.advance(index)
-        return found
-
-    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
         return relaxation.outputs(rows.matrix, rows.sample, intervals=True)
 
 
@@ -181,13 +146,13 @@ class Crown(_Bounding):
     name = "crown"
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
     ) -> Relaxation:
-        coarse, memory = None if recorder is None else recorder.coarse, self.memory // 2
-        return relaxation(network, box, known, memory=memory, stop=stop, float32=self.float32, coarse=coarse)
+        coarse, float32 = None if recorder is None else recorder.coarse, self.float32(work.device)
+        return relaxation(network, box, known, memory=work.memory // 2, stop=work.stop, float32=float32, coarse=coarse)
 
-    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
-        values = relaxation.outputs(rows.matrix, rows.sample, memory=self.memory // 2, stop=stop)
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+        values = relaxation.outputs(rows.matrix, rows.sample, memory=work.memory // 2, stop=work.stop)
         # Lines can lose to the intervals that the same pre-activations give, and these cost next to nothing.
         return torch.maximum(values, relaxation.outputs(rows.matrix, rows.sample, intervals=True))
 
@@ -198,11 +163,7 @@ class CrownIbp(Crown):
 
     name = "crown-ibp"
     bounded = False
-
-    def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
-    ) -> Relaxation:
-        return Ibp.relaxation(self, network, box, known, stop, recorder)  # type: ignore[arg-type]
+    relaxation = _Bounding.relaxation
 
 
 @dataclass(frozen=True)
@@ -230,20 +191,20 @@ class AlphaCrown(Crown):
         return self.ascent
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, stop: Callable[[], bool], recorder: Recorder | None
+        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
     ) -> Relaxation:
         if self.intermediate is None:
-            return super().relaxation(network, box, known, stop, recorder)
-        memory, coarse = self.memory // 2, None if recorder is None else recorder.coarse
+            return super().relaxation(network, box, known, work, recorder)
+        memory, coarse = work.memory // 2, None if recorder is None else recorder.coarse
         make = neurons if recorder is None else recorder.search
-        search = make(self.intermediate, memory=memory, stop=stop)
-        options = {"memory": memory, "stop": stop, "search": search, "float32": self.float32, "coarse": coarse}
+        search, float32 = make(self.intermediate, memory=memory, stop=work.stop), self.float32(work.device)
+        options = {"memory": memory, "stop": work.stop, "search": search, "float32": float32, "coarse": coarse}
         return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
-    def rows(self, relaxation: Relaxation, rows: RowBatch, stop: Callable[[], bool]) -> Tensor:
-        values = super().rows(relaxation, rows, stop)
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+        values = super().rows(relaxation, rows, work)
         bound, polytope = rows.bound, rows.polytope
-        clear = 1e-6 * (1 + bound.abs())
+        clear = _CLEAR * (1 + bound.abs())
 
         def proven(better: Tensor) -> Tensor:
             """Which rows belong to a polytope that one of its rows excludes."""
@@ -253,7 +214,7 @@ class AlphaCrown(Crown):
 
         undecided = (~proven(values > bound)).nonzero().squeeze(1)
         # The search prepares the network in float32 before it asks for the first time.
-        if not len(undecided) or stop():
+        if not len(undecided) or work.stop():
             return values
         latest = values.clone()
 
@@ -271,8 +232,8 @@ class AlphaCrown(Crown):
                 rows.sample[undecided],
                 self.ascent,
                 settled=settled,
-                memory=self.memory // 2,
-                stop=stop,
+                memory=work.memory // 2,
+                stop=work.stop,
             ).lower,
         )
         return values

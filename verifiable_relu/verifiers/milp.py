@@ -16,23 +16,22 @@ labelled ``Trust.FLOAT``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from verifiable_relu.bounds import MEMORY, Ascent
+from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.program import SMALL, Program
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, Trust, Verdict, fault
+from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.highs import HIGHS, Solved, Task
 
 
@@ -51,7 +50,6 @@ class Milp(Decider):
         again: the part of the time left that may be spent on proving again what HiGHS found infeasible.
         threads: of the solver.
         seed: of the solver.
-        memory: a limit in bytes on what bounds hold at once.
         process_memory: most bytes that the solver's process may have resident, its libraries included; None for half
             of the machine's memory.
     """
@@ -64,7 +62,6 @@ class Milp(Decider):
     again: float = 0.5
     threads: int = 1
     seed: int = 0
-    memory: int = field(default=MEMORY, repr=False)
     process_memory: int | None = None
 
     name: ClassVar[str] = "milp"
@@ -72,18 +69,17 @@ class Milp(Decider):
     def start(self) -> None:
         HIGHS.start()
 
-    def decide(self, bounds: BoundedBoxes, number: int, left: Callable[[], float]) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
         candidates = Candidates(bounds.queries[number], self.name)
         with torch.no_grad():
-            system = bounds.system(number, self.slopes, left)
+            system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            outcome = self._excluded(system, candidates, left)
+            outcome = self._excluded(system, candidates, work)
             if outcome.verdict is not Verdict.UNSAT:
                 return outcome
-            end = (1 - self.again) * left()
-            limits = Limits(self.memory // 2, lambda: left() - end)
-            found = search(system, candidates, Branching(), Rounds(), limits)
+            within = limits.Limits(work.memory // 2, work.share(self.again).left)
+            found = search(system, candidates, Branching(), Rounds(), within)
         bounds.prove(number, found.lower)
         if candidates.found is not None:
             return replace(candidates.found, detail="a counterexample to what HiGHS called infeasible")
@@ -92,15 +88,15 @@ class Milp(Decider):
             return replace(outcome, trust=bounds.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
         return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
 
-    def _excluded(self, system: FoldedQuery, candidates: Candidates, left: Callable[[], float]) -> Outcome:
+    def _excluded(self, system: FoldedQuery, candidates: Candidates, work: Limits) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         for part in system.parts.values():
             program = Program(system.folded, part.rows)
-            outcome = self._reach(system, program, candidates, left, self.loose)
+            outcome = self._reach(system, program, candidates, work, self.loose)
             if outcome.reason is Reason.INCOMPLETE:
                 # Loose rows have solutions beside the network's own. The rows as they are exclude nothing for certain.
-                exactly = self._reach(system, program, candidates, left, None)
+                exactly = self._reach(system, program, candidates, work, None)
                 outcome = exactly if exactly.verdict is Verdict.SAT else outcome
             if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
                 return outcome
@@ -113,11 +109,11 @@ class Milp(Decider):
         system: FoldedQuery,
         program: Program,
         candidates: Candidates,
-        left: Callable[[], float],
+        work: Limits,
         loose: float | None,
     ) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""
-        mixed, seconds = program.mixed(self.slack, loose), left()
+        mixed, seconds = program.mixed(self.slack, loose), work.left()
         if seconds <= 0:
             return _unknown(Reason.TIMEOUT, "the budget ran out")
 

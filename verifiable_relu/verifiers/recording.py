@@ -18,8 +18,8 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Tanh
-from verifiable_relu.network.piecewise import SLOPES
+from verifiable_relu.network.nodes import Activation, Kinked
+from verifiable_relu.rounding import LEAST_STEP
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
@@ -36,18 +36,14 @@ The checker encloses curves by itself.
 _GRID = 2.0**40
 """Slopes of lines beside curves are multiples of one by this: the remainders that go with them are the checker's."""
 
-_CERTIFIED = (Relu, LeakyRelu, Sigmoid, Tanh, Gelu, Hardened)
-"""The activations that certificates know."""
-
 _CHUNK = 1 << 26
 """Most slopes of rows that are bounded at once."""
 
 
 def uncertified(network: Network) -> str:
     """The name of an activation of a network that certificates do not know; empty if they know all."""
-    nodes = (network.nodes[index] for index in network.activations)
-    names = (getattr(node, "function", type(node).__name__) for node in nodes if not isinstance(node, _CERTIFIED))
-    return next(names, "")
+    nodes = [node for node in network.nodes if isinstance(node, Activation) and not node.certified]
+    return next((getattr(node, "function", node.op) for node in nodes), "")
 
 
 @dataclass(eq=False)
@@ -113,7 +109,7 @@ class Recorder:
         self._pending, self._own[index] = [], kept
         width = (high - low).amax(1, keepdim=True)
         size = torch.maximum(width, 2.0**-8 * torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True))
-        step = torch.exp2(torch.floor(torch.log2(size)) - self._loose).clamp(min=2.0**-800)
+        step = torch.exp2(torch.floor(torch.log2(size)) - self._loose).clamp(min=LEAST_STEP)
         below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
         # No neuron becomes unstable, and a single point stays one.
         below = torch.where((low >= 0) & (below < 0), 0.0, torch.where(width > 0, below, low))
@@ -216,7 +212,7 @@ class Recorder:
         best = int(values.argmax())
         if values[best] > 0:
             return [best], Plain(np.ones(1), self._opened(relaxation, sample, lines, best))
-        if relaxation.network.nodes[network.last_activation] not in SLOPES:
+        if not isinstance(network.nodes[network.last_activation], Kinked):
             values = relaxation.outputs(rows.matrix[members], where, intervals=True) - rows.bound[members]
             best = int(values.argmax())
             if values[best] > 0:
@@ -257,7 +253,7 @@ class Recorder:
 def _open(relaxation: Relaxation, index: int, sample: int) -> np.ndarray:
     """Which of the slopes that ``kinked`` tells are those of open neurons."""
     node, bounds = relaxation.network.nodes[index], relaxation.pre[index]
-    if node not in SLOPES:
+    if not isinstance(node, Kinked):
         return np.arange(2 * node.size)
     low, high = (end[sample].flatten().numpy() for end in (bounds.lower, bounds.upper))
     return np.flatnonzero((low < 0) & (high > 0))
@@ -270,10 +266,10 @@ def kinked(relaxation: Relaxation, index: int, lines: Lines) -> Tensor:
     a concave one. Of curves those of the lower lines and then those of the upper ones, (batch, 2, *shape).
     """
     node = relaxation.network.nodes[index]
-    if node not in SLOPES:
+    if not isinstance(node, Kinked):
         both = torch.stack([lines.lower_slope, lines.upper_slope], 1).double()
         return (both * _GRID).round() / _GRID
-    below = SLOPES[node](node).detach().double().expand(node.shape)
+    below = node.below.detach().double().expand(node.shape)
     return torch.where(below > 1, lines.upper_slope, lines.lower_slope).double()
 
 

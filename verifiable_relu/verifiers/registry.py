@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from verifiable_relu.errors import InputError, missing
 
 if TYPE_CHECKING:
-    from verifiable_relu.verifiers.base import Verifier
+    from verifiable_relu.verifiers.base import Limits, Verifier
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Method:
         module: the module of its verifier, in ``verifiable_relu.verifiers``.
         verifier: the name of the verifier's class in that module.
         options: the keyword arguments with which the verifier is this method.
-        device: whether the verifier has an argument ``device``, any torch device; otherwise it runs on the CPU.
-        memory: whether the verifier has an argument ``memory``, the bytes that its bounds may hold at once.
-        processes: whether the verifier has an argument ``processes``, how many of them may share the work on a query.
+        limits: those of ``Limits`` that it goes by, of device, memory and processes; others run on the CPU alone.
+        attacks: whether it looks for counterexamples; bounds by themselves only prove.
+        proves: whether it proves; an attack only refutes.
         needs: the modules that the verifier imports and that an installation without extras lacks.
         install: what pip must be told to install them.
     """
@@ -32,33 +32,37 @@ class Method:
     module: str
     verifier: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    device: bool = False
-    memory: bool = False
-    processes: bool = False
+    limits: tuple[str, ...] = ()
+    attacks: bool = True
+    proves: bool = True
     needs: Sequence[str] = ()
     install: str = ""
+
+
+def _bounds(verifier: str) -> Method:
+    return Method("incomplete", verifier, limits=("device", "memory"), attacks=False)
 
 
 def _auto_lirpa(**options: Any) -> Method:
     needs = ("auto_LiRPA", "appdirs", "packaging", "yaml", "tqdm")
     install = "appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3"
-    return Method("adapters.auto_lirpa", "AutoLirpa", options, needs=needs, install=install)
+    return Method("auto_lirpa", "AutoLirpa", options, attacks=False, needs=needs, install=install)
 
 
 METHODS = {
-    "auto": Method("portfolio", "Auto", device=True, memory=True, processes=True),
-    "attack": Method("attack", "Attack", device=True),
-    "ibp": Method("incomplete", "Ibp", device=True, memory=True),
-    "crown-ibp": Method("incomplete", "CrownIbp", device=True, memory=True),
-    "crown": Method("incomplete", "Crown", device=True, memory=True),
-    "alpha-crown": Method("incomplete", "AlphaCrown", device=True, memory=True),
-    "split": Method("split", "InputSplit", device=True, memory=True, processes=True),
-    "bab": Method("bab", "Bab", memory=True, processes=True),
+    "auto": Method("auto", "Auto", limits=("device", "memory", "processes")),
+    "attack": Method("attack", "Attack", limits=("device",), proves=False),
+    "ibp": _bounds("Ibp"),
+    "crown-ibp": _bounds("CrownIbp"),
+    "crown": _bounds("Crown"),
+    "alpha-crown": _bounds("AlphaCrown"),
+    "split": Method("split", "InputSplit", limits=("device", "memory", "processes")),
+    "bab": Method("bab", "Bab", limits=("memory", "processes")),
     "milp": Method("milp", "Milp"),
     "smt": Method("smt", "Smt"),
     "smt-exact": Method("smt", "Smt", {"whole": True}),
     "marabou": Method(
-        "adapters.marabou",
+        "marabou",
         "Marabou",
         needs=("maraboupy",),
         install="maraboupy, for which there are wheels up to Python 3.12.0",
@@ -76,35 +80,46 @@ def methods() -> tuple[str, ...]:
     return tuple(METHODS)
 
 
-def make(name: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> Verifier:
+def make(name: str) -> Verifier:
     """The verifier of a method, with the method's options.
+
+    Raises:
+        InputError: if there is no such method, or if a package that it needs is not installed.
+    """
+    method = _method(name)
+    if not all(find_spec(module) for module in method.needs):
+        raise missing(f"the method '{name}'", method.install)
+    module = import_module(f"verifiable_relu.verifiers.{method.module}")
+    return cast("Verifier", getattr(module, method.verifier)(**method.options))
+
+
+def limited(name: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> Limits:
+    """The limits of a method's work, but for its time.
 
     Args:
         name: the name of the method.
-        device: the torch device on which the verifier runs.
-        memory: the bytes that the verifier's bounds may hold at once; None leaves the verifier's own limit.
+        device: the torch device on which it runs.
+        memory: the bytes that its bounds may hold at once; None for a limit of the method's own.
         processes: how many processes may share the work on a query; a method that cannot share it uses one.
 
     Raises:
-        InputError: if there is no such method, if it does not run on ``device``, if it takes no limit of memory,
-            or if a package that it needs is not installed.
+        InputError: if there is no such method, if it does not run on ``device``, or if it takes no limit of memory.
     """
-    method = METHODS.get(name)
-    if method is None:
-        raise InputError(f"unknown method '{name}'; there are {', '.join(METHODS)}")
-    if device != "cpu" and not method.device:
+    takes = _method(name).limits
+    if device != "cpu" and "device" not in takes:
         raise InputError(f"the method '{name}' runs on the CPU only")
-    if memory is not None and not method.memory:
-        limited = ", ".join(other for other, row in METHODS.items() if row.memory)
-        raise InputError(f"the method '{name}' takes no limit of memory; these do: {limited}")
-    if not all(find_spec(module) for module in method.needs):
-        raise missing(f"the method '{name}'", method.install)
-    options = dict(method.options)
-    if method.device:
-        options["device"] = device
-    if memory is not None:
-        options["memory"] = memory
-    if method.processes:
-        options["processes"] = processes
-    module = import_module(f"verifiable_relu.verifiers.{method.module}")
-    return cast("Verifier", getattr(module, method.verifier)(**options))
+    if memory is not None and "memory" not in takes:
+        others = ", ".join(other for other, row in METHODS.items() if "memory" in row.limits)
+        raise InputError(f"the method '{name}' takes no limit of memory; these do: {others}")
+    from verifiable_relu.verifiers.base import Limits
+
+    # How many processes share the work changes no record's key.
+    limits = Limits(device=device, named=tuple(limit for limit in takes if limit != "processes"))
+    limits = limits if memory is None else replace(limits, memory=memory)
+    return replace(limits, processes=processes) if "processes" in takes else limits
+
+
+def _method(name: str) -> Method:
+    if name not in METHODS:
+        raise InputError(f"unknown method '{name}'; there are {', '.join(METHODS)}")
+    return METHODS[name]

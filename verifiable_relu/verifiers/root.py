@@ -23,7 +23,6 @@ from verifiable_relu.bounds.forward import intersect
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
-from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 
 
@@ -67,10 +66,7 @@ class Known:
 
 
 class Roots:
-    """The roots of queries.
-
-    A root is that of one ``Query`` object. Another object may ask the same and still not share it: queries with equal
-    digests may scale a row, and so the lower bounds, differently.
+    """The roots of the queries of a docket, by their numbers.
 
     There is room for so many bytes. A root for which there is none is not kept, and whoever needs it computes it
     again: since every stage goes through all queries in the same order, dropping the oldest root instead would leave
@@ -82,27 +78,27 @@ class Roots:
 
     def __init__(self, memory: int = 0) -> None:
         self._free = memory
-        self._roots: dict[Query, Root] = {}
+        self._roots: dict[int, Root] = {}
 
-    def of(self, query: Query) -> Root | None:
+    def of(self, number: int) -> Root | None:
         """The root of a query, if there is one."""
-        return self._roots.get(query)
+        return self._roots.get(number)
 
-    def drop(self, query: Query) -> None:
+    def drop(self, number: int) -> None:
         """Forget a query, which is decided."""
-        root = self._roots.pop(query, None)
+        root = self._roots.pop(number, None)
         if root is not None:
             self._free += root.bytes
 
-    def known(self, queries: Sequence[Query], network: Network, like: Tensor) -> Known | None:
+    def known(self, numbers: Sequence[int], network: Network, like: Tensor) -> Known | None:
         """What is known of the boxes of these queries, None if nothing is or nothing may be used.
 
         Args:
-            queries: all of one network.
+            numbers: of queries of one network.
             network: that network, as it is to be bounded.
             like: a tensor of the dtype and on the device of the boxes.
         """
-        roots = [self.of(query) for query in queries]
+        roots = [self.of(number) for number in numbers]
         if not any(roots) or not _shared(network, like):
             return None
         pre = {}
@@ -117,7 +113,7 @@ class Roots:
 
     def learn(
         self,
-        queries: Sequence[Query],
+        numbers: Sequence[int],
         network: Network,
         pre: Mapping[int, Bounds],
         rows: RowBatch,
@@ -129,7 +125,7 @@ class Roots:
         """Take what a verifier has proven over the boxes of a batch of queries, and tell what is proven altogether.
 
         Args:
-            queries: the batch.
+            numbers: of the queries of the batch.
             network: the network that was bounded.
             pre: bounds of every activation's input, by the activation's node index, (batch, *shape).
             rows: the rows of the queries' properties, in the order of the queries.
@@ -146,37 +142,37 @@ class Roots:
             return lower
         parts = [lower[:0]]
         with torch.inference_mode(False):
-            for number, (query, mine) in enumerate(zip(queries, lower.split(rows.polytopes), strict=True)):
-                before = self.of(query)
+            for sample, (number, mine) in enumerate(zip(numbers, lower.split(rows.polytopes), strict=True)):
+                before = self.of(number)
                 best = mine.clone() if before is None else torch.maximum(mine, before.lower)
                 parts.append(best)
                 # Of a query that is decided nobody needs bounds any more.
                 if bool((best > 0).all()):
-                    self.drop(query)
+                    self.drop(number)
                     continue
-                own = {i: _copy(b, number) for i, b in pre.items()}
+                own = {i: _copy(b, sample) for i, b in pre.items()}
                 root = Root(own, best, bounded, searched)
                 if before is not None:
                     own = {i: met(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
                     root = Root(own, best, bounded or before.bounded, searched or before.searched)
-                self._keep(query, root)
+                self._keep(number, root)
         return torch.cat(parts)
 
-    def prove(self, query: Query, lower: Mapping[int, float]) -> None:
+    def prove(self, number: int, lower: Mapping[int, float]) -> None:
         """Take proven lower bounds of some polytopes' largest rows, by the polytopes' numbers in ``RowBatch``."""
-        root = self.of(query)
+        root = self.of(number)
         if root is None:
             return
         best = root.lower.clone()
         for polytope, value in lower.items():
             best[polytope] = max(float(best[polytope]), value)
-        self._roots[query] = replace(root, lower=best)
+        self._roots[number] = replace(root, lower=best)
 
-    def _keep(self, query: Query, root: Root) -> None:
-        self.drop(query)
+    def _keep(self, number: int, root: Root) -> None:
+        self.drop(number)
         if root.bytes <= self._free:
             self._free -= root.bytes
-            self._roots[query] = root
+            self._roots[number] = root
 
 
 def _shared(network: Network, like: Tensor) -> bool:

@@ -15,7 +15,7 @@ Where stored weights are not the operator's own, the equations and the rows are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -23,33 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import MEMORY, Ascent, Bounds, input_box, interval_bounds
+from verifiable_relu.bounds import Ascent, Bounds, input_box, interval_bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import (
-    PATIENCE,
-    SILENT,
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    Witness,
-    fault,
-)
+from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, Witness, attempted, fault
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.encoding import Folding, Forms, Phases, Sizes, sizes_of
-from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Task
 
 _TREES = Rounds(refinement=None, above=None)
@@ -107,7 +95,6 @@ class Smt(Decider):
         slopes: the search for the slopes of each relaxation, over which trees are searched.
         intermediate: the search for bounds of the neurons that CROWN leaves unstable.
         seed: of the solver.
-        memory: a limit in bytes on what bounds hold at once, and on what all trees of a query hold.
         process_memory: most bytes that the solver's process may have resident, its libraries included; None for half
             of the machine's memory.
     """
@@ -118,7 +105,6 @@ class Smt(Decider):
     slopes: Slopes = field(default_factory=Slopes, repr=False)
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
     seed: int = 0
-    memory: int = field(default=MEMORY, repr=False)
     process_memory: int | None = None
 
     @property
@@ -128,41 +114,36 @@ class Smt(Decider):
     def start(self) -> None:
         Z3.start()
 
-    @neutral()
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
         if self.bounds:
-            return super().verify(queries, budget, progress, roots)
-        outcomes = []
-        for index, query in enumerate(queries):
-            self.start()
-            allowance = budget.remaining(index)
-            with budget.charging([index]) as elapsed:
-                try:
-                    outcome = self._asked(Problem.of(query), query.property.unsafe, lambda: allowance - elapsed())  # noqa: B023
-                except Exception as error:
-                    outcome = fault(error, self.name)
-                outcomes.append(replace(outcome, seconds={self.name: elapsed()}))
-            progress.finish(index, outcomes[-1])
-        return outcomes
+            yield from super().claims(docket)
+            return
 
-    def decide(self, bounds: BoundedBoxes, number: int, left: Callable[[], float]) -> Outcome:
+        def answer(part: Docket, work: Limits) -> Sequence[Outcome]:
+            (query,) = part.queries.values()
+            return [self._asked(Problem.of(query), query.property.unsafe, work)]
+
+        for number in docket.queries:
+            self.start()
+            yield number, attempted(docket.part([number]), self.name, answer)[0]
+
+    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
         query = bounds.queries[number]
-        problem = Problem.of(query, bounds.relaxation.pre, number)
+        problem = Problem.of(query, bounds.relaxation.pre, bounds.sample(number))
         rows = RowBatch.of([query.property], query.network.output_size)
         lower = bounds.lower[number].tolist()
         if self.whole:
             order = sorted(
                 (value, origin) for value, origin in zip(lower, rows.origin.tolist(), strict=True) if not value > 0
             )
-            return self._asked(problem, [query.property.unsafe[i] for i in dict.fromkeys(i for _, i in order)], left)
-        candidates = _Referee(self, problem, rows.origin.tolist(), left)
+            return self._asked(problem, [query.property.unsafe[i] for i in dict.fromkeys(i for _, i in order)], work)
+        candidates = _Referee(self, problem, rows.origin.tolist(), work)
         with torch.no_grad():
-            system = bounds.system(number, self.slopes, left)
+            system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            found = search(system, candidates, self.search, _TREES, Limits(self.memory // 2, left))
+            found = search(system, candidates, self.search, _TREES, limits.Limits(work.memory // 2, work.left))
         bounds.prove(number, found.lower)
         margin, nodes = bounds.margin(number), found.nodes
         told = f"{nodes} sub-problems, {candidates.decided} of them decided by z3"
@@ -177,13 +158,13 @@ class Smt(Decider):
         known = margin if margin > -np.inf else None
         return Outcome.unknown(found.ended.reason, self.name, detail, margin=known, subproblems=nodes)
 
-    def _asked(self, problem: Problem, polytopes: Sequence[Polytope], left: Callable[[], float]) -> Outcome:
+    def _asked(self, problem: Problem, polytopes: Sequence[Polytope], work: Limits) -> Outcome:
         """Go through polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
-        formula = _Formula(problem, left)
+        formula = _Formula(problem, work)
         shared = formula.text()
         for polytope in polytopes:
-            outcome = self.reach(formula, shared + formula.unsafe(polytope), left)
+            outcome = self.reach(formula, shared + formula.unsafe(polytope), work)
             if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
                 return outcome
             if outcome.verdict is Verdict.UNKNOWN:
@@ -191,29 +172,29 @@ class Smt(Decider):
         trust = Trust.ROUNDED if self.bounds or not evaluable(problem.query.network) else Trust.EXACT
         return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, 0.0)
 
-    def reach(self, formula: _Formula, assertions: str, left: Callable[[], float]) -> Outcome:
+    def reach(self, formula: _Formula, assertions: str, work: Limits) -> Outcome:
         """Look for a point that satisfies the assertions; unsat only if z3 says that there is none."""
-        seconds = left()
+        seconds = work.left()
         if seconds <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
         task = Task(formula.declarations, assertions, self._options(), seconds)
-        search = _Search(formula, self.name, left)
+        search = _Search(formula, self.name, work)
         try:
             Z3.call(task, seconds + PATIENCE, self.process_memory, search.judge)
         except (OutOfTime, MemoryError, CallFailed) as error:
             return search.outcome() or fault(error, self.name)
         assert search.first is not None
-        return search.outcome() or self._read(search.first, left)
+        return search.outcome() or self._read(search.first, work)
 
     def _options(self) -> dict[str, bool | int]:
         """z3's options, by its names."""
         return {"random_seed": self.seed, "ctrl_c": False}
 
-    def _read(self, checked: Checked, left: Callable[[], float]) -> Outcome:
+    def _read(self, checked: Checked, work: Limits) -> Outcome:
         """What z3's answer says where it is not *sat*."""
         if excludes(checked):
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name)
-        if left() <= 0 or checked.reason in STOPPED:
+        if work.over() or checked.reason in STOPPED:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
         return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {checked.reason}")
 
@@ -225,19 +206,19 @@ class _Referee(Candidates):
         method: that claims.
         problem: the query.
         origin: by polytope, as ``RowBatch`` counts them, the number of that of the property which it is a part of.
-        left: tells how many seconds are left.
+        work: what may be used.
 
     Attributes:
         decided: how many sub-problems z3 has excluded.
         referred: an exact counterexample that is none in floating point; None while there is none.
     """
 
-    def __init__(self, method: Smt, problem: Problem, origin: Sequence[int], left: Callable[[], float]) -> None:
+    def __init__(self, method: Smt, problem: Problem, origin: Sequence[int], work: Limits) -> None:
         super().__init__(problem.query, method.name)
         self.decided = 0
         self.referred: Outcome | None = None
-        self._smt, self._problem, self._origin, self._left = method, problem, origin, left
-        self._formula = _Formula(problem, left)
+        self._smt, self._problem, self._origin, self._work = method, problem, origin, work
+        self._formula = _Formula(problem, work)
         self._shared: dict[int, str] = {}
 
     def _take(self, point: np.ndarray) -> None:
@@ -258,7 +239,7 @@ class _Referee(Candidates):
             self._shared[origin] = self._formula.text() + self._formula.unsafe(self.query.property.unsafe[origin])
         names = (f"{'n' if side > 0 else 'p'}_{i}_{j}" for (i, j), side in zip(places, split, strict=True) if side)
         fixed = "".join(f"(assert (<= {name} 0.0))\n" for name in names)
-        outcome = self._smt.reach(self._formula, self._shared[origin] + fixed, self._left)
+        outcome = self._smt.reach(self._formula, self._shared[origin] + fixed, self._work)
         if outcome.verdict is Verdict.UNSAT:
             self.decided += 1
             return True
@@ -291,9 +272,9 @@ class _Search:
         first: the answer to the first check; None while there is none.
     """
 
-    def __init__(self, formula: _Formula, method: str, left: Callable[[], float]) -> None:
+    def __init__(self, formula: _Formula, method: str, work: Limits) -> None:
         self.first: Checked | None = None
-        self._formula, self._method, self._left = formula, method, left
+        self._formula, self._method, self._work = formula, method, work
         self._depths = iter(_DEPTHS)
         self._found: Outcome | None = None
 
@@ -302,7 +283,7 @@ class _Search:
         first = self.first = self.first or checked
         if checked.answer == "sat":
             self._found = exact_claim(self._formula.query, self._formula.point(checked.model), self._method)
-        if first.answer != "sat" or self._found is not None or self._left() <= 0:
+        if first.answer != "sat" or self._found is not None or self._work.over():
             return None
         depth = next(self._depths, None)
         return None if depth is None else self._formula.phases(first.model) + self._formula.inside(depth)
@@ -324,7 +305,7 @@ def exact_claim(query: Query, point: Witness, method: str) -> Outcome | None:
     near = np.array([value.numerator / value.denominator for value in point])
     network, prop = query.network, query.property
     if not evaluable(network):
-        return claim(network, prop, near, method, {})
+        return claim(network, prop, near, method)
     witness = prop.box.witness(near)
     outputs = evaluate_exact(network, witness)
     if not (prop.box.contains(witness) and prop.violated(outputs)):
@@ -353,10 +334,10 @@ def _sum(terms: Sequence[str]) -> str:
 class _Formula:
     """The problem in SMT-LIB: reals ``x_i``, ``p_k_j`` and ``n_k_j`` (positive and negative part), and ``gap``."""
 
-    def __init__(self, problem: Problem, left: Callable[[], float]) -> None:
+    def __init__(self, problem: Problem, work: Limits) -> None:
         self.query = problem.query
         self._problem = problem
-        self._left = left
+        self._work = work
         self._size = problem.query.network.input_size
         self._neurons = [
             (index, int(j)) for index, phase in problem.phases.items() for j in np.flatnonzero(phase.unstable)
@@ -385,7 +366,7 @@ class _Formula:
         """One equation, two signs and one clause for every unstable neuron."""
         for index, chosen, forms in self._problem.folding.neurons(self._problem.phases, self._problem.sizes):
             for row, j in enumerate(chosen):
-                if self._left() <= 0:
+                if self._work.over():
                     raise OutOfTime
                 p, n = f"p_{index}_{j}", f"n_{index}_{j}"
                 terms, constant, scale = self._linear(forms, row)

@@ -43,7 +43,7 @@ bounds of its neurons, which are written. Nothing is cut off: what halving leave
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -51,41 +51,28 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import MEMORY, TUNING, Bounds, Relaxation, crown_relaxation, input_box
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, crown_relaxation, input_box
 from verifiable_relu.bounds.forward import rough
-from verifiable_relu.bounds.rounding import covers, unit_roundoff
+from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import chunk_size, groups
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.network.repeated import without_repeated
-from verifiable_relu.pgd import Descent, Pgd
+from verifiable_relu.rounding import CLEAR, CUT, above, below, divisor, reach_of_cut, unit_roundoff, varies
 from verifiable_relu.settings import neutral
-from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Cover, Proof
-from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.base import (
-    SILENT,
-    Budget,
-    Outcome,
-    Progress,
-    Reason,
-    Trust,
-    Verdict,
-    batch_size,
-    by_network,
-    deadline,
-    fault,
-)
+from verifiable_relu.verifiers.attack import Descent, Pgd, claim
+from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, batch_size, fault
 from verifiable_relu.verifiers.copies import at_once, most
+from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.recording import Recorder
-from verifiable_relu.verifiers.root import NONE, Roots
 
-_SPARE = 2.0**-20
-"""By this part of −v a row is positive, at least, in what is cut off; rounding takes some of it."""
-
+_TIE = 1e-9
+"""Heuristic: what the width of an input counts where none has an influence."""
 
 _UNITS = 4
 """Units of roundoff by which one node, at most, changes the coefficients of inputs, if its weights are exact."""
@@ -127,18 +114,13 @@ def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, shar
         coefficients: (rows, inputs) of their linear lower bounds.
         share: ``input_error`` of the network.
     """
-    unit, info = unit_roundoff(values.dtype), torch.finfo(values.dtype)
     lower, upper = box.lower[rows.sample], box.upper[rows.sample]
-    slope = coefficients.abs()
     width = upper - lower
-    rounded = share * (slope * width).sum(1) + info.tiny
     # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
-    reach = ((1 + _SPARE) * -values.clamp(max=0) + rounded)[:, None] / slope
-    reach = torch.nextafter(reach * (1 + 8 * unit), reach.new_full((), torch.inf))
-    spare = rows.unscaled(_SPARE / 2 * -values)
+    reach = reach_of_cut(values, coefficients.abs(), width, share)
+    spare = rows.unscaled(CUT / 2 * -values)
     cut = (reach < width) & (spare > 0)[:, None]
-    high = torch.nextafter(lower + reach, reach.new_full((), torch.inf))
-    low = torch.nextafter(upper - reach, reach.new_full((), -torch.inf))
+    high, low = above(lower + reach), below(upper - reach)
     high = torch.where(cut & (coefficients > 0), torch.minimum(high, upper), upper)
     low = torch.where(cut & (coefficients < 0), torch.maximum(low, lower), lower)
 
@@ -223,7 +205,7 @@ def _ascend(center: Tensor, reach: Tensor, present: Tensor) -> tuple[Tensor, Ten
         best, found = torch.where(better[:, None], weights, best), torch.where(better, value, found)
         slope = center - torch.einsum("pi,pri->pr", mixed.sign(), reach)
         slope = torch.where(present, slope - (weights * slope).sum(1, keepdim=True), 0.0)
-        longest = slope.abs().amax(1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
+        longest = divisor(slope.abs().amax(1, keepdim=True))
         weights = weights * torch.exp(2 / (step + 2) ** 0.5 * slope / longest)
         weights = weights / weights.sum(1, keepdim=True)
     return best, found
@@ -320,19 +302,22 @@ class Share:
 class Frontier:
     """The sub-boxes that are still to be bounded, of all queries of one network."""
 
-    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
+    def __init__(self, options: InputSplit, docket: Docket) -> None:
         self.options = options
-        self._charged = budget.clock()
-        self.network = self.simplified(network).to(torch.float64, options.device)
-        self.queries = queries
-        self.budget = budget
-        box = input_box([q.property for q in queries], network, torch.float64, options.device).flat()
+        self.docket = docket
+        self.numbers = list(docket.queries)
+        self._limits = docket.limits
+        self._charged = self._limits.clock()
+        network, device = docket.network, self._limits.device
+        self.network = self.simplified(network).to(torch.float64, device)
+        self.queries = queries = list(docket.queries.values())
+        box = input_box([q.property for q in queries], network, torch.float64, device).flat()
         self.lower, self.upper = box.lower, box.upper
-        varying = int((torch.nextafter(self.lower, self.upper) < self.upper).any(0).sum())
+        varying = int(varies(self.lower, self.upper).any(0).sum())
         self.by_zonotopes = takes(self.network) and varying <= NARROW
-        self._processes = most(options.processes) if options.device == "cpu" else 1
+        self._processes = most(self._limits.processes) if device == "cpu" else 1
         # In each process, half for the boxes, half for the rows that are bounded.
-        self.memory = options.memory // (2 * self._processes)
+        self.memory = self._limits.memory // (2 * self._processes)
         self.batch = batch_size(self.network, options.batch, self.memory)
         if self.by_zonotopes:
             each = box_bytes(self.network, varying, options.symbols)
@@ -340,7 +325,7 @@ class Frontier:
         self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
-        self._attack = BoxAttack(self.network, options.pgd, options.search, options.device)
+        self._attack = BoxAttack(self.network, options.pgd, options.search, device)
         self._steps = 0
         self.seconds = [0.0] * len(queries)
         self.boxes = [0] * len(queries)
@@ -356,6 +341,14 @@ class Frontier:
     @property
     def frontier_size(self) -> int:
         return len(self.owner)
+
+    def _left(self, members: Sequence[int]) -> float:
+        """The seconds that are left for these queries together."""
+        return self.docket.left([self.numbers[local] for local in members])
+
+    def _work(self, members: Sequence[int]) -> Limits:
+        """What work for these queries may use, from now on."""
+        return self._limits.begun(self._left(members))
 
     def decided(self) -> list[int]:
         """Queries decided since the last call."""
@@ -376,8 +369,7 @@ class Frontier:
         hands = [[part[number::count].clone() for part in boxes] for number in range(count)]
         self.lower, self.upper, self.owner = hands[0]
         began = time.perf_counter()
-        start, allowance = self.budget.clock(), self.budget.subset(self.undecided()).total()
-        left = lambda: allowance - (self.budget.clock() - start)  # noqa: E731
+        left = self._work(self.undecided()).left
         shares: list[Callable[[Callable[[], bool]], Share | None]] = [self._go_on]
         shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
         for hand, share in zip(hands[1:], at_once(shares, left)[1:], strict=True):
@@ -392,7 +384,7 @@ class Frontier:
 
     def _go_on(self, pause: Callable[[], bool]) -> None:
         # A query that is out of time is closed, and its boxes dropped, where the frontier is settled: not here.
-        while self.frontier_size and all(self.budget.remaining(i) > 0 for i in self.owner.unique().tolist()):
+        while self.frontier_size and all(self._left([i]) > 0 for i in self.owner.unique().tolist()):
             self.step()
             if pause():
                 break
@@ -448,8 +440,7 @@ class Frontier:
         rows = self.rows.take(owner)
         shape = (len(owner), *self.network.input_shape)
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
-        start, allowance = self.budget.clock(), self.budget.subset(owner.unique().tolist()).total()
-        stop = deadline(lambda: self.budget.clock() - start, allowance)
+        stop = self._work(owner.unique().tolist()).stop
         lines = self.lines(box, rows, owner, stop)
         margins = lines.rows.margins(lines.values)
 
@@ -528,7 +519,7 @@ class Frontier:
             better = others > values
             values = torch.where(better, others, values)
             coefficients = torch.where(better[:, None], slopes, coefficients)
-        return torch.nextafter(values - rows.bound, values.new_full((), -torch.inf)), coefficients
+        return below(values - rows.bound), coefficients
 
     def influence(self, box: Bounds, rows: RowBatch, coefficients: Tensor, forms: Zonotopes | None) -> Tensor:
         """What halving an input is worth per unit of its width, by its part in the width of the rows."""
@@ -559,8 +550,7 @@ class Frontier:
     def _search(self, members: Sequence[int]) -> None:
         """Look for a counterexample in the whole box of each of these queries."""
         if members:
-            start, allowance = self.budget.clock(), self.budget.subset(list(members)).total()
-            stop = deadline(lambda: self.budget.clock() - start, allowance)
+            stop = self._work(members).stop
             for number, point in self._attack.wholes([self.queries[local].property for local in members], stop):
                 self._claim(members[number], point)
 
@@ -568,7 +558,7 @@ class Frontier:
         """Decide a query by a point, if that is a counterexample."""
         if local not in self.outcomes:
             query = self.queries[local]
-            found = claim(query.network, query.property, point.double().cpu().numpy(), self.options.name, {})
+            found = claim(query.network, query.property, point.double().cpu().numpy(), self.options.name)
             if found is not None:
                 self._decide(local, found)
 
@@ -576,7 +566,7 @@ class Frontier:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
         for _ in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
-            score = torch.where(width > 0, influence * width + 1e-9 * width, -1.0)
+            score = torch.where(width > 0, influence * width + _TIE * width, -1.0)
             best, dimension = score.max(1)
             stuck = best <= 0
             for local in owner[stuck].unique().tolist():
@@ -603,11 +593,11 @@ class Frontier:
 
     def _charge(self, worked: Tensor) -> None:
         """Charge the time since the last charge to the queries that own these boxes, by their share of them."""
-        now = self.budget.clock()
+        now = self._limits.clock()
         elapsed, self._charged = now - self._charged, now
         for local, count in enumerate(self._counts(worked)):
             if count:
-                self.budget.charge([local], elapsed * count / len(worked))
+                self.docket.charge([self.numbers[local]], elapsed * count / len(worked))
                 self.seconds[local] += elapsed * count / len(worked)
 
     def settle(self) -> None:
@@ -616,11 +606,18 @@ class Frontier:
         for local in self.undecided():
             if not left[local]:
                 margin = float(self.margin[local])
-                trust = Trust.ROUNDED if covers(self.network, torch.float64, self.options.device) else Trust.FLOAT
+                trust = Trust.ROUNDED if covers(self.network, torch.float64, self._limits.device) else Trust.FLOAT
                 self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, "split", trust, margin))
-            elif self.budget.remaining(local) <= 0:
+            elif self._left([local]) <= 0:
                 detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
                 self._decide(local, Outcome.unknown(Reason.TIMEOUT, self.options.name, detail))
+        self._drop()
+
+    def give_up(self, outcome: Outcome) -> None:
+        """Close all queries that are not decided."""
+        for local in self.undecided():
+            self.outcomes[local] = outcome
+            self._new.append(local)
         self._drop()
 
     def _drop(self) -> None:
@@ -650,7 +647,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class InputSplit:
-    """Branch and bound on the input box.
+    """Branch and bound on the input box. Of memory, the boxes that wait are not counted.
 
     Attributes:
         batch: most sub-boxes bounded at once.
@@ -660,10 +657,6 @@ class InputSplit:
         pgd: how they are attacked.
         easy: a query that is not through after so many boxes is attacked as a whole.
         search: how it is attacked.
-        device: where to run.
-        memory: a limit in bytes on what all processes hold for those; the boxes that wait are not counted.
-        processes: how many processes share the boxes, where these take long and the operating system can copy processes
-            (Linux). The process that calls ``verify`` should have no other threads at work.
         alone: the seconds that one process searches alone before others share the boxes.
     """
 
@@ -674,47 +667,34 @@ class InputSplit:
     pgd: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
     easy: int = 512
     search: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
-    device: str = "cpu"
-    memory: int = MEMORY
-    processes: int = field(default=1, repr=False)
     alone: float = field(default=0.5, repr=False)
 
     name: ClassVar[str] = "split"
 
-    @neutral()
-    def verify(
-        self, queries: Sequence[Query], budget: Budget, progress: Progress = SILENT, roots: Roots = NONE
-    ) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
-        for network, members in by_network(queries):
-            search = self.frontier(network, [queries[i] for i in members], budget.subset(members))
-            try:
-                with torch.no_grad():
-                    while search.frontier_size:
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        done = 0
+        for part in docket.batches(lambda network, limits: len(docket.queries)):
+            with neutral(), torch.no_grad():
+                search = self.frontier(part)
+            while search.frontier_size:
+                try:
+                    with neutral(), torch.no_grad():
                         if search.is_worth_sharing():
                             search.share()
                         else:
                             search.step()
                         search.settle()
-                        for local in search.decided():
-                            outcomes[members[local]] = search.outcomes[local]
-                            progress.finish(members[local], search.outcomes[local])
-                        progress.stage(self.name, len(outcomes), len(queries))
-            except Exception as error:
-                for local, index in enumerate(members):
-                    if index not in outcomes:
-                        # The step that broke may have decided some before.
-                        outcomes[index] = search.outcomes.get(local) or fault(error, self.name)
-                        progress.finish(index, outcomes[index])
-        return [outcomes[i] for i in range(len(queries))]
+                except Exception as error:
+                    search.give_up(fault(error, self.name))
+                for local in search.decided():
+                    yield search.numbers[local], search.outcomes[local]
+                    done += 1
+                docket.stage(self.name, done, len(docket.queries))
 
-    def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
+    def frontier(self, docket: Docket) -> Frontier:
         """Where the search begins, for queries of one network."""
-        return Frontier(self, network, queries, budget)
-
-
-_CLEAR = 1e-11
-"""A row is to be above this part of its own size: whoever checks it computes it with other rounding."""
+        return Frontier(self, docket)
 
 
 @dataclass(frozen=True)
@@ -724,8 +704,8 @@ class RecordedSplit(InputSplit):
     # Whoever checks a zonotope gives every unstable neuron a symbol.
     symbols: int = 1 << 30
 
-    def frontier(self, network: Network, queries: Sequence[Query], budget: Budget) -> Frontier:
-        return _Recorded(self, network, queries, budget)
+    def frontier(self, docket: Docket) -> Frontier:
+        return _Recorded(self, docket)
 
 
 class _Zonotopes(Zonotopes):
@@ -738,16 +718,15 @@ class _Zonotopes(Zonotopes):
 class _Recorded(Frontier):
     """The sub-boxes that are still to be bounded, and those that are proven."""
 
-    def __init__(self, options: InputSplit, network: Network, queries: Sequence[Query], budget: Budget) -> None:
-        self._proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in queries]
-        super().__init__(options, network, queries, budget)
+    def __init__(self, options: InputSplit, docket: Docket) -> None:
+        self._proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in docket.queries]
+        super().__init__(options, docket)
 
     def simplified(self, network: Network) -> Network:
         # The network of the file is what the certificate speaks of.
         return network
 
     def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
-        below = rows.bound.new_full((), -torch.inf)
         if not self.by_zonotopes:
             return self._by_claims(box, rows, owner, stop)
         forms = _Zonotopes(self.network, box, self.options.symbols, stop)
@@ -757,7 +736,7 @@ class _Recorded(Frontier):
             + values.abs()
             + (rows.matrix.abs() * forms.output.center.flatten(1)[rows.sample].abs()).sum(1)
         )
-        values = torch.nextafter(values - rows.bound - _CLEAR * size, below)
+        values = below(values - rows.bound - CLEAR * size)
         found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms))
         for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
             self._keep(box, number, owner, _positive(rows, values, number))
@@ -779,7 +758,7 @@ class _Recorded(Frontier):
         values, reached = relaxation.lower(last, matrix, rows.sample, coefficients=True)
         assert reached is not None
         coefficients = relaxation.of_input(reached)
-        values = torch.nextafter(values - rows.bound, values.new_full((), -torch.inf))
+        values = below(values - rows.bound)
         found = Lines(rows, values, coefficients, self.influence(box, rows, coefficients, None))
         for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
             prop = self.queries[int(owner[number])].property

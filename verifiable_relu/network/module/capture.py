@@ -32,7 +32,7 @@ from verifiable_relu.network.derived import exact_product, exact_sum
 from verifiable_relu.network.module.nested import exchanged, harmless, of_kind, schema
 from verifiable_relu.network.module.parametrised import parametrised
 from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step, place_of, version
-from verifiable_relu.nn.hardness import HardnessGate
+from verifiable_relu.nn.gates import HardnessGate
 
 _FRESH = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 """Operators that take only the shape from a tensor."""

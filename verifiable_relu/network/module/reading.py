@@ -19,6 +19,7 @@ from verifiable_relu.network.module.exported import exported
 from verifiable_relu.network.module.operators import OPERATORS, Translator
 from verifiable_relu.network.module.program import NotFollowed
 from verifiable_relu.network.nodes import Shape
+from verifiable_relu.rounding import unit_roundoff
 
 
 def from_torch(
@@ -182,7 +183,7 @@ def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network,
 def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor]) -> None:
     # What has no axis but that of samples is a vector of one in a network.
     shaped = {index: value.reshape(len(x), *network.nodes[index].shape) for index, value in seen.items()}
-    found = parting(network.nodes, x, shaped, torch.finfo(x.dtype).eps / 2)
+    found = parting(network.nodes, x, shaped, unit_roundoff(x.dtype))
     if found is not None:
         place = found.node.place
         raise UnsupportedError(f"the module is not the network that was read from it: {found}", place=place)

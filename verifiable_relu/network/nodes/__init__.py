@@ -1,19 +1,23 @@
 """The kinds of node of a network: affine maps, activations, products, and what moves or adds numbers."""
 
 from verifiable_relu.network.nodes.activations import (
+    FUNCTIONS,
     Activation,
+    Curve,
+    Function,
     Gelu,
     Hardened,
     Identity,
+    Kinked,
     LeakyRelu,
     Relu,
     Sigmoid,
     Smooth,
     Tanh,
+    curve,
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
-from verifiable_relu.network.nodes.functions import FUNCTIONS, Function
 from verifiable_relu.network.nodes.node import Add, Input, Node, Permute, Reshape, Shape
 
 __all__ = [
@@ -23,11 +27,13 @@ __all__ = [
     "Affine",
     "Bilinear",
     "Conv2d",
+    "Curve",
     "Function",
     "Gelu",
     "Hardened",
     "Identity",
     "Input",
+    "Kinked",
     "LeakyRelu",
     "Linear",
     "MatMul",
@@ -42,4 +48,5 @@ __all__ = [
     "Smooth",
     "Sparse",
     "Tanh",
+    "curve",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -187,6 +187,28 @@ class Scale(Affine):
 
     def row_sums(self) -> Tensor:
         return self.scale.abs()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Division(Scale):
+    """x divided by one number: a ``Scale`` that still knows its divisor, a scalar tensor. No network keeps it.
+
+    Files spell λ-GELU as GELU(λx)/λ, which is one only where the divisor is the factor; of a division a ``Scale`` knows
+    the rounded reciprocal alone. Of all consumers only simplification meets this kind.
+    """
+
+    op = "Division"
+    divisor: Tensor
+
+    @staticmethod
+    def of(made: Scale, divisor: Tensor) -> Division:
+        """A product with the rounded reciprocal of a number as the division that it stands for."""
+        return Division(**{f.name: getattr(made, f.name) for f in fields(Scale)}, divisor=divisor)
+
+    @property
+    def kept(self) -> Scale:
+        """What a network keeps of it."""
+        return Scale(**{f.name: getattr(self, f.name) for f in fields(Scale)})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
+from verifiable_relu.network.onnx.call import GROUP
 from verifiable_relu.network.onnx.constants import FOLDED
 from verifiable_relu.network.onnx.read import CONVERTERS
-
-PIECES = {"LeakyRelu", "PRelu", "Relu", "ThresholdedRelu"}
-MAXIMA = {
-    "Abs", "Clip", "GlobalMaxPool", "HardSigmoid", "Max", "MaxPool", "Min", "ReduceL1", "ReduceMax", "ReduceMin",
-}  # fmt: skip
-SMOOTH = {
-    "Atan", "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "HardSwish", "Log", "Mish", "Pow", "Reciprocal", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt",
-    "Swish", "Tanh",
-}  # fmt: skip
-PRODUCTS = {
-    "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LogSoftmax", "RMSNormalization",
-    "Normalizer", "ReduceProd", "Softmax",
-}  # fmt: skip
 
 TITLES = {
     "affine": "Affine: sums, products with constants, movements, reductions, windows",
@@ -44,18 +31,12 @@ the end.
 """
 
 
-def group(operator: str) -> str:
-    """The group of an operator, a key of ``TITLES``."""
-    groups = {"pieces": PIECES, "maxima": MAXIMA, "smooth": SMOOTH, "products": PRODUCTS}
-    return next((name for name, members in groups.items() if operator in members), "affine")
-
-
 def page() -> str:
     """The page."""
     parts = [HEAD]
     for name, title in TITLES.items():
         rows = [f"## {title}", "", "| operator | opsets |", "|---|---|"]
-        for operator in sorted({operator for operator, _ in CONVERTERS if group(operator) == name}):
+        for operator in sorted({operator for operator, _ in CONVERTERS if GROUP[operator] == name}):
             versions = sorted(version for other, version in CONVERTERS if other == operator)
             rows.append(f"| {operator} | {', '.join(map(str, versions))} |")
         parts.append("\n".join(rows) + "\n")

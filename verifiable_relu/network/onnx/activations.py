@@ -11,11 +11,10 @@ from torch import Tensor
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import Derived, logarithm, rounded
-from verifiable_relu.network.nodes import Gelu, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import FUNCTIONS, Function, Gelu, LeakyRelu, Relu, curve
 from verifiable_relu.network.onnx.call import Call, Converter, Value, converts
 from verifiable_relu.network.onnx.elementwise import divided
 from verifiable_relu.network.onnx.reduce import axes_of, summed
-from verifiable_relu.network.transient import Erf
 
 
 def _activation(call: Call, kind: type[Any], **parameters: Tensor) -> Value:
@@ -25,37 +24,25 @@ def _activation(call: Call, kind: type[Any], **parameters: Tensor) -> Value:
 
 def smooth(build: Builder, x: int, function: str, name: str, parameter: float = 1.0) -> int:
     """A node of a smooth function, by its name."""
-    number = torch.tensor(parameter, dtype=torch.float32)
-    node = Smooth(name=name, inputs=(x,), shape=build.shape(x), function=function, parameter=number)
-    return build.append(node)
+    return build.append(curve(function, name, (x,), build.shape(x), parameter))
 
 
-@converts("Relu", 6, 13, 14)
+@converts("Relu", 6, 13, 14, group="pieces")
 def _relu(call: Call) -> Value:
     return _activation(call, Relu)
 
 
-@converts("LeakyRelu", 6, 16)
+@converts("LeakyRelu", 6, 16, group="pieces")
 def _leaky_relu(call: Call) -> Value:
     return _activation(call, LeakyRelu, slope=torch.tensor(call.get("alpha", 0.01), dtype=torch.float32))
 
 
-@converts("PRelu", 7, 9, 16)
+@converts("PRelu", 7, 9, 16, group="pieces")
 def _prelu(call: Call) -> Value:
     return _activation(call, LeakyRelu, slope=call.beside(call.constant(1), call.value()))
 
 
-@converts("Sigmoid", 6, 13)
-def _sigmoid(call: Call) -> Value:
-    return _activation(call, Sigmoid)
-
-
-@converts("Tanh", 6, 13)
-def _tanh(call: Call) -> Value:
-    return _activation(call, Tanh)
-
-
-@converts("Gelu", 20)
+@converts("Gelu", 20, group="smooth")
 def _gelu(call: Call) -> Value:
     approximate = call.get("approximate", b"none")
     if approximate == b"none":
@@ -65,63 +52,46 @@ def _gelu(call: Call) -> Value:
     raise UnsupportedError(f"its attribute approximate = {approximate!r}")
 
 
-@converts("Erf", 9, 13)
-def _erf(call: Call) -> Value:
-    # Until it is known whether it spells GELU.
-    x = call.value()
-    return Value(call.build.append(Erf(name=call.name, inputs=(x.index,), shape=call.build.shape(x.index))), x.leading)
-
-
 def _smooth(call: Call, function: str, x: Value | None = None, parameter: float = 1.0) -> Value:
     """A smooth function of x, by default of the node's first input."""
     x = x or call.value()
     return Value(smooth(call.build, x.index, function, call.name, parameter), x.leading)
 
 
-PLAIN = {
-    "Atan": (7, 22), "Cos": (7, 22), "Exp": (6, 13), "HardSwish": (14, 22), "Log": (6, 13), "Mish": (18, 22),
-    "Reciprocal": (6, 13), "Sin": (7, 22), "Softplus": (1, 22), "Softsign": (1, 22), "Sqrt": (6, 13),
-}  # fmt: skip
-"""Operators without attributes that are functions of one variable, by the name of both, and their versions."""
+def _positive(call: Call, attribute: str) -> float:
+    found: float = call.get(attribute, 1.0)
+    if not found > 0:
+        raise UnsupportedError(f"its attribute {attribute} = {found}")
+    return found
 
 
-def _plain(operator: str) -> Converter:
-    return lambda call: _smooth(call, operator)
+def _row(name: str, known: Function) -> Converter:
+    """What reads the operator of a row of ``FUNCTIONS``."""
+    return lambda call: _smooth(call, name, None, _positive(call, known.attribute) if known.attribute else 1.0)
 
 
-for _operator, _versions in PLAIN.items():
-    converts(_operator, *_versions)(_plain(_operator))
+for _name, _known in FUNCTIONS.items():
+    converts(_known.operator, *_known.versions, group="smooth")(_row(_name, _known))
 
 
-@converts("Elu", 6, 22)
-def _elu(call: Call) -> Value:
-    return _elu_of(call, call.value(), call.get("alpha", 1.0))
-
-
-def _elu_of(call: Call, x: Value, alpha: float) -> Value:
-    if not alpha > 0:
-        raise UnsupportedError(f"its attribute alpha = {alpha}")
-    return _smooth(call, "ELU", x, alpha)
-
-
-@converts("Selu", 6, 22)
+@converts("Selu", 6, 22, group="smooth")
 def _selu(call: Call) -> Value:
     # Attributes are float32 numbers, their defaults too.
     alpha, gamma = (call.get(*default) for default in (("alpha", 1.6732631921768188), ("gamma", 1.0507010221481323)))
-    return _scaled(call, _elu_of(call, call.value(), alpha), gamma)
-
-
-@converts("Celu", 12, 28)
-def _celu(call: Call) -> Value:
-    # max(x, 0) + min(0, α·(exp(x/α) − 1)) is α·ELU(x/α).
-    alpha = call.get("alpha", 1.0)
     if not alpha > 0:
         raise UnsupportedError(f"its attribute alpha = {alpha}")
+    return _scaled(call, _smooth(call, "ELU", None, alpha), gamma)
+
+
+@converts("Celu", 12, 28, group="smooth")
+def _celu(call: Call) -> Value:
+    # max(x, 0) + min(0, α·(exp(x/α) − 1)) is α·ELU(x/α).
+    alpha = _positive(call, "alpha")
     inside = divided(call, call.value(), torch.tensor(alpha, dtype=torch.float32))
-    return _scaled(call, _elu_of(call, inside, 1.0), alpha)
+    return _scaled(call, _smooth(call, "ELU", inside), alpha)
 
 
-@converts("Swish", 24)
+@converts("Swish", 24, group="smooth")
 def _swish(call: Call) -> Value:
     # x·σ(α·x) is SiLU(α·x)/α.
     alpha = call.get("alpha", 1.0)
@@ -138,7 +108,7 @@ def _scaled(call: Call, x: Value, factor: float) -> Value:
     return Value(call.build.scale(x.index, call.name, scale=number), x.leading)
 
 
-@converts("Pow", 7, 12, 13, 15)
+@converts("Pow", 7, 12, 13, 15, group="smooth")
 def _pow(call: Call) -> Value:
     base = call.inputs[0]
     if isinstance(base, np.ndarray):
@@ -195,21 +165,21 @@ def _reduced(call: Call, before: str | None, after: str | None) -> Value:
     return total if after is None else _smooth(call, after, total)
 
 
-@converts("ReduceSumSquare", 1, 11, 13, 18)
+@converts("ReduceSumSquare", 1, 11, 13, 18, group="smooth")
 def _sum_of_squares(call: Call) -> Value:
     return _reduced(call, "Square", None)
 
 
-@converts("ReduceL2", 1, 11, 13, 18)
+@converts("ReduceL2", 1, 11, 13, 18, group="smooth")
 def _euclidean(call: Call) -> Value:
     return _reduced(call, "Square", "Sqrt")
 
 
-@converts("ReduceLogSum", 1, 11, 13, 18, 28)
+@converts("ReduceLogSum", 1, 11, 13, 18, 28, group="smooth")
 def _log_of_sum(call: Call) -> Value:
     return _reduced(call, None, "Log")
 
 
-@converts("ReduceLogSumExp", 1, 11, 13, 18, 28)
+@converts("ReduceLogSumExp", 1, 11, 13, 18, 28, group="smooth")
 def _log_of_sum_of_exponentials(call: Call) -> Value:
     return _reduced(call, "Exp", "Log")

@@ -184,19 +184,30 @@ None stands for an output that is not read; a node that takes it is refused.
 """
 
 
-def converts(operator: str, *versions: int) -> Callable[[Converter], Converter]:
+GROUPS = ("affine", "pieces", "maxima", "smooth", "products")
+"""What operators become: affine maps alone, or also piecewise-linear activations, maxima written with ReLUs, smooth
+functions of one variable, or products of computed values."""
+
+GROUP: dict[str, str] = {}
+"""The group of each operator."""
+
+
+def converts(operator: str, *versions: int, group: str = GROUPS[0]) -> Callable[[Converter], Converter]:
     """Register what reads an operator.
 
     Args:
         operator: of the standard domain, or of ai.onnx.ml, which share no names.
         versions: the opsets in which a definition of the operator began that the converter reads. An operator in
             any other version is refused: its meaning may differ.
+        group: what it becomes, of ``GROUPS``.
     """
+    assert group in GROUPS
 
     def register(converter: Converter) -> Converter:
         for version in versions:
             assert (operator, version) not in CONVERTERS
             CONVERTERS[operator, version] = converter
+            GROUP[operator] = group
         return converter
 
     return register

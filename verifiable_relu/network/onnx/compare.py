@@ -15,6 +15,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network.agreement import Parting, parting, sample_points
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
+from verifiable_relu.rounding import unit_roundoff
 
 _COMPLAINT = "the network that was read does not compute what the file does"
 
@@ -102,10 +103,10 @@ class _Source(Protocol):
 
 
 _TYPES = {
-    "tensor(float)": (np.float32, torch.float32, 2.0**-24),
+    "tensor(float)": (np.float32, torch.float32, unit_roundoff(torch.float32)),
     # onnxruntime computes erf of float64 numbers in float32, and so is whatever stands behind a Cast to it.
-    "tensor(double)": (np.float64, torch.float64, 2.0**-24),
-    "tensor(float16)": (np.float16, torch.float32, 2.0**-11),
+    "tensor(double)": (np.float64, torch.float64, unit_roundoff(torch.float32)),
+    "tensor(float16)": (np.float16, torch.float32, unit_roundoff(torch.float16)),
 }
 """By the type of a file's input: the type of its arrays, that in which it is compared, and its unit roundoff."""
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import deviations, quotient
-from verifiable_relu.network.nodes import Scale, Smooth
+from verifiable_relu.network.nodes import Scale, curve
+from verifiable_relu.network.nodes.affine import Division
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.moves import expanded
-from verifiable_relu.network.transient import Division
 
 
 @converts("BatchNormalization", 7, 9, 14, 15)
@@ -140,10 +140,7 @@ def _div(call: Call) -> Value:
 
 def reciprocal(call: Call, x: Value) -> int:
     """1/x as a node."""
-    one = torch.ones(())
-    shape = call.build.shape(x.index)
-    node = Smooth(name=call.name, inputs=(x.index,), shape=shape, function="Reciprocal", parameter=one)
-    return call.build.append(node)
+    return call.build.append(curve("Reciprocal", call.name, (x.index,), call.build.shape(x.index)))
 
 
 @converts("IsNaN", 9, 13, 20)

@@ -16,6 +16,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.nodes import LeakyRelu, Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import broadcast, negative
+from verifiable_relu.rounding import largest
 
 FAR = 2.0**12
 """Beyond it, an end is not added to and subtracted from values: rounding, relative to the end, would drown them.
@@ -106,12 +107,12 @@ def bounded(call: Call, x: int, end: Tensor, sign: int) -> int:
     return build.scale(above, name, scale=turn, shift=end)
 
 
-@converts("Max", 6, 8, 12, 13)
+@converts("Max", 6, 8, 12, 13, group="maxima")
 def _max(call: Call) -> Result:
     return _largest(call, 1)
 
 
-@converts("Min", 6, 8, 12, 13)
+@converts("Min", 6, 8, 12, 13, group="maxima")
 def _min(call: Call) -> Result:
     return _largest(call, -1)
 
@@ -121,7 +122,7 @@ def _largest(call: Call, sign: int) -> Result:
     return functools.reduce(lambda x, y: larger(call, x, y, sign), values)
 
 
-@converts("Clip", 6, 11, 12, 13)
+@converts("Clip", 6, 11, 12, 13, group="maxima")
 def _clip(call: Call) -> Value:
     x = call.value()
     unbounded = np.float32(-np.inf), np.float32(np.inf)
@@ -145,20 +146,18 @@ def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
     """
     if bool((low > high).any()):
         raise UnsupportedError(f"clips to nothing, [{float(low)}, {float(high)}]")
-    low, high = (
-        torch.where(end.abs() >= torch.finfo(end.dtype).max, end.sign() * torch.inf, end) for end in (low, high)
-    )
+    low, high = (torch.where(end.abs() >= largest(end.dtype), end.sign() * torch.inf, end) for end in (low, high))
     return Value(bounded(call, bounded(call, x.index, low, 1), high, -1), x.leading)
 
 
-@converts("Abs", 6, 13)
+@converts("Abs", 6, 13, group="maxima")
 def _abs(call: Call) -> Value:
     # max(x, 0) + s·min(x, 0) with s = −1.
     x = call.value()
     return Value(call.build.activation(x.index, LeakyRelu, call.name, slope=torch.tensor(-1.0)), x.leading)
 
 
-@converts("HardSigmoid", 6, 22)
+@converts("HardSigmoid", 6, 22, group="maxima")
 def _hard_sigmoid(call: Call) -> Value:
     x = call.value()
     alpha, beta = (torch.tensor(call.get(name, value)) for name, value in (("alpha", 0.2), ("beta", 0.5)))
@@ -166,7 +165,7 @@ def _hard_sigmoid(call: Call) -> Value:
     return clipped(call, line, torch.tensor(0.0), torch.tensor(1.0))
 
 
-@converts("ThresholdedRelu", 10, 22)
+@converts("ThresholdedRelu", 10, 22, group="pieces")
 def _thresholded_relu(call: Call) -> Value:
     if call.get("alpha", 1.0) != 0:
         raise UnsupportedError("jumps at its threshold")

@@ -66,7 +66,7 @@ def _classifier(call: Call) -> list[Result | None]:
     return [None, scores]
 
 
-@converts("Normalizer", 1)
+@converts("Normalizer", 1, group="products")
 def _normalizer(call: Call) -> Value:
     norms = {b"L1": ("ReduceL1", 13), b"L2": ("ReduceL2", 13)}
     norm = call.get("norm", b"MAX")

@@ -26,6 +26,7 @@ from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
 from verifiable_relu.network.onnx.extremes import clipped
 from verifiable_relu.network.onnx.moves import ordered
 from verifiable_relu.network.onnx.shapes import axis_of
+from verifiable_relu.rounding import above
 
 MAX_DIFFERENCES = 1 << 15
 """Most differences of the numbers of all rows of one softmax."""
@@ -184,7 +185,7 @@ class _Exponentials:
         return index if self.there is None else self.call.build.scale(index, self.call.name, scale=self.there)
 
 
-@converts("Softmax", 1, 11, 13)
+@converts("Softmax", 1, 11, 13, group="smooth")
 def _softmax(call: Call) -> Value:
     parts = _Exponentials.of(call)
     rows, build, name = parts.rows, call.build, call.name
@@ -198,7 +199,7 @@ def _softmax(call: Call) -> Value:
     return rows.back(_within(call, found, 0.0, 1.0))
 
 
-@converts("LogSoftmax", 1, 11, 13)
+@converts("LogSoftmax", 1, 11, 13, group="smooth")
 def _log_softmax(call: Call) -> Value:
     parts, minus = _Exponentials.of(call), torch.tensor(-1.0)
     rows, build, name = parts.rows, call.build, call.name
@@ -232,7 +233,7 @@ def _normalised(call: Call, x: Value, axes: Sequence[int], epsilon: float, centr
     shifted = build.scale(mean, name, shift=torch.tensor(np.float32(epsilon)))
     found = build.product(values, rows.repeated(smooth(build, shifted, "InverseRoot", name)), name)
     # d_i² is at most n times the mean of all squares, and n − 1 times where the numbers add up to 0.
-    most = float(np.nextafter(np.float32(math.sqrt(rows.length - centred)), np.float32(np.inf)))
+    most = float(above(np.float32(math.sqrt(rows.length - centred))))
     return rows.back(_within(call, found, -most, most))
 
 
@@ -248,7 +249,7 @@ def _beside(call: Call, position: int, x: Value) -> Tensor | None:
     return None if given is None else call.beside(given, x)
 
 
-@converts("LayerNormalization", 17)
+@converts("LayerNormalization", 17, group="products")
 def _layer_normalisation(call: Call) -> Value:
     x = call.value()
     rank = len(call.shape(x))
@@ -257,7 +258,7 @@ def _layer_normalisation(call: Call) -> Value:
     return _stretched(call, found, _beside(call, 1, x), _beside(call, 2, x))
 
 
-@converts("RMSNormalization", 23)
+@converts("RMSNormalization", 23, group="products")
 def _root_mean_square_normalisation(call: Call) -> Value:
     x = call.value()
     rank = len(call.shape(x))
@@ -266,7 +267,7 @@ def _root_mean_square_normalisation(call: Call) -> Value:
     return _stretched(call, found, _beside(call, 1, x), None)
 
 
-@converts("InstanceNormalization", 1, 6, 22)
+@converts("InstanceNormalization", 1, 6, 22, group="products")
 def _instance_normalisation(call: Call) -> Value:
     x = call.value()
     rank = len(call.shape(x))
@@ -275,7 +276,7 @@ def _instance_normalisation(call: Call) -> Value:
     return _stretched(call, found, *(tensor(call.constant(i)).reshape(channels) for i in (1, 2)))
 
 
-@converts("GroupNormalization", 21)
+@converts("GroupNormalization", 21, group="products")
 def _group_normalisation(call: Call) -> Value:
     x = call.value()
     shape, groups = call.shape(x), call.get("num_groups", 1)

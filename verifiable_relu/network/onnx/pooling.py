@@ -66,14 +66,14 @@ def _global_average_pool(call: Call) -> Value:
     return _means(call, x, shape, (1,) * (len(shape) - 2), cells, np.array([[cells.size]]))
 
 
-@converts("MaxPool", 1, 8, 10, 11, 12, 22)
+@converts("MaxPool", 1, 8, 10, 11, 12, 22, group="maxima")
 def _max_pool(call: Call) -> Value:
     x, shape = _images(call)
     seen = windows(call, shape[2:], tuple(call.get("kernel_shape", ())))
     return _maxima(call, x, shape, seen.outputs, seen.cells())
 
 
-@converts("GlobalMaxPool", 1, 22)
+@converts("GlobalMaxPool", 1, 22, group="maxima")
 def _global_max_pool(call: Call) -> Value:
     x, shape = _images(call)
     cells = np.arange(math.prod(shape[2:]))[None]

@@ -46,6 +46,7 @@ from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, ops
 from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
 from verifiable_relu.network.onnx.spelled import bare, spelled
 from verifiable_relu.network.simplify import simplify
+from verifiable_relu.rounding import SOFTPLUS_SHARE
 from verifiable_relu.settings import neutral
 
 __all__ = ["CONVERTERS", "onnx_bytes", "read_onnx"]
@@ -296,8 +297,8 @@ class _Reading:
         if isinstance(chosen, Value) and isinstance(other, Value) and chosen.index == index and threshold >= 20:
             function = self.build.nodes[other.index]
             if isinstance(function, Smooth) and function.function == "Softplus" and function.inputs == (index,):
-                factor = torch.tensor(1 - 2.0**-34, dtype=torch.float64)
-                return Value(self.build.scale(other.index, label, scale=factor, error=2.0**-33), other.leading)
+                factor = torch.tensor(SOFTPLUS_SHARE[0], dtype=torch.float64)
+                return Value(self.build.scale(other.index, label, scale=factor, error=SOFTPLUS_SHARE[1]), other.leading)
         raise UnsupportedError("a comparison of computed values decides what is computed")
 
     def _cast_like(self, node: onnx.NodeProto, given: _Named | None, like: _Named | None) -> _Named:

@@ -65,7 +65,7 @@ def _mean(call: Call) -> Value:
     return summed(call, call.value(), mean=True)
 
 
-@converts("ReduceL1", 1, 11, 13, 18)
+@converts("ReduceL1", 1, 11, 13, 18, group="maxima")
 def _sum_of_sizes(call: Call) -> Value:
     x = call.value()
     size = call.build.activation(x.index, LeakyRelu, call.name, slope=torch.tensor(-1.0))
@@ -84,7 +84,7 @@ def _extreme(call: Call, sign: int) -> Value:
     return call.reshaped(Value(extreme(call, x.index, candidates, sign), False), _shape(call, axes))
 
 
-@converts("ReduceProd", 1, 11, 13, 18)
+@converts("ReduceProd", 1, 11, 13, 18, group="products")
 def _product(call: Call) -> Value:
     x, axes = call.value(), axes_of(call)
     if not axes:
@@ -100,11 +100,11 @@ def _product(call: Call) -> Value:
     return call.reshaped(Value(factors[0], False), _shape(call, axes))
 
 
-@converts("ReduceMax", 1, 11, 12, 13, 18, 20)
+@converts("ReduceMax", 1, 11, 12, 13, 18, 20, group="maxima")
 def _max(call: Call) -> Value:
     return _extreme(call, 1)
 
 
-@converts("ReduceMin", 1, 11, 12, 13, 18, 20)
+@converts("ReduceMin", 1, 11, 12, 13, 18, 20, group="maxima")
 def _min(call: Call) -> Value:
     return _extreme(call, -1)

@@ -13,11 +13,12 @@ from fractions import Fraction
 import numpy as np
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.derived import UNIT, Derived, both, rounded
+from verifiable_relu.network.derived import Derived, both, rounded
 from verifiable_relu.network.onnx.call import Call, Value, converts
 from verifiable_relu.network.onnx.moves import Numbered, moved
 from verifiable_relu.network.onnx.shapes import axis_of
 from verifiable_relu.network.onnx.windows import MAX_CELLS
+from verifiable_relu.rounding import LEAST_WEIGHT, UNIT
 
 _HALF = Fraction(1, 2)
 
@@ -180,7 +181,7 @@ def _interpolated(
         assert isinstance(found, Value)
         return found
     wide = np.broadcast_to(weight, full).reshape(count, -1).T
-    if bool(((wide != 0) & (np.abs(wide) < 2.0**-500)).any()):
+    if bool(((wide != 0) & (np.abs(wide) < LEAST_WEIGHT)).any()):
         raise UnsupportedError("weights next to 0")
     return call.sparse(x.index, rows, wide, shape, error=error)
 

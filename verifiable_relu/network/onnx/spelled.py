@@ -5,9 +5,8 @@
     x·tanh(softplus(x))   Mish
     x·x, x·x²             powers
 
-Reading gives erf as a node of its own (``network.transient``), which no network may keep. ``spelled`` puts a function
-in the place of each product that spells one: bounds of a function of x know that both factors are of the same x. It
-looks at nodes, never at the file's names, of which one value may have several.
+``spelled`` puts a function in the place of each product that spells one: bounds of a function of x know that both
+factors are of the same x. It looks at nodes, never at the file's names, of which one value may have several.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.derived import above, hardness, multiple, narrow, scaled_hardness
-from verifiable_relu.network.nodes import Gelu, Node, Product, Scale, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.derived import hardness, multiple, narrow, scaled_hardness
+from verifiable_relu.network.nodes import Curve, Gelu, Node, Product, Scale, curve
 from verifiable_relu.network.simplify import live
-from verifiable_relu.network.transient import Erf
+from verifiable_relu.rounding import MODERATE, not_below
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class _Scaled:
 
 
 def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
-    """Put a function of one variable in the place of every product that spells it, and of every erf that is left.
+    """Put a function of one variable in the place of every product that spells it.
 
     Args:
         nodes: in topological order.
@@ -55,7 +54,7 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
         found = _gelu(made, moved) if isinstance(moved, Product) else None
         if found is None:
             other = _other(made, moved) if isinstance(moved, Product) else None
-            made.append(moved if other is None else _function(moved, *other))
+            made.append(moved if other is None else curve(other[0], node.name, (other[1],), node.shape))
         else:
             base, lam, number, error = found
             made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=lam))
@@ -72,7 +71,7 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                 )
                 made.append(scale)
         at.append(len(made) - 1)
-    return [_function(node, "Erf", *node.inputs) if isinstance(node, Erf) else node for node in made], at[output]
+    return made, at[output]
 
 
 def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
@@ -88,7 +87,7 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
         if isinstance(moved, Gelu):
             first = _steps(made, moved.inputs[0])[-1]
             lam = first.slope * Fraction(float(moved.lam))
-            fits = not first.offset and made[first.base].shape == moved.shape and 2**-40 <= lam <= 2**40
+            fits = not first.offset and made[first.base].shape == moved.shape and MODERATE[0] <= lam <= MODERATE[1]
             number = scaled_hardness(lam, first.error) if fits else None
             if number is not None and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
                 wide = torch.tensor([float(first.slope), 0.0], dtype=torch.float64)
@@ -101,16 +100,11 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
                     center=zero,
                     scale=factor,
                     shift=zero,
-                    weight_error=above(first.error),
+                    weight_error=not_below(first.error),
                 )
         made.append(moved)
         at.append(len(made) - 1)
     return live(made, at[output])
-
-
-def _function(node: Node, function: str, base: int) -> Smooth:
-    """A function of the node ``base`` in the place of a node."""
-    return Smooth(name=node.name, inputs=(base,), shape=node.shape, function=function, parameter=torch.ones(()))
 
 
 def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:
@@ -119,18 +113,18 @@ def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:
         if x == second:
             return "Square", x
         factor = nodes[second]
-        if isinstance(factor, Sigmoid) and factor.inputs == (x,):
+        if _is(factor, "Sigmoid") and factor.inputs == (x,):
             return "SiLU", x
         if _is(factor, "Square") and factor.inputs == (x,):
             return "Cube", x
-        inner = nodes[factor.inputs[0]] if isinstance(factor, Tanh) else factor
-        if isinstance(factor, Tanh) and _is(inner, "Softplus") and inner.inputs == (x,):
+        inner = nodes[factor.inputs[0]] if _is(factor, "Tanh") else factor
+        if _is(inner, "Softplus") and inner is not factor and inner.inputs == (x,):
             return "Mish", x
     return None
 
 
 def _is(node: Node, function: str) -> bool:
-    return isinstance(node, Smooth) and node.function == function
+    return isinstance(node, Curve) and node.function == function
 
 
 def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, Tensor, Tensor, float] | None:
@@ -142,7 +136,7 @@ def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, Tensor, Tensor,
     for left, right in (product.inputs, product.inputs[::-1]):
         one = _steps(nodes, left)[-1]
         erf = nodes[one.base]
-        if not isinstance(erf, Erf) or one.offset != one.slope or one.error or not one.slope:
+        if not _is(erf, "Erf") or one.offset != one.slope or one.error or not one.slope:
             continue
         inside = {step.base: step for step in _steps(nodes, erf.inputs[0]) if not step.offset}
         for step in _steps(nodes, right):

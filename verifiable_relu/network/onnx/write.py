@@ -19,7 +19,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
-    Gelu,
+    Curve,
     Hardened,
     Identity,
     LeakyRelu,
@@ -31,10 +31,7 @@ from verifiable_relu.network.nodes import (
     Relu,
     Reshape,
     Scale,
-    Sigmoid,
-    Smooth,
     Sparse,
-    Tanh,
 )
 
 # Old enough for every reader; Gelu came with the second.
@@ -219,39 +216,43 @@ def _permute(writer: _Writer, node: Permute, inputs: list[str], output: str) -> 
     writer.emit("Transpose", inputs, output, perm=axes)
 
 
-def _gelu(writer: _Writer, node: Gelu, inputs: list[str], output: str) -> None:
-    writer.smooth = True
-    if bool(node.lam == 1):
+def _gelu(writer: _Writer, node: Curve, inputs: list[str], output: str) -> None:
+    if bool(node.parameter == 1):
         writer.emit("Gelu", inputs, output)
         return
-    lam = writer.parameter(node, f"{output}.lambda", node.lam)
+    lam = writer.parameter(node, f"{output}.lambda", node.parameter)
     hard = writer.emit("Mul", [*inputs, lam], f"{output}.hard")
     writer.emit("Div", [writer.emit("Gelu", [hard], f"{output}.gelu"), lam], output)
 
 
-_SMOOTH = {
-    "Atan": "Atan", "Cos": "Cos", "ELU": "Elu", "Erf": "Erf", "Exp": "Exp", "HardSwish": "HardSwish", "Log": "Log",
-    "Mish": "Mish", "Reciprocal": "Reciprocal", "Sin": "Sin", "Softplus": "Softplus", "Softsign": "Softsign",
-    "Sqrt": "Sqrt",
-}  # fmt: skip
-"""The operator of ONNX that computes a smooth function, by the function's name, where there is one."""
+def _cube(writer: _Writer, node: Curve, inputs: list[str], output: str) -> None:
+    writer.emit("Mul", [writer.emit("Mul", inputs * 2, f"{output}.square"), *inputs], output)
 
 
-def _smooth(writer: _Writer, node: Smooth, inputs: list[str], output: str) -> None:
-    writer.smooth = True
-    if node.function == "tanh-GELU":
-        writer.emit("Gelu", inputs, output, approximate="tanh")
-    elif node.function == "SiLU":
-        writer.emit("Mul", [*inputs, writer.emit("Sigmoid", inputs, f"{output}.sigmoid")], output)
-    elif node.function == "InverseRoot":
-        writer.emit("Reciprocal", [writer.emit("Sqrt", inputs, f"{output}.root")], output)
-    elif node.function in ("Square", "Cube"):
-        square = writer.emit("Mul", inputs * 2, output if node.function == "Square" else f"{output}.square")
-        if node.function == "Cube":
-            writer.emit("Mul", [square, *inputs], output)
+_SPELLED: dict[str, Callable[[_Writer, Curve, list[str], str], object]] = {
+    "GELU": _gelu,
+    "tanh-GELU": lambda writer, _, x, output: writer.emit("Gelu", x, output, approximate="tanh"),
+    "SiLU": lambda writer, _, x, output: writer.emit(
+        "Mul", [*x, writer.emit("Sigmoid", x, f"{output}.sigmoid")], output
+    ),
+    "InverseRoot": lambda writer, _, x, output: writer.emit(
+        "Reciprocal", [writer.emit("Sqrt", x, f"{output}.root")], output
+    ),
+    "Square": lambda writer, _, x, output: writer.emit("Mul", x * 2, output),
+    "Cube": _cube,
+}
+"""How functions are written that are no operator of their own."""
+
+
+def _curve(writer: _Writer, node: Curve, inputs: list[str], output: str) -> None:
+    known = node.known
+    # Those that the first opset has, too, are left to it.
+    writer.smooth |= node.op not in ("Sigmoid", "Tanh")
+    if known.operator:
+        attributes = {known.attribute: float(node.parameter)} if known.attribute else {}
+        writer.emit(known.operator, inputs, output, **attributes)
     else:
-        attributes = {"alpha": float(node.parameter)} if node.function == "ELU" else {}
-        writer.emit(_SMOOTH[node.function], inputs, output, **attributes)
+        _SPELLED[node.function](writer, node, inputs, output)
 
 
 def _leaky_relu(writer: _Writer, node: LeakyRelu, inputs: list[str], output: str) -> None:
@@ -281,12 +282,9 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Identity: _plain("Identity"),
         Reshape: _reshape,
         Permute: _permute,
-        Gelu: _gelu,
         LeakyRelu: _leaky_relu,
         Relu: _plain("Relu"),
-        Sigmoid: _plain("Sigmoid"),
-        Tanh: _plain("Tanh"),
-        Smooth: _smooth,
+        Curve: _curve,
         Hardened: Refusal("a set of networks cannot be written as one ONNX file"),
     },
 )

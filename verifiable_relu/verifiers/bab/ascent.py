@@ -186,6 +186,12 @@ class Bounded:
         return Bounded(self.bound[chosen], self.columns, self.w[chosen], v, *parts)
 
 
+_LEAST = 1e-30
+"""Heuristic: what steps are divided by is at least this."""
+
+_CLOSED = 1e-6
+"""Heuristic: an objective above 0 by this part of its size counts as closed in float32."""
+
 _FACTOR = 2.0
 """What Polyak's step is multiplied with."""
 
@@ -223,12 +229,12 @@ class DualAscent:
         self._strip = strip
         self._base, self._base_constant = self._centred(strip.base)
         self._share = (1 / width).to(dtype)
-        self._scale = ((upper - lower).clamp(min=1e-30) ** -2).to(dtype).clamp(max=1e30)
+        self._scale = ((upper - lower).clamp(min=_LEAST) ** -2).to(dtype).clamp(max=1e30)
         sizes = strip.rows.matrix.abs().sum(1) + strip.rows.constant.abs()
-        self._row_scale = ((sizes[objectives:] + 1e-30) ** -2).to(dtype).clamp(max=1e30)
+        self._row_scale = ((sizes[objectives:] + _LEAST) ** -2).to(dtype).clamp(max=1e30)
         self.curves = strip.curves
         self.objectives = objectives
-        self.closed = 1e-6 * sizes[:objectives].to(dtype)
+        self.closed = _CLOSED * sizes[:objectives].to(dtype)
         self.aim = 2 * self.closed
 
     def _centred(self, forms: Forms) -> tuple[Tensor, Tensor]:
@@ -257,7 +263,7 @@ class DualAscent:
             moved_mu = gradient_mu if moved_mu is None else gradient_mu.add_(moved_mu, alpha=_MOMENTUM)
             along, along_mu = moved * view.scale, moved_mu * self._row_scale
             length = (along * moved).sum(1) + (along_mu * moved_mu).sum(1)
-            size = _FACTOR * (aim - bound).clamp(min=0) / length.clamp(min=1e-30)
+            size = _FACTOR * (aim - bound).clamp(min=0) / length.clamp(min=_LEAST)
             multipliers = view.clamped(multipliers, torch.addcmul(multipliers, size[:, None], along), limits)
             mu = torch.addcmul(mu, size[:, None], along_mu).clamp_(min=0)
         batch.multipliers = torch.zeros_like(batch.multipliers)

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import activations
-from verifiable_relu.bounds.rounding import band_outward, lines_outward, unit_roundoff
+from verifiable_relu.bounds.rounding import band_outward, lines_outward
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Identity, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import Activation, Kinked
+from verifiable_relu.rounding import FEW, LEAST_WIDTH, TINY, divisor, unit_roundoff
 
 if TYPE_CHECKING:
     from verifiable_relu.verifiers.bab.folded import Folded
@@ -48,25 +48,24 @@ _POINTS = 16
 _SHARES = torch.arange(_POINTS + 1, dtype=torch.float64)[:, None] / _POINTS
 """(points, 1) where activations are evaluated to see how they bend, in parts of a segment's width."""
 
-_TINY = torch.finfo(torch.float64).tiny
-
-_LEAST = 2.0**-60
-"""A remainder's width is at least this part of the neuron's size, so that dividing by it is harmless."""
-
 STRAIGHT = 2.0**-30
-"""A neuron that a line follows up to this part of its values is taken for the line; the rest counts as an error."""
+"""Heuristic: a neuron that a line follows up to this part of its values is taken for the line.
 
-IS_SMOOTH: Table[bool] = Table(
-    "branch and bound",
-    {
-        Relu: False,
-        LeakyRelu: False,
-        **dict.fromkeys((Sigmoid, Tanh, Gelu, Smooth, Hardened), True),
-        Identity: Refusal("only piecewise-linear networks and smooth functions of one variable are split"),
-    },
-    group=Activation,
-)
-"""Whether neurons of a kind are split at points of their own; the others are split into the two phases at zero."""
+The rest counts as an error.
+"""
+
+
+def is_smooth(node: Activation) -> bool:
+    """Whether neurons are split at points of their own; others are split into the two phases at zero.
+
+    Raises:
+        UnsupportedError: for an activation that is not split.
+    """
+    if activations.row(node).curve is None and not isinstance(node, Kinked):
+        raise UnsupportedError(
+            "only piecewise-linear networks and smooth functions of one variable are split", place=node.place
+        )
+    return not isinstance(node, Kinked)
 
 
 def outer_lines(node: Activation, bounds: Bounds) -> Lines:
@@ -87,7 +86,7 @@ def band(node: Activation, bounds: Bounds, slope: Tensor) -> Bounds:
     return band_outward(node, bounds, curve(node).lines(node, bounds, slope, slope), slope)
 
 
-def curve(node: Activation) -> activations.Curve:
+def curve(node: Activation) -> activations.SmoothLines:
     """What bound propagation knows of a smooth activation."""
     found = activations.row(node).curve
     assert found is not None
@@ -116,7 +115,7 @@ class Straight:
         slope = (slopes.lower_slope + slopes.upper_slope) / 2
         rest = band(node, bounds, slope)
         offset = (rest.lower + rest.upper) / 2
-        error = torch.maximum(rest.upper - offset, offset - rest.lower) * (1 + 2.0**-50) + _TINY
+        error = torch.maximum(rest.upper - offset, offset - rest.lower) * FEW + TINY
         image = activations.image(node, bounds)
         values = torch.maximum(image.lower.abs(), image.upper.abs())
         return Straight(error <= STRAIGHT * values, slope, offset, error)
@@ -162,7 +161,7 @@ class Curves:
             rest = band(node, Bounds(lower[part], upper[part]), t)
             self.offset[part], top[part] = rest.lower, rest.upper
         size = self._slope.abs() * self._reach + self.offset.abs() + top.abs()
-        self.width = torch.maximum((top - self.offset) * (1 + 2.0**-50), _LEAST * size) + _TINY
+        self.width = torch.maximum((top - self.offset) * FEW, LEAST_WIDTH * size) + TINY
         shape = (count, SEGMENTS)
         self._ends = torch.zeros(2, *shape, dtype=torch.float64)
         self._rate, self._offset, self._gap = (torch.zeros(2, *shape, dtype=torch.float64) for _ in range(3))
@@ -293,7 +292,7 @@ class Curves:
 def _area(x: Tensor, y: Tensor) -> Tensor:
     """(count,) that of the band about the chord of curves that holds all of their points (points, count)."""
     width = x[-1] - x[0]
-    rate = (y[-1] - y[0]) / width.clamp(min=1e-300)
+    rate = (y[-1] - y[0]) / divisor(width)
     rest = y - y[0] - rate * (x - x[0])
     return (rest.amax(0) - rest.amin(0)) * width
 
@@ -333,7 +332,7 @@ class Segments:
         by_line = q * torch.where(positive, self.offset_below, self.offset_above) + self._least(steep)
         by_band = q.clamp(max=0) + self._least(pull)
         reach = torch.maximum(self.lower.abs(), self.upper.abs())
-        error = 16 * unit_roundoff(q.dtype) * (q.abs() * (self.size + 1) + pull.abs() * reach) + 16 * _TINY
+        error = 16 * unit_roundoff(q.dtype) * (q.abs() * (self.size + 1) + pull.abs() * reach) + 16 * TINY
         return torch.maximum(by_line, by_band), error
 
     def _least(self, slope: Tensor) -> Tensor:

@@ -20,15 +20,10 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.activations import image
-from verifiable_relu.bounds.rounding import gamma, interval_activation
+from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.nodes import Activation
-
-TINY = torch.finfo(torch.float64).tiny
-
-OWN = 1.01
-"""What an error bound is multiplied with to cover the rounding of its own computation, which is relative and small."""
-
+from verifiable_relu.rounding import FEW, OWN, TINY, divisor, gamma
 
 _SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
 """Slopes are multiples of one part of so many, so that certificates need not write many digits.
@@ -132,7 +127,7 @@ class Folded:
     def chords(self, dtype: torch.dtype) -> Tensor:
         """(m,) the slopes of the chords of ReLU-like activations; zero where both bounds are zero in ``dtype``."""
         lower, upper, slope = (t.to(dtype) for t in (self.lower, self.upper, self.slope))
-        return (upper - slope * lower) / (upper - lower).clamp(min=torch.finfo(dtype).tiny)
+        return (upper - slope * lower) / divisor(upper - lower)
 
     @property
     def gap(self) -> Tensor:
@@ -142,7 +137,7 @@ class Folded:
     @property
     def reach(self) -> Tensor:
         """(m,) ≥ |value| of each neuron over the box."""
-        found = torch.maximum(self.upper, -self.lower * self.slope.abs()) * (1 + 2.0**-50) + TINY
+        found = torch.maximum(self.upper, -self.lower * self.slope.abs()) * FEW + TINY
         for start, end in self.blocks:
             node = self.functions.get(int(self.places[start, 0]))
             if node is not None:

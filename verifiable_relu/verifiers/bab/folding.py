@@ -9,7 +9,6 @@ every row comes with a bound of what rounding has changed in its value, for any 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,21 +16,20 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Relaxation
-from verifiable_relu.bounds.rounding import gamma, unit_roundoff
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Permute, Reshape
-from verifiable_relu.network.piecewise import SLOPES
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Permute, Reshape
+from verifiable_relu.rounding import LEAST, OWN, TINY, above, gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
-from verifiable_relu.verifiers.bab.curves import IS_SMOOTH, Straight
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, slopes_of
+from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
+from verifiable_relu.verifiers.bab.folded import Folded, Rows, slopes_of
 
 _WORKING = 1 << 27
 """Bytes of coefficients that are pulled back at once."""
 
 _UNIT = unit_roundoff(torch.float64)
 
-_LEAST = 4 * math.ulp(0.0)
+_LEAST = 4 * LEAST
 """What the few products that make a bound of an error may lose to underflow."""
 
 
@@ -73,7 +71,7 @@ class _Folding:
         self.center = torch.lerp(low, high, 0.5)
         reach = torch.maximum(high - self.center, self.center - low)
         # A difference is rounded, but zero only if it is.
-        self.radius = torch.where(reach > 0, torch.nextafter(reach, torch.tensor(torch.inf).double()), reach)
+        self.radius = torch.where(reach > 0, above(reach), reach)
         self.free = (self.radius > 0).nonzero().squeeze(1)
         self._unstable: dict[int, Tensor] = {}
         self._start: dict[int, int] = {}
@@ -89,12 +87,13 @@ class _Folding:
             bounds = relaxation.pre[index]
             low, high = bounds.lower[sample].flatten(), bounds.upper[sample].flatten()
             assert isinstance(node, Activation)
-            if IS_SMOOTH[node]:
+            if is_smooth(node):
                 self._functions[index] = node
                 straight = self._straight[index] = Straight.of(node, Bounds(low, high))
                 stable, passing, below = straight.chosen, straight.slope, torch.zeros_like(low)
             else:
-                below = SLOPES[node](node).detach().double().expand(node.shape).flatten()
+                assert isinstance(node, Kinked)
+                below = node.below.detach().double().expand(node.shape).flatten()
                 active = low >= 0
                 stable, passing = active | (high <= 0), slopes_of(active, below)
             chosen = (~stable).nonzero().squeeze(1)

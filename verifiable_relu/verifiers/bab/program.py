@@ -21,18 +21,16 @@ from scipy import sparse
 from torch import Tensor
 
 from verifiable_relu.errors import OutOfTime, UnsupportedError
-from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
+from verifiable_relu.rounding import OWN, SCALED_LOST
+from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.base import PATIENCE
 from verifiable_relu.verifiers.solvers import highs
 
 SMALL = 1e-12
-"""Coefficients below are left out (HiGHS ignores them at the latest here), and their rows loosened instead."""
+"""Heuristic: coefficients below are left out, and their rows loosened instead; HiGHS would ignore them."""
 
 _FAR = 1e15
 """Ends of rows beyond are set to this: from 1e20 on HiGHS would take them for none."""
-
-_LOST = 1e-300
-"""What a row may be off by for numbers that are too small for float64 once they are scaled."""
 
 _MULTIPLES = 2.0 ** torch.arange(-10, 60, dtype=torch.float64)
 """Multiples of a ray that are tried: far enough along the right one, the bound is as large as one likes."""
@@ -221,7 +219,7 @@ class Program:
         matrix.data[small] = 0.0
         matrix.eliminate_zeros()
         if loose is not None:
-            outward = OWN * np.concatenate([error, np.zeros(2 * m)]) + 2 * lost + _LOST + loose
+            outward = OWN * np.concatenate([error, np.zeros(2 * m)]) + 2 * lost + SCALED_LOST + loose
             lower, upper = lower - outward, upper + outward
         zero = np.zeros(2 * m)
         return highs.Program(

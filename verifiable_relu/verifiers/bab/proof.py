@@ -27,8 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.rounding import gamma
-from verifiable_relu.verifiers.bab.folded import OWN, TINY
+from verifiable_relu.rounding import OWN, TINY, gamma
 from verifiable_relu.verifiers.bab.strip import Strip
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Relaxation
-from verifiable_relu.bounds.rounding import unit_roundoff
 from verifiable_relu.errors import OutOfTime
+from verifiable_relu.rounding import OWN, unit_roundoff
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.bab.folded import OWN, Folded, Rows
+from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined

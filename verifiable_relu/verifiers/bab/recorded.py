@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu.rounding import CLEAR, CLEAR_OF_WIDTH, LEAST_STEP
 from verifiable_relu.trust.certificate import Branches, Leaf, Plane, Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
@@ -118,17 +119,11 @@ _SAME = 2.0**-8
 _GRID = 2.0**40
 """Slopes of lines that stand for curves are multiples of one by this."""
 
-_SPARE = 1e-11
-"""What a leaf proves is to be above this part of the objective's size: others compute it with other rounding."""
-
 _GAIN = 0.01
 """A neuron's bound is recorded if it makes the interval narrower by this part of it, at least."""
 
 _GIVEN_UP = 0.02
 """The part of what a tighter bound gains that may be given up for shorter multipliers."""
-
-_SPARE_OF_BOUNDS = 2.0**-30
-"""What the leaves of a bound prove is to be above it by this part of the interval's width."""
 
 _STEP = 16
 """Tighter bounds are multiples of 2 to the power of minus this of their intervals' widths, about."""
@@ -227,7 +222,7 @@ class Recorded:
 
     def __init__(self, strip: Strip, proofs: Proofs, adaptive: Tensor) -> None:
         self._strip, self._short = strip, _Short(strip, proofs, adaptive)
-        self._spare = _SPARE * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
+        self._spare = CLEAR * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
 
     def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> Leaves:
         """Nodes that are proven; the arguments are those of ``Proofs.lower``."""
@@ -280,7 +275,7 @@ def worth(folded: Folded, neurons: Tensor, found: Tensor) -> Tensor:
         (2·k,) bounds that are a little lower, −inf where they would not gain enough.
     """
     before, width = torch.cat([folded.lower[neurons], -folded.upper[neurons]]), _widths(folded, neurons)
-    kinked, spare = ~folded.smooth[neurons].repeat(2), _SPARE_OF_BOUNDS * width
+    kinked, spare = ~folded.smooth[neurons].repeat(2), CLEAR_OF_WIDTH * width
     decided = (found >= spare) & kinked
     step = torch.exp2(torch.floor(torch.log2(width)) - _STEP)
     below = torch.floor((found - _GIVEN_UP * (found - before) - spare) / step) * step
@@ -351,7 +346,7 @@ class Refined:
         split, objective = split[kept], objective[kept]
         every, none = torch.ones(strip.folded.size, dtype=torch.bool), torch.zeros(len(kept), 0)
         short = _Short(strip, Proofs(strip, len(bounds)), every)
-        aim = (bounds + _SPARE_OF_BOUNDS * _widths(folded, neurons))[objective]
+        aim = (bounds + CLEAR_OF_WIDTH * _widths(folded, neurons))[objective]
         chosen, _, proven = short.shortened(split, w[kept], none, objective, aim)
         proved = proven >= aim
         places, written = strip.folded.places.numpy(), []
@@ -425,6 +420,6 @@ def rounded(values: Tensor, bits: int) -> Tensor:
     """Values (leaves, k), each row rounded to multiples of a power of two: the largest has so many bits."""
     if not values.shape[1]:
         return values
-    size = torch.log2(values.abs().amax(1, keepdim=True).clamp(min=2.0**-800))
+    size = torch.log2(values.abs().amax(1, keepdim=True).clamp(min=LEAST_STEP))
     step = torch.exp2(torch.floor(size) - (bits - 1))
     return (values / step).round() * step

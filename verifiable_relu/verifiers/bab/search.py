@@ -41,6 +41,9 @@ from verifiable_relu.verifiers.copies import at_once
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
 
+_LEAST = 1e-9
+"""Heuristic: the part of a tree that counts as closed, at least, where its work is estimated."""
+
 _SHORT = 0.2
 """Seconds: where the first process had nothing left so soon, copies are not made again at once."""
 
@@ -102,7 +105,7 @@ class Candidates:
         return None
 
     def _take(self, point: np.ndarray) -> None:
-        claimed = claim(self.query.network, self.query.property, point, self._method, {})
+        claimed = claim(self.query.network, self.query.property, point, self._method)
         if claimed is None or claimed.witness is None or claimed.margin is None:
             return
         if self.query.property.box.contains(claimed.witness) and (not self._strict or claimed.margin < 0):
@@ -223,7 +226,7 @@ class Forest:
         if self._processes == 1 or self.work < self._alone:
             return False
         trees = [tree.now for tree in self._trees.values() if len(tree.now.open) >= self._processes]
-        ahead = sum(now.work * (1 / max(1e-9, now.closed) - 1) for now in trees)
+        ahead = sum(now.work * (1 / max(_LEAST, now.closed) - 1) for now in trees)
         return bool(trees) and ahead >= _WORTH * self._step
 
     def _share(self, work: float) -> None:

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.crown import Adam
-from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.rounding import FEW, OWN, TINY, gamma, tiny
 from verifiable_relu.verifiers.bab.curves import Fan
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows, short, short_smooth
+from verifiable_relu.verifiers.bab.folded import Folded, Rows, short, short_smooth
 
 _SHORT = 2.0**20
 """Coefficients of planes are multiples of one part of so many of the pre-activation's."""
@@ -165,7 +165,7 @@ class _Bound:
 
     def parameters(self, slopes: Tensor) -> Tensor:
         """(m,) of lines below activations with these slopes (m,)."""
-        room = self._room.clamp(min=torch.finfo(torch.float32).tiny)
+        room = self._room.clamp(min=tiny(torch.float32))
         return ((slopes.to(room) - self._least) / room).clamp(0, 1)
 
     def far(self, lines: Tensor) -> Tensor:
@@ -339,7 +339,7 @@ def variables(folded: Folded) -> tuple[Tensor, Tensor]:
     lower, upper = torch.where(relu, 0.0, -reach), reach
     none = torch.zeros(folded.inputs, dtype=torch.float64)
     center = torch.cat([none, (lower + upper) / 2])
-    radius = torch.cat([none + 1, (upper - lower) / 2 * (1 + 2.0**-50)])
+    radius = torch.cat([none + 1, (upper - lower) / 2 * FEW])
     return center, radius
 
 

@@ -19,13 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.rounding import gamma
+from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, epsilon, gamma
 from verifiable_relu.verifiers.bab.curves import Curves
-from verifiable_relu.verifiers.bab.folded import OWN, TINY, Folded, Rows
+from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.slopes import Planes
-
-_LEAST = 2.0**-60
-"""A remainder's bound is at least this part of the pre-activation's magnitude, so that dividing by it is harmless."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +80,9 @@ class Strip:
         lower, upper, slope = folded.lower, folded.upper, folded.slope
         magnitude = torch.maximum(-lower, upper)
         width = torch.maximum(((1 - slopes) * upper).abs(), ((slope - slopes) * lower).abs())
-        self.width = folded.curvature * torch.maximum(width * (1 + 2.0**-50) + TINY, _LEAST * magnitude)
+        self.width = folded.curvature * torch.maximum(width * FEW + TINY, LEAST_WIDTH * magnitude)
         if planes is not None:
-            most = torch.maximum(planes.width * (1 + 2.0**-50) + TINY, _LEAST * magnitude[planes.neurons])
+            most = torch.maximum(planes.width * FEW + TINY, LEAST_WIDTH * magnitude[planes.neurons])
             self.width[planes.neurons] = most
         self._offset: Tensor | None = None
         self.curves = Curves(folded, slopes) if bool(folded.smooth.any()) else None
@@ -110,7 +107,7 @@ class Strip:
         part = slice(*torch.searchsorted(planes.neurons, torch.tensor([start, end])).tolist())
         matrix, constant, error = self._substituted(planes.rows(part, self.folded.inputs, self.folded.size), start)
         width = self.width[planes.neurons[part]]
-        error = OWN * (error + 2.0**-51 * (constant.abs() + width))
+        error = OWN * (error + 2 * epsilon(torch.float64) * (constant.abs() + width))
         self.base.put(part, (matrix, constant - width, error))
 
     def over_of(self, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.rounding import quotient_down, tiny
+from verifiable_relu.rounding import TINY, mean_below
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.bab.ascent import Bounded, DualAscent, Nodes, Packed, depth
 from verifiable_relu.verifiers.bab.folded import Rows
@@ -245,7 +245,7 @@ class PhaseTree(Loop[Nodes, Bounded]):
             match self._decide(split) if self._decide is not None else None:
                 case True:
                     # Nothing but the sign of the margin is known.
-                    self.note(node, torch.full((1,), tiny(torch.float64), dtype=torch.float64), None)
+                    self.note(node, torch.full((1,), TINY, dtype=torch.float64), None)
                     return True
                 case False:
                     self.now.state = State.REACHED
@@ -267,7 +267,7 @@ class PhaseTree(Loop[Nodes, Bounded]):
         """
         lower = proofs.lower(split, columns, w, mu, v=v)
         parts = self._scale[0] + mu.double().clamp(min=0) @ self._scale[1:]
-        return quotient_down(lower, parts, len(self._scale))
+        return mean_below(lower, parts, len(self._scale))
 
 
 def _total(blame: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Solvers' libraries, each called in a process of its own.
 
-``process`` starts, limits and ends such processes; ``serve`` is what they run. For each library there are two modules:
-``highs`` and ``z3`` hold what is asked and answered, as plain data, and know nothing of the library; ``highs_process``
-and ``z3_process`` call it and are imported by its process alone.
+``process`` starts, limits and ends such processes. A module of a library has what is asked and answered, as plain data,
+and the function that calls it, which its process alone does: the library is imported nowhere else.
 """

@@ -1,15 +1,20 @@
-"""What HiGHS is asked and what it answers, as plain data; its process is imported from nowhere else."""
+"""HiGHS: what it is asked and what it answers, as plain data, and the calls of it, in a process of its own."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verifiable_relu.verifiers.solvers.process import Worker
 
-HIGHS = Worker("verifiable_relu.verifiers.solvers.highs_process:solve")
+if TYPE_CHECKING:
+    import highspy
+
+HIGHS = Worker(f"{__name__}:solve", library="highspy")
 """The process of HiGHS. Its function takes a ``Task``, and for a conversation a ``Judge``."""
 
 Judge = Callable[[np.ndarray], bool]
@@ -79,3 +84,84 @@ class Solved:
     objective: float
     duals: np.ndarray
     ray: np.ndarray | None = None
+
+
+_FAILED = Solved("kSolveError", np.zeros(0), 0.0, np.zeros(0))
+
+
+def solve(task: Task, judge: Judge | None = None) -> Solved:
+    """Solve a program.
+
+    Args:
+        task: the program and how to solve it.
+        judge: asked about each better solution of an integer program.
+
+    Returns:
+        What HiGHS found; of a run that failed, the status ``kSolveError`` and nothing else, whatever HiGHS left behind.
+
+    Raises:
+        ValueError: if HiGHS does not take an option or the program.
+    """
+    import highspy
+    from highspy import HighsModelStatus, HighsStatus
+
+    end = time.perf_counter() + task.seconds
+    solver = highspy.Highs()
+    for option, value in task.options.items():
+        if solver.setOptionValue(option, value) != HighsStatus.kOk:
+            raise ValueError(f"HiGHS does not take {value!r} for its option '{option}'")
+    if solver.passModel(_model(task.program)) == HighsStatus.kError:
+        raise ValueError("HiGHS refuses the model")
+    stopped = False
+
+    def improving(event: highspy.HighsCallbackEvent) -> None:
+        nonlocal stopped
+        assert judge is not None
+        stopped = stopped or judge(np.array(event.data_out.mip_solution))
+
+    def interrupt(event: highspy.HighsCallbackEvent) -> None:
+        event.interrupt(stopped or time.perf_counter() >= end)
+
+    if judge is not None:
+        solver.cbMipImprovingSolution.subscribe(improving)
+    solver.cbMipInterrupt.subscribe(interrupt)
+    solver.cbSimplexInterrupt.subscribe(interrupt)
+
+    def runs() -> bool:
+        # Being told to stop is an error to some of HiGHS's algorithms; a basis can be singular to its arithmetic.
+        return solver.run() != HighsStatus.kError or solver.getModelStatus() == HighsModelStatus.kInterrupt
+
+    if not runs():
+        return _FAILED
+    ray = None
+    if task.ray and solver.getModelStatus() == HighsModelStatus.kInfeasible and time.perf_counter() < end:
+        # Presolving may find that out without a ray.
+        solver.setOptionValue("presolve", "off")
+        if not runs():
+            return _FAILED
+        untyped: Any = solver
+        found, exists, multipliers = untyped.getDualRay()
+        if exists and found == HighsStatus.kOk:
+            ray = np.array(multipliers)
+    solution = solver.getSolution()
+    duals = np.array(solution.row_dual) if solution.dual_valid else np.zeros(0)
+    status = solver.getModelStatus().name
+    return Solved(status, np.array(solution.col_value), solver.getObjectiveValue(), duals, ray)
+
+
+def _model(program: Program) -> highspy.HighsLp:
+    """The program in HiGHS's form."""
+    import highspy
+
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = len(program.cost), len(program.row_lower)
+    model.col_cost_ = program.cost
+    model.col_lower_, model.col_upper_ = program.lower, program.upper
+    model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
+    matrix = model.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    matrix.start_, matrix.index_, matrix.value_ = program.starts, program.columns, program.entries
+    if program.integral.any():
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        model.integrality_ = [kinds[integral] for integral in program.integral.astype(int)]
+    return model

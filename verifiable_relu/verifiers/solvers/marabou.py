@@ -1,14 +1,15 @@
-"""What Marabou is asked and what it answers, as plain data; its process is imported from nowhere else."""
+"""Marabou: what it is asked and what it answers, as plain data, and the calls of it, in a process of its own."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 
 from verifiable_relu.verifiers.solvers.process import Worker
 
-MARABOU = Worker("verifiable_relu.verifiers.solvers.marabou_process:solve")
+MARABOU = Worker(f"{__name__}:solve", library="maraboupy.MarabouCore")
 """The process of Marabou. Its function takes a ``Task``."""
 
 
@@ -66,3 +67,36 @@ class Solved:
     answer: str
     values: np.ndarray
     nodes: int
+
+
+def solve(task: Task) -> Solved:
+    """What Marabou says of a system of constraints."""
+    from maraboupy import MarabouCore
+
+    query = MarabouCore.InputQuery()
+    query.setNumberOfVariables(len(task.lower))
+    for variable, (low, high) in enumerate(zip(task.lower.tolist(), task.upper.tolist(), strict=True)):
+        query.setLowerBound(variable, low)
+        query.setUpperBound(variable, high)
+    for variable in range(task.inputs):
+        query.markInputVariable(variable, variable)
+    for rows, kind in ((task.equal, MarabouCore.Equation.EQ), (task.most, MarabouCore.Equation.LE)):
+        for row, number in enumerate(rows.numbers.tolist()):
+            equation = MarabouCore.Equation(kind)
+            part = slice(rows.starts[row], rows.starts[row + 1])
+            for column, entry in zip(rows.columns[part].tolist(), rows.entries[part].tolist(), strict=True):
+                equation.addAddend(entry, column)
+            equation.setScalar(number)
+            query.addEquation(equation)
+    for (before, after), slope in zip(task.relus.tolist(), task.slopes.tolist(), strict=True):
+        if slope:
+            MarabouCore.addLeakyReluConstraint(query, before, after, slope)
+        else:
+            MarabouCore.addReluConstraint(query, before, after)
+    options = MarabouCore.Options()
+    options._verbosity = 0
+    options._timeoutInSeconds = task.seconds
+    answer, values, statistics = MarabouCore.solve(query, options, os.devnull)
+    found = np.array([values[i] for i in range(len(task.lower))]) if answer == "sat" else np.zeros(0)
+    nodes = statistics.getUnsignedAttribute(MarabouCore.StatisticsUnsignedAttribute.NUM_VISITED_TREE_STATES)
+    return Solved(answer, found, int(nodes))

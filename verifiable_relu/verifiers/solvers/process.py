@@ -2,7 +2,7 @@
 
 A library in C or C++ cannot be stopped from Python, may crash, and may use up all memory. In a process of its own it
 takes down nothing but one call: a ``Worker`` keeps such a process, and starts another after it had to end one. What the
-process does is in ``serve``. Both sides exchange pickled messages over pipes.
+process runs is ``serve``. Both sides exchange pickled messages over pipes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.verifiers.solvers import serve
-from verifiable_relu.verifiers.solvers.serve import Kind
 from verifiable_relu.watched import resident
 
-_SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({function!r}, {lifeline})"
+Kind = Literal["ready", "question", "done", "memory", "failed"]
+"""What a message of the process is: the function is imported, an interim question, a result, and two ways to fail."""
+
+_SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({function!r}, {lifeline}, {library!r})"
 
 _STARTING = 120.0
 """Seconds that a process may take to start and to import its library, by default."""
@@ -125,6 +127,7 @@ class Worker:
         kept_memory: a process that still holds more than this part of its memory after a call is ended, and the next
             call starts another one.
         starting: the seconds that a process may take to start and to import its library.
+        library: a module that the function imports, so that the start of the process takes the time for it.
     """
 
     def __init__(
@@ -133,8 +136,10 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         kept_memory: float = _KEPT,
         starting: float = _STARTING,
+        library: str = "",
     ) -> None:
         self._function = function
+        self._library = library
         self._starting = starting
         self._environment = environment or {}
         self._kept_memory = kept_memory
@@ -271,7 +276,9 @@ class Worker:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if sys.platform != "win32" else set()
         held, self._lifeline = _lifeline()
         try:
-            code = _SCRIPT.format(path=sys.path, module=serve.__name__, function=self._function, lifeline=held)
+            code = _SCRIPT.format(
+                path=sys.path, module=__name__, function=self._function, lifeline=held, library=self._library
+            )
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.PIPE,
@@ -382,3 +389,77 @@ def _ended(status: int | None) -> str:
         with suppress(ValueError):
             return f"its process was ended by the signal {signal.Signals(-status).name}"
     return f"its process ended with the status {status}"
+
+
+def serve(function: str, lifeline: int, library: str = "") -> None:
+    """Import a function and answer the calls of a ``Worker`` until it is gone: what its process runs.
+
+    Args:
+        function: ``module:name``.
+        lifeline: the reading end of a pipe whose other end the parent holds and never writes to.
+        library: a module that is imported first.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        _end_with(lifeline)
+    # What the library prints or reads must not get among the messages. The parent may have closed its stderr, and the
+    # number must not become that of anything else here.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.fstat(2)
+    except OSError:
+        os.dup2(nowhere, 2)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(nowhere, 0)
+    # HiGHS 1.16, for one, prints its name before it can be told not to.
+    os.dup2(nowhere, 1)
+
+    def send(kind: Kind, value: object) -> None:
+        replies.write(pickle.dumps((kind, value), pickle.HIGHEST_PROTOCOL))
+        replies.flush()
+
+    def ask(question: object) -> Any:
+        try:
+            send("question", question)
+            return pickle.load(requests)
+        except (EOFError, BrokenPipeError):
+            # The parent was killed: there is nobody to answer, and nothing that went wrong here.
+            os._exit(0)
+
+    module, _, name = function.partition(":")
+    try:
+        if library:
+            import_module(library)
+        called = getattr(import_module(module), name)
+    except Exception as error:
+        send("failed", f"{type(error).__name__}: {error}")
+        return
+    send("ready", None)
+    while True:
+        try:
+            argument, converses = pickle.load(requests)
+        except EOFError:
+            return
+        except MemoryError:
+            send("memory", None)
+            return
+        try:
+            send("done", called(argument, ask) if converses else called(argument))
+        except MemoryError:
+            send("memory", None)
+        except Exception as error:
+            send("failed", f"{type(error).__name__}: {error}")
+        del argument
+
+
+def _end_with(lifeline: int) -> None:
+    """Have the kernel end this process as soon as the other end of a pipe is closed.
+
+    Linux sends SIGIO when that happens, and the signal ends the process whatever it does: a thread that waits for the
+    end of the pipe would need the interpreter, which the library's code may hold.
+    """
+    import fcntl
+
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

@@ -1,4 +1,4 @@
-"""The base of smooth activations f(x; λ) = G(κλx)/(κλ) with a learned hardness λ = 1 + softplus(s/t) per layer.
+"""Smooth activations f(x; λ) = G(κλx)/(κλ) with a learned hardness λ = 1 + softplus(s/t) per layer.
 
 G(u) = u·P(u) is an activation with a gate P that rises from 0 to 1, and κ is a fixed factor. With u = κλx,
 
@@ -8,25 +8,52 @@ The gradient of λ is a sum over all elements of a layer, for which there are tw
 inner products, (Σ g·x·∂f/∂x − Σ g·f)/λ with the incoming gradient g, and costs little. The second, by P', costs an
 exponential for each element. As λ grows, the two inner products agree to more and more digits, until their difference
 is rounding noise of size ε·|g·x|/λ where u²·P'(u) is zero. From λ = ``EXACT_FROM`` on, the second form is used.
+
+λ-GELU is f(x; λ) = x·Φ(λx) = GELU(λx)/λ (Pérez-Corral et al., λ-GELU: Learning Gating Hardness for Controlled
+ReLU-ization in Deep Networks, arXiv 2603.21991). Φ and φ are the standard normal distribution function and density:
+
+    ∂f/∂x = Φ(u) + u·φ(u) = GELU'(u)                    in [−0.12890, 1.12890] for every λ,
+    ∂f/∂λ = x²·φ(λx)                                    in [0, 0.29353/λ²], since t²·φ(t) ≤ φ(√2)·2,
+    ReLU(x) − f = |x|·Φ(−λ|x|)                          in [0, 0.1699712075/λ], largest at |x| = 0.7517915/λ.
+
+λ-GELU therefore tends to ReLU uniformly, at the rate 1/λ.
+
+λ-Swish is x·σ(βx) with β = κλ (Ramachandran, Zoph, Le, Searching for Activation Functions, arXiv 1710.05941). As
+ReLU(x) − x·σ(βx) = |x|·σ(−β|x|) is at most 0.2784645428/β, the maximum of t/(1 + eᵗ), which is W(1/e) with Lambert's W,
+at t = 1.2784645, it is as far from ReLU as λ-GELU with the same λ for κ = 1.6383.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+Approximate = Literal["none", "tanh"]
+
 LEAST_GAP = 0.01
-"""The value of λ − 1 with which a layer of initial λ = 1 starts: at λ = 1 itself, the softplus has slope 0."""
+"""The value of λ − 1 with which a layer of initial λ = 1 starts: near λ = 1 itself, the softplus has slope 0."""
 
 EXACT_FROM = 8.0
 """The λ from which on the gradient of λ is computed without cancellation."""
+
+SUPREMUM = 0.16997120747990369
+"""The maximum of t·Φ(−t). Divided by λ, it is the largest distance between λ-GELU and ReLU."""
+
+_SWISH_SUPREMUM = 0.27846454276107380
+
+MATCHED = _SWISH_SUPREMUM / SUPREMUM
+"""The factor κ = β/λ with which λ-Swish is as far from ReLU as λ-GELU."""
+
+_LEAST = -40.0
+"""s/t of λ = 1: softplus(−40) = 4·10⁻¹⁸ adds nothing to 1 in float64. It is finite, so that averages of weights are."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +75,6 @@ class Kernel:
     saturated: float
     supremum: float
     scale: float = 1.0
-
-
-def softplus_inverse(value: float) -> float:
-    """The number z with softplus(z) = ln(1 + eᶻ) = ``value`` ≥ 0, accurate for tiny and huge values; −∞ for 0."""
-    return -math.inf if value == 0 else value + math.log(-math.expm1(-value))
 
 
 class _GateFunction(torch.autograd.Function):
@@ -99,12 +121,12 @@ class Hardness(nn.Module):
 
     Args:
         supremum: λ times the largest distance of the activation to ReLU.
-        init: the initial λ ≥ 1. Values below 1 + ``LEAST_GAP`` are raised to that, because λ = 1 means s = −∞.
+        init: the initial λ ≥ 1. Values below 1 + ``LEAST_GAP`` are raised to that.
         temperature: t > 0; the smaller t is, the faster λ changes with s.
 
     Attributes:
         s: the learned parameter, a 0-dim tensor. It must not be decayed, and it needs a learning rate of its own
-            (``verifiable_relu.train.optimizer``).
+            (``verifiable_relu.train.schedule``).
 
     Raises:
         ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
@@ -129,14 +151,23 @@ class Hardness(nn.Module):
 
     @torch.no_grad()
     def set_lam(self, value: float) -> None:
-        """Set λ to a finite number of at least 1; at 1 itself, s is −∞ and cannot be learned.
+        """Set λ to a finite number of at least 1; at 1 itself, where the softplus is flat, it cannot be learned.
 
         Raises:
             ValueError: if ``value`` is below 1, infinite or NaN.
         """
         if not 1 <= value < math.inf:
             raise ValueError(f"λ must be a finite number of at least 1, got {value}")
-        self.s.fill_(self.temperature * softplus_inverse(value - 1))
+        gap = value - 1
+        # The inverse of softplus, accurate for tiny and huge gaps.
+        z = max(_LEAST, gap + math.log(-math.expm1(-gap))) if gap else _LEAST
+        self.s.fill_(self.temperature * z)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        # Files of versions before 0.3 have −∞ for λ = 1.
+        with torch.no_grad():
+            self.s.clamp_(min=self.temperature * _LEAST)
 
     def freeze(self) -> None:
         """Stop the learning of λ: ``s`` requires no gradient any more, and only ``set_lam`` changes it."""
@@ -173,3 +204,99 @@ class HardnessGate(Hardness):
         # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
         y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
         return y
+
+
+class Sharpened(Hardness):
+    """The activation G(λx)/λ with one λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer, by torch's autograd.
+
+    Args:
+        function: G, an elementwise function; it must be differentiable where λ is learned.
+        supremum: the maximum of |G − ReLU|.
+        init: as in ``Hardness``.
+        temperature: as in ``Hardness``.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], supremum: float, init: float = 1.0, temperature: float = 0.1
+    ) -> None:
+        super().__init__(supremum, init, temperature)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        lam = self.lam
+        return self.function(x * lam) / lam
+
+
+def _gelu_slope(u: Tensor) -> Tensor:
+    return torch.exp(-u * u / 2) / math.sqrt(2 * math.pi)
+
+
+def _tanh_slope(u: Tensor) -> Tensor:
+    """The derivative of (1 + tanh(√(2/π)·(u + 0.044715·u³)))/2."""
+    k = math.sqrt(2 / math.pi)
+    sech = 1 / torch.cosh(k * (u + 0.044715 * u**3))
+    return sech * sech * (k / 2) * (1 + 3 * 0.044715 * u * u)
+
+
+def _logistic_slope(u: Tensor) -> Tensor:
+    return torch.sigmoid(u) * torch.sigmoid(-u)
+
+
+def _gelu_backward(gradient: Tensor, u: Tensor, approximate: Approximate = "none") -> Tensor:
+    # An operator of torch cannot be pickled, and with it no module that has one; a function of a module can.
+    found: Tensor = torch.ops.aten.gelu_backward.default(gradient, u, approximate=approximate)
+    return found
+
+
+def _silu_backward(gradient: Tensor, u: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten.silu_backward.default(gradient, u)
+    return found
+
+
+KERNELS = {
+    "none": Kernel(F.gelu, _gelu_backward, _gelu_slope, saturated=40.0, supremum=SUPREMUM),
+    "tanh": Kernel(
+        partial(F.gelu, approximate="tanh"),
+        partial(_gelu_backward, approximate="tanh"),
+        _tanh_slope,
+        saturated=40.0,
+        supremum=0.170041,
+    ),
+    # exp(−800) is zero in float64 too.
+    "swish": Kernel(F.silu, _silu_backward, _logistic_slope, saturated=800.0, supremum=_SWISH_SUPREMUM, scale=MATCHED),
+}
+
+
+class LambdaGELU(HardnessGate):
+    """The activation x·Φ(λx) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+
+    Args:
+        init: the initial λ ≥ 1; values below 1 + ``LEAST_GAP`` are raised to that.
+        temperature: t > 0.
+        approximate: ``"none"`` for the exact Φ, ``"tanh"`` for GELU's usual approximation.
+
+    Raises:
+        ValueError: if ``init`` < 1, ``temperature`` ≤ 0 or ``approximate`` is unknown.
+    """
+
+    def __init__(self, init: float = 1.0, temperature: float = 0.1, approximate: Approximate = "none") -> None:
+        if approximate not in ("none", "tanh"):
+            raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+        super().__init__(KERNELS[approximate], init, temperature)
+        self.approximate: Approximate = approximate
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"
+
+
+class LambdaSwish(HardnessGate):
+    """The activation x·σ(βx), β = κλ, with one learned λ = 1 + softplus(s/t) ≥ 1 for all of the layer.
+
+    Args:
+        init: the initial λ ≥ 1; values below 1 + ``LEAST_GAP`` are raised to that.
+        temperature: t > 0.
+        scale: κ > 0. With κ = 1, λ = 1 is SiLU; with κ = 1.702, λ = 1 is the approximation of GELU by a sigmoid.
+    """
+
+    def __init__(self, init: float = 1.0, temperature: float = 0.1, scale: float = MATCHED) -> None:
+        super().__init__(replace(KERNELS["swish"], scale=scale), init, temperature)

@@ -9,28 +9,20 @@ tolerances are less likely to exclude a point. A *sat* is claimed only where flo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
 from scipy import sparse
 
-from verifiable_relu.bounds import MEMORY, Ascent
+from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.verifiers.bab import folded
 from verifiable_relu.verifiers.bab.search import Candidates
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import (
-    PATIENCE,
-    Outcome,
-    Reason,
-    Trust,
-    Verdict,
-    fault,
-)
+from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.marabou import MARABOU, Rows, Solved, Task
 
 
@@ -42,7 +34,6 @@ class Marabou(Decider):
         loose: by this part of the largest coefficient, or of the bound, unsafe rows are loosened.
         deep: by this part they are tightened where a point was found that float64 does not confirm.
         intermediate: the search for bounds of the neurons that CROWN leaves unstable.
-        memory: a limit in bytes on what bounds hold at once.
         process_memory: most bytes that Marabou's process may have resident, its libraries included; None for half of
             the machine's memory.
     """
@@ -50,7 +41,6 @@ class Marabou(Decider):
     loose: float = 1e-6
     deep: float = 1e-4
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
-    memory: int = field(default=MEMORY, repr=False)
     process_memory: int | None = None
 
     name: ClassVar[str] = "marabou"
@@ -58,18 +48,18 @@ class Marabou(Decider):
     def start(self) -> None:
         MARABOU.start()
 
-    def decide(self, bounds: BoundedBoxes, number: int, left: Callable[[], float]) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         candidates, nodes = Candidates(bounds.queries[number], self.name), 0
         undecided: Outcome | None = None
         with torch.no_grad():
-            system = bounds.system(number, Slopes(steps=0), left)
+            system = bounds.system(number, Slopes(steps=0), work)
             if system is None:
                 return candidates.anywhere()
             asked = _System(system.folded)
             for part in system.parts.values():
                 for loose in (self.loose, -self.deep):
-                    outcome, visited = self._reach(asked, part.rows, loose, candidates, left)
+                    outcome, visited = self._reach(asked, part.rows, loose, candidates, work)
                     nodes += visited
                     # A point that is just feasible lies on the boundary, give or take its tolerances.
                     if outcome.reason is not Reason.INCOMPLETE:
@@ -87,10 +77,10 @@ class Marabou(Decider):
         return replace(undecided or proved, subproblems=nodes)
 
     def _reach(
-        self, asked: _System, rows: folded.Rows, loose: float, candidates: Candidates, left: Callable[[], float]
+        self, asked: _System, rows: folded.Rows, loose: float, candidates: Candidates, work: Limits
     ) -> tuple[Outcome, int]:
         """Look for a point whose output lies in one polytope; also how many nodes that took."""
-        seconds = left()
+        seconds = work.left()
         if seconds <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out"), 0
         # It takes whole seconds, and 0 for no limit.

@@ -1,0 +1,367 @@
+"""What each kind of node means to bounds: one row for each, with its interval, its point, its errors and its step back.
+
+* ``image``: the box of a node's value over boxes of its inputs, by interval arithmetic, rounded outward.
+* ``box``: the same, with what is known of the node otherwise.
+* ``point``: the point of a node, about which rows of coefficients are propagated (``slack``).
+* ``error``: what rounding may change in a row on its way back through the node, for one unit of its coefficients.
+* ``back``: rows of a node as rows of its inputs. An affine node pulls them back by its adjoint, an activation replaces
+  A⁺ by A⁺·(lower line) and A⁻ by A⁻·(upper line).
+
+Source of the intervals: Gowal et al., On the Effectiveness of Interval Bound Propagation for Training Verifiably Robust
+Models, arXiv 1810.12715, section 3.1 (centre and radius through an affine map).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds import rounding, sums
+from verifiable_relu.bounds.activations import image
+from verifiable_relu.bounds.operators import Operator
+from verifiable_relu.bounds.tuning import Bounds
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Bilinear,
+    Input,
+    Linear,
+    MatMul,
+    Permute,
+    Product,
+    Relu,
+    Reshape,
+    Scale,
+)
+
+if TYPE_CHECKING:
+    from verifiable_relu.bounds.forward import NodeBounds, Tighten
+    from verifiable_relu.bounds.relaxation import Walk
+    from verifiable_relu.bounds.slack import Slack
+    from verifiable_relu.bounds.windowed import Coefficients
+
+_HUGE = 1e37
+"""Sums of up to this size do not overflow in float32, nor on the way."""
+
+
+def largest(bounds: Bounds) -> Tensor:
+    """(batch,) the largest absolute value within each sample's bounds."""
+    return torch.maximum(-bounds.lower.flatten(1).amin(1), bounds.upper.flatten(1).amax(1))
+
+
+def affine_image(
+    operator: Operator[Affine],
+    box: Bounds,
+    most: Tensor | None = None,
+    about: tuple[Tensor, Tensor] | None = None,
+    float32: bool | None = None,
+) -> Bounds:
+    """The box of W·x + b over a box of x, shaped (batch, *shape).
+
+    Args:
+        operator: of the affine map.
+        box: of x.
+        most: (batch,) ``largest`` of the box, if known.
+        about: the box's centre, and W·x + b there, if known.
+        float32: whether sums may be in float32 (``rounding.float32_is_plain``), if known.
+    """
+    node = operator.node
+    if isinstance(node, Scale):
+        return _scaled(node, operator, box, largest(box) if most is None else most)
+    center, radius = rounding.ball(box, None if about is None else about[0])
+    middle, terms = None if about is None else about[1], _float32_terms(operator, radius, float32)
+    if terms:
+        radius = radius.float()
+    if terms and middle is None:
+        narrow = center.float()
+        size = narrow.abs()
+        sums = size.flatten(1).sum(1), radius.flatten(1).sum(1)
+        if _bearable(operator, *sums):
+            middle = operator.forward32(narrow)
+            radius = rounding.interval_single(size, radius, operator.terms32[0])
+            # It may be far too large, which does not matter beside the errors of sums in float32.
+            most = rounding.reach_single(*sums, size[0].numel()) if most is None else most
+    if middle is None:
+        middle = operator.forward(center)
+    growth, extra = rounding.interval_affine(operator, largest(box) if most is None else most, terms)
+    spread = torch.add(extra, operator.absolute32(radius) if terms else operator.absolute(radius), alpha=growth)
+    return Bounds(middle - spread, spread.add_(middle))
+
+
+def _scaled(node: Scale, operator: Operator[Affine], box: Bounds, most: Tensor) -> Bounds:
+    """The box of s·x + b, element by element: its ends are the values at the ends of the box of x."""
+    _, error = rounding.interval_affine(operator, most)
+    low, high = operator.offset - error, operator.offset + error
+    if operator.once("increasing", lambda: bool((node.scale >= 0).all())):
+        return Bounds(torch.addcmul(low, node.scale, box.lower), torch.addcmul(high, node.scale, box.upper))
+    ends = node.scale * box.lower, node.scale * box.upper
+    return Bounds(torch.minimum(*ends) + low, torch.maximum(*ends) + high)
+
+
+def _float32_terms(operator: Operator[Affine], radius: Tensor, float32: bool | None) -> int:
+    """In how many float32 additions a product of |W|·radius takes part; 0 where sums are in float64."""
+    node, tuning, terms = operator.node, operator.tuning, operator.terms32
+    if not tuning.float32 or len(radius) < tuning.interval_samples or not 0 < max(terms) <= tuning.interval_terms:
+        return 0
+    large = not isinstance(node, Linear) or len(radius) * node.weight.numel() >= tuning.interval_products
+    if not large or not operator.fits32 or radius[0].numel() > tuning.interval_inputs:
+        return 0
+    return terms[1] if (rounding.float32_is_plain(radius) if float32 is None else float32) else 0
+
+
+def _bearable(operator: Operator[Affine], size: Tensor, radius: Tensor) -> bool:
+    """Whether W·centre, too, may be summed in float32: no sum overflows, and no sample's box is widened by much.
+
+    Args:
+        operator: of the affine map.
+        size: (batch,) the sum of |centre|.
+        radius: (batch,) the sum of the radius, to a share of which the widening is compared (``interval_widening``).
+    """
+    most = operator.once("largest row sum", lambda: float(operator.row_sums.amax().clamp(min=1)))
+    part = rounding.share_single(operator.terms32[0])
+    allowed = (radius * operator.tuning.interval_widening).clamp_(max=part * _HUGE / most)
+    return bool((size * part <= allowed).all())
+
+
+def _corners(x: Bounds, y: Bounds) -> Bounds:
+    """The least and the largest product of numbers of two boxes, which are at corners; (batch, …) each."""
+    products = [a * b for a in (x.lower, x.upper) for b in (y.lower, y.upper)]
+    least, most = torch.minimum(*products[:2]), torch.maximum(*products[:2])
+    for product in products[2:]:
+        least, most = torch.minimum(least, product), torch.maximum(most, product)
+    return Bounds(least, most)
+
+
+def of_samples(values: Tensor, sample: Tensor | None) -> Tensor:
+    """The values, (batch, …), of the samples named, one after another; by default of every sample."""
+    if sample is None or values.shape[0] == 1 == sample.shape[0]:
+        return values
+    return values.index_select(0, sample)
+
+
+class NodeKind:
+    """A kind of node. What is here is that of a kind without anything of its own.
+
+    Attributes:
+        centred: whether the point is the centre of the box.
+        moves: whether a node has the numbers of its input, perhaps in another order.
+        keeps_box: whether, over a box of its input, its values fill a box.
+        nonnegative: whether no value is below 0, so that the upper bounds alone tell the largest.
+        passes: whether a node gives its rows to its inputs as they are, perhaps in another order.
+        covered: whether a node that alone uses it, and passes its rows on to it, covers its error (``Slack.covered``).
+    """
+
+    centred = moves = keeps_box = nonnegative = passes = False
+    covered = True
+
+    def image(self, node: Any, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        """The box of the value by intervals, (batch, *shape).
+
+        Args:
+            node: the node.
+            boxes: of its inputs.
+            operator: of an affine map.
+        """
+        raise UnsupportedError("the input's box is given", place=node.place)
+
+    def box(self, bounds: NodeBounds, index: int, node: Any, tighten: Tighten | None) -> Bounds:
+        """The box of node ``index`` from the bounds of the nodes before it, (batch, *shape)."""
+        return self.image(node, [bounds.values[i] for i in node.inputs], bounds.operators.find(index))
+
+    def point(self, bounds: NodeBounds, index: int, node: Any) -> Tensor:
+        """The point of node ``index``, (batch, *shape): by default the value at its inputs' points."""
+        return node.forward(*(bounds.point(i) for i in node.inputs))
+
+    def error(self, slack: Slack, index: int, node: Any, after: int | None, alone: bool) -> Tensor:
+        """``Slack.error`` of node ``index``, (batch, size): by default of A·v̂, and of the lines of a ReLU after it."""
+        bounds = slack.bounds
+        error = rounding.value(node.size, bounds.magnitude(index), slack.sums).expand(-1, node.size)
+        if slack.float32.holds(index):
+            # An activation may follow, of this or of a sum with it.
+            error = error + rounding.backward_single(bounds.radius(index).flatten(1))
+        return error
+
+    def back(self, walk: Walk, index: int, node: Any, a: Coefficients) -> None:
+        """Give rows of node ``index`` to its inputs."""
+        raise UnsupportedError("rows end at the input", place=node.place)
+
+
+class _Map(NodeKind):
+    def image(self, node: Affine, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        assert operator is not None
+        return affine_image(operator, boxes[0])
+
+    def box(self, bounds: NodeBounds, index: int, node: Affine, tighten: Tighten | None) -> Bounds:
+        source, about, most = node.inputs[0], None, None
+        # Rows of coefficients, where there will be any, need the nodes' points and sizes anyway.
+        rows = tighten is not None or bool(bounds.known)
+        if rows and bounds.is_centred(source):
+            about = bounds.point(source), bounds.point(index)
+        if rows or NODE_KINDS[bounds.network.nodes[source]].nonnegative:
+            most = bounds.largest(source)
+        return affine_image(bounds.operators[index], bounds.values[source], most, about, bounds.float32)
+
+    def point(self, bounds: NodeBounds, index: int, node: Affine) -> Tensor:
+        return bounds.operators[index].forward(bounds.point(node.inputs[0]))
+
+    def error(self, slack: Slack, index: int, node: Affine, after: int | None, alone: bool) -> Tensor:
+        bounds, source, operator = slack.bounds, node.inputs[0], slack.bounds.operators[index]
+        error = slack.of_map(index)
+        if slack.float32.holds(source) and not (alone and slack.float32.sums(index)):
+            terms = 0 if alone else slack.terms(index, after)
+            if bounds.is_centred(source):
+                error = error + rounding.backward_single(bounds.reach(index), terms)
+            else:
+                error = error + rounding.backward_single(bounds.radius(source), terms, operator)
+        return error.expand(-1, *node.shape).flatten(1)
+
+    def back(self, walk: Walk, index: int, node: Affine, a: Coefficients) -> None:
+        dense, source = walk.whole(a, index), node.inputs[0]
+        # Rows that begin here may have coefficients for neurons that are inactive after it.
+        if walk.chunk.rounded and index != walk.start and walk.of.float32.narrows(index):
+            dense = dense.float()
+        shaped = dense if len(node.shape) == 1 else dense.reshape(-1, *node.shape)
+        back = walk.bounds.operators[index].adjoint(shaped, walk.nodes[source].shape)
+        walk.give(source, back.reshape(*dense.shape[:2], -1))
+        if not walk.chunk.rounded:
+            walk.plus(dense @ walk.bounds.operators[index].offset.expand(node.shape).flatten())
+
+
+class _Scale(_Map):
+    keeps_box = True
+
+
+class _Activation(NodeKind):
+    centred, covered = True, False
+
+    def image(self, node: Activation, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        return rounding.interval_activation(node, image(node, boxes[0]))
+
+    def box(self, bounds: NodeBounds, index: int, node: Activation, tighten: Tighten | None) -> Bounds:
+        return bounds.rules.image(index, node, bounds.tightened(index, node.inputs[0], tighten))
+
+    def point(self, bounds: NodeBounds, index: int, node: Activation) -> Tensor:
+        return bounds.center(index)
+
+    def back(self, walk: Walk, index: int, node: Activation, a: Coefficients) -> None:
+        dense, chunk, shifted = walk.whole(a, index), walk.chunk, walk.of.shifted
+        if index in chunk.lines:
+            if walk.record is not None:
+                walk.record[index] = dense.flatten(0, 1)
+            named = torch.arange(chunk.groups, device=dense.device) if chunk.sample is None else chunk.sample
+            step = shifted.own(index, chunk.lines[index], named, chunk.rounded)
+        else:
+            step = shifted.step(index, chunk.rounded, shifted.depth(index) if chunk.rounded else 0)
+            if chunk.sample is not None and walk.bounds.samples > 1:
+                step = step.of_samples(chunk.sample)
+        before, constant = step.back(dense, walk.of.tuning)
+        walk.plus(constant)
+        walk.give(node.inputs[0], before)
+
+
+class _Relu(_Activation):
+    nonnegative = True
+
+
+class _Sum(NodeKind):
+    passes = True
+
+    def image(self, node: Add, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
+        error = rounding.interval_sum(largest(total)).reshape(-1, *[1] * len(node.shape))
+        return Bounds(total.lower - error, total.upper + error)
+
+    def error(self, slack: Slack, index: int, node: Add, after: int | None, alone: bool) -> Tensor:
+        """Of both inputs, and of their points' sum."""
+        uses = slack.bounds.network.uses
+        first, second = (slack.error(i, after if uses[i] == 1 else None, alone) for i in node.inputs)
+        return first + second + rounding.point(slack.bounds.magnitude(index))
+
+    def back(self, walk: Walk, index: int, node: Add, a: Coefficients) -> None:
+        for source in node.inputs:
+            walk.give(source, a)
+
+
+class _Bilinear(NodeKind):
+    def back(self, walk: Walk, index: int, node: Bilinear, a: Coefficients) -> None:
+        """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂, which is charged (``rounding.bilinear``)."""
+        dense, (first, second) = walk.whole(a, index), node.inputs
+        walk.less(walk.weighed(dense, index, "product", walk.slack.product(index)))
+        rows = dense.reshape(*dense.shape[:2], *node.shape)
+        x, y = (of_samples(walk.bounds.point(i), walk.chunk.sample) for i in node.inputs)
+        walk.give(first, node.to_first(rows, y).flatten(2))
+        walk.give(second, node.to_second(rows, x).flatten(2))
+        if not walk.chunk.rounded:
+            walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
+
+
+class _Product(_Bilinear):
+    def image(self, node: Product, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        return rounding.widen(_corners(*boxes), 1)
+
+
+class _MatMul(_Bilinear):
+    def image(self, node: MatMul, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        x, y = boxes
+        lower = upper = size = torch.zeros((), dtype=x.lower.dtype, device=x.lower.device)
+        for k in range(node.inner):
+            column = Bounds(x.lower[..., k, None], x.upper[..., k, None])
+            term = _corners(column, Bounds(y.lower[..., k, None, :], y.upper[..., k, None, :]))
+            lower, upper = lower + term.lower, upper + term.upper
+            size = size + torch.maximum(-term.lower, term.upper)
+        error = rounding.interval_products(size, node.inner)
+        return Bounds(lower - error, upper + error)
+
+
+class _Moved(NodeKind):
+    moves = keeps_box = passes = True
+
+    def image(self, node: Reshape | Permute, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
+
+
+class _Reshape(_Moved):
+    def error(self, slack: Slack, index: int, node: Reshape, after: int | None, alone: bool) -> Tensor:
+        return slack.error(node.inputs[0], alone=alone)
+
+    def back(self, walk: Walk, index: int, node: Reshape, a: Coefficients) -> None:
+        walk.give(node.inputs[0], walk.whole(a, index))
+
+
+class _Permute(_Moved):
+    def error(self, slack: Slack, index: int, node: Permute, after: int | None, alone: bool) -> Tensor:
+        source = node.inputs[0]
+        before = slack.error(source, alone=alone).unflatten(1, slack.bounds.network.nodes[source].shape)
+        return node.forward(before).flatten(1)
+
+    def back(self, walk: Walk, index: int, node: Permute, a: Coefficients) -> None:
+        dense = walk.whole(a, index)
+        walk.give(node.inputs[0], node.adjoint(dense.reshape(-1, *node.shape)).reshape(*dense.shape[:2], -1))
+
+
+def value_at_point(bounds: NodeBounds, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
+    """A·v̂ of rows A of node ``index``, (groups, each, neurons), and its point v̂: (groups, each)."""
+    return sums.dot(a, of_samples(bounds.point(index).flatten(1), sample))
+
+
+NODE_KINDS: Table[NodeKind] = Table(
+    "bounds of nodes",
+    {
+        Input: NodeKind(),
+        Affine: _Map(),
+        Scale: _Scale(),
+        Activation: _Activation(),
+        Relu: _Relu(),
+        Add: _Sum(),
+        Product: _Product(),
+        MatMul: _MatMul(),
+        Reshape: _Reshape(),
+        Permute: _Permute(),
+    },
+)

@@ -1,0 +1,361 @@
+"""The room of rounding: all the numbers and moves by which the verifier answers for floating-point arithmetic.
+
+Verdicts are about real arithmetic on the stored weights; most of what leads to them is computed in floating point. What
+may be off by rounding is moved outward with what this module has, and each entry says why it is enough. Elsewhere in
+the verifier there are no machine epsilons, neighbouring numbers or small factors, and a test refuses them.
+``bounds.rounding`` composes these entries to the errors of steps of bound propagation.
+
+**The model.** The standard model of floating point, fl(a∘b) = (a∘b)·(1 + δ) with |δ| ≤ u, where u is half the distance
+from 1 to the next number, and what follows from it for sums. For a sum of n products, in every order of summation, with
+and without fused multiply-add,
+
+    |fl(Σ a_i·b_i) − Σ a_i·b_i| ≤ γ_n · Σ |a_i|·|b_i|,   γ_n = n·u / (1 − n·u)
+
+(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, section 3.1). Results below the
+smallest normal number may lose all of their digits, or be taken for zero: the model then lacks an absolute term, which
+``tiny`` bounds.
+
+The module does not import torch before it is asked about a dtype: readers of properties do without it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Numbers = TypeVar("Numbers", "Tensor", np.ndarray, np.floating[Any], float)
+
+# Dtypes
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
+    import torch
+
+    return torch.finfo(dtype).eps / 2
+
+
+@cache
+def epsilon(dtype: torch.dtype) -> float:
+    """The distance 2u from 1 to the next number."""
+    import torch
+
+    return torch.finfo(dtype).eps
+
+
+@cache
+def tiny(dtype: torch.dtype) -> float:
+    """The smallest normal number: smaller ones may be lost."""
+    import torch
+
+    return torch.finfo(dtype).tiny
+
+
+@cache
+def largest(dtype: torch.dtype) -> float:
+    """The largest finite number."""
+    import torch
+
+    return torch.finfo(dtype).max
+
+
+UNIT = Fraction(1, 2**53)
+"""The unit roundoff of float64: a number of the normal range is off from the nearest float64 number by no more than
+this part of that."""
+
+LARGEST_ERROR = Fraction(1, 2**48)
+"""The largest relative error of a number of a file that is stored rounded: 32 units of roundoff."""
+
+TINY, LARGEST = sys.float_info.min, sys.float_info.max
+"""The smallest normal number of float64, below which ``UNIT`` bounds no relative error, and the largest one."""
+
+LEAST = math.ulp(0.0)
+"""The smallest float64 number above 0, 2⁻¹⁰⁷⁴: an underflow loses half of it, at most."""
+
+LARGEST_SINGLE = float(np.finfo(np.float32).max)
+"""The largest number of float32."""
+
+DECIMAL = Fraction(1, 10**50)
+"""The relative error of an exponential or logarithm of 60 decimal digits, its argument of 60 digits included.
+
+The argument is off by 10⁻⁵⁹ of itself, and at most 10⁴, so that an exponential is off by 10⁻⁵⁵ of itself, to which the
+result's own 10⁻⁵⁹ are added. A logarithm is off by 10⁻⁵⁹ of 1: relative to itself that is more where it is small, which
+the caller divides by; it refuses those below ``LEAST_LOGARITHM``, for which 10⁻³⁰ would be left.
+"""
+
+LEAST_LOGARITHM = Fraction(1, 10**20)
+"""The smallest logarithm of a constant other than 1 that is stored (``DECIMAL``)."""
+
+# Neighbours
+
+
+def above(x: Numbers) -> Numbers:
+    """The next larger number of the same dtype.
+
+    The true value of a result that was rounded once, to nearest, lies between the neighbours of the result.
+    """
+    return _neighbour(x, math.inf)
+
+
+def below(x: Numbers) -> Numbers:
+    """The next smaller number of the same dtype (``above``)."""
+    return _neighbour(x, -math.inf)
+
+
+def _neighbour(x: Numbers, end: float) -> Numbers:
+    # A float64 scalar of numpy is a Python float, too.
+    if isinstance(x, np.ndarray | np.generic):
+        return np.nextafter(x, x.dtype.type(end))
+    if isinstance(x, float):
+        return math.nextafter(x, end)
+    return x.nextafter(x.new_full((), end))
+
+
+def not_below(number: Fraction | int) -> float:
+    """The smallest float64 that is not below an exact number.
+
+    Raises:
+        OverflowError: if the number is beyond the range of float64.
+    """
+    # Python's quotient of integers is the nearest float.
+    nearest = number.numerator / number.denominator
+    n, d = nearest.as_integer_ratio()
+    return nearest if n * number.denominator >= number.numerator * d else above(nearest)
+
+
+def not_above(number: Fraction | int) -> float:
+    """The largest float64 that is not above an exact number; raises as ``not_below``."""
+    return -not_below(-number)
+
+
+def varies(lower: Numbers, upper: Numbers) -> Any:
+    """Where an interval [l, u] is wider than two neighbouring numbers, to which outward rounding makes a single one."""
+    return above(lower) < upper
+
+
+# Quotients
+
+
+def divisor(x: Tensor) -> Tensor:
+    """Numbers x ≥ 0 to divide by: 0 and what may be taken for it become the smallest normal number."""
+    return x.clamp(min=tiny(x.dtype))
+
+
+def smooth_divisor(x: Tensor) -> Tensor:
+    """Numbers x ≥ 0 to divide by where gradients flow: these have 1/x², which √tiny keeps finite."""
+    return x.clamp(min=tiny(x.dtype) ** 0.5)
+
+
+def narrow(point: Tensor) -> Tensor:
+    """The width of an interval next to a point below which a derivative is the better slope of a chord.
+
+    A chord's slope (f(b) − f(a))/(b − a) is off by about 2u/width by cancellation, and f' within the interval by about
+    width² of it: both are alike at a width of (2u)^(1/3). It decides which slope is taken, and any slope is sound.
+    """
+    return epsilon(point.dtype) ** (1 / 3) * (1 + point.abs())
+
+
+def coarse(dtype: torch.dtype) -> float:
+    """The size (2u)^(−1/2) from which on numbers are further apart than √(2u), roughly.
+
+    An extremum of a function of period 2π between two such neighbours may exceed both values by a half of its second
+    derivative times the square of their distance, which is more than u.
+    """
+    return epsilon(dtype) ** -0.5
+
+
+# Sums and products
+
+
+def gamma(terms: int, dtype: torch.dtype) -> float:
+    """γ_n for a sum of n = ``terms`` products.
+
+    Raises:
+        OverflowError: if n·u reaches 1/2, where the analysis says nothing.
+    """
+    product = terms * unit_roundoff(dtype)
+    if product >= 0.5:
+        raise OverflowError(f"a sum of {terms} terms has no rounding bound in {dtype}")
+    return product / (1 - product)
+
+
+OWN = 1.01
+"""A factor for bounds of errors, which covers the rounding of their own few operations.
+
+A bound that is a sum of n products of numbers that are not negative is off by at most γ_n of itself; this is at most
+0.01 for n·u ≤ 0.0099, that is for every n below 9·10¹³ in float64 and below 160,000 in float32.
+"""
+
+
+def inflated(terms: int, dtype: torch.dtype) -> float:
+    """1/(1 − γ) − 1 and a little more, for a sum of ``terms`` products that are not negative.
+
+    If each product is made larger by this part of itself, the computed sum is no smaller than the true one was.
+    """
+    error = gamma(terms + 4, dtype)
+    return OWN * error / (1 - error)
+
+
+FEW = 1 + 2.0**-50
+"""A factor for a positive float64 number of at most six roundings: the product is no smaller than the true number.
+
+With u = 2⁻⁵³, (1 − u)⁷·(1 + 8u) ≥ 1 + u − 35u² > 1; the seventh rounding is that of the product itself.
+"""
+
+
+# Scales at which nothing is lost
+
+COMMON_STEP = 2.0**-30
+"""Sums of float64 multiples of it are exact while they are below 2²³: they are multiples of it of at most 53 bits."""
+
+MODERATE = 2.0**-40, 2.0**40
+"""Factors in this range neither overflow nor underflow with float32 numbers, nor with products of two of them."""
+
+LEAST_WEIGHT = 2.0**-500
+"""Products of two weights at least this large are at least 2⁻¹⁰⁰⁰, so that none underflows in float64."""
+
+LONG_ROW = Fraction(1, 2**30)
+"""The loosening of a row with coefficients longer than float64's, relative to the row's largest number.
+
+It is a choice, not an error: it is far above what float64 numbers can be off by, and what is proved of the looser row
+holds for the row.
+"""
+
+SOFTPLUS_SHARE = 1 - 2.0**-34, 2.0**-33
+"""The factor, and its relative error, of softplus where it is taken for its argument x ≥ 20, as torch does.
+
+x < softplus(x) = x + ln(1 + e⁻ˣ) ≤ x·(1 + e⁻²⁰/20), and e⁻²⁰/20 = 1.03·10⁻¹⁰ < 2⁻³³ = 1.16·10⁻¹⁰: x is softplus(x)
+times a number from 1 − 2⁻³³ to 1, which is (1 − 2⁻³⁴)·(1 + δ) with |δ| < 2⁻³³.
+"""
+
+
+# Properties
+
+
+def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums (polytopes,) of weighted bounds and of weighted scales of rows (polytopes, rows), both rounded up.
+
+    The products are rounded once and the sums of r terms r − 1 times: the values' sum is off by at most γ_r of the sum
+    of absolute values, of which twice (r + 2)·2u are added; the scales' by γ_r of itself, of which (r + 2)·2u are.
+    """
+    eps = epsilon(values.dtype)
+    terms = values.shape[1] + 2
+    lost = 2 * terms * eps * values.abs().sum(1)
+    return above(values.sum(1) + lost), above(scales.sum(1) * (1 + terms * eps))
+
+
+def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """A lower bound of a quotient q of normal size.
+
+    2u·|q| is at least the distance from q to the next smaller number, below which the true quotient does not lie.
+    Rounding is monotone, so that the difference, too, is rounded to no more than that number.
+    """
+    quotient = numerator / denominator
+    return quotient - epsilon(quotient.dtype) * quotient.abs()
+
+
+MEAN = 1e-12
+"""The least part of itself by which a mean is moved down: more than 2γ_n of float64 for every n below 4,500."""
+
+
+def mean_below(lower: Tensor, parts: Tensor, terms: int) -> Tensor:
+    """Lower bounds of lower/parts; −inf where arithmetic broke down.
+
+    A sum of n products that are not negative is off by at most γ_n of itself, and so is what is divided by it, but for
+    a few operations more: by |lower/parts|·γ/(1 − γ), less than twice that of the quotient as computed.
+
+    Args:
+        lower: (rows,) lower bounds.
+        parts: (rows,) positive, each the sum of ``terms`` products that are not negative, as computed.
+        terms: n.
+    """
+    quotient = lower / parts
+    moved = quotient - max(MEAN, 2 * gamma(terms + 4, lower.dtype)) * quotient.abs()
+    # Python's min would lose a NaN.
+    return moved.masked_fill(~quotient.isfinite(), -math.inf)
+
+
+# Branch and bound on the input box
+
+CUT = 2.0**-20
+"""By this part of −v a row of value v is positive, at least, in what is cut off; rounding is to leave half of it."""
+
+
+def reach_of_cut(values: Tensor, slope: Tensor, width: Tensor, share: float) -> Tensor:
+    """How far from the end of each input a row can stay below 0, (rows, inputs): beyond it, it is positive by ``CUT``.
+
+    The linear lower bound of the row is at least v in the box. From the end at which it is least, it rises along input
+    i by slope_i·|x_i − end|, and is above 0 where this exceeds −v. Its coefficients are off by ``share``, which moves
+    it by at most share·Σ_i slope_i·width_i; the sum's own rounding is a part of ``share``'s surplus, and what
+    underflows is below the smallest normal number. The sum, the product and the quotient round a few times by u, for
+    which 8u and the next number are enough.
+
+    Args:
+        values: (rows,) v.
+        slope: (rows, inputs) the sizes of the coefficients.
+        width: (rows, inputs) of the box.
+        share: what part of themselves coefficients may be off by.
+    """
+    unit = unit_roundoff(values.dtype)
+    rounded = share * (slope * width).sum(1) + tiny(values.dtype)
+    reach = ((1 + CUT) * -values.clamp(max=0) + rounded)[:, None] / slope
+    return above(reach * (1 + 8 * unit))
+
+
+# Folded systems and linear programs
+
+LEAST_WIDTH = 2.0**-60
+"""A remainder's width is at least this part of its neuron's size, so that quotients by it do not overflow.
+
+A width may be larger than needed: whatever lies within the narrower band lies within the wider one.
+"""
+
+SCALED_LOST = 1e-300
+"""What a row of a linear program may be off by for numbers that are too small for float64 once they are scaled.
+
+Columns are scaled such that variables lie in [−1, 1]: of a row of n entries, each of which loses at most 2⁻¹⁰⁷⁵ when it
+is scaled, that is n·2⁻¹⁰⁷⁵, and less than 1e-300 for every n below 10²³.
+"""
+
+# Certificates
+
+CLEAR = 1e-11
+"""By this part of its own size a row is above 0 that is written as proven.
+
+Whoever checks it sums the same products in another order. Its sums of n products are off by γ_n of their size in either
+order: this is above 2γ_n for every n below 45,000.
+"""
+
+CLEAR_OF_WIDTH = 2.0**-30
+"""By this part of an interval's width, what proves a recorded bound of it is above the bound.
+
+Such a proof sums numbers of the size of the width, or of its system's, in another order than whoever checks it: as with
+``CLEAR``, sums of fewer than 4,000,000 products do not differ by more.
+"""
+
+LEAST_STEP = 2.0**-800
+"""The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
+
+
+# Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries
+
+ENCLOSE_UNIT = 2.0**-53
+"""u of ``trust.enclose``: the result of an operation in float64 is off by this part of itself, at most."""
+
+ENCLOSE_OWN = 1 + 2.0**-20
+"""A factor for error bounds, which covers the rounding of their own operations: fewer than 2³² of them, each 2⁻⁵³."""
+
+ENCLOSE_TINY = 2.0**-1000
+"""What each operation in float64 may lose to underflow: 2²² terms of 2⁻¹⁰²² each."""
+
+ENCLOSE_ULPS = 64
+"""Relative error, in units of u, granted to exp, tanh and erfc and the few operations around them."""

@@ -1,0 +1,289 @@
+"""``auto``: cheap bounds for all queries, the attack on what is left, then complete methods within the budget.
+
+Every query is bounded by CROWN. What it is like then decides which of ``STAGES`` take it, in their order: how many
+inputs vary, which activations the network has, and how many neurons CROWN leaves unstable.
+
+A counterexample that does not stand up to exact evaluation and replay does not end a query here: the next method
+takes over, and only if none decides is the query unknown (unconfirmed).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
+
+import torch
+
+from verifiable_relu.bounds import Ascent, crown_relaxation, input_box
+from verifiable_relu.bounds.zonotope import NARROW
+from verifiable_relu.rounding import varies
+from verifiable_relu.spec.property import Query
+from verifiable_relu.trust.certificate import Cover, Proof
+from verifiable_relu.verifiers.attack import Attack, Pgd
+from verifiable_relu.verifiers.bab import Bab
+from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.docket import Docket, answers
+from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
+from verifiable_relu.verifiers.recording import Recorder, uncertified
+from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
+
+_FEW_INPUTS = 20
+"""Up to so many inputs that vary it can pay to split the input box."""
+
+_FEW_NEURONS = 40
+"""Up to so many unstable neurons their phases are fewer than the boxes that inputs are split into, and go first."""
+
+_INTEGER_NEURONS = 200
+"""Up to so many unstable neurons mixed-integer programming has a chance in a minute."""
+
+_EXACT_NEURONS = 10
+"""Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
+
+CROWN_SHARE = 0.25
+"""The part of its time that a query may spend on CROWN's bounds."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a query is like, as it is known once CROWN has bounded it.
+
+    Attributes:
+        inputs: how many inputs vary.
+        unstable: how many neurons are unstable; infinite where that is not known.
+        linear: whether every activation of the network is piecewise linear.
+        foldable: whether branch and bound over neurons takes the network, and has memory for the query.
+    """
+
+    inputs: int
+    unstable: float
+    linear: bool
+    foldable: bool
+
+    @staticmethod
+    def of(query: Query, unstable: float, memory: int) -> Traits:
+        """The traits of a query with so many unstable neurons."""
+        # Outward rounding may have made two neighbouring floats of one value.
+        box, bab = query.property.box, Bab()
+        inputs = int(varies(box.lower, box.upper).sum())
+        foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
+        return Traits(inputs, unstable, query.network.piecewise_linear, foldable)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether few inputs vary."""
+        return self.inputs <= _FEW_INPUTS
+
+    @property
+    def few(self) -> bool:
+        """Whether few neurons are unstable, all of which branch and bound has memory for."""
+        return self.foldable and self.unstable <= _FEW_NEURONS
+
+    def __str__(self) -> str:
+        kind = f"the network is {'' if self.linear else 'not '}piecewise linear"
+        number = "an unknown number of" if self.unstable == math.inf else f"{self.unstable:.0f}"
+        return f"{self.inputs} inputs vary, {number} neurons are unstable under CROWN's bounds, {kind}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One method's turn.
+
+    Attributes:
+        method: its name.
+        why: why a query that it takes goes there, in plain words.
+        make: makes the verifier.
+        takes: which queries it takes by their traits.
+        share: the part of the time left that a query may spend here.
+        most: takes only queries with at most so many unstable neurons under the latest bounds.
+    """
+
+    method: str
+    why: str
+    make: Callable[[], Verifier]
+    takes: Callable[[Traits], bool]
+    share: Callable[[Traits], float] = lambda traits: 1.0
+    most: float = math.inf
+
+
+def _milp() -> Verifier:
+    # It is imported only where a query gets this far: scipy comes with it.
+    from verifiable_relu.verifiers.milp import Milp
+
+    return Milp()
+
+
+def _smt() -> Verifier:
+    from verifiable_relu.verifiers.smt import Smt
+
+    return Smt(whole=True)
+
+
+STAGES = (
+    Stage(
+        "attack",
+        "a counterexample is cheap to look for; splitting inputs looks again, more thoroughly",
+        lambda: Attack(Pgd(rounds=1)),
+        lambda t: t.narrow,
+    ),
+    Stage("attack", "a counterexample is cheap to look for", Attack, lambda t: not t.narrow),
+    Stage(
+        "alpha-crown",
+        "branch and bound, which would begin with better slopes, does not take the query",
+        lambda: AlphaCrown(intermediate=Ascent(steps=6)),
+        lambda t: not t.foldable and not (t.narrow and t.linear),
+        lambda t: 0.5,
+    ),
+    Stage(
+        "bab",
+        "few inputs vary and few neurons are unstable: either may be split, neurons first",
+        Bab,
+        lambda t: t.narrow and t.few,
+        lambda t: 0.5,
+    ),
+    Stage(
+        "split",
+        "few inputs vary and few neurons are unstable: now inputs",
+        InputSplit,
+        lambda t: t.narrow and t.few,
+        lambda t: 0.5,
+    ),
+    Stage(
+        "split",
+        "few inputs vary and many neurons are unstable, so that phases are far more than boxes",
+        InputSplit,
+        lambda t: t.narrow and not t.few,
+        lambda t: 0.8 if t.foldable else 1.0,
+    ),
+    Stage(
+        "bab",
+        "what is open is the phases of unstable neurons, or the segments of smooth ones",
+        Bab,
+        lambda t: t.foldable,
+        lambda t: 0.9 if t.linear and t.unstable <= _INTEGER_NEURONS else 1.0,
+    ),
+    Stage(
+        "milp",
+        "few enough phases are integer variables of a linear program",
+        _milp,
+        lambda t: t.linear,
+        most=_INTEGER_NEURONS,
+    ),
+    Stage("split", "few inputs vary, and there is time left", InputSplit, lambda t: t.narrow and t.few),
+    Stage(
+        "smt",
+        "what is left is within the others' tolerances of the boundary, and exact arithmetic has none",
+        _smt,
+        lambda t: t.linear,
+        most=_EXACT_NEURONS,
+    ),
+)
+"""The stages of ``auto`` after CROWN, in their order."""
+
+
+def explanation(traits: Traits) -> str:
+    """What ``auto`` does with a query, in plain words: a line for the query, and one for each stage that takes it."""
+    lines = [str(traits), f"  1. crown, with up to {CROWN_SHARE:.0%} of the time: bounds are cheap, and prove much"]
+    chosen = [stage for stage in STAGES if stage.takes(traits) and traits.unstable <= stage.most]
+    for number, stage in enumerate(chosen, start=2):
+        lines.append(f"  {number}. {stage.method}, with up to {stage.share(traits):.0%} of the time left: {stage.why}")
+    return "\n".join(lines)
+
+
+_HANDED_ON = 1 / 4
+"""The part of the limit of memory that is for what stages hand on."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """A portfolio: the verifiers of ``STAGES``, one after the other, each for the queries that are left by then.
+
+    A later stage starts from what earlier ones have proven of a query's whole box (``Roots``). Attack, MILP and SMT
+    have no limit of memory.
+
+    Attributes:
+        record: whether every stage records its proofs, if it can.
+    """
+
+    record: bool = field(default=False, repr=False)
+
+    name: ClassVar[str] = "auto"
+
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        roots = Roots(int(docket.limits.memory * _HANDED_ON)) if docket.roots is NONE else docket.roots
+        whole = docket.part(list(docket.queries), roots=roots)
+        yield from self._stage(whole, Crown(), whole.open, CROWN_SHARE)
+        traits = {i: Traits.of(whole.queries[i], _unstable(whole, i), whole.limits.memory) for i in whole.open}
+        for stage in STAGES:
+            members = [i for i in whole.open if stage.takes(traits[i]) and _unstable(whole, i) <= stage.most]
+            shares = {i: stage.share(traits[i]) for i in members}
+            for share in sorted(set(shares.values())):
+                yield from self._stage(whole, stage.make(), [i for i in members if shares[i] == share], share)
+        for number in docket.queries:
+            if number not in docket.closed:
+                outcome = docket.outcomes[number]
+                if outcome.reason is Reason.INCOMPLETE and docket.left([number]) <= 0:
+                    outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+                docket.outcomes[number] = outcome
+                yield number, outcome
+
+    def _stage(
+        self, docket: Docket, verifier: Verifier, members: list[int], share: float
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
+        for number in docket.part(members, share).ask(recording(verifier) if self.record else verifier):
+            if number in docket.closed:
+                yield number, docket.outcomes[number]
+
+    def explain(self, query: Query, limits: Limits) -> str:
+        """What ``auto`` does with a query, in plain words; bounding its neurons by CROWN may take the limits' time."""
+        (outcome,) = answers(Crown(), [query], limits)
+        if outcome.verdict is Verdict.UNSAT:
+            return "CROWN's bounds decide"
+        unstable = math.inf if outcome.unstable is None else outcome.unstable
+        return explanation(Traits.of(query, unstable, limits.memory))
+
+
+def _unstable(docket: Docket, number: int) -> float:
+    """The number of a query's unstable neurons, as far as it is known."""
+    known = docket.outcomes[number].unstable
+    return math.inf if known is None else known
+
+
+def recording(verifier: Verifier) -> Verifier:
+    """The verifier, recording its proofs if it can."""
+    if isinstance(verifier, Auto | Bab | Crown):
+        return replace(verifier, record=True)
+    if isinstance(verifier, InputSplit):
+        names = (field.name for field in fields(InputSplit) if field.name != "symbols")
+        return RecordedSplit(**{name: getattr(verifier, name) for name in names})
+    return verifier
+
+
+def prove(query: Query, seconds: float) -> Proof | Cover | None:
+    """A recorded proof that a query is unsat: by CROWN and α-CROWN, else by branch and bound for so many seconds.
+
+    Branch and bound over neurons has half of the time, and that over few inputs the rest. None if there is no proof in
+    this time, or the network has activations that certificates do not know.
+    """
+    network = query.network
+    if uncertified(network):
+        return None
+    recorder = Recorder.of(network)
+    with torch.no_grad():
+        box = input_box([query.property], network)
+        relaxation = crown_relaxation(network.to(torch.float64), box, coarse=recorder.coarse)
+        found = recorder.proof(relaxation, 0, query.property, {}, Ascent())
+    if found is not None:
+        return found
+    docket = Docket([query], Limits(seconds))
+    narrow = int((box.lower < box.upper).sum()) <= NARROW
+    methods: list[tuple[Verifier, float]] = [(Bab(), 0.5), (InputSplit(), 1.0)] if narrow else [(Bab(), 1.0)]
+    for method, share in methods:
+        for _, outcome in recording(method).claims(docket.part([0], share)):
+            if outcome.proof is not None:
+                return outcome.proof
+    return None
