@@ -134,10 +134,8 @@ def test_no_counterexample_is_denied(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    if isinstance(method, Bab):
-        method = replace(method, record=True)
-    else:
-        method = RecordedSplit(batch=4, alone=0)
+    split_ = RecordedSplit(batch=4, alone=0)
+    method = replace(method, record=True) if isinstance(method, Bab) else split_
     with counted(SHARING[name], monkeypatch) as counts:
         case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
     assert any(count > 1 for count in counts)
