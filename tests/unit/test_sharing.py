@@ -25,7 +25,8 @@ from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers import copies, split
-from verifiable_relu.verifiers.bab import Bab, refine, system
+from verifiable_relu.verifiers.bab import Bab, refine
+from verifiable_relu.verifiers.bab import query as folded_query
 from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
@@ -144,7 +145,7 @@ def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, mo
 
 def test_planes_that_several_processes_found_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, search = question(*QUESTIONS["trees"][1]), SLOW
-    with counted(system, monkeypatch) as counts:
+    with counted(folded_query, monkeypatch) as counts:
         proof = over_planes(query, search, processes=2)
     assert any(count > 1 for count in counts) and proof is not None
     case = recorded(tmp_path, write_onnx(query.network), query.property, proof)
