@@ -134,7 +134,8 @@ def not_below(number: Fraction | int) -> float:
 
 def not_above(number: Fraction | int) -> float:
     """The largest float64 that is not above an exact number; raises as ``not_below``."""
-    return -not_below(-number)
+    # The difference of two zeros is 0.0, and not −0.0.
+    return 0.0 - not_below(-number)
 
 
 def varies(lower: Numbers, upper: Numbers) -> Any:

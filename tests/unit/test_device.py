@@ -59,11 +59,14 @@ def queries(network: Network) -> list[Query]:
     return made
 
 
-def check(method: Verifier, other: Verifier, asked: list[Query], looser: float = 1e-3) -> list[Outcome]:
+NARROW = ("mlp", "moved")
+
+
+def check(method: Verifier, asked: list[Query], looser: float = 1e-3, **limits: int) -> list[Outcome]:
     """The answers on the CPU and on the other device are the same, but for margins that may be slightly lower."""
-    here = claims(method, asked, 60)
+    here = claims(method, asked, 60, **limits)
     with Elsewhere():
-        there = claims(other, asked, 60)
+        there = claims(method, asked, 60, device="cuda", **limits)
     for a, b in zip(here, there, strict=True):
         assert (a.verdict, a.reason, a.unstable) == (b.verdict, b.reason, b.unstable), b.detail
         if isinstance(method, Ibp | Crown):
@@ -93,7 +96,7 @@ def test_the_pretended_device_is_gone_when_its_mode_ends() -> None:
 @pytest.mark.parametrize(("method", "act", "name"), ANSWERED)
 def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> None:
     network = NETWORKS[name](ACTS[act])
-    there = check(make(method), make(method, "cuda"), queries(network))
+    there = check(make(method), queries(network))
     if name != "mlp":
         # How libraries of devices sum convolutions is not known.
         assert Trust.ROUNDED not in {o.trust for o in there}
@@ -101,16 +104,17 @@ def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> Non
 
 @pytest.mark.parametrize("method", [Crown, AlphaCrown])
 @pytest.mark.parametrize(
-    ("options", "name"),
+    ("options", "limits", "name"),
     # So little memory takes many chunks, and long, in a network with many neurons.
-    [*(({"dtype": "float32"}, name) for name in NETWORKS), *(({"memory": 1 << 14}, name) for name in ("mlp", "moved"))],
+    [*(({"dtype": "float32"}, {}, name) for name in NETWORKS), *(({}, {"memory": 1 << 14}, name) for name in NARROW)],
     ids=str,
 )
-def test_bounds_with_options_are_those_of_the_cpu(name: str, method: type[Crown], options: dict[str, object]) -> None:
+def test_bounds_with_options_are_those_of_the_cpu(
+    name: str, method: type[Crown], options: dict[str, str], limits: dict[str, int]
+) -> None:
     search = {"intermediate": Ascent(steps=3)} if method is AlphaCrown else {}
     network = NETWORKS[name](ACTS["relu"])
-    here = there = method(**options, **search)  # type: ignore[arg-type]
-    check(here, there, queries(network), 0.1 if "dtype" in options else 1e-3)
+    check(method(**options, **search), queries(network), 0.1 if options else 1e-3, **limits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("coefficient", [1 << 24, (1 << 24) + 1])
@@ -126,7 +130,7 @@ def test_what_is_no_float32_number_is_not_proven_in_float32(coefficient: int, el
 @networks
 def test_the_joint_certificate_is_that_of_the_cpu(name: str) -> None:
     family = hardened(NETWORKS[name](ACTS["gelu5"]))
-    check(make("crown"), make("crown", "cuda"), queries(family))
+    check(make("crown"), queries(family))
     box = boxes(family, batch=3)
     here = substitution_change(family, box)
     with Elsewhere():
