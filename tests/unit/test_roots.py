@@ -184,6 +184,17 @@ def test_a_root_is_of_its_query_alone() -> None:
     torch.testing.assert_close(last.lower, 2 * one.lower)
 
 
+def test_a_query_in_the_place_of_another_is_bounded_from_its_own_box_alone() -> None:
+    (narrow,), (wide,) = queries(mlp(), 1, radius=0.01), queries(mlp(), 1, radius=1.0)
+    docket = Docket([narrow], roots=Roots(PLENTY))
+    list(Crown().claims(docket))
+    assert docket.part([0]).roots.of(0) is not None
+    inner = docket.part([0], queries={0: wide})
+    assert inner.roots.of(0) is None
+    ((_, found),), (alone,) = list(Crown().claims(inner)), ask(Crown(), [wide])
+    assert (found.verdict, found.margin) == (alone.verdict, alone.margin)
+
+
 def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
     network = mlp()
     one, two = queries(network, 1, radius=0.05)[0], queries(network, 1, radius=0.05, seed=9)[0]

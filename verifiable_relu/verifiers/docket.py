@@ -92,14 +92,17 @@ class Docket:
             numbers: of the queries.
             share: the part of the time that is left to each of them which they may spend there.
             roots: others than these.
-            queries: to be asked in place of those with these numbers; their outcomes are none of this docket's.
+            queries: to be asked in place of those with these numbers; their outcomes are none of this docket's, and
+                nothing is known of them.
         """
         purses = {number: self._purses[number] for number in numbers}
         if share != 1:
             shares = {purse: Purse(share * purse.left, purse) for purse in purses.values()}
             purses = {number: shares[purse] for number, purse in purses.items()}
         chosen = {number: (queries or self.queries)[number] for number in numbers}
-        part = Docket(chosen, self.limits, purses, self._progress, self.roots if roots is None else roots)
+        # Roots go by number: what is known of a query says nothing of another one in its place.
+        kept = NONE if queries is not None else self.roots
+        part = Docket(chosen, self.limits, purses, self._progress, kept if roots is None else roots)
         if queries is None:
             part.outcomes, part.closed = self.outcomes, self.closed
         return part
