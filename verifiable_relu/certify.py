@@ -237,34 +237,17 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
     here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
     started = launched(0 if here else jobs, None if jobs == 1 else 1)
-    try:
-        return _asked(options, out, entries(options, listed), count, jobs, started)
-    finally:
-        for worker in started:
-            worker.stop()
-
-
-def _asked(
-    options: argparse.Namespace,
-    out: TextIO,
-    listed: Iterator[Entry],
-    count: int,
-    jobs: int,
-    started: Sequence[Worker],
-) -> int:
-    """Answer a campaign of ``count`` instances, say how it ended, and return the exit status."""
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import chosen
     from verifiable_relu.verifiers.copies import sharing
 
-    method, limits = chosen(
-        options.method, options.device, options.memory, (options.jobs or sharing()) if jobs == 1 else 1
-    )
-    method, _ = _certifying(options, method)
     watcher = Watcher(count, options.quiet, out)
     try:
+        sharers = (options.jobs or sharing()) if jobs == 1 else 1
+        method, limits = chosen(options.method, options.device, options.memory, sharers)
+        method, _ = _certifying(options, method)
         with _store(options) as store, watcher:
-            _answer(options, listed, method, limits, started, store, watcher)
+            _answer(options, entries(options, listed), method, limits, started, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
@@ -274,6 +257,9 @@ def _asked(
         if watcher.done and not options.quiet:
             watcher.summary()
         raise
+    finally:
+        for worker in started:
+            worker.stop()
     for vnnlib, detail in watcher.disputed:
         _say(f"{vnnlib}: {detail}")
     if not options.quiet:
