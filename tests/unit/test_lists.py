@@ -124,7 +124,7 @@ def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path
     elif change == "joint":
         loader = Loader(prepare=hardened)
     elif change == "method":
-        verifier = Hostile(Path("log"))
+        verifier = Hostile(tmp_path / "log")
     elif change == "limit":
         made = [replace(entry, timeout=99.0) for entry in made]
     slot = Here()
