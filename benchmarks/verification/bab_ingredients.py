@@ -5,7 +5,7 @@
 
 With ``--vary``, the named options alone take the values that are named. Each answer is a record, and is not asked for
 again. Instances that ``bab`` as it is decides by bounds, before anything is split, are not put to the others. At the
-most that takes families × COUNT × 10 variants × LIMIT seconds, which is 27 minutes for the defaults. Needs the
+most that takes families × COUNT × 9 variants × LIMIT seconds, which is 27 minutes for the defaults. Needs the
 benchmarks under VERIFIABLE_RELU_DATA/vnncomp.
 """
 
@@ -40,13 +40,12 @@ WITHOUT: tuple[tuple[str, Any], ...] = (
     ("search.steps", 0),
     ("search.adaptive", 0),
     ("search.stalled", 0.0),
-    ("search.exact", 0.0),
     ("rounds.refinement", None),
     ("rounds.above", None),
     ("search.batch", 16),
 )
 """What is switched off: the search for bounds of neurons and for slopes, the ascent in each node, lines that adapt,
-more steps where nothing is left to split, linear programs before the last leaf, tighter intervals, planes over neurons,
+more steps where nothing is left to split, tighter intervals, planes over neurons,
 large batches."""
 
 BATCH = "search.batch"

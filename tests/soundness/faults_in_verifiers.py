@@ -101,6 +101,13 @@ def _both_active(right: Right, *args: object) -> tuple[Tensor, Tensor]:
     return active, active
 
 
+def _most(right: Right, before: Tensor, objective: Tensor, lower: Tensor) -> Tensor:
+    # What nothing has been closed of is no bound.
+    known = torch.where(before == torch.inf, torch.inf, -before)
+    found = right(known, objective, -lower)
+    return torch.where(found == torch.inf, torch.inf, -found)
+
+
 def _half_of_it(right: Right, node: Node, bounds: Bounds, *args: object) -> Any:
     return right(node, Bounds(bounds.lower, torch.lerp(bounds.lower, bounds.upper, 0.5)), *args)
 
@@ -282,7 +289,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "planes that are above their neurons on the active side alone",
         "trees",
-        instead("verifiers.bab.above:higher", lambda right, active, inactive: active),
+        instead("verifiers.bab.slopes:higher", lambda right, active, inactive: active),
     ),
     Fault(
         "a bias dropped where rows are folded",
@@ -302,12 +309,12 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a tree proved from a bound that was searched for in float32",
         "trees",
-        instead("verifiers.bab.tree:Tree.prove", lambda right, tree, batch, found: ~(found.bound <= 0)),
+        instead("verifiers.bab.loop:Loop.close", lambda right, tree, nodes, found, *args: ~(found.bound <= 0)),
     ),
     Fault(
         "open sub-problems forgotten",
         "trees",
-        instead("verifiers.bab.tree:Tree.push", lambda right, *args: None),
+        instead("verifiers.bab.loop:Loop.push", lambda right, *args: None),
     ),
     Fault(
         "an active neuron taken for an inactive one where refined bounds make it stable",
@@ -317,7 +324,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "the bound of the best leaf of a refined interval taken for that of all",
         "trees",
-        instead("verifiers.bab.refine:least", lambda right, bounds, *args: -right(-bounds, *args)),
+        instead("verifiers.bab.loop:least", _most),
     ),
     Fault(
         "columns and rows of the MILP as they come, not scaled to their ranges",

@@ -18,7 +18,7 @@ from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.split import RecordedSplit
@@ -41,16 +41,16 @@ Prover = Callable[[Query], Proof | Cover | None]
 
 def provers() -> list[Prover]:
     """Each makes certificates of another kind, or none of what it cannot prove."""
-    search = Search(record=True, steps=0, finishing=0)
+    search = Branching(steps=0, finishing=0)
     refining = Rounds(Refinement(leaves=8), first=0, patience=0)
 
     def by(verifier: Verifier) -> Prover:
         return lambda query: claims(verifier, [query], SECONDS)[0].proof
 
     return [
-        by(Bab(search=search)),
+        by(Bab(search=search, record=True)),
         by(Crown(record=True)),
-        by(Bab(search=search, rounds=refining)),
+        by(Bab(search=search, rounds=refining, record=True)),
         by(RecordedSplit(batch=4)),
         lambda query: over_planes(query, search, seconds=SECONDS),
     ]

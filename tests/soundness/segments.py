@@ -21,11 +21,12 @@ from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, Relu, Sigmoid, Smooth, Tanh
 from verifiable_relu.spec.property import Box, Property
-from verifiable_relu.verifiers.bab.ascent import Ascent, Batch
+from verifiable_relu.verifiers.bab.ascent import DualAscent, Nodes
 from verifiable_relu.verifiers.bab.curves import SEGMENTS
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.strip import Slopes, Strip
+from verifiable_relu.verifiers.bab.slopes import Slopes
+from verifiable_relu.verifiers.bab.strip import Strip
 
 from .judge import Report, scale
 
@@ -95,9 +96,9 @@ def _examine(rng: np.random.Generator, network: Network, box: Box, report: Repor
     points = low_points(rng, network, box, matrix[0])
     values, exact = _exact(network, points, folded.places, matrix)
     every = torch.ones(folded.size, dtype=torch.bool)
-    ascents = [Ascent(strip, adaptive, torch.float64) for adaptive in (every, ~every)]
+    ascents = [DualAscent(strip, adaptive, torch.float64) for adaptive in (every, ~every)]
     proofs = Proofs(strip)
-    nodes = Batch.roots(folded.size, 1)[torch.zeros(len(points), dtype=torch.long)]
+    nodes = Nodes.roots(folded.size, 1)[torch.zeros(len(points), dtype=torch.long)]
     nodes.mu = torch.from_numpy(rng.choice([0.0, 0.0, 0.5, 3.0], (len(points), 1))).float()
     for step in range(_ROUNDS):
         found = ascents[step % 2].run(nodes, 12)

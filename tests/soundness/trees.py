@@ -25,13 +25,13 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Input, LeakyRelu
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.above import Planes
 from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.slopes import Planes
 from verifiable_relu.verifiers.bab.strip import Strip
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Verdict
 
 from .judge import Case, Report, judge
@@ -47,7 +47,7 @@ OVER = Bab(intermediate=Ascent(steps=0), rounds=Rounds(refinement=None, first=1e
 REFINING = Bab(intermediate=Ascent(steps=0), rounds=Rounds(Refinement(leaves=4), first=0, patience=0, gain=1.0))
 """Branch and bound that refines the bounds of neurons, and loose ones, before it searches for long."""
 
-LOOKING = Bab(search=Search(steps=1, choices=3), rounds=Rounds(None))
+LOOKING = Bab(search=Branching(steps=1, choices=3), rounds=Rounds(None))
 """Branch and bound that bounds the children of a node by each of several neurons before it splits the node."""
 
 

@@ -25,13 +25,12 @@ from verifiable_relu.spec.write import vnnlib_text
 from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.above import Above
 from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Candidates, Forest, Rounds
-from verifiable_relu.verifiers.bab.strip import Slopes
-from verifiable_relu.verifiers.bab.system import System
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.slopes import Above, Slopes
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.split import RecordedSplit
@@ -86,7 +85,7 @@ def proven(
     **search: Any,
 ) -> Case:
     """The case of a property that branch and bound, or the verifier given, proves."""
-    method = verifier or Bab(search=Search(record=True, **search))
+    method = verifier or Bab(search=Branching(**search), record=True)
     (outcome,) = claims(method, [Query(read_onnx(network), prop)], 600.0, processes=processes)
     assert outcome.verdict is Verdict.UNSAT, outcome
     assert outcome.proof is not None
@@ -126,11 +125,11 @@ def tree_case(folder: Path, kind: str = "mlp") -> Case:
 def refined_case(folder: Path, kind: str = "mlp") -> Case:
     """A network whose proof begins with tighter bounds of neurons."""
     rounds = Rounds(Refinement(leaves=8), first=0, patience=0)
-    return proven(folder, *question(kind), Bab(search=Search(record=True, steps=0, finishing=0), rounds=rounds))
+    return proven(folder, *question(kind), Bab(search=Branching(steps=0, finishing=0), rounds=rounds, record=True))
 
 
 def over_planes(
-    query: Query, search: Search, above: Above | None = None, seconds: float = 600.0, processes: int = 1
+    query: Query, search: Branching, above: Above | None = None, seconds: float = 600.0, processes: int = 1
 ) -> Proof | None:
     """The proof that a query is unsat by trees that have planes over their neurons from the beginning, if there is one.
 
@@ -145,13 +144,13 @@ def over_planes(
         box = input_box([prop], query.network)
         relaxation = crown_relaxation(query.network.to(torch.float64), box, coarse=recorder.coarse)
         polytopes = list(range(len(prop.unsafe)))
-        system = System.of(query, relaxation, 0, polytopes, Slopes(), never)
+        system = FoldedQuery.of(query, relaxation, 0, polytopes, Slopes(), never)
         system = system.with_planes(above or Above(), polytopes, limits)
-        forest = Forest(system, polytopes, Candidates(query, "bab"), search, limits)
+        forest = Forest(system, polytopes, Candidates(query, "bab"), search, limits, keep=True)
         forest.search()
         if len(forest.recorded) < len(polytopes):
             return None
-        trees = {number: (forest.order(number), forest.recorded[number], ()) for number in polytopes}
+        trees = {number: (system.parts[number].order.tolist(), forest.recorded[number], ()) for number in polytopes}
         return recorder.proof(relaxation, 0, prop, trees)
 
 
@@ -167,7 +166,7 @@ def planes_case(folder: Path, seed: int, **search: Any) -> Case:
     low, high = float(values.min()), float(values.max())
     prop = excluded(box, (row({0: 1, 1: -1}, near(low - 0.01 * (high - low))),))
     data = write_onnx(network)
-    proof = over_planes(Query(read_onnx(data), prop), Search(record=True, **search))
+    proof = over_planes(Query(read_onnx(data), prop), Branching(**search))
     assert proof is not None
     return recorded(folder, data, prop, proof)
 

@@ -14,12 +14,12 @@ from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.spec.property import Box, Property
-from verifiable_relu.verifiers.bab.above import Above, Planes
-from verifiable_relu.verifiers.bab.ascent import Ascent, Batch
+from verifiable_relu.verifiers.bab.ascent import DualAscent, Nodes
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.strip import Slopes, Strip
+from verifiable_relu.verifiers.bab.slopes import Above, Planes, Slopes
+from verifiable_relu.verifiers.bab.strip import Strip
 
 NEVER = lambda: False  # noqa: E731
 
@@ -31,7 +31,7 @@ def system(network: Network, box: Box, matrix: torch.Tensor) -> tuple[Folded, Ro
 
 def planes_of(folded: Folded, rows: Rows, above: Above) -> tuple[Planes, torch.Tensor, float]:
     slopes, _ = Slopes().search(folded, rows, NEVER)
-    (found,) = above.search(folded, rows, slopes, NEVER)
+    (found,) = above.planes(folded, rows, slopes, NEVER)
     return found
 
 
@@ -97,10 +97,10 @@ def test_steps_with_planes_find_what_is_proved() -> None:
     split = torch.from_numpy(rng.choice([-1, 0, 0, 0, 1], (16, folded.size)).astype(np.int8))
     proofs = Proofs(strip)
     for adaptive in (False, True):
-        ascent = Ascent(strip, torch.full((folded.size,), adaptive), torch.float64)
+        ascent = DualAscent(strip, torch.full((folded.size,), adaptive), torch.float64)
         before = torch.full((16,), -torch.inf, dtype=torch.float64)
         for steps in (0, 2, 40):
-            batch = Batch(split, torch.zeros(split.shape), torch.zeros(16, 0), torch.zeros(16, dtype=torch.long))
+            batch = Nodes(split, torch.zeros(split.shape), torch.zeros(16, 0), torch.zeros(16, dtype=torch.long))
             ascent.aim = torch.full((1,), 1e3, dtype=torch.float64)
             ascent.closed = ascent.aim
             found = ascent.run(batch, steps)

@@ -28,7 +28,7 @@ from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.smt import Smt
 
@@ -216,7 +216,7 @@ def test_all_of_a_hardened_network_is_split() -> None:
 def test_proofs_of_smooth_networks_are_recorded() -> None:
     case, _ = below(np.random.default_rng(5), network_of(np.random.default_rng(5), Sigmoid), 0.3)
     method = Bab()
-    method = replace(method, search=replace(method.search, record=True))
+    method = replace(method, record=True)
     (outcome,) = claims(method, [case.query], 600.0)
     assert outcome.verdict is Verdict.UNSAT and outcome.proof is not None
 

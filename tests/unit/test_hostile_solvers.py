@@ -20,6 +20,7 @@ from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
@@ -140,10 +141,11 @@ def test_a_linear_program_of_branch_and_bound_costs_its_query_at_most(
         asked.append(1)
         raise error
 
-    # A linear program is asked for one node of this query.
-    query, margin = random_query(7)
+    # Without multipliers, linear programs are asked for nodes of this query whose neurons are all split.
+    query, margin = random_query(28)
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
-    first, second = claims(Bab(rounds=Rounds(None)), [query, QUERIES[2]], 20)
+    method = Bab(search=Branching(steps=0, finishing=0, stalled=1e12, candidates=1), rounds=Rounds(None))
+    first, second = claims(method, [query, QUERIES[2]], 20)
     assert asked and margin <= 0 and first.verdict is not Verdict.UNSAT
     assert first.reason is not Reason.ERROR if reason is None else first.reason is reason
     assert second.verdict is answers["milp"][2].verdict

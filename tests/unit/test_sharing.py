@@ -25,18 +25,19 @@ from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers import copies, split
-from verifiable_relu.verifiers.bab import Bab, refine, system
+from verifiable_relu.verifiers.bab import Bab, refine
+from verifiable_relu.verifiers.bab import query as folded_query
 from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
 from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
 pytestmark = pytest.mark.skipif(copies.most(2) == 1, reason="processes are copied on Linux alone")
 
-SLOW = Search(steps=1, finishing=0, exact=0.0, batch=8)
+SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
 TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, above=None), alone=0)
@@ -137,10 +138,8 @@ def test_no_counterexample_is_denied(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    if isinstance(method, Bab):
-        method = replace(method, search=replace(method.search, record=True))
-    else:
-        method = RecordedSplit(batch=4, alone=0)
+    split_ = RecordedSplit(batch=4, alone=0)
+    method = replace(method, record=True) if isinstance(method, Bab) else split_
     with counted(SHARING[name], monkeypatch) as counts:
         case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
     assert any(count > 1 for count in counts)
@@ -149,8 +148,8 @@ def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, mo
 
 @pytest.mark.thorough
 def test_planes_that_several_processes_found_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, search = question(*QUESTIONS["trees"][1]), replace(SLOW, record=True)
-    with counted(system, monkeypatch) as counts:
+    query, search = question(*QUESTIONS["trees"][1]), SLOW
+    with counted(folded_query, monkeypatch) as counts:
         proof = over_planes(query, search, processes=2)
     assert any(count > 1 for count in counts) and proof is not None
     case = recorded(tmp_path, write_onnx(query.network), query.property, proof)

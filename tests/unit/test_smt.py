@@ -30,8 +30,8 @@ from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import smt as module
 from verifiable_relu.verifiers.bab.program import Hint, Program
-from verifiable_relu.verifiers.bab.strip import Slopes
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.slopes import Slopes
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding, Phases, sizes_of
 from verifiable_relu.verifiers.milp import Milp
@@ -347,9 +347,10 @@ def test_verdicts_of_sub_problems_agree_with_enumeration(
     """Whatever the size of the sub-problems that z3 decides; almost nothing else decides any here."""
     monkeypatch.setattr(module, "FEW", few)
     monkeypatch.setattr(Program, "solve", nothing)
+    monkeypatch.setattr("verifiable_relu.verifiers.bab.tree._NEARLY", 1e9)
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
     decided = 0
-    bare = Search(steps=0, adaptive=0, stalled=1e9, exact=1e9, finishing=0)
+    bare = Branching(steps=0, adaptive=0, stalled=1e9, finishing=0)
     method = Smt(search=bare, slopes=Slopes(steps=0), intermediate=Ascent(steps=0))
     found = claims(method, [query for query, _ in cases], 30)
     for (query, margin), outcome in zip(cases, found, strict=True):

@@ -255,10 +255,8 @@ def _unstable(docket: Docket, number: int) -> float:
 
 def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
-    if isinstance(verifier, Auto | Crown):
+    if isinstance(verifier, Auto | Bab | Crown):
         return replace(verifier, record=True)
-    if isinstance(verifier, Bab):
-        return replace(verifier, search=replace(verifier.search, record=True))
     if isinstance(verifier, InputSplit):
         names = (field.name for field in fields(InputSplit) if field.name != "symbols")
         return RecordedSplit(**{name: getattr(verifier, name) for name in names})

@@ -20,7 +20,7 @@ from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.verifiers.bab import folded
 from verifiable_relu.verifiers.bab.search import Candidates
-from verifiable_relu.verifiers.bab.strip import Slopes
+from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.marabou import MARABOU, Rows, Solved, Task

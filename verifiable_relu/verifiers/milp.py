@@ -26,10 +26,10 @@ from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.program import SMALL, Program
+from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
-from verifiable_relu.verifiers.bab.strip import Slopes
-from verifiable_relu.verifiers.bab.system import System
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.slopes import Slopes
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.highs import HIGHS, Solved, Task
@@ -79,7 +79,7 @@ class Milp(Decider):
             if outcome.verdict is not Verdict.UNSAT:
                 return outcome
             within = limits.Limits(work.memory // 2, work.share(self.again).left)
-            found = search(system, candidates, Search(), Rounds(), within)
+            found = search(system, candidates, Branching(), Rounds(), within)
         bounds.prove(number, found.lower)
         if candidates.found is not None:
             return replace(candidates.found, detail="a counterexample to what HiGHS called infeasible")
@@ -88,7 +88,7 @@ class Milp(Decider):
             return replace(outcome, trust=bounds.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
         return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
 
-    def _excluded(self, system: System, candidates: Candidates, work: Limits) -> Outcome:
+    def _excluded(self, system: FoldedQuery, candidates: Candidates, work: Limits) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         for part in system.parts.values():
@@ -106,7 +106,7 @@ class Milp(Decider):
 
     def _reach(
         self,
-        system: System,
+        system: FoldedQuery,
         program: Program,
         candidates: Candidates,
         work: Limits,

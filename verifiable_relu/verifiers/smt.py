@@ -32,8 +32,8 @@ from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
-from verifiable_relu.verifiers.bab.strip import Slopes
-from verifiable_relu.verifiers.bab.tree import Decide, Search
+from verifiable_relu.verifiers.bab.slopes import Slopes
+from verifiable_relu.verifiers.bab.tree import Branching, Decide
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, Witness, attempted, fault
 from verifiable_relu.verifiers.docket import Docket
@@ -101,7 +101,7 @@ class Smt(Decider):
 
     whole: bool = False
     bounds: bool = True
-    search: Search = field(default_factory=Search)
+    search: Branching = field(default_factory=Branching)
     slopes: Slopes = field(default_factory=Slopes, repr=False)
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
     seed: int = 0

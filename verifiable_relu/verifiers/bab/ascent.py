@@ -26,7 +26,7 @@ Phys. 9 (1969), 14-29).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +37,7 @@ from verifiable_relu.verifiers.bab.strip import Forms, Strip
 
 
 @dataclass(eq=False)
-class Batch:
+class Nodes:
     """Nodes that are bounded together.
 
     Attributes:
@@ -55,14 +55,17 @@ class Batch:
     def __len__(self) -> int:
         return len(self.split)
 
-    def __getitem__(self, chosen: Tensor) -> Batch:
-        return Batch(self.split[chosen], self.multipliers[chosen], self.mu[chosen], self.objective[chosen])
+    def __getitem__(self, chosen: Tensor | slice) -> Nodes:
+        return Nodes(self.split[chosen], self.multipliers[chosen], self.mu[chosen], self.objective[chosen])
 
-    def parts(self, size: int) -> Iterator[Batch]:
-        """At most ``size`` nodes at a time."""
-        return (self[number] for number in torch.arange(len(self)).split(size))
+    @staticmethod
+    def roots(neurons: int, behind: int, objectives: int = 1) -> Nodes:
+        """A node without splits for each objective, of so many neurons and rows behind the objectives."""
+        split = torch.zeros(objectives, neurons, dtype=torch.int8)
+        multipliers, mu = torch.zeros(objectives, neurons), torch.zeros(objectives, behind)
+        return Nodes(split, multipliers, mu, torch.arange(objectives))
 
-    def split_on(self, neuron: Tensor, curves: Curves | None = None) -> Batch:
+    def split_on(self, neuron: Tensor, curves: Curves | None = None) -> Nodes:
         """Twice as many nodes: those in which each node's neuron (nodes,) is active, then those in which it is not.
 
         A segment of a smooth neuron is cut, and the nodes of the lower halves come first.
@@ -73,20 +76,53 @@ class Batch:
             smooth = curves.holds(neuron)
         multipliers = self.multipliers.scatter(1, neuron[:, None], 0)
         rest = (t.repeat(2, *[1] * (t.dim() - 1)) for t in (multipliers, self.mu, self.objective))
-        return Batch(torch.cat(children(self.split, neuron, smooth)), *rest)
+        return Nodes(torch.cat(children(self.split, neuron, smooth)), *rest)
+
+    def packed(self) -> Packed:
+        """The nodes in less memory."""
+        columns = ((self.split != 0) | (self.multipliers != 0)).any(0).nonzero().squeeze(1)
+        mine = Nodes(self.split[:, columns], self.multipliers[:, columns], self.mu, self.objective)
+        return Packed(mine, columns, self.split.shape[1])
+
+
+@dataclass(eq=False)
+class Packed:
+    """Nodes without the columns that have neither splits nor multipliers.
+
+    Attributes:
+        nodes: of the other columns.
+        columns: which these are.
+        size: of how many.
+    """
+
+    nodes: Nodes
+    columns: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, chosen: Tensor | slice) -> Packed:
+        return Packed(self.nodes[chosen], self.columns, self.size)
+
+    @property
+    def bytes(self) -> int:
+        """What the nodes take."""
+        return sum(t.nbytes for t in vars(self.nodes).values())
 
     @staticmethod
-    def roots(neurons: int, behind: int, objectives: int = 1) -> Batch:
-        """A node without splits for each objective, of so many neurons and rows behind the objectives."""
-        split = torch.zeros(objectives, neurons, dtype=torch.int8)
-        multipliers, mu = torch.zeros(objectives, neurons), torch.zeros(objectives, behind)
-        return Batch(split, multipliers, mu, torch.arange(objectives))
-
-    @staticmethod
-    def cat(parts: Sequence[Batch]) -> Batch:
-        """The nodes of several."""
-        fields = zip(*((p.split, p.multipliers, p.mu, p.objective) for p in parts), strict=True)
-        return Batch(*(torch.cat(field) for field in fields))
+    def join(parts: Sequence[Packed]) -> Nodes:
+        """The nodes of several, with all columns."""
+        first, count = parts[0].nodes, sum(map(len, parts))
+        split = torch.zeros(count, parts[0].size, dtype=first.split.dtype)
+        multipliers, start = torch.zeros(count, parts[0].size, dtype=first.multipliers.dtype), 0
+        for part in parts:
+            mine = slice(start, start + len(part))
+            split[mine, part.columns], multipliers[mine, part.columns] = part.nodes.split, part.nodes.multipliers
+            start = mine.stop
+        return Nodes(
+            split, multipliers, *(torch.cat([getattr(p.nodes, n) for p in parts]) for n in ("mu", "objective"))
+        )
 
 
 def children(split: Tensor, neuron: Tensor, smooth: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -162,7 +198,7 @@ _FACTOR = 2.0
 _MOMENTUM = 0.3
 
 
-class Ascent:
+class DualAscent:
     """Dual ascent for the nodes of one tree.
 
     Args:
@@ -209,7 +245,7 @@ class Ascent:
         matrix[:, n:] /= 2
         return matrix, constant
 
-    def run(self, batch: Batch, steps: int) -> Bounded:
+    def run(self, batch: Nodes, steps: int) -> Bounded:
         """So many steps from the batch's multipliers, which become the best ones found."""
         view = _View(self, batch)
         closed, aim = self.closed[batch.objective], self.aim[batch.objective]
@@ -235,7 +271,7 @@ class Ascent:
         batch.mu = found.mu.to(batch.mu.dtype)
         return found.result(batch.split)
 
-    def minimisers(self, batch: Batch) -> Tensor:
+    def minimisers(self, batch: Nodes) -> Tensor:
         """Points of the box, (nodes, n), where the objective as the batch's multipliers relax it is least."""
         view = _View(self, batch)
         c = view.bound(batch.multipliers[:, view.columns].to(self.dtype), batch.mu.to(self.dtype))[1]
@@ -245,7 +281,7 @@ class Ascent:
 class _View:
     """The rows of the system that a batch multiplies, and what each node makes of them."""
 
-    def __init__(self, ascent: Ascent, batch: Batch) -> None:
+    def __init__(self, ascent: DualAscent, batch: Nodes) -> None:
         self.ascent = ascent
         split = batch.split
         n = ascent.inputs
@@ -415,7 +451,7 @@ class _Over:
         matrix, constant: their values without remainders, as forms of e and p.
     """
 
-    def __init__(self, view: _View, ascent: Ascent, columns: Tensor) -> None:
+    def __init__(self, view: _View, ascent: DualAscent, columns: Tensor) -> None:
         self.which, place = ascent._strip.over_of(columns)
         self.count = len(self.which)
         mine = columns[self.which]

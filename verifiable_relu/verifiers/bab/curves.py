@@ -35,9 +35,6 @@ from verifiable_relu.rounding import FEW, LEAST_WIDTH, TINY, divisor, unit_round
 
 if TYPE_CHECKING:
     from verifiable_relu.verifiers.bab.folded import Folded
-if TYPE_CHECKING:
-    from verifiable_relu.verifiers.bab.folded import Folded
-
 
 SEGMENTS = 128
 """Segments of a neuron are numbered below this, so that a number fits into eight bits; 0 stands for [l, u], too."""
@@ -408,21 +405,20 @@ class Fan:
                 slopes[side, part], offsets[side, part] = lines[2 * side], lines[2 * side + 1]
         return Fan(neurons, slopes.to(dtype), offsets.to(dtype))
 
-    def at(self, chosen: slice, above: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Slope and offset of lines, and their derivatives by α; each (rows, count).
+    def at(self, block: slice, above: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Slope and offset of lines, (rows, count) each.
 
         Args:
-            chosen: which of the smooth neurons.
+            block: which neurons of the system; all of them are smooth.
             above: (rows, count) bool, whether the line above is wanted, else that below.
-            alpha: (rows, count) in [0, 1].
+            alpha: (rows, count) in [0, 1], by which they are differentiable.
         """
+        chosen = slice(*torch.searchsorted(self.neurons, torch.tensor([block.start, block.stop])).tolist())
         place = alpha * (_FAN - 1)
-        piece = place.floor().clamp(0, _FAN - 2)
+        piece = place.detach().floor().clamp(0, _FAN - 2)
         weight, at = place - piece, piece.long()[..., None]
         found = []
         for table in (self.slopes, self.offsets):
             lines = torch.where(above[..., None], table[1, chosen], table[0, chosen])
-            first, second = lines.gather(2, at)[..., 0], lines.gather(2, at + 1)[..., 0]
-            found.append((torch.lerp(first, second, weight), (second - first) * (_FAN - 1)))
-        (slope, turned), (offset, moved) = found
-        return slope, offset, turned, moved
+            found.append(torch.lerp(lines.gather(2, at)[..., 0], lines.gather(2, at + 1)[..., 0], weight))
+        return found[0], found[1]

@@ -17,7 +17,7 @@ class Limits:
         memory: bytes of open nodes.
         left: tells how many seconds are left.
         processes: how many processes share the work.
-        alone: the work (``Tree.work``) that one process does alone before others share the rest.
+        alone: the work (``loop.Progress``) that one process does alone before others share the rest.
         done: how much has been done already.
     """
 

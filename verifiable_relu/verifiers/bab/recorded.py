@@ -109,9 +109,9 @@ class Leaves:
         return Branches(cuts, leaves)
 
 
-_BITS = (0, 10, 24, 52)
-"""How many bits the largest multiplier of a leaf has: the fewest with which the leaf is still proven are taken; with 0
-bits neurons that are not split have no multiplier but the chord's, and those that are split have those of 10 bits."""
+_BITS = (10, 24, 52)
+"""How many bits the largest multiplier of a leaf has: the fewest with which the leaf is still proven are taken. Tried
+first is to give neurons that are not split no multiplier but the chord's; last, to give all of them their own."""
 
 _SAME = 2.0**-8
 """A multiplier that differs from the chord's by no more than this part of it is not written."""
@@ -146,18 +146,13 @@ class _Short:
         self._over_chord = torch.where(chord > 0, -1 / chord, 0.0)
         self._every = torch.arange(folded.size)
 
-    def completed(
+    def _completed(
         self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, given: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(leaves, m) multipliers with the chord's where they are zero and the neuron is in ``chords``, and not split.
 
-        The arguments are those of ``Proofs.lower``, with all columns.
-
-        Args:
-            given: (leaves, m) bool, the neurons whose multipliers are written though they are zero.
-
-        Returns:
-            w; v of the neurons with planes, if there are any; and (leaves, m) the coefficients of all q̃.
+        The arguments are those of ``shortened``. Returned are w; v of the neurons with planes, if there are any; and
+        (leaves, m) the coefficients of all q̃.
         """
         strip, folded = self._strip, self._strip.folded
         n, free = folded.inputs, self.chords & (split == 0) & (w == 0) & ~strip.over & ~given
@@ -180,32 +175,31 @@ class _Short:
         return w, v, q
 
     def shortened(
-        self,
-        split: Tensor,
-        w: Tensor,
-        mu: Tensor,
-        objective: Tensor | None,
-        aim: Tensor,
-        given: Tensor | None = None,
+        self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, aim: Tensor, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Multipliers (leaves, m) to be written and μ with which each leaf proves its aim, and what it proves.
 
-        With the most digits a leaf may prove less than its aim. ``given``: as in ``completed``, by default none.
+        With the most digits a leaf may prove less than its aim.
+
+        Args:
+            split, w, mu, objective: as ``Proofs.lower`` takes them, with all columns.
+            aim: (leaves,).
+            given: (leaves, m) bool, the neurons whose multipliers are written though they are zero; none by default.
         """
         w, mu = w.double(), mu.double().clamp(min=0)
         given = torch.zeros_like(w, dtype=torch.bool) if given is None else given
         q_free = self.chords & (split == 0) & ~given
         # What the chord's multiplier makes unnecessary.
-        _, _, q = self.completed(split, w, mu, objective, given)
+        _, _, q = self._completed(split, w, mu, objective, given)
         chord = q * self._rate
-        w = torch.where(q_free & ~self._strip.over & (q < 0) & ((w - chord).abs() <= _SAME * chord.abs()), 0.0, w)
+        near = q_free & ~self._strip.over & (q < 0) & ((w - chord).abs() <= _SAME * chord.abs())
         found, found_mu, proven = torch.zeros_like(w), mu.clone(), torch.full((len(w),), -torch.inf).double()
         left = torch.arange(len(w))
-        for bits in _BITS:
-            kept = torch.where(q_free[left], 0.0, w[left]) if not bits else w[left]
-            short, short_mu = rounded(kept, bits or _BITS[1]), rounded(mu[left], bits or _BITS[1])
+        for bits, dropped in ((0, q_free), *((bits, near) for bits in _BITS), (_BITS[-1], torch.zeros_like(near))):
+            kept = w[left].masked_fill(dropped[left], 0.0)
+            short, short_mu = rounded(kept, bits or _BITS[0]), rounded(mu[left], bits or _BITS[0])
             own = None if objective is None else objective[left]
-            whole, v, _ = self.completed(split[left], short, short_mu, own, given[left])
+            whole, v, _ = self._completed(split[left], short, short_mu, own, given[left])
             value = self._proofs.lower(split[left], self._every, whole, short_mu, own, v)
             value = torch.where(value.isfinite(), value, -torch.inf)
             better = value > proven[left]
@@ -269,6 +263,37 @@ class Recorded:
         return Certified(slopes, neurons, numbers[chords].tolist(), branches, planes)
 
 
+def worth(folded: Folded, neurons: Tensor, found: Tensor) -> Tensor:
+    """What is used of bounds that trees prove of some neurons' intervals: numbers of few digits that certificates have.
+
+    Args:
+        folded: the system.
+        neurons: (k,) of the system.
+        found: (2·k,) proven lower bounds of these neurons, and of their negatives.
+
+    Returns:
+        (2·k,) bounds that are a little lower, −inf where they would not gain enough.
+    """
+    before, width = torch.cat([folded.lower[neurons], -folded.upper[neurons]]), _widths(folded, neurons)
+    kinked, spare = ~folded.smooth[neurons].repeat(2), CLEAR_OF_WIDTH * width
+    decided = (found >= spare) & kinked
+    step = torch.exp2(torch.floor(torch.log2(width)) - _STEP)
+    below = torch.floor((found - _GIVEN_UP * (found - before) - spare) / step) * step
+    bounds = torch.where(decided, 0.0, below)
+    # Of a neuron that is stable nothing else is asked.
+    gains = (found - before > _GAIN * width) & (decided | ~decided.roll(len(neurons)))
+    return torch.where(gains & (bounds > before), bounds, -torch.inf)
+
+
+def _widths(folded: Folded, neurons: Tensor) -> Tensor:
+    """(2·k,) of the intervals of k neurons, twice."""
+    return (folded.upper[neurons] - folded.lower[neurons]).repeat(2)
+
+
+Raw = tuple[Tensor, Tensor, Tensor]
+"""Leaves of intervals: splits (leaves, m), multipliers (leaves, m), and the row that each belongs to (leaves,)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A bound of one neuron, with the leaves of its tree.
@@ -278,12 +303,14 @@ class Bound:
         value: the bound.
         places: (m, 2) activation and number of each neuron of the tree's relaxation.
         leaves: the tree.
+        proved: whether its multipliers, as they are written, prove the bound.
     """
 
     row: tuple[int, int]
     value: float
     places: np.ndarray
     leaves: Leaves
+    proved: bool
 
 
 class Refined:
@@ -294,59 +321,42 @@ class Refined:
 
     Attributes:
         records: what is to be written, in the order in which it was proven.
+        complete: whether all bounds are proved by what is to be written.
     """
 
     def __init__(self, activations: Sequence[int]) -> None:
         self._activations = activations
         self.records: list[Tighter] = []
+        self.complete = True
 
     def written(
-        self, folded: Folded, neurons: Tensor, strip: Strip, leaves: tuple[Tensor, Tensor, Tensor], found: Tensor
-    ) -> tuple[Tensor, list[Bound]]:
+        self, folded: Folded, neurons: Tensor, strip: Strip, leaves: Sequence[Raw], bounds: Tensor
+    ) -> list[Bound]:
         """What is written of the trees of a few neurons' intervals.
 
         Args:
             folded: the system.
             neurons: (k,) of the system.
             strip: the trees' relaxation, whose 2·k rows are these neurons and then their negatives.
-            leaves: splits (leaves, m) of the relaxation's m neurons, their multipliers, and each leaf's row.
-            found: (2·k,) what the trees prove.
-
-        Returns:
-            (2·k,) the lower bounds that are written, −inf where none is; and these with their trees.
+            leaves: of the trees.
+            bounds: (2·k,) that are to be proved (``worth``).
         """
-        split, w, objective = leaves
-        lower, upper = folded.lower[neurons], folded.upper[neurons]
-        before, width = torch.cat([lower, -upper]), (upper - lower).repeat(2)
-        kinked = ~folded.smooth[neurons].repeat(2)
-        decided = (found >= 0) & kinked
-        # Of a neuron that is stable nothing else is asked.
-        wanted = (found - before > _GAIN * width) & (decided | ~decided.roll(len(neurons)))
-        found = torch.where(wanted, torch.where(decided, 0.0, found), -torch.inf)
-        aim = torch.where(decided, 0.0, found - _GIVEN_UP * (found - before))
-        kept = wanted[objective].nonzero().squeeze(1)
-        bounds = torch.full_like(found, -torch.inf)
-        if not len(kept):
-            return bounds, []
+        split, w, objective = (torch.cat(parts) for parts in zip(*leaves, strict=True))
+        kept = bounds.isfinite()[objective].nonzero().squeeze(1)
         split, objective = split[kept], objective[kept]
-        every = torch.ones(strip.folded.size, dtype=torch.bool)
-        none = torch.zeros(len(kept), 0)
-        spare = CLEAR_OF_WIDTH * width
-        short, _, proven = _Short(strip, Proofs(strip, len(found)), every).shortened(
-            split, w[kept], none, objective, (aim + spare)[objective]
-        )
-        least = torch.full_like(found, torch.inf).scatter_reduce(0, objective, proven, "amin") - spare
-        step = torch.exp2(torch.floor(torch.log2(width)) - _STEP)
-        rounded_ = torch.where((least >= 0) & kinked, 0.0, torch.floor(least / step) * step)
-        bounds = torch.where(wanted & (rounded_ > before), rounded_, bounds)
+        every, none = torch.ones(strip.folded.size, dtype=torch.bool), torch.zeros(len(kept), 0)
+        short = _Short(strip, Proofs(strip, len(bounds)), every)
+        aim = (bounds + CLEAR_OF_WIDTH * _widths(folded, neurons))[objective]
+        chosen, _, proven = short.shortened(split, w[kept], none, objective, aim)
+        proved = proven >= aim
         places, written = strip.folded.places.numpy(), []
         for row in bounds.isfinite().nonzero().squeeze(1).tolist():
             mine = (objective == row).nonzero().squeeze(1)
             side = 1 if row < len(neurons) else -1
             neuron = int(folded.places[neurons[row % len(neurons)], 1])
-            part = Leaves.of(split[mine], short[mine], torch.zeros(len(mine), 0), strip.curves)
-            written.append(Bound((neuron, side), float(bounds[row]), places, part))
-        return bounds, written
+            part = Leaves.of(split[mine], chosen[mine], none[mine], strip.curves)
+            written.append(Bound((neuron, side), float(bounds[row]), places, part, bool(proved[mine].all())))
+        return written
 
     def close(self, folded: Folded, slopes: Tensor, node: int, bounds: Sequence[Bound]) -> None:
         """Put all bounds of one activation's neurons into one record.
@@ -359,6 +369,7 @@ class Refined:
         """
         if not bounds:
             return
+        self.complete &= all(bound.proved for bound in bounds)
         key = int(folded.places[:, 1].max()) + 1
         keys = [bound.places[:, 0] * key + bound.places[:, 1] for bound in bounds]
         used = np.unique(np.concatenate(keys))

@@ -16,12 +16,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verifiable_relu.verifiers.bab.ascent import Ascent, Batch, Bounded
+from verifiable_relu.verifiers.bab.ascent import Bounded, DualAscent, Nodes, Packed, depth
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab.loop import Loop, Open
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.recorded import Bound, Refined
-from verifiable_relu.verifiers.bab.strip import Slopes, Strip
+from verifiable_relu.verifiers.bab.recorded import Bound, Raw, Refined, worth
+from verifiable_relu.verifiers.bab.slopes import slopes_for_all
+from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.copies import at_once
 
 _WORKING = 1 << 27
@@ -81,8 +83,7 @@ class Refinement:
     def refine(self, folded: Folded, rows: Rows, limits: Limits, record: Refined | None = None) -> tuple[Folded, Rows]:
         """The system with bounds that are refined, layer after layer, and rows expressed by it.
 
-        Once no time is left, the rest of the neurons keep their bounds. With ``record``, bounds are those that it
-        records.
+        Once no time is left, the rest of the neurons keep their bounds. With ``record``, what proves bounds is kept.
         """
         processes = 1 if folded.functions or self.work(folded) < limits.alone else limits.processes
         for node in _layers(folded):
@@ -105,7 +106,7 @@ class Refinement:
                     upper[chosen] = torch.minimum(upper[chosen], -least[len(chosen) :])
                     written += bounds
             if record is not None:
-                record.close(folded, Slopes.anywhere(folded), node, written)
+                record.close(folded, slopes_for_all(folded), node, written)
             folded, rows = folded.tightened(lower, upper, rows)
         return folded, rows
 
@@ -119,39 +120,28 @@ class Refinement:
     ) -> list[tuple[Tensor, Tensor, list[Bound]]]:
         """For some groups of neurons: the neurons (k,), what is proven of them (2·k,), and what is recorded of that.
 
-        Once no time is left, the other groups are left out.
+        Proven are lower bounds, and in the second half lower bounds of the negatives. Once no time is left, the rest is
+        left out.
         """
-        found = []
-        for chosen in groups:
-            if limits.over():
-                break
-            forms = folded.neurons[chosen]
-            stop = lambda: limits.over() or pause()  # noqa: E731
-            found.append((chosen, *self._least(folded, Rows.cat([forms, -forms]), stop, chosen, record)))
+        found: list[tuple[Tensor, Tensor, list[Bound]]] = []
+
+        def stop() -> bool:
+            return limits.over() or pause()
+
+        for group in groups:
+            forms = folded.neurons[group]
+            small, rows = folded.restricted(Rows.cat([forms, -forms]))
+            together = max(1, _WORKING // (2 * self.leaves * 16 * (small.size + small.inputs)))
+            for part in torch.arange(len(group)).split(together):
+                if stop():
+                    return found
+                trees = _Intervals(self, small, rows[torch.cat([part, part + len(group)])], record is not None)
+                proven = worth(folded, group[part], trees.search(stop))
+                written = []
+                if record is not None:
+                    written = record.written(folded, group[part], trees.strip, trees.now.leaves, proven)
+                found.append((group[part], proven, written))
         return found
-
-    def _least(
-        self, whole: Folded, rows: Rows, stop: Callable[[], bool], neurons: Tensor, record: Refined | None
-    ) -> tuple[Tensor, list[Bound]]:
-        """Lower bounds over the box of rows and, in the second half of ``rows``, of their negatives.
-
-        The rows are those of k ``neurons`` of the system. Returned are (2·k,) proven bounds, and what is recorded.
-        """
-        folded, rows = whole.restricted(rows)
-        half = len(rows) // 2
-        together = max(1, _WORKING // (2 * self.leaves * 16 * (folded.size + folded.inputs)))
-        found, bounds = torch.full((2, half), -torch.inf, dtype=torch.float64), []
-        for part in torch.arange(half).split(together):
-            if stop():
-                break
-            trees = _Trees(self, folded, Rows.cat([rows[part], rows[part + half]]))
-            trees.search(stop)
-            proven = trees.proven()
-            if record is not None:
-                proven, written = record.written(whole, neurons[part], trees.strip, trees.leaves(), proven)
-                bounds += written
-            found[:, part] = proven.reshape(2, -1)
-        return found.flatten(), bounds
 
 
 def _layers(folded: Folded) -> dict[int, Tensor]:
@@ -178,35 +168,35 @@ def _dealt(groups: Sequence[Tensor], hands: int) -> list[list[Tensor]]:
     return dealt
 
 
-class _Trees:
+class _Intervals(Loop[Nodes, Bounded]):
     """One tree for each row of a system; the rows of the second half are the negatives of the first.
 
     Args:
         options: of the search.
         folded: the system.
         rows: (2·k,) the objectives.
+        keep: whether to keep the leaves.
 
     Attributes:
         strip: the relaxation of all trees.
     """
 
-    def __init__(self, options: Refinement, folded: Folded, rows: Rows) -> None:
-        self._options, self._folded, self._rows = options, folded, rows
+    def __init__(self, options: Refinement, folded: Folded, rows: Rows, keep: bool) -> None:
         count = len(rows)
-        self.strip = strip = Strip(folded, rows, Slopes.anywhere(folded))
-        self._curves = strip.curves
-        self._ascent = Ascent(strip, torch.ones(folded.size, dtype=torch.bool), torch.float32, count)
+        super().__init__(count, Packed.join, options.batch, 1, math.inf)
+        self._options, self._folded, self._rows, self._keep = options, folded, rows, keep
+        self.strip = strip = Strip(folded, rows, slopes_for_all(folded))
+        self._ascent = DualAscent(strip, torch.ones(folded.size, dtype=torch.bool), torch.float32, count)
         self._proofs = Proofs(strip, count)
         # A neuron is stable where one of its objectives is above zero.
         self._stable = self._ascent.closed
         self._attained = torch.full((count,), torch.inf, dtype=torch.float64)
-        self._leaves = Batch.roots(folded.size, 0, count)
-        self._bound = torch.zeros(0)
-        self._neuron = torch.zeros(0, dtype=torch.long)
+        self._closed, self._root = torch.zeros(count, dtype=torch.long), torch.full((count,), -torch.inf)
         self._try(-torch.sign(strip.rows.matrix[:, : folded.inputs]))
-        self._aim(torch.full((count,), -torch.inf))
-        self._bound, self._neuron = self._run(self._leaves, options.first)
-        self._root = self._bound.clone()
+        self._aim()
+        self._steps = options.first
+        self.begin(Nodes.roots(folded.size, 0, count))
+        self._steps = options.steps
 
     def _try(self, e: Tensor) -> None:
         """Take note of the objectives' values at scaled inputs (points, n)."""
@@ -214,83 +204,97 @@ class _Trees:
         values = torch.addmm(self._rows.constant, e.double(), self._rows.inputs.T).addmm_(r, self._rows.neurons.T)
         self._attained = torch.minimum(self._attained, values.amin(0))
 
-    def _aim(self, root: Tensor) -> None:
+    def _aim(self) -> None:
         """Close what cannot become better by much, or need not."""
         attained = self._attained.to(self._stable)
-        gap = torch.where(root.isfinite(), attained - root, 0.0).clamp(min=0)
+        gap = torch.where(self._root.isfinite(), attained - self._root, 0.0).clamp(min=0)
         short = attained - self._options.worthwhile * gap
         self._ascent.closed = torch.where(attained > 0, self._stable, torch.minimum(short, self._stable))
         self._ascent.aim = torch.where(attained > 0, 2 * self._stable, attained + self._stable)
 
-    def _run(self, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
-        """The bounds of nodes, and the neurons on which they are to be split, −1 where no neuron costs anything."""
-        found = self._ascent.run(batch, steps)
-        blame, neuron = found.blame.max(1) if self._folded.size else (found.bound * 0, self._neuron)
-        self._try(self._ascent.minimisers(batch))
-        return found.bound, torch.where(blame > 0, neuron, -1)
+    def search(self, stop: Callable[[], bool]) -> Tensor:
+        """Split the worst nodes of every tree until it has enough, or needs no more.
 
-    def search(self, stop: Callable[[], bool]) -> None:
-        """Split the worst leaves of every tree until it has enough, or needs no more."""
-        while not stop():
-            self._aim(self._root)
-            chosen = self._worst()
-            if not len(chosen):
-                return
-            children = self._leaves[chosen].split_on(self._neuron[chosen], self._curves)
-            bound, split = self._run(children, self._options.steps)
-            # What holds of a node holds of its children.
-            bound = torch.maximum(bound, self._bound[chosen].repeat(2))
-            kept = torch.ones(len(self._bound), dtype=torch.bool).index_fill(0, chosen, False).nonzero().squeeze(1)
-            self._leaves = Batch.cat([self._leaves[kept], children])
-            self._bound = torch.cat([self._bound[kept], bound])
-            self._neuron = torch.cat([self._neuron[kept], split])
+        Returns:
+            (2·k,) proven lower bounds: the least of all leaves of each tree.
+        """
+        while not stop() and len(chosen := self._worst()):
+            self.advance(chosen)
+        for nodes in self.now.open.batches(4 * self._batch):
+            self._leave(nodes, self._ascent.run(nodes, 0))
+        return self.now.lower
 
-    def _worst(self) -> Tensor:
-        """The numbers of the leaves to split: the worst of each tree, of trees that are not done."""
-        objective, count = self._leaves.objective, len(self._rows)
-        least = torch.full((count,), torch.inf).scatter_reduce(0, objective, self._bound, "amin")
+    def _worst(self) -> Open[Nodes]:
+        """The nodes to split: the worst of each tree, of trees that are not done. The others stay open."""
+        if not len(self.now.open):
+            return Open(Nodes.roots(0, 0, 0), self._root[:0], self._closed[:0, None])
+        self._aim()
+        every, count = self.now.open.pop(len(self.now.open)), len(self._rows)
+        objective, lower = every.nodes.objective, self.now.lower.to(every.bound)
+        least = torch.full((count,), torch.inf).scatter_reduce(0, objective, every.bound, "amin")
+        # A tree with a leaf that cannot be split gets no better than that.
+        done = lower < least
+        least = torch.minimum(least, lower)
         stable = least >= self._stable
         # Of a neuron that is stable nothing else is asked.
-        done = stable | stable.roll(count // 2) | (least >= self._ascent.closed)
-        done |= torch.bincount(objective, minlength=count) >= self._options.leaves
-        is_open = (~done[objective] & (self._neuron >= 0) & (self._bound < self._ascent.closed[objective])).nonzero()
-        is_open = is_open.squeeze(1)
-        # A tree whose worst leaf cannot be split gets no better.
-        is_open = is_open[self._tops(objective[is_open], self._bound[is_open], least)]
-        return is_open
+        done |= stable | stable.roll(count // 2) | (least >= self._ascent.closed)
+        done |= torch.bincount(objective, minlength=count) + self._closed >= self._options.leaves
+        chosen = (~done[objective] & (every.bound < self._ascent.closed[objective])).nonzero().squeeze(1)
+        chosen = chosen[self._first(objective[chosen], every.bound[chosen])]
+        rest = every[torch.ones(len(every), dtype=torch.bool).index_fill(0, chosen, False)]
+        if len(rest):
+            self.now.open.push(rest.nodes.packed(), rest.bound, rest.choices)
+        return every[chosen]
 
-    def _tops(self, objective: Tensor, bound: Tensor, least: Tensor) -> Tensor:
-        """Which of some open leaves are split now."""
+    def _first(self, objective: Tensor, bound: Tensor) -> Tensor:
+        """Which of some nodes are split now: of each tree as many, those with the least bounds."""
         order = torch.argsort(bound, stable=True)
         order = order[torch.argsort(objective[order], stable=True)]
         mine = objective[order]
-        first = torch.searchsorted(mine, mine)
-        rank = torch.arange(len(order)) - first
-        trees = len(mine.unique())
-        return order[rank < max(1, self._options.batch // max(1, trees))]
+        rank = torch.arange(len(order)) - torch.searchsorted(mine, mine)
+        return order[rank < max(1, self._options.batch // max(1, len(mine.unique())))]
 
-    def proven(self) -> Tensor:
-        """(2·k,) proven lower bounds: the least of all leaves of each tree."""
-        bounds = []
-        for batch, found in self._runs():
-            proven = self._proofs.lower(batch.split, found.columns, found.w, batch.mu, batch.objective)
-            bounds.append(torch.where(proven.isfinite(), proven, -torch.inf))
-        return least(torch.cat(bounds), self._leaves.objective, len(self._rows))
+    def bounded(self, nodes: Nodes, look: bool = False) -> Bounded:
+        found = self._ascent.run(nodes, self._steps)
+        if not self.now.nodes:
+            self._root = found.bound
+        self._try(self._ascent.minimisers(nodes))
+        return found
 
-    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits (leaves, m) and multipliers (leaves, m) of all leaves, and the row that each belongs to."""
-        w = torch.zeros(self._leaves.split.shape, dtype=torch.float64)
-        start = 0
-        for batch, found in self._runs():
-            w[start : start + len(batch), found.columns] = found.w.double()
-            start += len(batch)
-        return self._leaves.split, w, self._leaves.objective
+    def proven(self, nodes: Nodes, found: Bounded) -> Tensor:
+        lower = self._proofs.lower(nodes.split, found.columns, found.w, nodes.mu, nodes.objective)
+        return torch.where(lower.isfinite(), lower, -torch.inf)
 
-    def _runs(self) -> Iterator[tuple[Batch, Bounded]]:
-        """The leaves batch by batch, with what their multipliers make of them."""
-        return ((batch, self._ascent.run(batch, 0)) for batch in self._leaves.parts(4 * self._options.batch))
+    def enough(self, nodes: Nodes) -> Tensor:
+        return self._ascent.closed[nodes.objective]
 
+    def children(self, nodes: Nodes, choice: Tensor) -> Nodes:
+        return nodes.split_on(choice, self.strip.curves)
 
-def least(bounds: Tensor, objective: Tensor, objectives: int) -> Tensor:
-    """(objectives,) the least of the bounds of all leaves (leaves,) of each objective's tree."""
-    return torch.full((objectives,), torch.inf, dtype=torch.float64).scatter_reduce(0, objective, bounds, "amin")
+    def packed(self, nodes: Nodes) -> Packed:
+        return nodes.packed()
+
+    def depth(self, nodes: Nodes) -> Tensor:
+        return depth(nodes.split, self._folded.smooth)
+
+    def close(self, nodes: Nodes, found: Bounded, floor: float = -math.inf) -> Tensor:
+        return super().close(nodes, found, floor)
+
+    def note(self, nodes: Nodes, lower: Tensor, leaves: Raw | None) -> None:
+        super().note(nodes, lower, leaves)
+        self._closed += torch.bincount(nodes.objective, minlength=len(self._closed))
+
+    def more(self, nodes: Nodes, found: Bounded) -> Tensor:
+        # What cannot be split is a leaf, whatever it proves.
+        is_open = (found.blame > 0).any(1)
+        if not bool(is_open.all()):
+            self._leave(nodes[~is_open], found[~is_open])
+        return is_open
+
+    def _leave(self, nodes: Nodes, found: Bounded) -> None:
+        """Close nodes whatever is proven of them."""
+        self.note(nodes, self.proven(nodes, found), self.leaves(nodes, found))
+
+    def leaves(self, nodes: Nodes, found: Bounded) -> Raw | None:
+        # All neurons have multipliers.
+        return (nodes.split, found.w, nodes.objective) if self._keep else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -27,26 +27,28 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.above import Above
+from verifiable_relu.verifiers.bab.ascent import Nodes
 from verifiable_relu.verifiers.bab.limits import Limits
+from verifiable_relu.verifiers.bab.loop import Progress, State
+from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.system import System, tree_bytes
-from verifiable_relu.verifiers.bab.tree import Decide, Progress, Search, State, Tree
+from verifiable_relu.verifiers.bab.slopes import Above
+from verifiable_relu.verifiers.bab.tree import Branching, Decide, PhaseTree
 from verifiable_relu.verifiers.base import Outcome, Reason
 from verifiable_relu.verifiers.copies import at_once
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
 
+_LEAST = 1e-9
+"""Heuristic: the part of a tree that counts as closed, at least, where its work is estimated."""
+
 _SHORT = 0.2
 """Seconds: where the first process had nothing left so soon, copies are not made again at once."""
 
 _WORTH = 3.0
 """Trees are shared where so many times the work that they take alone, at least, seems to be left."""
-
-_LEAST = 1e-9
-"""Heuristic: the part of a tree that counts as closed, at least, where its work is estimated."""
 
 
 class Candidates:
@@ -94,7 +96,7 @@ class Candidates:
         return self.found is not None
 
     def decider(self, polytope: int, places: Tensor) -> Decide | None:
-        """Who decides the nodes of a polytope's tree that nothing else closes (``Tree``); None for nobody.
+        """Who decides the nodes of a polytope's tree that nothing else closes (``PhaseTree``); None for nobody.
 
         Args:
             polytope: as ``RowBatch`` counts them.
@@ -118,61 +120,61 @@ class Ended:
     detail: str
 
 
+IN_TIME = Ended(Reason.TIMEOUT, "the budget ran out")
+
+
 class Forest:
     """The trees of one query.
 
     Args:
-        system: where they start.
+        query: where they start.
         polytopes: which of its polytopes get a tree.
         candidates: where points are judged.
-        search: how each tree is searched.
+        options: how each tree is searched.
         limits: what all trees may use.
+        keep: whether to keep what proves polytopes, for a certificate.
 
     Attributes:
+        query: where the trees start.
         lower: by polytope a proven lower bound of its largest row, so far as it is known.
-        recorded: by polytope its tree as it is written, if trees are recorded and all of its nodes are closed.
+        recorded: by polytope its tree as it is written, if that is kept and all of its nodes are closed.
     """
 
     def __init__(
         self,
-        system: System,
+        query: FoldedQuery,
         polytopes: Sequence[int],
         candidates: Candidates,
-        search: Search,
+        options: Branching,
         limits: Limits,
+        keep: bool = False,
     ) -> None:
-        self._system, self._candidates, self._search, self._left = system, candidates, search, limits.left
+        self.query, self._candidates, self._options, self._left = query, candidates, options, limits.left
+        self._keep = keep
         self.lower: dict[int, float] = {}
         self.recorded: dict[int, Certified] = {}
         self._waiting = list(polytopes)
-        self._trees: dict[int, Tree] = {}
+        self._trees: dict[int, PhaseTree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
-        planes = any(system.parts[polytope].planes is not None for polytope in polytopes)
-        each = tree_bytes(system.folded.inputs, system.folded.size, planes)
-        self._most = min(len(polytopes), limits.memory // each)
+        self._most = min(len(polytopes), limits.memory // query.bytes_of_trees(polytopes))
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
         self._alone, self._step = limits.alone - limits.done, limits.alone
-        self._processes = 1 if system.folded.functions else limits.processes
+        self._processes = 1 if query.folded.functions else limits.processes
         self._memory = limits.memory // max(1, self._most * self._processes)
-
-    def order(self, polytope: int) -> list[int]:
-        """The rows of a polytope in the order in which its tree counts them."""
-        found: list[int] = self._system.parts[polytope].order.tolist()
-        return found
 
     def search(self, work: float = math.inf, together: int = sys.maxsize) -> Ended | None:
         """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
 
         Args:
-            work: the search pauses, too, once its trees have taken so much work (``Tree``).
+            work: the search pauses, too, once its trees have taken so much work (``loop.Progress``).
             together: trees at once, at most.
 
         Returns:
             Why there may be something left; None if the search only paused, and can go on.
         """
         if self._waiting and not self._most:
-            size = self._system.folded.size
+            size = self.query.folded.size
             return Ended(Reason.MEMORY, f"a tree over {size} unstable neurons takes too much memory")
         while (self._waiting or self._trees) and not self._over():
             if self._waiting and len(self._trees) < min(self._most, together):
@@ -191,7 +193,7 @@ class Forest:
         if self._left() <= 0:
             for polytope, tree in self._trees.items():
                 self.lower[polytope] = tree.bound(lambda: self._left() < -_LATE)
-            return Ended(Reason.TIMEOUT, "the budget ran out")
+            return IN_TIME
         if State.FULL in self._ended:
             return Ended(Reason.MEMORY, "the open sub-problems took too much memory")
         return Ended(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
@@ -201,10 +203,10 @@ class Forest:
         """The polytopes whose trees are not decided, those first whose trees have begun."""
         return [*self._trees, *self._waiting]
 
-    def closed_of(self, polytope: int) -> float:
-        """The part of the tree of an open polytope that is closed."""
-        tree = self._trees.get(polytope)
-        return 0.0 if tree is None else tree.closed
+    def closed(self, polytope: int | None = None) -> float:
+        """The part of a tree that is closed: of one polytope, or of that open tree of which it is the least."""
+        trees = [tree for number, tree in self._trees.items() if polytope in (None, number)]
+        return min((tree.now.closed for tree in trees), default=0.0)
 
     @property
     def nodes(self) -> int:
@@ -216,11 +218,6 @@ class Forest:
         """How much work the trees have taken."""
         return sum(work for _, work in self._counted.values())
 
-    @property
-    def closed(self) -> float:
-        """The part of a tree that is closed (``Tree``), of that open tree of which it is the least."""
-        return min((tree.closed for tree in self._trees.values()), default=0.0)
-
     def _over(self) -> bool:
         return self._candidates.found is not None or self._left() <= 0
 
@@ -228,37 +225,36 @@ class Forest:
         """Whether there is work enough for every process."""
         if self._processes == 1 or self.work < self._alone:
             return False
-        trees = [tree for tree in self._trees.values() if tree.waiting >= self._processes]
-        ahead = sum(tree.work * (1 / max(_LEAST, tree.closed) - 1) for tree in trees)
+        trees = [tree.now for tree in self._trees.values() if len(tree.now.open) >= self._processes]
+        ahead = sum(now.work * (1 / max(_LEAST, now.closed) - 1) for now in trees)
         return bool(trees) and ahead >= _WORTH * self._step
 
     def _share(self, work: float) -> None:
         """Go on with all trees in several processes, until one of these has nothing left, or for so much work."""
         trees, count = self._trees, self._processes
-        hands = {polytope: tree.deal(count) for polytope, tree in trees.items()}
+        hands = {polytope: tree.now.open.dealt(count) for polytope, tree in trees.items()}
 
-        def share(number: int, pause: Callable[[], bool]) -> tuple[dict[int, Progress], Outcome | None]:
+        def share(number: int, pause: Callable[[], bool]) -> tuple[dict[int, Progress[Nodes]], Outcome | None]:
             for polytope, tree in trees.items():
-                tree.begin(hands[polytope][number])
-            is_open = [tree for tree in trees.values() if tree.waiting]
+                tree.begin_part(hands[polytope][number])
+            is_open = [tree for tree in trees.values() if len(tree.now.open)]
             while is_open and not self._over():
                 for tree in is_open:
                     tree.advance()
                     if self._over():
                         break
-                is_open = [tree for tree in is_open if tree.state is State.OPEN]
+                is_open = [tree for tree in is_open if tree.now.state is State.OPEN]
                 # Asked after some progress, so that there is some however soon others have ended.
-                if pause() or count * sum(tree.work for tree in trees.values()) >= work:
+                if pause() or count * sum(tree.now.work for tree in trees.values()) >= work:
                     break
-            return {polytope: tree.end() for polytope, tree in trees.items()}, self._candidates.found
+            return {polytope: tree.end_part() for polytope, tree in trees.items()}, self._candidates.found
 
         began = time.perf_counter()
         found = at_once([partial(share, number) for number in range(count)], self._left)
         for number, one in enumerate(found):
             ended, counterexample = one or ({}, None)
             for polytope, tree in trees.items():
-                # Nothing is known of what was dealt to a process that failed.
-                tree.take(ended.get(polytope) or Progress(hands[polytope][number]))
+                tree.take_part(ended.get(polytope), hands[polytope][number])
             self._candidates.found = self._candidates.found or counterexample
         if None in found:
             self._processes = 1
@@ -269,22 +265,24 @@ class Forest:
 
     def _plant(self, polytope: int) -> None:
         """Begin a polytope's tree."""
-        reached = lambda e: self._candidates.reached(self._system.folded.point(e))  # noqa: E731
-        decide = self._candidates.decider(polytope, self._system.folded.places)
-        self._trees[polytope] = self._system.tree(polytope, reached, self._left, self._search, self._memory, decide)
+        query, part = self.query, self.query.parts[polytope]
+        reached = lambda e: self._candidates.reached(query.folded.point(e))  # noqa: E731
+        decide = self._candidates.decider(polytope, query.folded.places)
+        rest = (self._left, self._options, self._memory, decide, self._keep)
+        self._trees[polytope] = PhaseTree(query.strip(polytope), part.rows, part.scale, reached, *rest)
         self._look(polytope)
 
     def _look(self, polytope: int) -> None:
         """Take note of what has become of a tree, and drop it when it has ended."""
         tree = self._trees[polytope]
-        self._counted[polytope] = tree.nodes, tree.work
-        if tree.state is State.PROVED:
+        self._counted[polytope] = tree.now.nodes, tree.now.work
+        if tree.now.state is State.PROVED:
             self.lower[polytope] = tree.lower
             recorded = tree.certified(self._candidates.query.network.activations)
             if recorded is not None:
                 self.recorded[polytope] = recorded
-        if tree.state is not State.OPEN:
-            self._ended.add(tree.state)
+        if tree.now.state is not State.OPEN:
+            self._ended.add(tree.now.state)
             del self._trees[polytope]
 
 
@@ -295,8 +293,8 @@ class Rounds:
     Attributes:
         refinement: the first one; None for trees alone.
         above: the search for planes over neurons; None for none.
-        first: work that the trees of a query may take before a refinement is thought of (``Tree.work``); before planes
-            are, one tree takes its share of it.
+        first: work that the trees of a query may take before a refinement is thought of (``loop.Progress``); before
+            planes are, one tree takes its share of it.
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -311,160 +309,160 @@ class Rounds:
     above: Above | None = Above()  # noqa: RUF009 -- frozen
     first: float = 2e9
     patience: float = 1.0
-    last: Search = Search(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
+    last: Branching = Branching(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
     small: float = 0.5
     growth: int = 4
     gain: float = 0.02
 
 
-@dataclass(frozen=True)
+@dataclass
 class Searched:
     """What trees have found.
 
     Attributes:
-        lower: by polytope a proven lower bound of its largest row, so far as one is known.
         ended: why there may be something left.
+        lower: by polytope a proven lower bound of its largest row, so far as one is known.
         nodes: how many sub-problems have been bounded.
         rounds: how many refinements were made.
-        recorded: by polytope the order of its rows, its tree, and how many of ``tighter`` come before it,
-            where these are recorded.
-        tighter: tighter bounds of neurons, where these are recorded.
+        recorded: by polytope the order of its rows, its tree, and the tighter bounds of neurons that were proven before
+            it and after the polytope before it; where all of this is kept.
     """
 
-    lower: dict[int, float]
     ended: Ended
-    nodes: int
-    rounds: int
-    recorded: Mapping[int, tuple[list[int], Certified, int]] = field(default_factory=dict)
-    tighter: Sequence[Tighter] = ()
+    lower: dict[int, float] = field(default_factory=dict)
+    nodes: int = 0
+    rounds: int = 0
+    recorded: dict[int, tuple[list[int], Certified, Sequence[Tighter]]] = field(default_factory=dict)
 
-    def open(self, system: System) -> list[int]:
-        """The polytopes of a system that are not excluded."""
-        return [polytope for polytope in system.parts if not self.lower.get(polytope, -math.inf) > 0]
+    def open(self, query: FoldedQuery) -> list[int]:
+        """The polytopes of a query that are not excluded."""
+        return [polytope for polytope in query.parts if not self.lower.get(polytope, -math.inf) > 0]
 
-    def and_trees(self, forest: Forest, ended: Ended) -> Searched:
-        """With what the trees of one more forest have found."""
-        lower = dict(self.lower)
+    def add(self, forest: Forest, ended: Ended, record: Refined | None) -> None:
+        """Take what the trees of one more forest have found."""
         for polytope, value in forest.lower.items():
-            lower[polytope] = max(value, lower.get(polytope, value))
-        count = len(self.tighter)
-        trees = {number: (forest.order(number), recorded, count) for number, recorded in forest.recorded.items()}
-        recorded = {**self.recorded, **trees}
-        return replace(self, lower=lower, ended=ended, nodes=self.nodes + forest.nodes, recorded=recorded)
+            self.lower[polytope] = max(value, self.lower.get(polytope, value))
+        self.ended, self.nodes = ended, self.nodes + forest.nodes
+        for polytope, tree in forest.recorded.items():
+            done = sum(len(tighter) for _, _, tighter in self.recorded.values())
+            tighter = record.records[done:] if record is not None else ()
+            self.recorded[polytope] = forest.query.parts[polytope].order.tolist(), tree, tighter
 
 
 _TRUST = 8.0
 """What the part counts that trees with planes have closed, beside that of others, when a refinement is thought of."""
 
-_IN_TIME = Ended(Reason.TIMEOUT, "the budget ran out")
 
+class _Search:
+    """The search of one query: trees, and refinements of what these leave open.
 
-def search(system: System, candidates: Candidates, options: Search, rounds: Rounds, limits: Limits) -> Searched:
-    """Search the trees of a query, refining the bounds of its neurons now and then, until it is decided.
-
-    Args:
-        system: where the trees start.
-        candidates: where points are judged; the search ends with the first counterexample.
-        options: how each tree is searched.
-        rounds: how trees and refinements take turns.
-        limits: what the search may use.
-    """
-    found = Searched({}, _IN_TIME, 0, 0)
-    # A neuron that no other one feeds has its exact interval.
-    refinement = rounds.refinement if len(system.folded.blocks) > 1 else None
-    record = Refined(candidates.query.network.activations) if options.record else None
-    size = system.folded.size
-    while True:
-        # A refinement does more than a linear program for each of many nodes.
-        mine = options if refinement is None else replace(options, exact=0.0)
-        forest = Forest(system, found.open(system), candidates, mine, limits)
-        ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
-        # What the trees may take before a refinement does.
-        work = math.inf if refinement is None else rounds.patience * refinement.work(system.folded)
-        outdone = False
-        if ended is None and rounds.above is not None and not system.folded.functions:
-            trial = _Trial(system, rounds.above, candidates, mine, limits)
-            # Planes for all polytopes take longer than trees that are soon given up for a refinement.
-            outdone = trial.outdoes(forest) and trial.closed * _TRUST * work >= rounds.first
-            if outdone:
-                found = found.and_trees(forest, _IN_TIME)
-                forest = trial.forest(found.open(system))
-            if forest is not trial.tried:
-                found = found.and_trees(trial.tried, _IN_TIME)
-        if ended is None:
-            ended = forest.search(rounds.first)
-        part = min(1.0, _TRUST * forest.closed) if outdone else forest.closed
-        if ended is None and refinement is not None:
-            ended = forest.search(part * work)
-        elif ended is None and system.folded.size > rounds.small * size:
-            ended = forest.search()
-        found = found.and_trees(forest, ended or _IN_TIME)
-        if ended is None and refinement is None:
-            last = replace(rounds.last, record=options.record)
-            forest = Forest(system, found.open(system), candidates, last, limits)
-            found = found.and_trees(forest, forest.search() or _IN_TIME)
-        is_open = found.open(system)
-        if refinement is None or candidates.found is not None or not is_open or limits.over():
-            return found
-        try:
-            tighter = system.refined(refinement, is_open, limits, record)
-        except OutOfTime:
-            return replace(found, ended=_IN_TIME)
-        proven = () if record is None else tuple(record.records)
-        found = replace(found, rounds=found.rounds + 1, tighter=proven)
-        limits = replace(limits, done=limits.done + forest.work + refinement.work(system.folded))
-        worth_it = _width(tighter) < (1 - rounds.gain) * _width(system)
-        system = tighter
-        refinement = replace(refinement, leaves=rounds.growth * refinement.leaves) if worth_it else None
-
-
-class _Trial:
-    """Trees with planes over their neurons, tried on one polytope before others get them.
-
-    Args:
-        system: where the trees start.
-        above: the search for planes.
-        candidates, search, limits: as ``Forest`` takes them.
-
-    Attributes:
-        polytope: the one polytope.
-        tried: its tree.
+    The arguments are those of ``search``.
     """
 
     def __init__(
         self,
-        system: System,
-        above: Above,
+        query: FoldedQuery,
         candidates: Candidates,
-        search: Search,
+        options: Branching,
+        rounds: Rounds,
         limits: Limits,
+        record: Refined | None,
     ) -> None:
-        self._system, self._above, self._limits = system, above, limits
-        self._rest = candidates, search, limits
+        self._query, self._candidates, self._options = query, candidates, options
+        self._rounds, self._limits, self._record = rounds, limits, record
+        # A neuron that no other one feeds has its exact interval.
+        self._refinement = rounds.refinement if len(query.folded.blocks) > 1 else None
+        self._size = query.folded.size
+        self.found = Searched(IN_TIME)
 
-    @property
-    def closed(self) -> float:
-        """The part of the tree with planes that is closed."""
-        return self.tried.closed_of(self.polytope) if self.tried.open else 1.0
+    def run(self) -> Searched:
+        """Take turns until the query is decided, or no time is left."""
+        while True:
+            self._limits = replace(self._limits, done=self._limits.done + self._trees())
+            is_open = self.found.open(self._query)
+            if self._refinement is None or self._candidates.found is not None or not is_open or self._limits.over():
+                return self.found
+            try:
+                self._refine(self._refinement, is_open)
+            except OutOfTime:
+                self.found.ended = IN_TIME
+                return self.found
 
-    def outdoes(self, forest: Forest) -> bool:
-        """Whether planes close more of a polytope, with as much work, than the tree that a forest has begun."""
-        self.polytope = polytope = forest.open[0]
-        self.tried = self._planted([polytope])
-        ended = self.tried.search(forest.work)
-        return ended is not None or self.tried.closed > forest.closed_of(polytope)
+    def _forest(self, query: FoldedQuery, polytopes: Sequence[int], options: Branching | None = None) -> Forest:
+        rest = (options or self._options, self._limits, self._record is not None)
+        return Forest(query, polytopes, self._candidates, *rest)
 
-    def forest(self, polytopes: Sequence[int]) -> Forest:
-        """Trees with planes for polytopes that are still open."""
-        rest = [polytope for polytope in polytopes if not self.tried.lower.get(polytope, -math.inf) > 0]
-        return self.tried if rest == self.tried.open else self._planted(rest)
+    def _trees(self) -> float:
+        """Search trees of the query as it is now, for as long as a refinement does not do more; returns their work."""
+        rounds, refinement, size = self._rounds, self._refinement, self._query.folded.size
+        forest = self._forest(self._query, self.found.open(self._query))
+        ended = forest.search(rounds.first / max(1, len(forest.open)), together=1)
+        # What the trees may take before a refinement does.
+        work = math.inf if refinement is None else rounds.patience * refinement.work(self._query.folded)
+        trust = 1.0
+        if ended is None and rounds.above is not None and not self._query.folded.functions:
+            with_planes = self._outdone(rounds.above, forest, work)
+            if with_planes is not None:
+                forest, trust = with_planes, _TRUST
+        if ended is None:
+            ended = forest.search(rounds.first)
+        if ended is None and refinement is not None:
+            ended = forest.search(min(1.0, trust * forest.closed()) * work)
+        elif ended is None and size > rounds.small * self._size:
+            ended = forest.search()
+        self.found.add(forest, ended or IN_TIME, self._record)
+        if ended is None and refinement is None:
+            last = self._forest(self._query, self.found.open(self._query), rounds.last)
+            self.found.add(last, last.search() or IN_TIME, self._record)
+        return forest.work
 
-    def _planted(self, polytopes: Sequence[int]) -> Forest:
-        bare = [polytope for polytope in polytopes if self._system.parts[polytope].planes is None]
-        self._system = self._system.with_planes(self._above, bare, self._limits)
-        return Forest(self._system, polytopes, *self._rest)
+    def _outdone(self, above: Above, forest: Forest, work: float) -> Forest | None:
+        """Trees with planes, if one of these closes more with as much work than the tree that a forest has begun.
+
+        Planes for all polytopes take longer than trees that are soon given up for a refinement, which takes ``work``.
+        """
+        polytope = forest.open[0]
+        trial = self._forest(self._query.with_planes(above, [polytope], self._limits), [polytope])
+        ended = trial.search(forest.work)
+        closed = trial.closed() if trial.open else 1.0
+        more = ended is not None or trial.closed() > forest.closed(polytope)
+        if not (more and closed * _TRUST * work >= self._rounds.first):
+            self.found.add(trial, IN_TIME, self._record)
+            return None
+        self.found.add(forest, IN_TIME, self._record)
+        rest = [number for number in self.found.open(self._query) if not trial.lower.get(number, -math.inf) > 0]
+        if rest == trial.open:
+            return trial
+        self.found.add(trial, IN_TIME, self._record)
+        return self._forest(trial.query.with_planes(above, rest, self._limits), rest)
+
+    def _refine(self, refinement: Refinement, polytopes: Sequence[int]) -> None:
+        """Go on with tighter intervals of the neurons."""
+        before = self._query
+        self._query = before.refined(refinement, polytopes, self._limits, self._record)
+        self.found.rounds += 1
+        self._limits = replace(self._limits, done=self._limits.done + refinement.work(before.folded))
+        worth_it = self._query.width < (1 - self._rounds.gain) * before.width
+        more = replace(refinement, leaves=self._rounds.growth * refinement.leaves)
+        self._refinement = more if worth_it else None
 
 
-def _width(system: System) -> float:
-    """The widths of all intervals of unstable neurons together."""
-    return float((system.folded.upper - system.folded.lower).sum())
+def search(
+    query: FoldedQuery,
+    candidates: Candidates,
+    options: Branching,
+    rounds: Rounds,
+    limits: Limits,
+    record: Refined | None = None,
+) -> Searched:
+    """Search the trees of a query, refining the bounds of its neurons now and then, until it is decided.
+
+    Args:
+        query: where the trees start.
+        candidates: where points are judged; the search ends with the first counterexample.
+        options: how each tree is searched.
+        rounds: how trees and refinements take turns.
+        limits: what the search may use.
+        record: keeps what proves tighter bounds; None if no proofs are kept.
+    """
+    return _Search(query, candidates, options, rounds, limits, record).run()

@@ -14,149 +14,15 @@ it is negative (Xu et al., arXiv 2011.13824); the slopes are optimised for that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.crown import Moments
 from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, epsilon, gamma
-from verifiable_relu.verifiers.bab.above import Planes
-from verifiable_relu.verifiers.bab.curves import Curves, Fan
-from verifiable_relu.verifiers.bab.folded import Folded, Rows, short, short_smooth
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """How the slopes of the relaxation are searched for: Adam on the bound of each objective.
-
-    Attributes:
-        steps: at most.
-        rate: of the first step; slopes live between the activation's two slopes, lines of smooth ones in a fan.
-        decay: what the rate is multiplied with after every step.
-    """
-
-    steps: int = 60
-    rate: float = 0.3
-    decay: float = 0.98
-
-    def search(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
-        """The best slopes found for the lower bound of each row, (rows, m) in float64, and that bound, not proven.
-
-        The search runs in float32, until all bounds are positive. Any slopes are sound.
-        """
-        single = torch.float32
-        neurons = folded.neurons
-        wx, wr, b = neurons.inputs.to(single), neurons.neurons.to(single), neurons.constant.to(single)
-        lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
-        curvature, least, most = folded.curvature.to(single), slope.clamp(max=1), slope.clamp(min=1)
-        chord = folded.chords(single)
-        offset = (slope - chord) * lower
-        alpha = torch.where(upper > -lower, torch.ones_like(upper), slope)
-        fan = Fan.of(folded, single) if folded.functions else None
-        if fan is not None:
-            alpha[fan.neurons], least[fan.neurons], most[fan.neurons] = 0.5, 0, 1
-        alpha = alpha.repeat(len(rows.constant), 1)
-        moments = Moments(alpha)
-        best = torch.full((len(alpha),), -torch.inf)
-        found = alpha.clone()
-        rate = self.rate
-        for step in range(1, self.steps + 2):
-            a, inputs = rows.neurons.to(single), rows.inputs.to(single)
-            constant = rows.constant.to(single)
-            weight = torch.zeros_like(alpha)
-            curved = None if fan is None else _Curved.none(fan, alpha)
-            for start, end in reversed(folded.blocks):
-                mine = a[:, start:end]
-                if curved is not None and bool(folded.smooth[start]):
-                    steep, height = curved.at(slice(start, end), mine, alpha)
-                    constant = constant + (mine * height).sum(1)
-                    weight[:, start:end] = mine * steep
-                    a = torch.addmm(a, weight[:, start:end], wr[start:end])
-                    continue
-                # The chord is above a convex activation, and below a concave one.
-                far = mine * curvature[start:end] < 0
-                constant = constant + (mine * far) @ offset[start:end]
-                weight[:, start:end] = mine * torch.where(far, chord[start:end], alpha[:, start:end])
-                a = torch.addmm(a, weight[:, start:end], wr[start:end])
-            # A neuron's coefficient is complete once the blocks behind it have given theirs.
-            inputs = torch.addmm(inputs, weight, wx)
-            bound = constant + weight @ b - inputs.abs().sum(1)
-            better = bound > best
-            best = torch.where(better, bound, best)
-            near = a * curvature >= 0
-            chosen, shift = torch.where(near, alpha, chord), ~near * offset
-            if curved is not None:
-                smooth = curved.fan.neurons
-                chosen[:, smooth], shift[:, smooth] = curved.slope, curved.offset
-            found = torch.where(better[:, None], chosen, found)
-            if step > self.steps or bool((best > 0).all()) or stop():
-                break
-            z = self._forward(folded, (chosen, shift), -inputs.sign(), (wx, wr, b))
-            gradient = a * near * z
-            if curved is not None:
-                gradient[:, smooth] = a[:, smooth] * (curved.turned * z[:, smooth] + curved.moved)
-            # Where float32 overflows, nothing is known of where to go.
-            gradient = torch.where(gradient.isfinite(), gradient, 0.0)
-            size = moments.take(gradient)
-            alpha = alpha + rate / moments.share * moments.first / size
-            alpha = torch.maximum(torch.minimum(alpha, most), least)
-            rate *= self.decay
-        return short(folded, found.double()), best
-
-    @staticmethod
-    def anywhere(folded: Folded) -> Tensor:
-        """(m,) slopes that serve objectives of all kinds."""
-        slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
-        if folded.functions:
-            fan = Fan.of(folded, torch.float64)
-            slopes[fan.neurons] = short_smooth(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
-        return slopes
-
-    @staticmethod
-    def _forward(
-        folded: Folded, lines: tuple[Tensor, Tensor], e: Tensor, weights: tuple[Tensor, Tensor, Tensor]
-    ) -> Tensor:
-        """The pre-activations at e where every activation is its line: by them the bounds' gradient is a·z."""
-        (slope, offset), (wx, wr, b) = lines, weights
-        z = torch.addmm(b, e, wx.T)
-        r = torch.zeros_like(z)
-        for start, end in folded.blocks:
-            z[:, start:end] += r[:, :start] @ wr[start:end, :start].T
-            r[:, start:end] = z[:, start:end] * slope[:, start:end] + offset[:, start:end]
-        return z
-
-
-@dataclass(frozen=True, eq=False)
-class _Curved:
-    """The lines of smooth neurons in one step of the search, (rows, s) each.
-
-    Attributes:
-        fan: what lines there are.
-        slope, offset: of the lines.
-        turned, moved: their derivatives by α.
-    """
-
-    fan: Fan
-    slope: Tensor
-    offset: Tensor
-    turned: Tensor
-    moved: Tensor
-
-    @staticmethod
-    def none(fan: Fan, alpha: Tensor) -> _Curved:
-        """Room for the lines of all neurons of a fan, for α of all neurons (rows, m)."""
-        return _Curved(fan, *torch.zeros(4, len(alpha), len(fan.neurons), dtype=alpha.dtype))
-
-    def at(self, block: slice, coefficients: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes and offsets for the neurons of a block, by their coefficients (rows, neurons of the block)."""
-        first, end = torch.searchsorted(self.fan.neurons, torch.tensor([block.start, block.stop])).tolist()
-        chosen = slice(first, end)
-        parts = self.fan.at(chosen, coefficients < 0, alpha[:, block])
-        for table, part in zip((self.slope, self.offset, self.turned, self.moved), parts, strict=True):
-            table[:, chosen] = part
-        return parts[0], parts[1]
+from verifiable_relu.verifiers.bab.curves import Curves
+from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.slopes import Planes
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ Smooth neurons are split at points of their pre-activations. No number of splits
 query whose margin is zero, or nearly so, stays unknown.
 
 Boxes are bounded in batches; what these bounds leave open is folded to its inputs and unstable neurons, one query
-after the other (``system``), and each polytope of the unsafe set that is left becomes a tree (``tree``). An *unsat*
+after the other (``query``), and each polytope of the unsafe set that is left becomes a tree (``tree``). An *unsat*
 rests on bounds in float64 with rounding accounted for, and on nothing that a solver or a search in float32 says.
 """
 
@@ -26,10 +26,11 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.curves import is_smooth
+from verifiable_relu.verifiers.bab.query import FoldedQuery, tree_bytes
+from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
-from verifiable_relu.verifiers.bab.strip import Slopes
-from verifiable_relu.verifiers.bab.system import System, tree_bytes
-from verifiable_relu.verifiers.bab.tree import Search
+from verifiable_relu.verifiers.bab.slopes import Slopes
+from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, attempted, batch_size, fault
 from verifiable_relu.verifiers.copies import most
 from verifiable_relu.verifiers.docket import Docket
@@ -46,15 +47,12 @@ class Decider:
     Attributes:
         name: on the command line.
         intermediate: the search for bounds of the neurons that CROWN leaves unstable.
+        record: whether to keep what proves a verdict, for a certificate.
     """
 
     name: ClassVar[str]
     intermediate: Ascent
-
-    @property
-    def record(self) -> bool:
-        """Whether what proves a verdict is recorded."""
-        return False
+    record = False
 
     def require(self, network: Network) -> None:
         """Raise an ``UnsupportedError`` where the method does not take a network."""
@@ -116,14 +114,16 @@ class Bab(Decider):
         slopes: the search for the slopes of each relaxation.
         search: how trees are searched.
         rounds: how trees and tighter bounds of neurons take turns.
-        alone: the work (``Tree.work``) that one process does alone before others share the rest.
+        alone: the work (``loop.Progress``) that one process does alone before others share the rest.
+        record: whether to keep what proves a verdict, for a certificate.
     """
 
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
     slopes: Slopes = field(default_factory=Slopes)
-    search: Search = field(default_factory=Search)
+    search: Branching = field(default_factory=Branching)
     rounds: Rounds = field(default_factory=Rounds)
     alone: float = field(default=limits.ALONE, repr=False)
+    record: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "bab"
 
@@ -138,11 +138,6 @@ class Bab(Decider):
         except UnsupportedError:
             return False
         return True
-
-    @property
-    def record(self) -> bool:
-        """Whether what proves a verdict is recorded."""
-        return self.search.record
 
     def require(self, network: Network) -> None:
         """Raise an ``UnsupportedError`` where the method does not take a network."""
@@ -159,9 +154,9 @@ class Bab(Decider):
             system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            options = replace(self.search, record=bounds.recording)
+            record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
             within = limits.Limits(work.memory // 2, work.left, most(work.processes), self.alone)
-            found = search(system, candidates, options, self.rounds, within)
+            found = search(system, candidates, self.search, self.rounds, within, record)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
@@ -169,11 +164,7 @@ class Bab(Decider):
             return replace(candidates.found, detail=told, subproblems=found.nodes)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
-            trees, done = {}, 0
-            for polytope, (order, tree, count) in found.recorded.items():
-                trees[polytope] = (order, tree, found.tighter[done:count])
-                done = count
-            proof = bounds.recorded(number, trees)
+            proof = bounds.recorded(number, found.recorded) if record is None or record.complete else None
             return Outcome(
                 Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, None, told, {}, None, found.nodes, proof
             )
@@ -259,7 +250,7 @@ class BoundedBoxes:
         """Whether what proves the bounds is recorded."""
         return self._recorder is not None
 
-    def system(self, number: int, slopes: Slopes, work: Limits) -> System | None:
+    def system(self, number: int, slopes: Slopes, work: Limits) -> FoldedQuery | None:
         """The folded system of one query and its open polytopes; None if one of these has no rows: any point is unsafe.
 
         Raises:
@@ -268,7 +259,7 @@ class BoundedBoxes:
         open_ = [i for i, lower in enumerate(self.lower[number].tolist()) if not lower > 0]
         if any(int(self._counts[number][i]) == 0 for i in open_):
             return None
-        return System.of(self.queries[number], self.relaxation, self.sample(number), open_, slopes, work.over)
+        return FoldedQuery.of(self.queries[number], self.relaxation, self.sample(number), open_, slopes, work.over)
 
     def prove(self, number: int, lower: Mapping[int, float]) -> None:
         """Take proven lower bounds of some polytopes of one query, by the polytopes' numbers in ``RowBatch``."""

@@ -15,14 +15,13 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.rounding import OWN, unit_roundoff
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.bab.above import Above, Planes
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.strip import Slopes, Strip
-from verifiable_relu.verifiers.bab.tree import Decide, Search, Tree
+from verifiable_relu.verifiers.bab.slopes import Above, Planes, Slopes
+from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.copies import at_once
 
 
@@ -58,8 +57,8 @@ class Part:
     planes: Planes | None = None
 
 
-class System:
-    """The folded system of one query, and the slopes of its relaxations.
+class FoldedQuery:
+    """One query as the folded system of its unstable neurons, and the slopes of its relaxations.
 
     Args:
         folded: the unstable neurons.
@@ -101,8 +100,8 @@ class System:
         polytopes: Sequence[int],
         slopes: Slopes,
         stop: Callable[[], bool],
-    ) -> System:
-        """The system of a query.
+    ) -> FoldedQuery:
+        """The folded system of a query.
 
         Args:
             query: whose network has been bounded.
@@ -121,29 +120,36 @@ class System:
         bound = rows.bound[kept]
         rounding = OWN * unit_roundoff(torch.float64) * (forms.constant.abs() + bound.abs())
         forms = Rows(forms.inputs, forms.neurons, forms.constant - bound, forms.error + rounding)
-        return System(folded, forms, rows.scale[kept], rows.polytope[kept], slopes, stop)
+        return FoldedQuery(folded, forms, rows.scale[kept], rows.polytope[kept], slopes, stop)
+
+    def bytes_of_trees(self, polytopes: Sequence[int]) -> int:
+        """About the memory that the tree of each of some polytopes takes before it has open nodes."""
+        planes = any(self.parts[polytope].planes is not None for polytope in polytopes)
+        return tree_bytes(self.folded.inputs, self.folded.size, planes)
+
+    @property
+    def width(self) -> float:
+        """The widths of all intervals of unstable neurons together."""
+        return float((self.folded.upper - self.folded.lower).sum())
 
     def refined(
-        self,
-        refinement: Refinement,
-        polytopes: Collection[int],
-        limits: Limits,
-        record: Refined | None = None,
-    ) -> System:
-        """The system of some of the polytopes, with tighter bounds of the neurons, which may be recorded.
+        self, refinement: Refinement, polytopes: Collection[int], limits: Limits, record: Refined | None = None
+    ) -> FoldedQuery:
+        """The system of some of the polytopes, with tighter bounds of the neurons, whose proofs may be kept.
 
         Raises:
             OutOfTime: if no time is left.
         """
         kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
         folded, rows = refinement.refine(self.folded, self._rows[kept], limits, record)
-        return System(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
+        return FoldedQuery(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
 
-    def with_planes(self, above: Above, polytopes: Sequence[int], limits: Limits) -> System:
-        """The system with planes for some of the polytopes."""
+    def with_planes(self, above: Above, polytopes: Sequence[int], limits: Limits) -> FoldedQuery:
+        """The system with planes for those of some polytopes that have none."""
+        bare = [polytope for polytope in polytopes if self.parts[polytope].planes is None]
         found = copy(self)
         found.parts = dict(self.parts)
-        hands = [part for part in (polytopes[k :: limits.processes] for k in range(limits.processes)) if part]
+        hands = [part for part in (bare[k :: limits.processes] for k in range(limits.processes)) if part]
         shares = [partial(self._searched, above, hand, limits.over) for hand in hands]
         for share, parts in zip(shares, at_once(shares, limits.left, whole=True) if shares else [], strict=True):
             # Where a process has failed, this one does its share.
@@ -156,23 +162,14 @@ class System:
         """Some of the polytopes with planes."""
         parts = [self.parts[polytope] for polytope in polytopes]
         objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
-        searched = above.search(self.folded, objectives, slopes, lambda: stop() or pause())
+        searched = above.planes(self.folded, objectives, slopes, lambda: stop() or pause())
         found = zip(polytopes, parts, searched, strict=True)
         return {
             polytope: replace(part, planes=planes, slopes=mine, lower=lower)
             for polytope, part, (planes, mine, lower) in found
         }
 
-    def tree(
-        self,
-        polytope: int,
-        reached: Callable[[Tensor], bool],
-        left: Callable[[], float],
-        search: Search,
-        memory: int,
-        decide: Decide | None = None,
-    ) -> Tree:
-        """The tree for one polytope; the arguments are those of ``Tree``."""
+    def strip(self, polytope: int) -> Strip:
+        """The relaxation for the tree of a polytope."""
         part = self.parts[polytope]
-        strip = Strip(self.folded, part.rows, part.slopes, part.planes)
-        return Tree(strip, part.rows, part.scale, reached, left, search, memory, decide)
+        return Strip(self.folded, part.rows, part.slopes, part.planes)

@@ -1,0 +1,406 @@
+"""Lines and planes of unstable neurons that make a bound of the folded system as good as it gets.
+
+Below a ReLU, and beside a smooth neuron, any line of a family will do; above a ReLU there is its chord, which bounds
+the value r_j of a neuron by its pre-activation z_j alone. Over the box of the scaled inputs e and of the values r of
+earlier neurons, of which z_j = w·y + b is an affine form, there are better bounds, with a coefficient of its own for
+every term (Anderson et al., Strong mixed-integer programming formulations for trained neural networks, arXiv
+1811.01988): with y ∈ [−1, 1]ᵏ the scaled variables, slope_j < 1 the activation's slope below zero, and any μ, ν in
+[0, 1],
+
+    r_j ≤ g·y + max(Σ|(1 − μ)·w − g| + (1 − μ)·b + μ·u_j,  Σ|(ν + slope_j)·w − g| + (ν + slope_j)·b − ν·l_j).
+
+For where z_j ≥ 0, r_j = z_j ≤ (1 − μ)·z_j + μ·u_j, and where z_j ≤ 0, r_j = slope_j·z_j ≤ slope_j·z_j + ν·(z_j − l_j);
+both are affine in y, and a sum of magnitudes is the most that they are above g·y. So *any* g, μ and ν are sound. The
+chord is g = chord_j·w, μ = 1 − chord_j and ν = chord_j − slope_j.
+
+There is one search for all of this: every line and plane is made of parameters in [0, 1], by which the bound is
+differentiated, and Adam steps along.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.crown import Adam
+from verifiable_relu.rounding import FEW, OWN, TINY, gamma, tiny
+from verifiable_relu.verifiers.bab.curves import Fan
+from verifiable_relu.verifiers.bab.folded import Folded, Rows, short, short_smooth
+
+_SHORT = 2.0**20
+"""Coefficients of planes are multiples of one part of so many of the pre-activation's."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """How the lines of a relaxation are searched for.
+
+    Attributes:
+        steps: at most.
+        rate: of the first step, of parameters between 0 and 1.
+        decay: what the rate is multiplied with after every step.
+    """
+
+    steps: int = 60
+    rate: float = 0.3
+    decay: float = 0.98
+
+    def search(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
+        """The best slopes found for the lower bound of each row, (rows, m) in float64, and that bound, not proven.
+
+        The search runs in float32, until all bounds are positive. Any slopes are sound.
+        """
+        bound = _Bound(folded, rows)
+        found, best = self.climb(lambda lines: bound(lines)[0], bound.start.repeat(len(rows), 1), stop)
+        return short(folded, bound(found)[1].double()), best
+
+    def climb(
+        self, bound: Callable[[Tensor], Tensor], start: Tensor, stop: Callable[[], bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Ascend from ``start``, (rows, parameters) in [0, 1], until all bounds are positive, or ``stop`` says so.
+
+        Returns:
+            The best parameters of every row, and their bounds (rows,).
+        """
+        adam, rate = Adam(start), self.rate
+        found, best = start.clone(), torch.full((len(start),), -torch.inf)
+        for step in range(self.steps + 1):
+            with torch.enable_grad():
+                value = adam.value.detach().requires_grad_()
+                bounds = bound(value)
+                total = bounds.sum()
+            better = bounds.detach() > best
+            best = torch.where(better, bounds.detach(), best)
+            found = torch.where(better[:, None], adam.value, found)
+            if step == self.steps or bool((best > 0).all()) or stop():
+                break
+            if total.requires_grad:
+                (gradient,) = torch.autograd.grad(total, value)
+                # Where float32 overflows, nothing is known of where to go.
+                adam.step(torch.where(gradient.isfinite(), gradient, 0.0), rate, counts=False)
+            rate *= self.decay
+        return found, best
+
+
+def slopes_for_all(folded: Folded) -> Tensor:
+    """(m,) slopes that serve objectives of all kinds."""
+    slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
+    if folded.functions:
+        fan = Fan.of(folded, torch.float64)
+        slopes[fan.neurons] = short_smooth(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
+    return slopes
+
+
+@dataclass(frozen=True)
+class Above(Slopes):
+    """How planes over neurons are searched for, together with the lines below them.
+
+    Attributes:
+        steps, rate, decay: as ``Slopes`` has them; coefficients are parts of the pre-activation's.
+    """
+
+    rate: float = 0.1
+    decay: float = 0.95
+
+    def planes(
+        self, folded: Folded, objectives: Rows, slopes: Tensor, stop: Callable[[], bool]
+    ) -> list[tuple[Planes, Tensor, float]]:
+        """For each objective, the best planes found for its lower bound, with slopes, and that bound, not proven.
+
+        The searches run in float32, one after the other, until the bound is positive. Of a neuron with a plane, the
+        slope has no meaning.
+
+        Args:
+            folded: the system, without smooth neurons.
+            objectives: one a row.
+            slopes: (objectives, m) of the lines below the activations to begin with.
+            stop: asked after every step.
+        """
+        terms = [_Terms.of(folded, torch.arange(start, end)) for start, end in folded.blocks]
+        found = []
+        for number in range(len(objectives)):
+            bound = _Bound(folded, objectives[number : number + 1])
+            lines = bound.parameters(slopes[number])
+            over = _Planes(folded, terms, bound.far(lines) & (folded.slope < 1))
+            size = folded.size
+
+            def value(given: Tensor, bound: _Bound = bound, over: _Planes = over, size: int = size) -> Tensor:
+                return bound(given[:, :size], over.at(given[0, size:]))[0]
+
+            best, least = self.climb(value, torch.cat([lines, over.start])[None], stop)
+            _, chosen = bound(best[:, :size], over.at(best[0, size:]))
+            found.append((over.rounded(best[0, size:]), short(folded, chosen[0].double()), float(least)))
+        return found
+
+
+class _Bound:
+    """The bounds of rows in float32, as a function of what lines there are.
+
+    Args:
+        folded: the system.
+        rows: bounded from below.
+
+    Attributes:
+        start: (m,) parameters to begin with: steep lines below activations that are mostly active.
+    """
+
+    def __init__(self, folded: Folded, rows: Rows) -> None:
+        single = torch.float32
+        self._folded, neurons = folded, folded.neurons
+        self._first = torch.cat([rows.inputs, rows.neurons], 1).to(single)
+        self._constant = rows.constant.to(single)
+        self._matrix = torch.cat([neurons.inputs, neurons.neurons], 1).to(single)
+        self._offsets = neurons.constant.to(single)
+        lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
+        self._curvature, self._chord = folded.curvature.to(single), folded.chords(single)
+        self._offset = (slope - self._chord) * lower
+        self._least, self._room = slope.clamp(max=1), (slope - 1).abs()
+        self._fan = Fan.of(folded, single) if folded.functions else None
+        self.start = ((upper > -lower) ^ (slope > 1)).to(single)
+        self.start[folded.smooth] = 0.5
+
+    def parameters(self, slopes: Tensor) -> Tensor:
+        """(m,) of lines below activations with these slopes (m,)."""
+        room = self._room.clamp(min=tiny(torch.float32))
+        return ((slopes.to(room) - self._least) / room).clamp(0, 1)
+
+    def far(self, lines: Tensor) -> Tensor:
+        """(m,) bool, the neurons at whose far side, that of the chord, the first row wants them."""
+        return self._walked(lines[None], ())[2][0]
+
+    def __call__(self, lines: Tensor, planes: Sequence[_Over] = ()) -> tuple[Tensor, Tensor]:
+        """Bounds (rows,), and the slopes of the lines that were taken, (rows, m).
+
+        Args:
+            lines: (rows, m) parameters in [0, 1] of each neuron's line.
+            planes: in the place of some chords, block by block; for one row.
+        """
+        return self._walked(lines, planes)[:2]
+
+    def _walked(self, lines: Tensor, planes: Sequence[_Over]) -> tuple[Tensor, Tensor, Tensor]:
+        n, a, constant = self._folded.inputs, self._first.expand(len(lines), -1), self._constant
+        slopes, fars = [lines[:, :0]], [lines[:, :0] > 0]
+        for number, (start, end) in reversed(list(enumerate(self._folded.blocks))):
+            mine, given, part = a[:, n + start : n + end], lines[:, start:end], slice(start, end)
+            # The chord is above a convex activation, and below a concave one.
+            far = mine * self._curvature[part] < 0
+            if self._fan is not None and bool(self._folded.smooth[start]):
+                slope, shift = self._fan.at(part, mine < 0, given)
+            else:
+                slope = torch.where(far, self._chord[part], self._least[part] + self._room[part] * given)
+                shift = torch.where(far, self._offset[part], 0.0)
+            weight, rest = mine * slope, mine * shift
+            if planes:
+                over = planes[number]
+                covered = far & over.covers
+                weight, rest = torch.where(covered, 0.0, weight), torch.where(covered, 0.0, rest)
+                amount = torch.where(covered, mine, 0.0)[0, over.covers]
+                constant = constant + amount @ over.constant
+                a = a.index_add(1, over.places.flatten(), (amount[:, None] * over.coefficients).flatten()[None])
+            constant = constant + rest.sum(1) + weight @ self._offsets[part]
+            a = torch.addmm(a[:, : n + start], weight, self._matrix[part, : n + start])
+            slopes.insert(0, slope)
+            fars.insert(0, far)
+        return constant - a[:, :n].abs().sum(1), torch.cat(slopes, 1), torch.cat(fars, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Planes:
+    """Upper bounds of some neurons' values, affine in e and in the values r of earlier neurons.
+
+    Attributes:
+        neurons: (h,) which, in ascending order.
+        entries: (2, count) the plane and the variable, among e and r, of every coefficient; planes in ascending order.
+        coefficients: (count,).
+        parts: (count,) θ, what parts of the pre-activation's coefficients these are.
+        bends: (h, 2) μ and ν.
+        constant: (h,) of the bounds; it covers all rounding.
+        width: (h,) by how much the bounds exceed the values at most.
+    """
+
+    neurons: Tensor
+    entries: Tensor
+    coefficients: Tensor
+    parts: Tensor
+    bends: Tensor
+    constant: Tensor
+    width: Tensor
+
+    @staticmethod
+    def cat(parts: Sequence[Planes]) -> Planes:
+        """All planes of several, whose neurons ascend from one to the next."""
+        starts = itertools.accumulate((len(part.neurons) for part in parts[:-1]), initial=0)
+        moved = [part.entries + torch.tensor([[s], [0]]) for part, s in zip(parts, starts, strict=True)]
+        rest = ((p.coefficients, p.parts, p.bends, p.constant, p.width) for p in parts)
+        fields = (torch.cat(field) for field in zip(*rest, strict=True))
+        return Planes(torch.cat([p.neurons for p in parts]), torch.cat(moved, 1), *fields)
+
+    def rows(self, part: slice, inputs: int, neurons: int) -> Rows:
+        """Some of the bounds as rows of e and r, by how many of either there are."""
+        first, end = torch.searchsorted(self.entries[0], torch.tensor([part.start, part.stop])).tolist()
+        row, column = self.entries[:, first:end]
+        dense = torch.zeros(part.stop - part.start, inputs + neurons, dtype=torch.float64)
+        dense[row - part.start, column] = self.coefficients[first:end]
+        constant = self.constant[part]
+        return Rows(dense[:, :inputs], dense[:, inputs:], constant, torch.zeros_like(constant))
+
+
+@dataclass(frozen=True, eq=False)
+class _Over:
+    """The planes over neurons of one block while they are searched for.
+
+    Attributes:
+        covers: (neurons of the block,) bool, which have one.
+        places: (h, k) the variables of each plane's terms, among e and r.
+        coefficients: (h, k).
+        constant: (h,).
+    """
+
+    covers: Tensor
+    places: Tensor
+    coefficients: Tensor
+    constant: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """The terms of some neurons' pre-activations, scaled to y ∈ [−1, 1], a neuron a row, padded with zeros.
+
+    Attributes:
+        neurons: (h,) their numbers.
+        places: (h, k) each term's variable, among e and the neurons' values; different in a row but for padding.
+        weight: (h, k) its coefficient.
+        size: (h, k) ≥ 0, likewise, of the scaled variable.
+        middle: (h, k) the centre of its variable.
+        constant: (h,) the pre-activations where y is zero.
+        lower, upper, below: (h,) the bounds of the pre-activations, and the activations' slopes below zero.
+    """
+
+    neurons: Tensor
+    places: Tensor
+    weight: Tensor
+    size: Tensor
+    middle: Tensor
+    constant: Tensor
+    lower: Tensor
+    upper: Tensor
+    below: Tensor
+
+    @staticmethod
+    def of(folded: Folded, neurons: Tensor) -> _Terms:
+        """The terms in float64."""
+        whole = torch.cat([folded.neurons.inputs[neurons], folded.neurons.neurons[neurons]], 1)
+        row, column = whole.nonzero(as_tuple=True)
+        count = torch.bincount(row, minlength=len(neurons))
+        most = int(count.max()) if len(count) else 0
+        place = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
+        # A row with fewer terms than others is filled with a variable that it has no term of.
+        places = (whole == 0).byte().argmax(1)[:, None].repeat(1, most)
+        places[row, place] = column
+        weight = torch.zeros(places.shape, dtype=torch.float64)
+        weight[row, place] = whole[row, column]
+        center, radius = variables(folded)
+        middle = center[places]
+        constant = folded.neurons.constant[neurons] + (weight * middle).sum(1)
+        ends = (folded.lower[neurons], folded.upper[neurons], folded.slope[neurons])
+        return _Terms(neurons, places, weight, weight.abs() * radius[places], middle, constant, *ends)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> _Terms:
+        return _Terms(*(change(t) for t in vars(self).values()))
+
+    def __getitem__(self, chosen: Tensor) -> _Terms:
+        return self._each(lambda t: t[chosen])
+
+    def single(self) -> _Terms:
+        """The terms in float32."""
+        return self._each(lambda t: t.float() if t.is_floating_point() else t)
+
+    def tops(self, theta: Tensor, mu: Tensor, nu: Tensor) -> Tensor:
+        """(h,) the constants, about the centre, of the planes with the coefficients θ·w."""
+        active, inactive = 1 - mu, nu + self.below
+        over = ((theta - active[:, None]).abs() * self.size).sum(1) + active * self.constant + mu * self.upper
+        under = ((theta - inactive[:, None]).abs() * self.size).sum(1) + inactive * self.constant - nu * self.lower
+        return higher(over, under)
+
+
+def higher(active: Tensor, inactive: Tensor) -> Tensor:
+    """The constants that bound a neuron on both sides of zero, by those that bound it on either side."""
+    return torch.maximum(active, inactive)
+
+
+def variables(folded: Folded) -> tuple[Tensor, Tensor]:
+    """Centre and radius of what pre-activations are sums of: e, then the values of neurons; (n + m,) each."""
+    relu = (folded.slope == 0) & ~folded.smooth
+    reach = folded.reach
+    lower, upper = torch.where(relu, 0.0, -reach), reach
+    none = torch.zeros(folded.inputs, dtype=torch.float64)
+    center = torch.cat([none, (lower + upper) / 2])
+    radius = torch.cat([none + 1, (upper - lower) / 2 * FEW])
+    return center, radius
+
+
+class _Planes:
+    """The planes over some neurons as a function of θ (h, k), μ and ν (h,) of each block, all in one row.
+
+    Args:
+        folded: the system.
+        terms: of each block's neurons.
+        chosen: (m,) bool, the neurons with planes.
+
+    Attributes:
+        start: (parameters,) of chords.
+    """
+
+    def __init__(self, folded: Folded, terms: Sequence[_Terms], chosen: Tensor) -> None:
+        self._folded = folded
+        self._covers = [chosen[start:end] for start, end in folded.blocks]
+        self._exact = [mine[covers] for mine, covers in zip(terms, self._covers, strict=True)]
+        self._single = [mine.single() for mine in self._exact]
+        chord = folded.chords(torch.float32)
+        starts = [torch.zeros(0)]
+        for mine in self._single:
+            own = chord[mine.neurons]
+            starts += [own[:, None].expand(mine.weight.shape).flatten(), 1 - own, own - mine.below]
+        self.start = torch.cat(starts)
+
+    def _split(self, given: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """θ, μ and ν of each block."""
+        sizes = [size for mine in self._single for size in (mine.weight.numel(), len(mine.neurons), len(mine.neurons))]
+        parts = iter(given.split(sizes))
+        return [(next(parts).reshape(mine.weight.shape), next(parts), next(parts)) for mine in self._single]
+
+    def at(self, given: Tensor) -> list[_Over]:
+        """The planes of each block by their parameters."""
+        found = []
+        for covers, mine, (theta, mu, nu) in zip(self._covers, self._single, self._split(given), strict=True):
+            coefficients = theta * mine.weight
+            constant = mine.tops(theta, mu, nu) - (coefficients * mine.middle).sum(1)
+            found.append(_Over(covers, mine.places, coefficients, constant))
+        return found
+
+    def rounded(self, given: Tensor) -> Planes:
+        """The planes in float64, with constants that make them bounds whatever rounding does."""
+        parts = zip(self._exact, self._split((given.double() * _SHORT).round() / _SHORT), strict=True)
+        return Planes.cat([self._rounded(mine, *parameters) for mine, parameters in parts])
+
+    def _rounded(self, mine: _Terms, theta: Tensor, mu: Tensor, nu: Tensor) -> Planes:
+        neurons = self._folded.neurons
+        chord = self._folded.chords(torch.float64)[mine.neurons]
+        # θ is one of 2²⁰ parts, so that its differences from μ, ν and 1 are exact; a product with a weight is not.
+        coefficients, top = theta * mine.weight, mine.tops(theta, mu, nu)
+        width = ((theta - chord[:, None]).abs() * mine.size).sum(1) + top - chord * mine.constant
+        moved = (coefficients * mine.middle).sum(1)
+        # Sums of at most so many terms, all of which together are at most ``size``; a slope may exceed 1 in magnitude.
+        reach = (mine.weight.abs() * mine.middle.abs() + mine.size).sum(1)
+        own = neurons.constant[mine.neurons].abs()
+        size = (4 + 2 * mine.below.abs()) * (reach + own + mine.upper.abs() + mine.lower.abs())
+        error = gamma(2 * mine.places.shape[1] + 32, torch.float64) * size + 64 * TINY * (1 + mine.places.shape[1])
+        error = OWN * (error + (1 + mine.below.abs()) * neurons.error[mine.neurons])
+        row, term = (mine.weight != 0).nonzero(as_tuple=True)
+        entries = torch.stack([row, mine.places[row, term]])
+        found = (coefficients[row, term], theta[row, term], torch.stack([mu, nu], 1))
+        return Planes(mine.neurons, entries, *found, top - moved + error, width + 2 * error)
