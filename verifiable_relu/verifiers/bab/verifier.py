@@ -118,7 +118,7 @@ class Bab(Decider):
         record: whether to keep what proves a verdict, for a certificate.
     """
 
-    intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
+    intermediate: Ascent = Ascent(steps=2)  # noqa: RUF009 -- frozen
     slopes: Slopes = field(default_factory=Slopes)
     search: Branching = field(default_factory=Branching)
     rounds: Rounds = field(default_factory=Rounds)
