@@ -389,7 +389,9 @@ class _Search:
                 return self.found
 
     def _forest(self, query: FoldedQuery, polytopes: Sequence[int], options: Branching | None = None) -> Forest:
-        rest = (options or self._options, self._limits, self._record is not None)
+        # A refinement does more than a linear program for each of many nodes.
+        mine = self._options if self._refinement is None else replace(self._options, exact=0.0)
+        rest = (options or mine, self._limits, self._record is not None)
         return Forest(query, polytopes, self._candidates, *rest)
 
     def _trees(self) -> float:

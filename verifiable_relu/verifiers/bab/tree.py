@@ -45,9 +45,6 @@ _MOST = 32
 _TOGETHER = 1e10
 """The work of finishing several nodes at once, at most, so that the clock is looked at often enough."""
 
-_NEARLY = 0.05
-"""The part of a node's bound that may be left to neurons' lines when others are asked to decide it."""
-
 Decide = Callable[[Tensor], bool | None]
 
 
@@ -60,6 +57,8 @@ class Branching:
         adaptive: how many neurons have adaptive lines while they are open, those first that matter most at the root.
         batch: most nodes that are split at once.
         stalled: a node is finished where all neurons together are to blame for no more than this part of its bound.
+        exact: its linear program is solved where finishing leaves less than this part; with 0, of nodes without open
+            neurons alone.
         finishing: steps of the ascent with adaptive lines for every neuron.
         candidates: how many nodes of a batch are asked for a counterexample.
         choices: how many neurons a node may be split on; where there are several, the children by each are bounded.
@@ -70,6 +69,7 @@ class Branching:
     adaptive: int = 32
     batch: int = 512
     stalled: float = 0.5
+    exact: float = 0.05
     finishing: int = 30
     candidates: int = 4
     choices: int = 1
@@ -194,9 +194,7 @@ class PhaseTree(Loop[Nodes, Bounded]):
         self.now.work += self._work(len(mine), options.finishing, self._size)
         is_open = ~self.close(mine, found)
         last = (found.blame < 0).all(1)
-        # Of nodes that can still be split, the linear program does no more than their children.
-        nearly = _NEARLY if self._decide is not None else 0.0
-        settled = (_total(found.blame) < nearly * found.bound.abs()) | last
+        settled = (_total(found.blame) < options.exact * found.bound.abs()) | last
         if self._strip.curves is not None:
             # There are no linear programs of smooth neurons.
             if bool((is_open & last).any()):

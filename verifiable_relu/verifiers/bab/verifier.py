@@ -40,6 +40,9 @@ from verifiable_relu.verifiers.root import relaxation
 _BATCH = 64
 """Most queries bounded at once."""
 
+_CURVED = 6
+"""Steps of the search for bounds of neurons where some are smooth."""
+
 
 class Decider:
     """A method that decides queries one by one, over bounds of their boxes in batches: a verifier but for ``decide``.
@@ -53,6 +56,10 @@ class Decider:
     name: ClassVar[str]
     intermediate: Ascent
     record = False
+
+    def ascent(self, network: Network) -> Ascent:
+        """``intermediate`` for a network."""
+        return self.intermediate
 
     def require(self, network: Network) -> None:
         """Raise an ``UnsupportedError`` where the method does not take a network."""
@@ -110,7 +117,8 @@ class Bab(Decider):
     """Branch and bound on one relaxation for each polytope of the unsafe set.
 
     Attributes:
-        intermediate: the search for bounds of the neurons that CROWN leaves unstable.
+        intermediate: the search for bounds of the neurons that CROWN leaves unstable; its steps are those where all of
+            these are piecewise linear.
         slopes: the search for the slopes of each relaxation.
         search: how trees are searched.
         rounds: how trees and tighter bounds of neurons take turns.
@@ -130,6 +138,10 @@ class Bab(Decider):
     def fits(self, inputs: int, neurons: float, memory: int) -> bool:
         """Whether some memory suffices for a query's trees, by how many inputs vary and neurons are unstable."""
         return neurons < memory and tree_bytes(inputs, int(neurons)) <= memory / 2
+
+    def ascent(self, network: Network) -> Ascent:
+        # Phases are split for less than the search takes; beside curves it is the other way round.
+        return self.intermediate if network.piecewise_linear else replace(self.intermediate, steps=_CURVED)
 
     def takes(self, network: Network) -> bool:
         """Whether neurons of every activation of a network can be split."""
@@ -201,12 +213,13 @@ class BoundedBoxes:
         with torch.no_grad():
             box = input_box(properties, network)
             known = part.roots.known(numbers, net, box.lower)
-            search, coarse = neurons(method.intermediate, memory=memory, stop=stop), None
+            ascent = method.ascent(network)
+            search, coarse = neurons(ascent, memory=memory, stop=stop), None
             record = method.record and not uncertified(network)
             if record:
                 # What others have proven is not recorded.
                 known, recorder = None, Recorder.of(network)
-                search, coarse = recorder.search(method.intermediate, memory=memory, stop=stop), recorder.coarse
+                search, coarse = recorder.search(ascent, memory=memory, stop=stop), recorder.coarse
                 self._recorder = recorder
             self.relaxation = relaxation(net, box, known, search=search, memory=memory, stop=stop, coarse=coarse)
             whole = not stop()
