@@ -200,12 +200,12 @@ def planted(rng: Rng) -> bytes:
     )
 
 
-def convolved(rng: Rng) -> bytes:
+def convolved(rng: Rng, leaky: bool = True) -> bytes:
     """A convolution and a dense layer whose numbers are of very different sizes."""
     kernel = (rng.normal(size=(2, 1, 2, 2)) * 4.0 ** rng.integers(-6, 7, (2, 1, 2, 2))).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["h"]),
-        helper.make_node("LeakyRelu", ["h"], ["r"], alpha=0.1),
+        helper.make_node("LeakyRelu", ["h"], ["r"], alpha=0.1) if leaky else helper.make_node("Relu", ["h"], ["r"]),
         helper.make_node("Flatten", ["r"], ["f"]),
         gemm("f", "g", "v", "d"),
         helper.make_node("Max", ["g", "e"], ["y"]),
@@ -267,8 +267,8 @@ def test_an_output_that_an_evaluation_computes_is_never_proved_not_to_occur(kind
     rng = np.random.default_rng([KINDS.index(kind), *arithmetic.encode()])
     proved = 0
     for case in range(6):
-        data = kind(rng)
-        if arithmetic == "bfloat16" and (b"BatchNormalization" in data or b"LeakyRelu" in data):
+        data = convolved(rng, arithmetic != "bfloat16") if kind is convolved else kind(rng)
+        if arithmetic == "bfloat16" and b"BatchNormalization" in data:
             continue
         low, high = box_of(data, rng)
         outputs = runs(data, low, high, arithmetic, rng, 60)
@@ -311,7 +311,7 @@ def test_where_orders_disagree_the_answer_says_so() -> None:
     low, high = np.float32([0.45]), np.float32([0.55])
     for sign, threshold in ((1, 0.4), (-1, 0.2)):
         prop = beyond(low, high, sign, threshold)
-        assert verify_properties(data, prop, "auto", 5.0, arithmetic="float32")[0].verdict is not Verdict.UNSAT
+        assert verify_properties(data, prop, "bab", 0.5, arithmetic="float32")[0].verdict is not Verdict.UNSAT
 
 
 def test_overflow_is_not_proved_away() -> None:
@@ -326,7 +326,7 @@ def test_overflow_is_not_proved_away() -> None:
 def test_a_method_that_does_not_account_for_rounding_proves_nothing() -> None:
     data = planted(np.random.default_rng(1))
     prop = beyond(np.zeros(3, np.float32), np.ones(3, np.float32), 1, 1e12)
-    result = verify_properties(data, prop, "auto_lirpa-ibp", 20.0, arithmetic="float32")[0]
+    result = verify_properties(data, prop, "auto_lirpa-ibp", 60.0, arithmetic="float32")[0]
     assert result.trust is not Trust.FLOAT and result.verdict is Verdict.UNKNOWN
 
 
