@@ -348,7 +348,7 @@ LEAST_STEP = 2.0**-800
 """The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
 
 
-# The arithmetic of what runs a network (``network.onnx.deployed``)
+# The arithmetic of what runs a network (``network.onnx.running``)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from verifiable_relu import verify_properties
 from verifiable_relu.network import deployed, read_onnx
-from verifiable_relu.network.onnx.deployed import EXACT, SUMS
+from verifiable_relu.network.onnx.running import EXACT, SUMS
 from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY
 from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.verifiers.base import Trust, Verdict
