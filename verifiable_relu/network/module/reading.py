@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,12 @@ from verifiable_relu.rounding import unit_roundoff
 
 
 def from_torch(
-    module: nn.Module, input_shape: Shape, name: str = "network", compared: bool = True, exact: bool = False
+    module: nn.Module,
+    input_shape: Shape,
+    name: str = "network",
+    compared: bool = True,
+    exact: bool = False,
+    argument: str | None = None,
 ) -> Network:
     """The network that a module computes in evaluation mode.
 
@@ -48,7 +54,8 @@ def from_torch(
     objects, stays done.
 
     Args:
-        module: takes one tensor, (batch, *input_shape), and returns one.
+        module: takes one tensor, (batch, *input_shape), and returns one; where it is compared, also a mapping or an
+            object with one tensor of real numbers, or with one that is called ``logits``.
         input_shape: of one sample.
         name: what to call the network.
         compared: False only for whoever reads one module again and again, as losses do at each training step.
@@ -57,6 +64,7 @@ def from_torch(
             rounded in its precision, is refused, unless it is a parametrisation (``torch.nn.utils.parametrize``) or one
             of torch's old hooks that computes a weight: that is one of the module's numbers. Python's numbers are
             those of the precision in which torch takes them.
+        argument: the name of the module's argument that takes the tensor; None stands for the first one.
 
     Raises:
         UnsupportedError: if the module does what no network does, or its numbers are not the network's; names the
@@ -68,9 +76,44 @@ def from_torch(
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
         with _evaluating(module):
-            return _read(module, shape, batches, name, compared, exact)
+            called = _called(module, batches[-1], argument) if compared else module
+            return _read(called, shape, batches, name, compared, exact)
     except InputError as error:
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
+
+
+class _Called(nn.Module):
+    """What takes one tensor and returns one, made of a module of which that is not so.
+
+    Args:
+        module: the module.
+        argument: as in ``from_torch``.
+    """
+
+    def __init__(self, module: nn.Module, argument: str | None) -> None:
+        super().__init__()
+        self.module, self.argument = module, argument
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.module(x) if self.argument is None else self.module(**{self.argument: x})
+        if isinstance(made, Tensor):
+            return made
+        named = dict(made) if isinstance(made, Mapping) else getattr(made, "__dict__", {})
+        reals = [each for each in named.values() if isinstance(each, Tensor) and each.is_floating_point()]
+        return named.get("logits", reals[0] if len(reals) == 1 else made)
+
+    def named_modules(self, *how: Any, **more: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Those of the module, by their names there."""
+        return self.module.named_modules(*how, **more)
+
+
+def _called(module: nn.Module, x: Tensor, argument: str | None) -> nn.Module:
+    """A module that is called with one tensor and returns one, or what it returns otherwise."""
+    if argument is None:
+        with torch.no_grad(), suppress(Exception):  # What the module says of it, it says once it is captured.
+            if isinstance(module(x.clone()), Tensor):
+                return module
+    return _Called(module, argument).eval()
 
 
 def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
