@@ -1,7 +1,17 @@
-"""A network from a torch module: captured in evaluation mode, and believed once it has been compared."""
+"""A network from a torch module: captured in evaluation mode, and believed once it has been compared.
+
+What is not followed is read by way of torch's own exporter: an ONNX file in memory, read as any other. The exporter
+runs the module on one sample and writes down the operators that it applies. That Python does not look at computed
+numbers on the way is made certain before (``capture``).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
+import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -15,12 +25,63 @@ from torch.nn.parameter import is_lazy
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.capture import capture
-from verifiable_relu.network.module.exported import exported
+from verifiable_relu.network.module.capture import NotFollowed, capture, once, parametrised
 from verifiable_relu.network.module.operators import OPERATORS, Translator
-from verifiable_relu.network.module.program import NotFollowed
 from verifiable_relu.network.nodes import Shape
+from verifiable_relu.network.onnx import read_onnx
 from verifiable_relu.rounding import unit_roundoff
+
+_AS_IT_IS: dict[bool, dict[str, Any]] = {
+    False: {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
+    True: {"optimize": False},
+}
+"""Options with which each of the exporters computes nothing in advance."""
+
+
+def exported(module: nn.Module, x: Tensor, name: str, exact: bool = False) -> Network:
+    """The network of the file that torch's exporter writes.
+
+    Args:
+        module: in evaluation mode.
+        x: one sample, (1, *input_shape).
+        name: of the network.
+        exact: whether the exporter may compute nothing in advance, such as convolutions with the batch normalisation
+            after them, which it rounds; weights of ``parametrised`` layers are constants of the file.
+
+    Raises:
+        UnsupportedError: if the module cannot be exported.
+        InputError: if the file cannot be read.
+    """
+    if exact:
+        with parametrised(module, once), torch.no_grad():
+            # What is traced from here on finds the weights computed.
+            module(x.clone())
+            return _written(module, x, name, _AS_IT_IS)
+    return _written(module, x, name, {False: {}, True: {}})
+
+
+def _written(module: nn.Module, x: Tensor, name: str, options: dict[bool, dict[str, Any]]) -> Network:
+    # The exporter that is torch's default knows more operators; the other takes a tenth of the time and no further
+    # package.
+    ways = [False, True] if importlib.util.find_spec("onnxscript") else [False]
+    # What it logs of a failure goes to the screen past Python's streams.
+    logged = torch._C._jit_is_onnx_log_enabled()
+    for dynamo in ways:
+        file, silence = io.BytesIO(), io.StringIO()
+        logging.disable(logging.WARNING)
+        torch._C._jit_set_onnx_log_enabled(False)
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+                warnings.simplefilter("ignore")
+                torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo, **options[dynamo])  # type: ignore[arg-type]
+        except Exception as error:  # the exporter's exceptions share no narrower base
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        else:
+            return read_onnx(file.getvalue(), name)
+        finally:
+            logging.disable(logging.NOTSET)
+            torch._C._jit_set_onnx_log_enabled(logged)
+    raise UnsupportedError(f"torch cannot export the module: {why}")
 
 
 def from_torch(
@@ -137,11 +198,7 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
 
 
 def _require_output(module: nn.Module, network: Network, x: Tensor) -> None:
-    """Make certain that a network's outputs are the module's, in shape and to within rounding.
-
-    Raises:
-        UnsupportedError: if they are not.
-    """
+    """Make certain that a network's outputs are the module's, in shape and to within rounding."""
     with torch.no_grad():
         output = module(x.clone())
     if isinstance(output, Tensor) and output.shape == (len(x),) and network.output_shape == (1,):
@@ -173,11 +230,7 @@ def _class(module: nn.Module) -> str:
 
 
 def _first(module: nn.Module) -> Tensor:
-    """The tensor that says in which precision and where the module computes.
-
-    Raises:
-        UnsupportedError: if the module has no numbers yet, or is in neither float32 nor float64.
-    """
+    """The tensor that says in which precision and where the module computes."""
     tensors = list(chain(module.parameters(), module.buffers()))
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         raise UnsupportedError("it has parameters without numbers: call a lazy module once first", place=_class(module))
@@ -200,11 +253,7 @@ def _one(shape: Shape, like: Tensor) -> Tensor:
 
 
 def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network, dict[int, Tensor]]]) -> None:
-    """Make certain that both networks are one, and that it computes what the module computes.
-
-    Raises:
-        UnsupportedError: if that is not so.
-    """
+    """Make certain that both networks are one, and that it computes what the module computes."""
     (network, several), (other, one) = read
     _require_same(network, other)
     seen = {node: torch.cat([several[node], one[node]]) for node in several}
@@ -233,11 +282,7 @@ def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor]) -> 
 
 
 def _require_same(network: Network, other: Network) -> None:
-    """Make certain that two captures of one module gave the same.
-
-    Raises:
-        UnsupportedError: if they differ: it depends on the batch's size, on chance, or on how often it was called.
-    """
+    """Make certain that two captures of one module gave the same."""
     for ours, theirs in zip(network.nodes, other.nodes, strict=False):
         if type(ours) is not type(theirs) or not all(
             _equal(getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(ours)
@@ -262,22 +307,26 @@ def _equal(a: object, b: object) -> bool:
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, and leave flags, buffers and random numbers as they were.
 
-    Products in float32 are really taken in float32 meanwhile, also where the user prefers speed.
+    Products in float32 are really taken in float32 meanwhile, also where the user prefers speed; and attention is
+    computed by the operators that it consists of, not by torch's fused one.
     """
     modules = list(module.modules())
     flags = [m.training for m in modules]
     buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    fast = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[]):
         try:
             torch.set_float32_matmul_precision("highest")
             torch.backends.cudnn.allow_tf32 = False
+            torch.backends.mha.set_fastpath_enabled(False)
             if any(flags):
                 module.eval()
             yield
         finally:
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
+            torch.backends.mha.set_fastpath_enabled(fast)
             for m, was in zip(modules, flags, strict=True):
                 # Parents first: ``train`` also sets the flags of what is inside.
                 if m.training != was:
