@@ -12,7 +12,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from itertools import chain
@@ -65,11 +65,11 @@ def _written(module: nn.Module, x: Tensor, name: str, options: dict[bool, dict[s
     # package.
     ways = [False, True] if importlib.util.find_spec("onnxscript") else [False]
     # What it logs of a failure goes to the screen past Python's streams.
-    logged = torch._C._jit_is_onnx_log_enabled()
+    log, silent = torch._C._jit_onnx_log, lambda *what: None
     for dynamo in ways:
         file, silence = io.BytesIO(), io.StringIO()
         logging.disable(logging.WARNING)
-        torch._C._jit_set_onnx_log_enabled(False)
+        torch._C._jit_onnx_log = silent
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
                 warnings.simplefilter("ignore")
@@ -80,7 +80,7 @@ def _written(module: nn.Module, x: Tensor, name: str, options: dict[bool, dict[s
             return read_onnx(file.getvalue(), name)
         finally:
             logging.disable(logging.NOTSET)
-            torch._C._jit_set_onnx_log_enabled(logged)
+            torch._C._jit_onnx_log = log
     raise UnsupportedError(f"torch cannot export the module: {why}")
 
 
@@ -223,6 +223,23 @@ def _followed(
     for program in programs:
         program.require_unchanged()
     return read[0][0]
+
+
+def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor], Tensor]:
+    """The function by which a module itself computes the outputs, (1, …), of a sample, (1, …), in evaluation mode.
+
+    Args:
+        module: as ``from_torch`` takes it, and so is ``argument``. It runs on its own device, in its own precision.
+    """
+
+    @torch.no_grad()
+    def run(x: Tensor) -> Tensor:
+        with _evaluating(module):
+            given = x.to(_first(module))
+            made: Tensor = _called(module, given, argument)(given)
+            return made.cpu()
+
+    return run
 
 
 def _class(module: nn.Module) -> str:
