@@ -110,6 +110,7 @@ def test_a_gate_is_finite_wherever_its_input_is_in_half_precision() -> None:
         torch.testing.assert_close(gate(x), x.relu(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="TorchScript cannot compile a λ-gate"):
         torch.jit.script(torch.nn.Sequential(LambdaGELU()))

@@ -73,6 +73,7 @@ def verify(
     *,
     around: Around = Around(),
     normalize: tuple[object, object] | None = None,
+    argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
     device: str = "cpu",
     memory: int | None = None,
@@ -95,6 +96,8 @@ def verify(
         normalize: what the model expects to be subtracted from its input and what this is divided by then, one number
             or one for each channel each, if that is not part of the model; images and ``eps`` are in the units before
             that.
+        argument: the name of the argument of a torch module that takes the images; None stands for the first one. What
+            the module returns is a tensor, or holds one alone or one called ``logits``.
         joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
             The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
             λ-GELUs (``network.hardened``), and False asks for the model alone.
@@ -118,7 +121,7 @@ def verify(
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
     first = arguments.normalize(normalize)
-    network = _joint(arguments.network(model, pixels.shape[1:], first), joint)
+    network = _joint(arguments.network(model, pixels.shape[1:], first, argument), joint)
     order = _order(around.norm)
     sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
     questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
@@ -133,6 +136,7 @@ def verify_properties(
     timeout: float = 60.0,
     *,
     normalize: tuple[object, object] | None = None,
+    argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
     device: str = "cpu",
     memory: int | None = None,
@@ -143,7 +147,7 @@ def verify_properties(
     Args:
         model: as in ``verify``, and so are all further arguments.
         properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
-        method, timeout, normalize, joint, device, memory, progress: as in ``verify``.
+        method, timeout, normalize, argument, joint, device, memory, progress: as in ``verify``.
 
     Returns:
         One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
@@ -154,7 +158,7 @@ def verify_properties(
     """
     specs = _specs(properties)
     first = arguments.normalize(normalize)
-    network = _joint(arguments.network(model, _shape(specs, model), first), joint)
+    network = _joint(arguments.network(model, _shape(specs, model), first, argument), joint)
     questions = [(name, _queries(spec, network)) for name, spec in specs]
     return _answered(network, questions, False, method, timeout, device, memory, progress)
 

@@ -123,13 +123,12 @@ def substitute_relu(
     hard, places = replace_smooth(model if inplace else deepcopy(model), _marked, activations)
     require_replaced(hard, places, example)
     _configure(hard, activations)
-    parameter = next(hard.parameters(), None)
     kept = not _made_with_relu(hard, activations)
+    device = next((parameter.device for parameter in hard.parameters()), None)
     for module in hard.modules():
-        if MARK in module._buffers:
-            mark = module._buffers.pop(MARK)
-            if kept:
-                module.register_buffer(MARK, mark if parameter is None else mark.to(parameter.device))
+        mark = module._buffers.pop(MARK, None)
+        if kept and mark is not None:
+            module.register_buffer(MARK, mark.to(device=device))
     return hard
 
 

@@ -251,6 +251,7 @@ _EXACT = frozenset(
     | {
         "diag_embed",
         "diagonal",
+        "embedding",
         "expand",
         "fill",
         "flip",
@@ -322,6 +323,10 @@ class Traced(Tensor):
         raise UnsupportedError("a computed tensor is used after the module has returned")
 
 
+class _Derived(Exception):
+    """What torch takes an operator apart into has numbers of its own, rounded: weights of an interpolation, say."""
+
+
 class _Functions(TorchFunctionMode):
     """Hands torch's functions of computed tensors on to the operators that they consist of.
 
@@ -370,6 +375,7 @@ class _Recorder(TorchDispatchMode):
         self.observe = observe
         self.exact = exact
         self.rounded: dict[int, torch.UntypedStorage] = {}
+        self.taken_apart = 0
         self.refusal: UnsupportedError | None = None
         self.unfollowed: NotFollowed | None = None
         self.memories: dict[int, _Memory] = {}
@@ -454,6 +460,8 @@ class _Recorder(TorchDispatchMode):
     def require_stored(self, op: str, value: Tensor) -> None:
         """Refuse a constant that the module has computed, and rounded."""
         if value.untyped_storage()._cdata in self.rounded:
+            if self.taken_apart:
+                raise _Derived
             self.refuse(
                 op,
                 f"a weight or constant is computed by the module in {value.dtype}, and rounded: keep it as a parameter "
@@ -478,8 +486,14 @@ class _Recorder(TorchDispatchMode):
             # So torch marks what it pools as channels-last; strides of axes of length 1 mean nothing.
             return args[0] if name.endswith("_") else self.record(torch.ops.aten.alias.default, args[:1], {})
         if op not in self.operators:
-            with self:
-                made = func.decompose(*args, **kwargs)
+            self.taken_apart += 1
+            try:
+                with self:
+                    made = func.decompose(*args, **kwargs)
+            except _Derived:
+                made = NotImplemented
+            finally:
+                self.taken_apart -= 1
             return self.unknown(op, func, args, kwargs) if made is NotImplemented else made
         names, defaults, written = schema(func)
         given = defaults | dict(zip(names, args, strict=False)) | kwargs

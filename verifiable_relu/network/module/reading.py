@@ -13,7 +13,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
 from typing import Any
@@ -115,8 +115,8 @@ def from_torch(
     objects, stays done.
 
     Args:
-        module: takes one tensor, (batch, *input_shape), and returns one; where it is compared, also a mapping or an
-            object with one tensor of real numbers, or with one that is called ``logits``.
+        module: takes one tensor, (batch, *input_shape), and returns one, or a mapping or an object with
+            one tensor of real numbers, or with one that is called ``logits``.
         input_shape: of one sample.
         name: what to call the network.
         compared: False only for whoever reads one module again and again, as losses do at each training step.
@@ -137,26 +137,29 @@ def from_torch(
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
         with _evaluating(module):
-            called = _called(module, batches[-1], argument) if compared else module
-            return _read(called, shape, batches, name, compared, exact)
+            return _read(_Called(module, argument).eval(), shape, batches, name, compared, exact)
     except InputError as error:
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
 
 
 class _Called(nn.Module):
-    """What takes one tensor and returns one, made of a module of which that is not so.
+    """A module as what takes one tensor and returns one.
 
     Args:
         module: the module.
         argument: as in ``from_torch``.
+
+    Attributes:
+        plain: whether the module by itself did so when it ran last.
     """
 
     def __init__(self, module: nn.Module, argument: str | None) -> None:
         super().__init__()
-        self.module, self.argument = module, argument
+        self.module, self.argument, self.plain = module, argument, True
 
     def forward(self, x: Tensor) -> Any:
         made = self.module(x) if self.argument is None else self.module(**{self.argument: x})
+        self.plain = isinstance(made, Tensor) and self.argument is None
         if isinstance(made, Tensor):
             return made
         named = dict(made) if isinstance(made, Mapping) else getattr(made, "__dict__", {})
@@ -168,16 +171,7 @@ class _Called(nn.Module):
         return self.module.named_modules(*how, **more)
 
 
-def _called(module: nn.Module, x: Tensor, argument: str | None) -> nn.Module:
-    """A module that is called with one tensor and returns one, or what it returns otherwise."""
-    if argument is None:
-        with torch.no_grad(), suppress(Exception):  # What the module says of it, it says once it is captured.
-            if isinstance(module(x.clone()), Tensor):
-                return module
-    return _Called(module, argument).eval()
-
-
-def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
+def _read(module: _Called, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
     """The network by the module's own record, or where that does not do, and is to be compared, by the exporter."""
     try:
         return _followed(module, shape, batches, name, compared, exact)
@@ -185,7 +179,7 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
         if not compared:
             raise
         try:
-            network = exported(module, batches[-1], name, exact)
+            network = exported(module.module if module.plain else module, batches[-1], name, exact)
             for x in batches:
                 _require_output(module, network, x)
         except InputError as error:
@@ -236,14 +230,14 @@ def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor],
     def run(x: Tensor) -> Tensor:
         with _evaluating(module):
             given = x.to(_first(module))
-            made: Tensor = _called(module, given, argument)(given)
+            made: Tensor = _Called(module, argument).eval()(given)
             return made.cpu()
 
     return run
 
 
 def _class(module: nn.Module) -> str:
-    return f"module {type(module).__name__}"
+    return f"module {type(module.module if isinstance(module, _Called) else module).__name__}"
 
 
 def _first(module: nn.Module) -> Tensor:
