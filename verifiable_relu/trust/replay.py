@@ -85,7 +85,7 @@ def replay(network: Network, x: np.ndarray) -> np.ndarray:
     """
     shape = (1, *network.input_shape) if network.batched else network.input_shape
     sample = np.asarray(x, np.float32).reshape(shape)
-    run = network.run
+    run, by = network.run, "onnxruntime" if network.run is None else "torch"
     try:
         if run is None:
             data = network.onnx if network.onnx is not None else _written(network)
@@ -97,7 +97,7 @@ def replay(network: Network, x: np.ndarray) -> np.ndarray:
             run = network
         outputs = run(torch.from_numpy(sample.reshape(1, *network.input_shape))).numpy()
     except Exception as error:
-        raise UnsupportedError(f"the network '{network.name}' cannot be run for a replay: {error}") from error
+        raise UnsupportedError(f"{by} cannot run the network '{network.name}': {error}") from error
     return np.asarray(outputs).reshape(-1)
 
 
