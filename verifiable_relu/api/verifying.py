@@ -73,6 +73,7 @@ def verify(
     *,
     around: Around = Around(),
     normalize: tuple[object, object] | None = None,
+    argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
     arithmetic: str = "real",
     device: str = "cpu",
@@ -96,6 +97,8 @@ def verify(
         normalize: what the model expects to be subtracted from its input and what this is divided by then, one number
             or one for each channel each, if that is not part of the model; images and ``eps`` are in the units before
             that.
+        argument: the name of the argument of a torch module that takes the images; None stands for the first one. What
+            the module returns is a tensor, or holds one alone or one called ``logits``.
         joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
             The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
             λ-GELUs (``network.hardened``), and False asks for the model alone.
@@ -122,7 +125,7 @@ def verify(
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
     first = arguments.normalize(normalize)
-    network = _meant(arguments.network(model, pixels.shape[1:], first), joint, arithmetic)
+    network = _meant(arguments.network(model, pixels.shape[1:], first, argument), joint, arithmetic)
     order = _order(around.norm)
     sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
     questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
@@ -137,6 +140,7 @@ def verify_properties(
     timeout: float = 60.0,
     *,
     normalize: tuple[object, object] | None = None,
+    argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
     arithmetic: str = "real",
     device: str = "cpu",
@@ -148,7 +152,7 @@ def verify_properties(
     Args:
         model: as in ``verify``, and so are all further arguments.
         properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
-        method, timeout, normalize, joint, arithmetic, device, memory, progress: as in ``verify``.
+        method, timeout, normalize, argument, joint, arithmetic, device, memory, progress: as in ``verify``.
 
     Returns:
         One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
@@ -159,7 +163,7 @@ def verify_properties(
     """
     specs = _specs(properties)
     first = arguments.normalize(normalize)
-    network = _meant(arguments.network(model, _shape(specs, model), first), joint, arithmetic)
+    network = _meant(arguments.network(model, _shape(specs, model), first, argument), joint, arithmetic)
     questions = [(name, _queries(spec, network)) for name, spec in specs]
     return _answered(network, questions, False, method, timeout, device, memory, progress)
 

@@ -78,6 +78,8 @@ class Network:
     Args:
         nodes: the operators; each names its inputs by index, all smaller than its own.
         onnx: the bytes of the ONNX file it was read from, for replay; None if it was made from torch.
+        run: computes the outputs (1, *output_shape) of one sample, float32 (1, *input_shape), as whatever the network
+            was read from does, for replay; None if that is a file or nothing.
         name: what to call it in messages and tables.
         batched: whether the ONNX input has a leading batch axis; without one, the file takes a single sample.
         ports: where the network takes or gives several tensors of the user's file as one vector: their ONNX shapes with
@@ -96,6 +98,7 @@ class Network:
 
     nodes: tuple[Node, ...]
     onnx: bytes | None = None
+    run: Callable[[Tensor], Tensor] | None = field(default=None, repr=False, kw_only=True)
     name: str = "network"
     batched: bool = True
     ports: Mapping[str, Shape] = field(default_factory=dict)
@@ -186,7 +189,7 @@ class Network:
         nodes = tuple(node.limit for node in self.nodes)
         if all(limit is node for limit, node in zip(nodes, self.nodes, strict=True)):
             return self
-        return replace(self, nodes=nodes, onnx=None)
+        return replace(self, nodes=nodes, onnx=None, run=None)
 
     @cached_property
     def weight_error(self) -> float:

@@ -251,6 +251,7 @@ _EXACT = frozenset(
     | {
         "diag_embed",
         "diagonal",
+        "embedding",
         "expand",
         "fill",
         "flip",
@@ -276,6 +277,12 @@ class _Memory:
     version: int = 0
     index: int = -1
     layout: Tensor | None = None
+
+
+def _as_it_is(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+    """Whether ``as_strided`` gives every element the place that it has already."""
+    kept = all(a == b for a, b, count in zip(stride, x.stride(), size, strict=False) if count > 1)
+    return kept and tuple(size) == tuple(x.shape) and storage_offset in (None, x.storage_offset())
 
 
 class Traced(Tensor):
@@ -314,6 +321,10 @@ class Traced(Tensor):
     @classmethod
     def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError("a computed tensor is used after the module has returned")
+
+
+class _Derived(Exception):
+    """What torch takes an operator apart into has numbers of its own, rounded: weights of an interpolation, say."""
 
 
 class _Functions(TorchFunctionMode):
@@ -364,6 +375,7 @@ class _Recorder(TorchDispatchMode):
         self.observe = observe
         self.exact = exact
         self.rounded: dict[int, torch.UntypedStorage] = {}
+        self.taken_apart = 0
         self.refusal: UnsupportedError | None = None
         self.unfollowed: NotFollowed | None = None
         self.memories: dict[int, _Memory] = {}
@@ -448,6 +460,8 @@ class _Recorder(TorchDispatchMode):
     def require_stored(self, op: str, value: Tensor) -> None:
         """Refuse a constant that the module has computed, and rounded."""
         if value.untyped_storage()._cdata in self.rounded:
+            if self.taken_apart:
+                raise _Derived
             self.refuse(
                 op,
                 f"a weight or constant is computed by the module in {value.dtype}, and rounded: keep it as a parameter "
@@ -468,9 +482,18 @@ class _Recorder(TorchDispatchMode):
         op = name if name.startswith("_") else name.removesuffix("_")
         if name in _FRESH:
             return func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers))
+        if op == "as_strided" and _as_it_is(*args, **kwargs):
+            # So torch marks what it pools as channels-last; strides of axes of length 1 mean nothing.
+            return args[0] if name.endswith("_") else self.record(torch.ops.aten.alias.default, args[:1], {})
         if op not in self.operators:
-            with self:
-                made = func.decompose(*args, **kwargs)
+            self.taken_apart += 1
+            try:
+                with self:
+                    made = func.decompose(*args, **kwargs)
+            except _Derived:
+                made = NotImplemented
+            finally:
+                self.taken_apart -= 1
             return self.unknown(op, func, args, kwargs) if made is NotImplemented else made
         names, defaults, written = schema(func)
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
