@@ -32,6 +32,23 @@ class Last(nn.Module):
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
+class Steps(nn.Module):
+    """A recurrent layer, or a cell for each step, of which the last output counts."""
+
+    def __init__(self, made: nn.Module) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.made, nn.RNNBase):
+            found: Tensor = self.made(x)[0]
+            return found[:, -1]
+        state = None
+        for each in x.unbind(1):
+            state = self.made(each, state)
+        return state[0] if isinstance(state, tuple) else state  # type: ignore[return-value]
+
+
 def of(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     return lambda: Function(function)
 
@@ -76,6 +93,12 @@ KINDS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "a matrix of products": (TOKENS, of(lambda x: x @ x.transpose(1, 2))),
     "a maximum": (VECTOR, of(lambda x: torch.maximum(x[:, :3], x[:, 3:]))),
     "attention": (TOKENS, lambda: nn.TransformerEncoderLayer(6, 2, 12, batch_first=True, dropout=0)),
+    "RNN": (TOKENS, lambda: Steps(nn.RNN(6, 3, 2, "relu", batch_first=True))),
+    "RNN cell": (TOKENS, lambda: Steps(nn.RNNCell(6, 3))),
+    "GRU": ((2, 3), lambda: Steps(nn.GRU(3, 2, batch_first=True, bidirectional=True))),
+    "GRU cell": ((2, 3), lambda: Steps(nn.GRUCell(3, 2, bias=False))),
+    "LSTM": ((2, 3), lambda: Steps(nn.LSTM(3, 2, batch_first=True))),
+    "LSTM cell": ((2, 3), lambda: Steps(nn.LSTMCell(3, 2))),
     "convolution": (IMAGE, lambda: nn.ConvTranspose2d(2, 3, 3, 2)),
 }
 

@@ -14,13 +14,16 @@ remembers which state of the memory it has seen, and reads the memory anew once 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -34,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
+from verifiable_relu.network.module.recurrent import UNROLLED
 from verifiable_relu.nn.gates import HardnessGate
 
 GATE = "hardness_gate"
@@ -61,6 +65,7 @@ class Step:
         shape, dtype: of the result, the batch axis included.
         path: the name of the innermost module that was running, "" for the outermost.
         observed: the result's numbers; None if they were not asked for.
+        line: of the user's code that called it, as ``_Recorder.line`` says it.
     """
 
     op: str
@@ -69,6 +74,7 @@ class Step:
     dtype: torch.dtype
     path: str
     observed: Tensor | None
+    line: str = ""
 
     @property
     def label(self) -> str:
@@ -78,7 +84,7 @@ class Step:
     @property
     def place(self) -> str:
         """Where the step comes from, for messages."""
-        return place_of(self.path, self.op)
+        return place_of(self.path, self.op, self.line)
 
 
 @dataclass
@@ -105,9 +111,9 @@ class Program:
                 raise UnsupportedError("a tensor is changed in place after it was used", place=place)
 
 
-def place_of(path: str, op: str) -> str:
-    """Where something happened, for messages: the module and the operator."""
-    return f"'{path}' ({op})" if op == GATE else f"'{path}' (aten.{op})"
+def place_of(path: str, op: str, line: str = "") -> str:
+    """Where something happened, for messages: the module, the operator and the line of code."""
+    return f"'{path}' ({op if op == GATE else f'aten.{op}'}{line})"
 
 
 def version(tensor: Tensor) -> int:
@@ -247,7 +253,7 @@ _NUMBERS = frozenset(
 """Operators by which a computed number usually comes to decide what is computed."""
 
 _EXACT = frozenset(
-    {"abs", "alias", "as_strided", "cat", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
+    {"abs", "alias", "as_strided", "cat", "chunk", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
     | {
         "diag_embed",
         "diagonal",
@@ -267,6 +273,10 @@ _EXACT = frozenset(
     | {"zeros_like", *_FRESH}
 )
 """Operators that round no number; a change to a narrower type is what it is asked for."""
+
+
+_FACTORS = {"linear": slice(2), "mm": slice(2), "matmul": slice(2), "addmm": slice(1, 3)}
+"""The operators of two factors, and which of their arguments these are: where one is zero, nothing is rounded."""
 
 
 @dataclass
@@ -389,7 +399,7 @@ class _Recorder(TorchDispatchMode):
     def refuse(self, op: str, reason: str) -> NoReturn:
         """Stop. The refusal is kept, too: the module may catch what is raised."""
         path, _ = self.where()
-        error = UnsupportedError(reason, place=place_of(path, op))
+        error = UnsupportedError(reason, place=place_of(path, op, self.line()))
         self.refusal = self.refusal or error
         raise error
 
@@ -404,6 +414,16 @@ class _Recorder(TorchDispatchMode):
             frame = frame.f_back  # type: ignore[assignment]
         return "", ""
 
+    def line(self) -> str:
+        """The innermost line of code that is the user's; empty where the module has none of its own."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not capture.__code__:
+            file = frame.f_code.co_filename
+            if os.path.isfile(file) and not file.startswith(_OTHERS_CODE):
+                return f", line {frame.f_lineno} of {os.path.basename(file)}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
         if func in _FORBIDDEN:
@@ -412,7 +432,7 @@ class _Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
             if func is HardnessGate.forward:
                 return self.gate(*args, **kwargs)
-            result = func(*args, **kwargs)
+            result = UNROLLED.get(func, func)(*args, **kwargs)
         if not harmless(result):
             self.refuse(func.__name__, f"a {type(result).__name__} made of a computed tensor")
         return result
@@ -448,6 +468,8 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
         floating = any(tensor.is_floating_point() for tensor in given)
         if not floating or name in _EXACT or not any(t.is_floating_point() for t in of_kind(result, Tensor)):
+            return False
+        if any(not bool(each.any()) for each in args[_FACTORS[name]]) if name in _FACTORS else False:
             return False
         if name not in ("add", "sub", "mul") or len(args) != 2 or kwargs or result.dtype != torch.float32:
             return True
@@ -518,8 +540,7 @@ class _Recorder(TorchDispatchMode):
 
     def append(self, op: str, arguments: dict[str, Any], real: Tensor) -> Traced:
         """Add a step that has computed ``real``."""
-        path, _ = self.where()
-        narrowest = 0
+        path, line, narrowest = self.where()[0], self.line(), 0
 
         def note(value: Any) -> None:
             nonlocal narrowest
@@ -527,7 +548,7 @@ class _Recorder(TorchDispatchMode):
                 narrowest = max(narrowest, self.dtype(value.index).itemsize)
             elif isinstance(value, Tensor):
                 self.require_stored(op, value)
-                self.program.constants.append((value, version(value), place_of(path, op)))
+                self.program.constants.append((value, version(value), place_of(path, op, line)))
 
         for value in arguments.values():
             for each in value if isinstance(value, list) else (value,):
@@ -536,7 +557,7 @@ class _Recorder(TorchDispatchMode):
         if narrowed and self.unfollowed is None:
             self.refuse(op, f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64")
         observed = real.detach().clone() if self.observe else None
-        self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed))
+        self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed, line))
         return Traced.of(self, real, len(self.program.steps))
 
     def dtype(self, index: int) -> torch.dtype:
@@ -552,7 +573,9 @@ class _Recorder(TorchDispatchMode):
         for value in of_kind((args, kwargs), Tensor):
             if not isinstance(value, Traced):
                 self.require_stored(op, value)
-        self.unfollowed = self.unfollowed or NotFollowed(f"{kind or op} is not supported", place=place_of(path, op))
+        self.unfollowed = self.unfollowed or NotFollowed(
+            f"{kind or op} is not supported", place=place_of(path, op, self.line())
+        )
 
         def watched(real: Tensor) -> Traced:
             self.program.steps.append(Step(op, {}, tuple(real.shape), real.dtype, path, None))
@@ -601,6 +624,9 @@ class _Recorder(TorchDispatchMode):
     def added(self, op: str, index: int, real: Tensor, **arguments: Any) -> int:
         return self.append(op, {"self": Ref(index), **arguments}, real).number
 
+
+_OTHERS_CODE = (os.path.dirname(torch.__file__), os.path.dirname(contextlib.__file__), str(Path(__file__).parents[2]))
+"""Where the code of torch, of Python and of this package is."""
 
 _CALL = inspect.unwrap(nn.Module._call_impl).__code__
 

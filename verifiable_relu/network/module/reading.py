@@ -27,6 +27,7 @@ from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import NotFollowed, capture, once, parametrised
 from verifiable_relu.network.module.operators import OPERATORS, Translator
+from verifiable_relu.network.module.recurrent import Unrolled
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx import read_onnx
 from verifiable_relu.rounding import unit_roundoff
@@ -71,17 +72,22 @@ def _written(module: nn.Module, x: Tensor, name: str, options: dict[bool, dict[s
         logging.disable(logging.WARNING)
         torch._C._jit_onnx_log = silent
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+            with (
+                Unrolled(),
+                warnings.catch_warnings(),
+                contextlib.redirect_stdout(silence),
+                contextlib.redirect_stderr(silence),
+            ):
                 warnings.simplefilter("ignore")
                 torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo, **options[dynamo])  # type: ignore[arg-type]
         except Exception as error:  # the exporter's exceptions share no narrower base
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            failure = error
         else:
             return read_onnx(file.getvalue(), name)
         finally:
             logging.disable(logging.NOTSET)
             torch._C._jit_onnx_log = log
-    raise UnsupportedError(f"torch cannot export the module: {why}")
+    raise NotFollowed("torch cannot export the module") from failure
 
 
 def from_torch(
@@ -137,7 +143,7 @@ def from_torch(
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
         with _evaluating(module):
-            return _read(_Called(module, argument).eval(), shape, batches, name, compared, exact)
+            return _read(_Called(module, argument), shape, batches, name, compared, exact)
     except InputError as error:
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
 
@@ -155,7 +161,7 @@ class _Called(nn.Module):
 
     def __init__(self, module: nn.Module, argument: str | None) -> None:
         super().__init__()
-        self.module, self.argument, self.plain = module, argument, True
+        self.module, self.argument, self.plain, self.training = module, argument, True, module.training
 
     def forward(self, x: Tensor) -> Any:
         made = self.module(x) if self.argument is None else self.module(**{self.argument: x})
@@ -182,6 +188,9 @@ def _read(module: _Called, shape: Shape, batches: list[Tensor], name: str, compa
             network = exported(module.module if module.plain else module, batches[-1], name, exact)
             for x in batches:
                 _require_output(module, network, x)
+        except NotFollowed as error:
+            # What torch has to say of it concerns its exporter alone.
+            raise UnsupportedError(refusal.message, place=refusal.place) from error
         except InputError as error:
             # An ONNX file has float32 for numbers such as the ε of a normalisation.
             hint = "; in float32 (module.float()) it may be read" if batches[-1].dtype == torch.float64 else ""
@@ -230,7 +239,7 @@ def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor],
     def run(x: Tensor) -> Tensor:
         with _evaluating(module):
             given = x.to(_first(module))
-            made: Tensor = _Called(module, argument).eval()(given)
+            made: Tensor = _Called(module, argument)(given)
             return made.cpu()
 
     return run
