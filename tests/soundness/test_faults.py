@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.draws import some
 from tests.support.hooks import Hook, modules
 
 from .fault import Fault
@@ -16,7 +17,7 @@ ELSEWHERE = ("points", "planted", "trees", "smooth corners")
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])
 def test_nothing_is_found_where_no_fault_is_seeded(kind: str) -> None:
-    report = Report()
+    report = Report(of=some)
     KINDS[kind](report)
     assert report.problems == []
 

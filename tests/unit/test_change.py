@@ -97,6 +97,7 @@ def assert_holds(family: Network, box: Bounds) -> tuple[Tensor, Tensor]:
     return torch.maximum(-found.lower, found.upper), seen.abs().amax(0)
 
 
+@pytest.mark.combined
 @networks
 @hardnesses
 def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -> None:
@@ -108,6 +109,7 @@ def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -
         assert float((sampled / proven)[:3].max()) > 0.2
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("make", COUPLED.values(), ids=COUPLED.keys())
 @pytest.mark.parametrize("lam", (1.0, 20.0))
 def test_no_sampled_change_is_larger_with_products_functions_and_constants(
