@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.draws import draws
 from tests.support.hooks import Hook
 from tests.support.summation import in_order
 from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, interval_bounds, rounding, sums
@@ -26,7 +27,7 @@ from verifiable_relu.network.nodes import Affine, LeakyRelu, Linear, Node, Relu,
 from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.trust.exact import evaluate_exact
 
-SEEDS = range(30)
+SEEDS = range(draws(60))
 DTYPES = (torch.float64, torch.float32)
 
 Situation = Callable[[int, torch.dtype], int]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.draws import draws
 from tests.support.families import (
     COUPLED,
     NETWORKS,
@@ -101,7 +102,7 @@ def assert_holds(family: Network, box: Bounds) -> tuple[Tensor, Tensor]:
 @networks
 @hardnesses
 def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -> None:
-    for seed in range(2):
+    for seed in range(draws(2)):
         family = hardened(make(seed), lam)
         proven, sampled = assert_holds(family, boxes(family))
         assert bool((proven >= 0).all()) and bool(torch.isfinite(proven).all())
@@ -115,7 +116,7 @@ def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -
 def test_no_sampled_change_is_larger_with_products_functions_and_constants(
     make: Callable[..., Network], lam: float
 ) -> None:
-    for seed in range(2):
+    for seed in range(draws(2)):
         family = hardened(make(seed), lam)
         proven, sampled = assert_holds(family, boxes(family))
         # The first boxes are almost points; in the last, bounds of products and quotients are wide.
