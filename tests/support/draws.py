@@ -20,8 +20,8 @@ def draws(every: int) -> int:
 
 
 def some(cases: Iterable[T], first: int = 0) -> Iterator[T]:
-    """The cases to ask about of those that there are: all, or every fifth, from one of the first five on.
+    """The cases to ask about of those that there are: all, or every seventh, from one of the first seven on.
 
-    Five has no factor in common with the 2, 3, 4 or 6 variants that cases have in turn, so that each variant is asked.
+    Seven has no factor in common with the 2 to 6 or 10 variants that cases have in turn, so that each variant is asked.
     """
-    return iter(cases) if SHARE >= 1 else islice(cases, first % 5, None, 5)
+    return iter(cases) if SHARE >= 1 else islice(cases, first % 7, None, 7)
