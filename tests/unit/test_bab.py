@@ -114,7 +114,7 @@ def folded(network: Network, box: Box) -> tuple[Folded, Rows]:
 
 
 @pytest.mark.parametrize("leaky", [False, True, None])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(draws(4)))
 def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | None) -> None:
     """At exact points of the box the folded forms, and those of the relaxation, give the network's exact values."""
     rng = np.random.default_rng(seed)
@@ -170,7 +170,7 @@ def test_leaves_that_leave_something_out_are_no_tree() -> None:
     assert 0 < TIGHT < 1e-3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(draws(8)))
 def test_planted_witness_is_never_denied(seed: int) -> None:
     (outcome,) = decide(planted(seed), seconds=5)
     assert outcome.verdict is not Verdict.UNSAT
