@@ -51,6 +51,14 @@ def no_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("verifiable_relu.network.onnx.model.survived", lambda work: True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules without quick tests are not imported where these alone are wanted."""
+    of_unit = collection_path.parent.name == "unit"
+    if config.option.markexpr != "quick" or collection_path.suffix != ".py" or of_unit:
+        return None
+    return "mark.quick" not in collection_path.read_text(encoding="utf-8") or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what ``-m quick`` takes of ``unit``: of each test the first case, unless the test is marked otherwise.
