@@ -76,6 +76,7 @@ def test_what_is_far_from_the_boundary_is_decided(kind: type[Activation]) -> Non
     assert split
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", [Bab(), REFINING], ids=["trees", "refining"])
 def test_a_planted_counterexample_is_never_denied(method: Bab) -> None:
     """The threshold is the value at a point: exactly, and a little above it."""

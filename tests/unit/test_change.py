@@ -224,6 +224,7 @@ def test_every_layer_has_its_own_lambda(make: Callable[..., Network]) -> None:
         assert_holds(family, boxes(family))
 
 
+@pytest.mark.thorough
 def test_float32_is_a_little_wider() -> None:
     family = hardened(residual(1), 20.0)
     box = boxes(family)
