@@ -17,7 +17,7 @@ from tests.support.draws import draws
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_false_is_accepted_of_networks_of_each_kind(kind: str) -> None:
     """``python -m tests.soundness.forged --kind KIND`` tries more."""
-    found = forged.forge(kind, draws(100), 21)
+    found = forged.forge(kind, draws(100), 26)
     assert not found.wrong, found.wrong
     assert found.ended[f"{kind}: accepted unchanged"]
     assert found.ended[f"{kind}: accepted, tighter"]
