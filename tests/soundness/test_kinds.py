@@ -100,7 +100,7 @@ def test_no_budget_is_so_small_that_a_planted_witness_is_denied(seconds: float) 
 @lirpa
 @pytest.mark.parametrize("method", LIRPA)
 def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
-    asked = {method: 5.0}
+    asked = {method: 30.0}
     report = Report(of=some)
     agreement(asked, offsets=(1e-3, -0.4), boxes=1, report=report)
     if "alpha" not in method:  # which takes long, and finds no other slopes at a point

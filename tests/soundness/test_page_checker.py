@@ -93,7 +93,7 @@ def by_methods(folder: Path, count: int) -> Iterator[tuple[str, Case]]:
 def drawn(folder: Path) -> list[tuple[str, Case]]:
     """Certificates of networks of all kinds that both checkers know."""
     found = []
-    for seed in range(draws(60)):
+    for seed in range(draws(96)):
         dense = forged_dense.drawn(seed)
         reached = forged_dense.reached(dense, dense.polytopes)
         if not reached and (given := forged_dense.certificate(folder, dense, seed)) is not None:
