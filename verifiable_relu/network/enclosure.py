@@ -32,6 +32,7 @@ from verifiable_relu.network.nodes import (
     Kinked,
     MatMul,
     Node,
+    Maximum,
     Permute,
     Reshape,
 )
@@ -132,6 +133,7 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
         Affine: _affine,
         Add: _add,
         Bilinear: _bilinear,
+        Maximum: lambda by, node, x, y: y,
         Reshape: _moved,
         Permute: _permuted,
         Identity: lambda by, node, x: x,

@@ -107,6 +107,15 @@ class Network:
         return tuple(itertools.accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
 
     @cached_property
+    def spared(self) -> frozenset[int]:
+        """The nodes that nothing needs but the tournaments of maxima: bounds do without them."""
+        needed = {len(self.nodes) - 1}
+        for index in range(len(self.nodes) - 1, -1, -1):
+            if index in needed:
+                needed.update(self.nodes[index].seen_through)
+        return frozenset(range(len(self.nodes))) - needed
+
+    @cached_property
     def last_activation(self) -> int:
         """The index of the last activation node, 0 if there is none."""
         return max(self.activations, default=0)

@@ -288,7 +288,7 @@ def _rounded(
     reached = {target}
     for index in range(target, -1, -1):
         if index in reached:
-            reached.update(network.nodes[index].inputs)
+            reached.update(network.nodes[index].seen_through)
     way = [i for i in network.activations if i in reached]
     sizes = [network.nodes[i].size for i in way]
     lower, kept = [], []

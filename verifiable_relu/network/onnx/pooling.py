@@ -11,7 +11,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import quotient
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.extremes import extreme
+from verifiable_relu.network.onnx.extremes import maxima
 from verifiable_relu.network.onnx.windows import windows
 
 
@@ -87,4 +87,4 @@ def _maxima(call: Call, x: Value, shape: Shape, outputs: Shape, cells: np.ndarra
     images, size = math.prod(shape[:2]), math.prod(shape[2:])
     each = np.where(cells >= 0, np.arange(images)[:, None, None] * size + cells, -1)
     candidates = each.reshape(-1, cells.shape[1]).T
-    return call.reshaped(Value(extreme(call, x.index, candidates, 1), False), (*shape[:2], *outputs))
+    return call.reshaped(Value(maxima(call, x.index, candidates), False), (*shape[:2], *outputs))

@@ -12,7 +12,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.derived import share
 from verifiable_relu.network.nodes import LeakyRelu
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.extremes import extreme
+from verifiable_relu.network.onnx.extremes import maxima
 from verifiable_relu.network.onnx.moves import Numbered, ordered
 from verifiable_relu.network.onnx.shapes import axis_of
 
@@ -76,12 +76,14 @@ def _extreme(call: Call, sign: int) -> Value:
     x, axes = call.value(), axes_of(call)
     if not axes:
         return x
+    x = x if sign > 0 else negative(call, x)
     numbers = np.moveaxis(Numbered().add(call, x) - 1, axes, range(len(axes)))
     kept = numbers.shape[len(axes) :]
     candidates = numbers.reshape(-1, math.prod(kept))
     if not candidates.size:
         raise UnsupportedError("the extreme of no values")
-    return call.reshaped(Value(extreme(call, x.index, candidates, sign), False), _shape(call, axes))
+    found = call.reshaped(Value(maxima(call, x.index, candidates), False), _shape(call, axes))
+    return found if sign > 0 else negative(call, found)
 
 
 @converts("ReduceProd", 1, 11, 13, 18, group="products")
