@@ -18,7 +18,7 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Kinked
+from verifiable_relu.network.nodes import Activation, Kinked, Maximum
 from verifiable_relu.rounding import LEAST_STEP
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
@@ -120,6 +120,11 @@ class Recorder:
         """The bounds of all activations' inputs over one box, with what proves them."""
         claims: list[Claim] = []
         opened: dict[int, np.ndarray] = {}
+        ends = {
+            max(i for i in relaxation.network.activations if i < at): _entries(relaxation, at, sample)
+            for at, node in enumerate(relaxation.network.nodes)
+            if isinstance(node, Maximum)
+        }
         for index in relaxation.network.activations:
             bounds = relaxation.pre[index]
             low, high = (end[sample].flatten().numpy() for end in (bounds.lower, bounds.upper))
@@ -133,7 +138,7 @@ class Recorder:
                     own.append(OwnSlopes(int(found.neuron[at]), int(found.sign[at]), np.concatenate(parts)))
             shared = kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten().numpy()
             opened[index] = _open(relaxation, index, sample)
-            claims.append(Claim(low, high, shared[opened[index]], own))
+            claims.append(Claim(low, high, shared[opened[index]], own, ends.get(index)))
         return claims
 
     def proof(
@@ -248,6 +253,14 @@ class Recorder:
         for index in relaxation.network.activations:
             found.append(parts[index].flatten().numpy()[_open(relaxation, index, sample)])
         return np.concatenate(found)
+
+
+def _entries(relaxation: Relaxation, index: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+    """The candidates that bound the maxima of a node below and above, by their numbers among each maximum's."""
+    node, between = relaxation.network.nodes[index], relaxation.backward.shifted.between(index, False)
+    assert isinstance(node, Maximum)
+    low, high = ((node.candidates == part[sample]).int().argmax(0).numpy() for part in (between.low, between.high))
+    return low, high
 
 
 def _open(relaxation: Relaxation, index: int, sample: int) -> np.ndarray:
