@@ -31,8 +31,8 @@ from verifiable_relu.network.nodes import (
     Identity,
     Kinked,
     MatMul,
-    Node,
     Maximum,
+    Node,
     Permute,
     Reshape,
 )
