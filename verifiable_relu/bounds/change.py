@@ -77,9 +77,8 @@ def substitution_change(
         UnsupportedError: for an activation behind a λ-GELU of which the slopes are not known.
     """
     family = hardened(network)
-    made = _Differences(
-        family, Relaxation(family, box, preactivation_bounds(family, box, exact=True, memory=memory, stop=stop))
-    )
+    known = preactivation_bounds(family, box, exact=True, memory=memory, stop=stop)
+    made = _Differences(family, Relaxation(family, box, known))
     last = made.at[len(family.nodes) - 1]
     if last is None:
         zero = box.lower.new_zeros(len(box.lower), *family.output_shape)

@@ -5,10 +5,10 @@ With l ≤ x ≤ u, y = max x, and t no less than l_j and every u_i but u_j,
     x_i ≤ y ≤ t + s·(x_j − l_j)   for any i, and s = (u_j − t)/(u_j − l_j),
 
 because the right side is t where x_j = l_j, u_j where x_j = u_j, and never below t. Here i is the candidate with the
-largest l, and j that with the largest u, with t as small as it may be; where l_j is no less than the other upper bounds,
-s = 1 and y = x_j. Over independent candidates no other plane is lower at their centre. Source: Xiao et al., Towards
-General Robustness Verification of MaxPool-based Convolutional Neural Networks via Tightening Linear Approximation,
-arXiv 2406.00699, for two candidates or more.
+largest l, and j that with the largest u, with t as small as it may be; where l_j is no less than the other upper
+bounds, s = 1 and y = x_j. The constant max u, which others take elsewhere, is nowhere lower. Source: Xiao et al.,
+Towards General Robustness Verification of MaxPool-based Convolutional Neural Networks via Tightening Linear
+Approximation, CVPR 2024.
 """
 
 from __future__ import annotations

@@ -249,8 +249,8 @@ def maxima(size: int, reach: Tensor, sums: int) -> Tensor:
     """The error of one unit of |A| in replacing maxima by lines of their candidates, about the nodes' points.
 
     With m = ``reach``: a line, and what it is at the point, is off by at most 16·u of m, and no larger than 4m. Their
-    sums err by γ of that, and so does each of the ``sums`` additions to a row's value. A coefficient of a candidate sums
-    at most two products for each maximum, and counts by at most 2m.
+    sums err by γ of that, and so does each of the ``sums`` additions to a row's value. A coefficient of a candidate
+    sums at most two products for each maximum, and counts by at most 2m.
 
     Args:
         size: how many maxima there are.

@@ -264,11 +264,11 @@ class Relaxation:
         there[above, every] = False
         others = np.where(there, high[node.rivals], -np.inf).max(0)
         under, entry = node.rivals[given, every]
-        l, u = low[entry], high[entry]
-        level = np.maximum(others, l)
-        slope = np.clip((u - level) / np.where(u > l, u - l, 1), 0, 1)
-        size = np.abs(l) + np.abs(u) + np.abs(level)
-        constant = np.maximum(level - slope * l, u - slope * u) + 8 * UNIT * size + TINY
+        start, end = low[entry], high[entry]
+        level = np.maximum(others, start)
+        slope = np.clip((end - level) / np.where(end > start, end - start, 1), 0, 1)
+        size = np.abs(start) + np.abs(end) + np.abs(level)
+        constant = np.maximum(level - slope * start, end - slope * end) + 8 * UNIT * size + TINY
         most = self.most(node.source)
         lost = gamma(2 * node.size + len(self.graph.nodes) + 16)
         unit = lost * (most[under] + most[entry] + np.abs(constant)) + TINY

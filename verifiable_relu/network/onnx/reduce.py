@@ -12,6 +12,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.derived import share
 from verifiable_relu.network.nodes import LeakyRelu
 from verifiable_relu.network.onnx.call import Call, Value, converts
+from verifiable_relu.network.onnx.elementwise import negative
 from verifiable_relu.network.onnx.extremes import maxima
 from verifiable_relu.network.onnx.moves import Numbered, ordered
 from verifiable_relu.network.onnx.shapes import axis_of
