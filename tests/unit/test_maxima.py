@@ -24,7 +24,8 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, crown_rel
 from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.check import Refused
 from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.network.nodes import Maximum
+from verifiable_relu.network.family import hardened
+from verifiable_relu.network.nodes import Hardened, Maximum
 from verifiable_relu.verifiers.incomplete import Crown
 
 WINDOWS: dict[str, dict[str, Any]] = {
@@ -218,3 +219,11 @@ def test_windows_before_their_activations_are_refused(case: Case, tmp_path: Path
     changed.insert(before, window)
     reason = said(case, changed, tmp_path)
     assert reason is not None and "end here" in reason
+
+
+def test_maxima_are_the_same_in_all_members_of_a_family() -> None:
+    network = read_onnx(pooled(0, WINDOWS["apart"], False))
+    family = hardened(network, 4.0)
+    changed = {i for i, node in enumerate(family.nodes) if isinstance(node, Hardened)}
+    assert changed == {i for i in network.activations if i not in network.spared}
+    assert len(changed) == 1
