@@ -58,7 +58,7 @@ def pooled(seed: int, attributes: dict[str, Any], behind: bool) -> bytes:
 
 def drawn(seed: int) -> tuple[Network, Bounds]:
     """A network in float64, and boxes of four sizes about random points."""
-    network = read_onnx(pooled(seed, list(WINDOWS.values())[seed % 4], bool(seed // 4 % 2))).to(torch.float64)
+    network = read_onnx(pooled(seed, list(WINDOWS.values())[seed % 4], bool(seed % 2))).to(torch.float64)
     generator = torch.Generator().manual_seed(seed)
     center = torch.rand(4, *network.input_shape, generator=generator, dtype=torch.float64)
     eps = torch.tensor([0.0, 0.01, 0.1, 0.5], dtype=torch.float64).reshape(4, *[1] * len(network.input_shape))
@@ -79,7 +79,7 @@ def sides(lower: Callable[[Tensor, Tensor], Tensor], network: Network, boxes: in
     return Bounds(lower(eye, sample).reshape(boxes, -1), -lower(-eye, sample).reshape(boxes, -1))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_bounds_hold_at_points_of_the_box(seed: int) -> None:
     """CROWN's, those over the tournament's bounds, and α-CROWN's; of all nodes, and in float64 at a point."""
     network, box = drawn(seed)
@@ -161,8 +161,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     x = np.full(49, 0.5)
     box = ball(x, 0.02)
     ends = [torch.from_numpy(end).reshape(1, *network.input_shape) for end in (box.lower, box.upper)]
-    least = sides(crown_relaxation(network, Bounds(*ends)).outputs, network, 1).lower[0]
-    prop = excluded(box, (row({0: 1}, float(np.floor(float(least[0]) * 1000 - 1) / 1000)),))
+    least = float(sides(crown_relaxation(network, Bounds(*ends)).outputs, network, 1).lower[0, 2])
+    prop = excluded(box, (row({2: 1}, float(np.floor(least * 1000 - 1) / 1000)),))
     return proven(tmp_path_factory.mktemp("maxima"), data, prop, Crown(record=True))
 
 
