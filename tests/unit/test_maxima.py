@@ -212,7 +212,6 @@ def test_changed_windows_are_refused(case: Case, tmp_path: Path, change: Callabl
 def test_other_entries_are_judged_alike(case: Case, tmp_path: Path) -> None:
     """Any rival bounds a maximum below, and any above with the line that the checkers make for it."""
     rng = np.random.default_rng(1)
-    ended = set()
     for _ in range(4):
         changed = copy.deepcopy(case.records)
         for record in changed:
@@ -220,8 +219,7 @@ def test_other_entries_are_judged_alike(case: Case, tmp_path: Path) -> None:
                 places = rng.integers(0, len(record[side]), 3)
                 for place in places:
                     record[side][place] = int(rng.integers(0, 3))
-        ended.add(said(case, changed, tmp_path) is None)
-    assert ended
+        said(case, changed, tmp_path)
 
 
 def test_windows_before_their_activations_are_refused(case: Case, tmp_path: Path) -> None:
