@@ -212,14 +212,12 @@ def test_changed_windows_are_refused(case: Case, tmp_path: Path, change: Callabl
 def test_other_entries_are_judged_alike(case: Case, tmp_path: Path) -> None:
     """Any rival bounds a maximum below, and any above with the line that the checkers make for it."""
     rng = np.random.default_rng(1)
-    for _ in range(4):
-        changed = copy.deepcopy(case.records)
-        for record in changed:
-            for side in ("below", "above") if "maximum" in record else ():
-                places = rng.integers(0, len(record[side]), 3)
-                for place in places:
-                    record[side][place] = int(rng.integers(0, 3))
-        said(case, changed, tmp_path)
+    changed = copy.deepcopy(case.records)
+    for record in changed:
+        for side in ("below", "above") if "maximum" in record else ():
+            for place in rng.integers(0, len(record[side]), 3):
+                record[side][place] = int(rng.integers(0, 3))
+    said(case, changed, tmp_path)
 
 
 def test_windows_before_their_activations_are_refused(case: Case, tmp_path: Path) -> None:
