@@ -21,6 +21,7 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Product,
@@ -230,7 +231,8 @@ def pooled(rng: np.random.Generator, draw: Weights) -> Network:
     chain.add(Sparse, (2, 2), index=index, weight=torch.tensor([[1.0, -1.0]]).repeat(4, 1), bias=draw((4,), 4))
     ahead = chain.add(Relu, (2, 2))
     behind = chain.add(Sparse, (2, 2), 0, index=index[:, 1:], weight=torch.ones(4, 1), bias=torch.zeros(4))
-    chain.add(Add, (2, 2), ahead, behind)
+    made = chain.add(Add, (2, 2), ahead, behind)
+    chain.add(Maximum, (2, 2), 0, made, candidates=index.T)
     weight = draw((5, 3), 3) * torch.from_numpy(rng.integers(0, 2, size=(5, 3)))
     chain.add(Sparse, (5,), index=torch.from_numpy(rng.integers(0, 4, size=(5, 3))), weight=weight, bias=draw((5,), 4))
     chain.add(LeakyRelu, (5,), slope=torch.tensor(-1.0))
