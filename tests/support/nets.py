@@ -231,13 +231,28 @@ def pooled(rng: np.random.Generator, draw: Weights) -> Network:
     chain.add(Sparse, (2, 2), index=index, weight=torch.tensor([[1.0, -1.0]]).repeat(4, 1), bias=draw((4,), 4))
     ahead = chain.add(Relu, (2, 2))
     behind = chain.add(Sparse, (2, 2), 0, index=index[:, 1:], weight=torch.ones(4, 1), bias=torch.zeros(4))
-    made = chain.add(Add, (2, 2), ahead, behind)
-    chain.add(Maximum, (2, 2), 0, made, candidates=index.T)
+    chain.add(Add, (2, 2), ahead, behind)
     weight = draw((5, 3), 3) * torch.from_numpy(rng.integers(0, 2, size=(5, 3)))
     chain.add(Sparse, (5,), index=torch.from_numpy(rng.integers(0, 4, size=(5, 3))), weight=weight, bias=draw((5,), 4))
     chain.add(LeakyRelu, (5,), slope=torch.tensor(-1.0))
     chain.linear(draw((2, 5), 5), draw((2,), 4))
     return chain.network("pooled")
+
+
+def maxima(rng: np.random.Generator, draw: Weights) -> Network:
+    """Maxima of pairs of affine functions, which overlap, and of pairs of these behind ReLUs."""
+    chain = Chain((4,))
+    chain.linear(draw((6, 4), 4), draw((6,), 4))
+    for size in (6, 5):
+        before, index = len(chain.nodes) - 1, torch.from_numpy(rng.integers(0, size, size=(5, 2)))
+        chain.add(Sparse, (5,), index=index, weight=torch.tensor([[1.0, -1.0]]).repeat(5, 1), bias=torch.zeros(5))
+        ahead = chain.add(Relu, (5,))
+        behind = chain.add(Sparse, (5,), before, index=index[:, 1:], weight=torch.ones(5, 1), bias=torch.zeros(5))
+        chain.add(Maximum, (5,), before, chain.add(Add, (5,), ahead, behind), candidates=index.T)
+        chain.linear(draw((5, 5), 5), draw((5,), 4))
+        chain.add(Relu, (5,))
+    chain.linear(draw((2, 5), 5), draw((2,), 4))
+    return chain.network("maxima")
 
 
 def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:
