@@ -168,7 +168,7 @@ def loader(options: argparse.Namespace) -> Loader:
 
 
 def entries(options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]]) -> Iterator[Entry]:
-    """The instances of the folder or list that ``--spec`` names (``spec.instances``), as the options ask for them."""
+    """The instances of the folder or list that ``--spec`` names (``spec.find``), as the options ask for them."""
     from verifiable_relu.campaign.inputs import Entry
 
     for spec, onnx, limit in listed:

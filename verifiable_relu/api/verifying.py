@@ -20,8 +20,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, hardened
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
-from verifiable_relu.spec.balls import exact_number
-from verifiable_relu.spec.robustness import outside_top, patch_masks, targeted, within_balls
+from verifiable_relu.spec.balls import exact_number, outside_top, patch_masks, targeted, within_balls
 
 Number = Fraction | float
 Asked = Property | SpecFile | Path | str

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
     from verifiable_relu.hardening import harden
     from verifiable_relu.hardening.loop import default_optimizer
-    from verifiable_relu.network.device import device
+    from verifiable_relu.network.graph import device
     from verifiable_relu.nn.rectifiers import HIDDEN
     from verifiable_relu.train.batches import DataError, loader
 

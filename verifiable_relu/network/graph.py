@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,50 @@ from verifiable_relu.network.nodes import (
     Node,
     Shape,
 )
-from verifiable_relu.network.once import Once
+
+Made = TypeVar("Made")
+
+
+class Once:
+    """Values by key, each made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` returned for the key when the key was new."""
+        if key not in self._made:
+            # A tensor made in inference mode could not take part in a gradient later.
+            with torch.inference_mode(False):
+                self._made[key] = make()
+        found: Made = self._made[key]
+        return found
+
+
+def device(name: str) -> str:
+    """The torch device of a name, of which it is certain that it exists; ``auto`` is a GPU if there is one.
+
+    Raises:
+        InputError: if torch does not have it.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    require_device(name)
+    return name
+
+
+def require_device(name: str) -> None:
+    """Make certain that torch has the device, and that numbers come back from it (``meta`` holds none).
+
+    Raises:
+        InputError: if it does not.
+    """
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        # What torch says first is enough; it goes on for a page.
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise InputError(f"no device '{name}': {reason}") from None
 
 
 @dataclass(frozen=True, eq=False)

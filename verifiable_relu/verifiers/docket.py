@@ -15,7 +15,7 @@ from fractions import Fraction
 from verifiable_relu.network.graph import Network
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.write import decimal, decimal_near
+from verifiable_relu.spec.specfile import decimal, decimal_near
 from verifiable_relu.trust.replay import Confirmation, confirm
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.root import NONE, Roots

@@ -17,22 +17,225 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
-from verifiable_relu.network.module.nested import exchanged, harmless, of_kind, schema
-from verifiable_relu.network.module.parametrised import parametrised
-from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step, place_of, version
 from verifiable_relu.nn.gates import HardnessGate
+
+GATE = "hardness_gate"
+"""The name under which a λ-GELU or λ-Swish is recorded: one operator of the arguments ``gate`` and ``self``."""
+
+
+class NotFollowed(UnsupportedError):
+    """A module does what its own record has no operator for, and nothing that forbids to read it."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value with this index, in the arguments of a step."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator, which computes the value whose index is the step's place in the list plus one.
+
+    Attributes:
+        op: the operator's name in ATen, of an in-place one without its underscore.
+        arguments: by their names in ATen's schema, with ``Ref`` for computed values; constants as they are.
+        shape, dtype: of the result, the batch axis included.
+        path: the name of the innermost module that was running, "" for the outermost.
+        observed: the result's numbers; None if they were not asked for.
+    """
+
+    op: str
+    arguments: dict[str, Any]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    path: str
+    observed: Tensor | None
+
+    @property
+    def label(self) -> str:
+        """What the nodes are called that the step becomes."""
+        return self.path or self.op
+
+    @property
+    def place(self) -> str:
+        """Where the step comes from, for messages."""
+        return place_of(self.path, self.op)
+
+
+@dataclass
+class Program:
+    """The steps that lead from the input (value 0) to the value ``output``.
+
+    Attributes:
+        constants: each tensor that steps use and that does not depend on the input, with torch's count of the
+            changes that it had seen, and the step's place.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    output: int = 0
+    constants: list[tuple[Tensor, int, str]] = field(default_factory=list)
+
+    def require_unchanged(self) -> None:
+        """Make certain that the constants still are what they were when they were used.
+
+        Raises:
+            UnsupportedError: if one was changed in place.
+        """
+        for tensor, seen, place in self.constants:
+            if version(tensor) != seen:
+                raise UnsupportedError("a tensor is changed in place after it was used", place=place)
+
+
+def place_of(path: str, op: str) -> str:
+    """Where something happened, for messages: the module and the operator."""
+    return f"'{path}' ({op})" if op == GATE else f"'{path}' (aten.{op})"
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch counts it."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+Kind = TypeVar("Kind", bound=Tensor)
+
+
+def harmless(result: Any) -> bool:
+    """Whether what a function of a computed tensor returned is a tensor, or tells no more than shapes and kinds."""
+    if isinstance(result, tuple | list):
+        return all(map(harmless, result))
+    kinds = (Tensor, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(NotImplemented))
+    return result is None or isinstance(result, kinds)
+
+
+def of_kind(arguments: Any, kind: type[Kind]) -> Iterator[Kind]:
+    """The tensors of a kind in nested arguments."""
+    if isinstance(arguments, kind):
+        yield arguments
+    elif isinstance(arguments, list | tuple):
+        for each in arguments:
+            yield from of_kind(each, kind)
+    elif isinstance(arguments, dict):
+        yield from of_kind(list(arguments.values()), kind)
+
+
+def exchanged(arguments: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Nested arguments with each tensor changed."""
+    if isinstance(arguments, Tensor):
+        return change(arguments)
+    if isinstance(arguments, list | tuple):
+        return [exchanged(each, change) for each in arguments]
+    if isinstance(arguments, dict):
+        return {key: exchanged(value, change) for key, value in arguments.items()}
+    return arguments
+
+
+@cache
+def schema(func: Any) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str]]:
+    """The names of an operator's arguments, their defaults, and which it writes to."""
+    arguments = func._schema.arguments
+    return (
+        tuple(a.name for a in arguments),
+        {a.name: a.default_value for a in arguments if a.has_default_value()},
+        frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+    )
+
+
+Give = Callable[[Callable[[], Tensor]], Tensor]
+"""What a layer is to get in the place of a weight, given the function that computes the weight."""
+
+
+@contextmanager
+def parametrised(module: nn.Module, give: Callable[[], Give]) -> Iterator[None]:
+    """Let a function see, or exchange, each weight that a parametrisation or an old hook computes.
+
+    The module itself is run, since not every module can be copied; it is afterwards what it was.
+
+    Args:
+        module: with any number of such layers inside.
+        give: called once for each weight; makes the function.
+
+    Raises:
+        UnsupportedError: if the module comes by further parametrisations meanwhile.
+    """
+    computing = _computing(module)
+    with ExitStack() as stack:
+        for part, key in computing:
+            if key is None:
+                _exchange(stack, part.__dict__, "forward", _given(give(), part.forward))
+            else:
+                hooks = part._forward_pre_hooks
+                _exchange(stack, hooks, key, _hook(give(), hooks[key]))
+        yield
+    if _computing(module) != computing:
+        raise UnsupportedError("it changes its parametrisations while it runs")
+
+
+def _computing(module: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """The parametrisations inside a module, and the layers with an old hook, with the hook's key."""
+    return [
+        (part, key)
+        for part in module.modules()
+        for key, hook in [(None, part), *part._forward_pre_hooks.items()]
+        if isinstance(hook, ParametrizationList | WeightNorm | SpectralNorm | BasePruningMethod)
+    ]
+
+
+def _exchange(stack: ExitStack, table: Any, key: Any, value: Any) -> None:
+    if key in table:
+        stack.callback(table.__setitem__, key, table[key])
+    else:
+        stack.callback(table.pop, key)
+    table[key] = value
+
+
+def _given(give: Give, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: give(compute)
+
+
+def _hook(give: Give, hook: Any) -> Callable[[nn.Module, Any], None]:
+    name = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+
+    def set_weight(layer: nn.Module, inputs: Any) -> None:
+        def compute() -> Tensor:
+            hook(layer, inputs)
+            made: Tensor = getattr(layer, name)
+            return made
+
+        setattr(layer, name, give(compute))
+
+    return set_weight
+
+
+def once() -> Give:
+    """A weight that is computed once, and is a constant from then on."""
+    made: list[Tensor] = []
+
+    def give(compute: Callable[[], Tensor]) -> Tensor:
+        if not made:
+            made.append(compute().detach())
+        return made[0]
+
+    return give
+
 
 _FRESH = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 """Operators that take only the shape from a tensor."""
@@ -172,11 +375,7 @@ class _Recorder(TorchDispatchMode):
         return self.memories.setdefault(storage._cdata, _Memory(storage))
 
     def refuse(self, op: str, reason: str) -> NoReturn:
-        """Stop. The refusal is kept, too: the module may catch what is raised.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Stop. The refusal is kept, too: the module may catch what is raised."""
         path, _ = self.where()
         error = UnsupportedError(reason, place=place_of(path, op))
         self.refusal = self.refusal or error
@@ -247,11 +446,7 @@ class _Recorder(TorchDispatchMode):
         return wide is None or not bool((result.detach().cpu().double().numpy() == wide).all())
 
     def require_stored(self, op: str, value: Tensor) -> None:
-        """Refuse a constant that the module has computed, and rounded.
-
-        Raises:
-            UnsupportedError: if it is one.
-        """
+        """Refuse a constant that the module has computed, and rounded."""
         if value.untyped_storage()._cdata in self.rounded:
             self.refuse(
                 op,
@@ -364,11 +559,7 @@ class _Recorder(TorchDispatchMode):
         return x.number
 
     def order(self, real: Tensor) -> list[int]:
-        """The axes of a tensor as they lie in memory, the batch first.
-
-        Raises:
-            UnsupportedError: if the tensor does not fill its memory from the start, or the batch lies inside.
-        """
+        """The axes of a tensor as they lie in memory, the batch first."""
         axes = [0, *sorted(range(1, real.ndim), key=real.stride().__getitem__, reverse=True)]
         length, filled = math.prod(real.shape), math.prod(real.shape) * real.itemsize
         dense = real.storage_offset() == 0 and filled == real.untyped_storage().nbytes()
