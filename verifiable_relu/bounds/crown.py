@@ -24,7 +24,7 @@ from verifiable_relu.bounds.forward import intersect, rough
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Input, Linear, Maximum, Permute, Relu, Reshape, Scale
+from verifiable_relu.network.nodes import Activation, Affine, Input, Linear, Permute, Relu, Reshape, Scale
 
 _DECAY = 0.999
 """Heuristic: what a step keeps of the mean of squared gradients."""
@@ -445,8 +445,8 @@ class SlopeSearch:
         box = relaxation.box
         network, self.dtype = rough(relaxation.network, rows.device)
         self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
-        for index in range(target + 1):
-            if isinstance(network.nodes[index], Maximum):
+        for index in network.maxima:
+            if index <= target:
                 self.rough.backward.shifted.lend(index, relaxation.backward.shifted.between(index, False))
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
@@ -578,7 +578,7 @@ class SlopeSearch:
             node = network.nodes[index]
             if index in network.spared or any(i not in values for i in node.seen_through):
                 continue
-            if isinstance(node, Maximum):
+            if index in network.maxima:
                 if index in record:
                     between = self.rough.backward.shifted.between(index, False).of_samples(sample)
                     taken = between.at(values[node.inputs[0]], record[index])

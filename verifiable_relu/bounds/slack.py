@@ -45,7 +45,6 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Conv2d,
     Linear,
-    Maximum,
     Permute,
     Relu,
     Reshape,
@@ -449,8 +448,7 @@ class ShiftedLines:
         """The step through the maxima of node ``index``."""
         key = (index, rounded)
         if key not in self._between:
-            node = self._bounds.network.nodes[index]
-            assert isinstance(node, Maximum)
+            node = self._bounds.network.maxima[index]
             found = Between.of(node, self._bounds.of(node.inputs[0]))
             self._between[key] = found.about(self._bounds, index, self._slack.sums) if rounded else found
         return self._between[key]

@@ -22,6 +22,7 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Input,
     Kinked,
+    Maximum,
     Node,
     Shape,
 )
@@ -149,6 +150,11 @@ class Network:
     def widest(self) -> tuple[int, ...]:
         """How many neurons the largest node has, of each node and all after it, in node order."""
         return tuple(itertools.accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
+
+    @cached_property
+    def maxima(self) -> dict[int, Maximum]:
+        """The nodes that are maxima, by index."""
+        return {index: node for index, node in enumerate(self.nodes) if isinstance(node, Maximum)}
 
     @cached_property
     def spared(self) -> frozenset[int]:

@@ -18,7 +18,7 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Kinked, Maximum
+from verifiable_relu.network.nodes import Activation, Kinked
 from verifiable_relu.rounding import LEAST_STEP
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
@@ -122,8 +122,7 @@ class Recorder:
         opened: dict[int, np.ndarray] = {}
         ends = {
             max(i for i in relaxation.network.activations if i < at): _entries(relaxation, at, sample)
-            for at, node in enumerate(relaxation.network.nodes)
-            if isinstance(node, Maximum)
+            for at in relaxation.network.maxima
         }
         for index in relaxation.network.activations:
             bounds = relaxation.pre[index]
@@ -257,8 +256,7 @@ class Recorder:
 
 def _entries(relaxation: Relaxation, index: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
     """The candidates that bound the maxima of a node below and above, by their numbers among each maximum's."""
-    node, between = relaxation.network.nodes[index], relaxation.backward.shifted.between(index, False)
-    assert isinstance(node, Maximum)
+    node, between = relaxation.network.maxima[index], relaxation.backward.shifted.between(index, False)
     low, high = ((node.candidates == part[sample]).int().argmax(0).numpy() for part in (between.low, between.high))
     return low, high
 
