@@ -165,11 +165,12 @@ class Network:
     @cached_property
     def spared(self) -> frozenset[int]:
         """The nodes that nothing needs but the tournaments of maxima: bounds do without them."""
-        needed = {len(self.nodes) - 1}
-        for index in range(len(self.nodes) - 1, -1, -1):
-            if index in needed:
-                needed.update(self.nodes[index].seen_through)
-        return frozenset(range(len(self.nodes))) - needed
+        last = len(self.nodes) - 1
+        every, needed = {last}, {last}
+        for index in range(last, -1, -1):
+            every.update(self.nodes[index].inputs if index in every else ())
+            needed.update(self.nodes[index].seen_through if index in needed else ())
+        return frozenset(every - needed)
 
     @cached_property
     def last_activation(self) -> int:
