@@ -17,7 +17,7 @@ from verifiable_relu.api.arguments import Model
 from verifiable_relu.campaign import Case, Result, run
 from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, hardened
+from verifiable_relu.network import Network, deployed, hardened
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, outside_top, patch_masks, targeted, within_balls
@@ -75,6 +75,7 @@ def verify(
     normalize: tuple[object, object] | None = None,
     argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
+    arithmetic: str = "real",
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
@@ -101,6 +102,9 @@ def verify(
         joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
             The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
             λ-GELUs (``network.hardened``), and False asks for the model alone.
+        arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file: ``float32``, ``tf32`` or
+            ``bfloat16``. The answer is then about every evaluation of the file, in any order of its sums
+            (``network.deployed``); of a model that is no file, it is about the file that ``write_onnx`` writes.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -121,7 +125,7 @@ def verify(
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
     first = arguments.normalize(normalize)
-    network = _joint(arguments.network(model, pixels.shape[1:], first, argument), joint)
+    network = _meant(arguments.network(model, pixels.shape[1:], first, argument), joint, arithmetic)
     order = _order(around.norm)
     sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
     questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
@@ -138,6 +142,7 @@ def verify_properties(
     normalize: tuple[object, object] | None = None,
     argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
+    arithmetic: str = "real",
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
@@ -147,7 +152,7 @@ def verify_properties(
     Args:
         model: as in ``verify``, and so are all further arguments.
         properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
-        method, timeout, normalize, argument, joint, device, memory, progress: as in ``verify``.
+        method, timeout, normalize, argument, joint, arithmetic, device, memory, progress: as in ``verify``.
 
     Returns:
         One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
@@ -158,7 +163,7 @@ def verify_properties(
     """
     specs = _specs(properties)
     first = arguments.normalize(normalize)
-    network = _joint(arguments.network(model, _shape(specs, model), first, argument), joint)
+    network = _meant(arguments.network(model, _shape(specs, model), first, argument), joint, arithmetic)
     questions = [(name, _queries(spec, network)) for name, spec in specs]
     return _answered(network, questions, False, method, timeout, device, memory, progress)
 
@@ -196,9 +201,12 @@ def _answered(
         return run(cases, asked, observer=watcher, limits=limits)
 
 
-def _joint(network: Network, joint: float | Sequence[float] | bool) -> Network:
+def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: str) -> Network:
+    """The network, the set of networks, or the network as it runs, that the question is about."""
     if isinstance(joint, bool | np.bool_) and not joint:
-        return network
+        return deployed(network, arithmetic)
+    if arithmetic != "real":
+        raise InputError(f"joint goes with real arithmetic, not with {arithmetic!r:.40}")
     return hardened(network, arguments.hardness(joint))
 
 
