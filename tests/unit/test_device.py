@@ -147,7 +147,13 @@ CERTIFIED = replace(MLP, certified_by="crown-ibp", epochs=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
-    [MLP, CNN, CERTIFIED, replace(CERTIFIED, arm="gelu-swap-finetune"), replace(CERTIFIED, arm="swish")],
+    [
+        replace(MLP, epochs=2),
+        CNN,
+        CERTIFIED,
+        replace(CERTIFIED, arm="gelu-swap-finetune"),
+        replace(CERTIFIED, arm="swish"),
+    ],
     ids=lambda options: f"{options.model} {options.arm} {options.certified_by}",
 )
 def test_a_training_has_the_losses_of_one_on_the_cpu(options: Options) -> None:
