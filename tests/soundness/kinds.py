@@ -242,6 +242,7 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
         *(nets.opposed(rng, nets.uneven(rng, 0), *of) for of in itertools.product((False, True), repeat=2)),
         *pieces,
         nets.mlp(rng, nets.uneven(rng, 0), widths=(24, 12)),
+        *(nets.maxima(rng, nets.uneven(rng, spread)) for spread in (0, 3)),
     ]
 
 

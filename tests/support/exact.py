@@ -20,6 +20,7 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Product,
@@ -171,6 +172,10 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return _smooth(node, inputs[0])
         case Smooth():
             return _function(node, inputs[0])
+        case Maximum():
+            flat, places = inputs[0].reshape(-1), node.candidates.numpy()
+            found = [max(flat[places[places[:, i] >= 0, i]]) for i in range(node.size)]
+            return np.array(found, object).reshape(node.shape)
         case Reshape():
             return inputs[0].reshape(node.shape)
         case Permute():

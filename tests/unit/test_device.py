@@ -92,6 +92,7 @@ def test_the_pretended_device_is_gone_when_its_mode_ends() -> None:
             require_device("cuda")
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize(("method", "act", "name"), ANSWERED)
 def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> None:
     network = NETWORKS[name](ACTS[act])
@@ -101,6 +102,7 @@ def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> Non
         assert Trust.ROUNDED not in {o.trust for o in there}
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("method", [Crown, AlphaCrown])
 @pytest.mark.parametrize(
     ("options", "limits", "name"),

@@ -191,6 +191,7 @@ def test_an_activation_without_bounds_is_refused() -> None:
 # Gradients
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("lam", HARDNESSES)
 @pytest.mark.parametrize("options", [IBP, CROWN, SABR], ids=lambda options: options.certified_by)
 def test_gradients_reach_weights_and_hardness(options: Options, lam: float) -> None:
