@@ -2,6 +2,7 @@
 
 from verifiable_relu.network.nodes.activations import (
     FUNCTIONS,
+    STEPS,
     Activation,
     Curve,
     Function,
@@ -13,6 +14,8 @@ from verifiable_relu.network.nodes.activations import (
     Relu,
     Sigmoid,
     Smooth,
+    Step,
+    Steps,
     Tanh,
     curve,
 )
@@ -22,6 +25,7 @@ from verifiable_relu.network.nodes.node import Add, Input, Node, Permute, Reshap
 
 __all__ = [
     "FUNCTIONS",
+    "STEPS",
     "Activation",
     "Add",
     "Affine",
@@ -47,6 +51,8 @@ __all__ = [
     "Sigmoid",
     "Smooth",
     "Sparse",
+    "Step",
+    "Steps",
     "Tanh",
     "curve",
 ]

@@ -10,6 +10,7 @@ TITLES = {
     "affine": "Affine: sums, products with constants, movements, reductions, windows",
     "pieces": "Piecewise linear",
     "maxima": "Written with ReLUs when they are read",
+    "steps": "Functions that jump",
     "smooth": "Smooth functions of one variable",
     "products": "Written with products of computed values and functions of one variable",
 }
@@ -26,6 +27,7 @@ the end.
 | affine | exact, up to rounding | yes | yes | yes, if weights are stored as they are meant |
 | piecewise linear | best lines for each neuron | yes, by phases | yes | yes |
 | written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes | yes |
+| functions that jump | best lines for each neuron, near its middle | yes, by segments | no | yes |
 | smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | yes, by segments | no | enclosed |
 | products of computed values | halfway between McCormick's planes; factors by lines, too | no | no | enclosed |
 """

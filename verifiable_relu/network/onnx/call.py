@@ -184,9 +184,9 @@ None stands for an output that is not read; a node that takes it is refused.
 """
 
 
-GROUPS = ("affine", "pieces", "maxima", "smooth", "products")
-"""What operators become: affine maps alone, or also piecewise-linear activations, maxima written with ReLUs, smooth
-functions of one variable, or products of computed values."""
+GROUPS = ("affine", "pieces", "maxima", "steps", "smooth", "products")
+"""What operators become: affine maps alone, or also piecewise-linear activations, maxima written with ReLUs,
+functions that jump, smooth functions of one variable, or products of computed values."""
 
 GROUP: dict[str, str] = {}
 """The group of each operator."""
