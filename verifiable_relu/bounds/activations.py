@@ -606,7 +606,7 @@ def _offset(
     return extremum(extremum(at_lower, at_upper), at_turn)
 
 
-def _increasing_image(node: Sigmoid | Tanh, bounds: Bounds) -> Bounds:
+def _increasing_image(node: Sigmoid | Tanh | Step, bounds: Bounds) -> Bounds:
     return Bounds(node.forward(bounds.lower), node.forward(bounds.upper))
 
 
@@ -680,10 +680,6 @@ def _hardened_lines(node: Hardened, bounds: Bounds, low: Tensor, high: Tensor) -
     return Lines(low, _gelu_floor(node, bounds, low), relu.upper_slope, relu.upper_offset)
 
 
-def _step_image(node: Step, bounds: Bounds) -> Bounds:
-    return Bounds(*(node.known.value(end.detach()) for end in (bounds.lower, bounds.upper)))
-
-
 def _corners_of_steps(node: Step, bounds: Bounds, image: Bounds) -> tuple[Tensor, Tensor]:
     """Where the lower function begins to rise, and where the upper one ends to."""
     if node.known.band is None:
@@ -694,7 +690,7 @@ def _corners_of_steps(node: Step, bounds: Bounds, image: Bounds) -> tuple[Tensor
 
 def _step_slopes(node: Step, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
     """Those of the lower and of the upper function: zero, and that with which they rise."""
-    lb, ub, values = bounds.lower, bounds.upper, _step_image(node, bounds)
+    lb, ub, values = bounds.lower, bounds.upper, _increasing_image(node, bounds)
     zero, gap = torch.zeros_like(lb), values.upper - values.lower
     first, last = _corners_of_steps(node, bounds, values)
     low = high = torch.where(gap > 0, 1.0, zero)
@@ -709,7 +705,7 @@ def _step_slopes(node: Step, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
 
 
 def _step_lines(node: Step, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
-    lb, ub, values = bounds.lower, bounds.upper, _step_image(node, bounds)
+    lb, ub, values = bounds.lower, bounds.upper, _increasing_image(node, bounds)
     right, left = values.upper, values.lower
     if node.known.band is not None:
         below_, above_ = node.known.band
@@ -790,7 +786,8 @@ TABLE: Table[ActivationRow] = Table(
         Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
         Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
         Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),
-        Step: _smooth(_step_image, _step_slopes, _step_lines, unstable=_jumps),
+        # Halves of a segment that meet in a jump both have its two sides: nothing is gained by splitting there.
+        Step: ActivationRow(_increasing_image, SmoothLines(_step_slopes, _step_lines).relax, ulps=8, unstable=_jumps),
         Curve: _smooth(_smooth_image, _smooth_slopes, _smooth_lines, _smooth_error),
         Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, _soft_error, _is_soft),
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import Derived, logarithm, rounded
-from verifiable_relu.network.nodes import FUNCTIONS, STEPS, Function, Gelu, LeakyRelu, Relu, Step, curve
+from verifiable_relu.network.nodes import FUNCTIONS, Function, Gelu, LeakyRelu, Relu, curve
 from verifiable_relu.network.onnx.call import Call, Converter, Value, converts
 from verifiable_relu.network.onnx.elementwise import divided
 from verifiable_relu.network.onnx.reduce import axes_of, summed
@@ -73,21 +72,6 @@ def _row(name: str, known: Function) -> Converter:
 
 for _name, _known in FUNCTIONS.items():
     converts(_known.operator, *_known.versions, group="smooth")(_row(_name, _known))
-
-
-def step(build: Builder, x: int, function: str, name: str) -> int:
-    """A node of a function that jumps, by its name."""
-    return build.append(Step(name=name, inputs=(x,), shape=build.shape(x), function=function))
-
-
-def stepped(call: Call, function: str) -> Value:
-    """A function that jumps, of the node's first input."""
-    x = call.value()
-    return Value(step(call.build, x.index, function, call.name), x.leading)
-
-
-for _name, _steps in STEPS.items():
-    converts(_steps.operator, *_steps.versions, group="steps")(functools.partial(stepped, function=_name))
 
 
 @converts("Selu", 6, 22, group="smooth")
