@@ -357,6 +357,7 @@ class _Campaign:
                 self.method,
                 case.timeout,
                 files=case.files,
+                arithmetic=network.arithmetic,
             ),
         )
 

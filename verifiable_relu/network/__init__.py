@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.onnx import EVERYTHING, Chosen, compare_at, onnx_bytes, read_onnx, write_onnx
+from verifiable_relu.network.onnx import EVERYTHING, Chosen, compare_at, deployed, onnx_bytes, read_onnx, write_onnx
 
 if TYPE_CHECKING:
     from verifiable_relu.network.module import from_torch
@@ -16,6 +16,7 @@ __all__ = [
     "Chosen",
     "Network",
     "compare_at",
+    "deployed",
     "from_torch",
     "hardened",
     "onnx_bytes",

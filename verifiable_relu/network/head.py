@@ -7,6 +7,7 @@ the nodes that it was read as.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,12 @@ def headless(network: Network) -> Network | None:
         return None
     source = _unshaped(network.nodes, source)
     try:
-        onnx = write_onnx(network.limit, rounded=True) if network.onnx is None else network.onnx
+        written = network.onnx is None and network.run is None
+        onnx = write_onnx(network.limit, rounded=True) if written else network.onnx
     except UnsupportedError:
         return None
-    return as_network(network.nodes, source, name=network.name, onnx=onnx, batched=network.batched)
+    found = as_network(network.nodes, source, name=network.name, onnx=onnx, batched=network.batched)
+    return replace(found, run=network.run)
 
 
 def _before(nodes: Sequence[Node], index: int) -> int | None:

@@ -391,10 +391,11 @@ class Query:
     def without_head(self) -> Query:
         """The same question of the network without a head that keeps the order of its outputs.
 
-        The query itself, if its network has no such head or the property does not only compare outputs. A
-        counterexample is replayed in the whole network's file.
+        The query itself, if its network has no such head or the property does not only compare outputs, or where what
+        runs the network rounds, which may make a tie of a difference. A counterexample is replayed in the whole
+        network's file.
         """
-        if not self.property.only_compares:
+        if not self.property.only_compares or self.network.arithmetic != "real":
             return self
         # Imported here: the reading and writing of property files must not wait for torch.
         from verifiable_relu.network.head import headless

@@ -14,13 +14,16 @@ remembers which state of the memory it has seen, and reads the memory anew once 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -34,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
+from verifiable_relu.network.module.recurrent import UNROLLED
 from verifiable_relu.nn.gates import HardnessGate
 
 GATE = "hardness_gate"
@@ -61,6 +65,7 @@ class Step:
         shape, dtype: of the result, the batch axis included.
         path: the name of the innermost module that was running, "" for the outermost.
         observed: the result's numbers; None if they were not asked for.
+        line: of the user's code that called it, as ``_Recorder.line`` says it.
     """
 
     op: str
@@ -69,6 +74,7 @@ class Step:
     dtype: torch.dtype
     path: str
     observed: Tensor | None
+    line: str = ""
 
     @property
     def label(self) -> str:
@@ -78,7 +84,7 @@ class Step:
     @property
     def place(self) -> str:
         """Where the step comes from, for messages."""
-        return place_of(self.path, self.op)
+        return place_of(self.path, self.op, self.line)
 
 
 @dataclass
@@ -105,9 +111,9 @@ class Program:
                 raise UnsupportedError("a tensor is changed in place after it was used", place=place)
 
 
-def place_of(path: str, op: str) -> str:
-    """Where something happened, for messages: the module and the operator."""
-    return f"'{path}' ({op})" if op == GATE else f"'{path}' (aten.{op})"
+def place_of(path: str, op: str, line: str = "") -> str:
+    """Where something happened, for messages: the module, the operator and the line of code."""
+    return f"'{path}' ({op if op == GATE else f'aten.{op}'}{line})"
 
 
 def version(tensor: Tensor) -> int:
@@ -247,10 +253,11 @@ _NUMBERS = frozenset(
 """Operators by which a computed number usually comes to decide what is computed."""
 
 _EXACT = frozenset(
-    {"abs", "alias", "as_strided", "cat", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
+    {"abs", "alias", "as_strided", "cat", "chunk", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
     | {
         "diag_embed",
         "diagonal",
+        "embedding",
         "expand",
         "fill",
         "flip",
@@ -268,6 +275,10 @@ _EXACT = frozenset(
 """Operators that round no number; a change to a narrower type is what it is asked for."""
 
 
+_FACTORS = {"linear": slice(2), "mm": slice(2), "matmul": slice(2), "addmm": slice(1, 3)}
+"""The operators of two factors, and which of their arguments these are: where one is zero, nothing is rounded."""
+
+
 @dataclass
 class _Memory:
     """The state of a storage that holds computed values: how often it was written to, and what was written last."""
@@ -276,6 +287,12 @@ class _Memory:
     version: int = 0
     index: int = -1
     layout: Tensor | None = None
+
+
+def _as_it_is(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+    """Whether ``as_strided`` gives every element the place that it has already."""
+    kept = all(a == b for a, b, count in zip(stride, x.stride(), size, strict=False) if count > 1)
+    return kept and tuple(size) == tuple(x.shape) and storage_offset in (None, x.storage_offset())
 
 
 class Traced(Tensor):
@@ -314,6 +331,10 @@ class Traced(Tensor):
     @classmethod
     def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError("a computed tensor is used after the module has returned")
+
+
+class _Derived(Exception):
+    """What torch takes an operator apart into has numbers of its own, rounded: weights of an interpolation, say."""
 
 
 class _Functions(TorchFunctionMode):
@@ -364,6 +385,7 @@ class _Recorder(TorchDispatchMode):
         self.observe = observe
         self.exact = exact
         self.rounded: dict[int, torch.UntypedStorage] = {}
+        self.taken_apart = 0
         self.refusal: UnsupportedError | None = None
         self.unfollowed: NotFollowed | None = None
         self.memories: dict[int, _Memory] = {}
@@ -377,7 +399,7 @@ class _Recorder(TorchDispatchMode):
     def refuse(self, op: str, reason: str) -> NoReturn:
         """Stop. The refusal is kept, too: the module may catch what is raised."""
         path, _ = self.where()
-        error = UnsupportedError(reason, place=place_of(path, op))
+        error = UnsupportedError(reason, place=place_of(path, op, self.line()))
         self.refusal = self.refusal or error
         raise error
 
@@ -392,6 +414,16 @@ class _Recorder(TorchDispatchMode):
             frame = frame.f_back  # type: ignore[assignment]
         return "", ""
 
+    def line(self) -> str:
+        """The innermost line of code that is the user's; empty where the module has none of its own."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not capture.__code__:
+            file = frame.f_code.co_filename
+            if os.path.isfile(file) and not file.startswith(_OTHERS_CODE):
+                return f", line {frame.f_lineno} of {os.path.basename(file)}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
         if func in _FORBIDDEN:
@@ -400,7 +432,7 @@ class _Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
             if func is HardnessGate.forward:
                 return self.gate(*args, **kwargs)
-            result = func(*args, **kwargs)
+            result = UNROLLED.get(func, func)(*args, **kwargs)
         if not harmless(result):
             self.refuse(func.__name__, f"a {type(result).__name__} made of a computed tensor")
         return result
@@ -437,6 +469,8 @@ class _Recorder(TorchDispatchMode):
         floating = any(tensor.is_floating_point() for tensor in given)
         if not floating or name in _EXACT or not any(t.is_floating_point() for t in of_kind(result, Tensor)):
             return False
+        if any(not bool(each.any()) for each in args[_FACTORS[name]]) if name in _FACTORS else False:
+            return False
         if name not in ("add", "sub", "mul") or len(args) != 2 or kwargs or result.dtype != torch.float32:
             return True
         kinds = [value.dtype if isinstance(value, Tensor) else torch.float32 for value in args]
@@ -448,6 +482,8 @@ class _Recorder(TorchDispatchMode):
     def require_stored(self, op: str, value: Tensor) -> None:
         """Refuse a constant that the module has computed, and rounded."""
         if value.untyped_storage()._cdata in self.rounded:
+            if self.taken_apart:
+                raise _Derived
             self.refuse(
                 op,
                 f"a weight or constant is computed by the module in {value.dtype}, and rounded: keep it as a parameter "
@@ -468,9 +504,18 @@ class _Recorder(TorchDispatchMode):
         op = name if name.startswith("_") else name.removesuffix("_")
         if name in _FRESH:
             return func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers))
+        if op == "as_strided" and _as_it_is(*args, **kwargs):
+            # So torch marks what it pools as channels-last; strides of axes of length 1 mean nothing.
+            return args[0] if name.endswith("_") else self.record(torch.ops.aten.alias.default, args[:1], {})
         if op not in self.operators:
-            with self:
-                made = func.decompose(*args, **kwargs)
+            self.taken_apart += 1
+            try:
+                with self:
+                    made = func.decompose(*args, **kwargs)
+            except _Derived:
+                made = NotImplemented
+            finally:
+                self.taken_apart -= 1
             return self.unknown(op, func, args, kwargs) if made is NotImplemented else made
         names, defaults, written = schema(func)
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
@@ -495,8 +540,7 @@ class _Recorder(TorchDispatchMode):
 
     def append(self, op: str, arguments: dict[str, Any], real: Tensor) -> Traced:
         """Add a step that has computed ``real``."""
-        path, _ = self.where()
-        narrowest = 0
+        path, line, narrowest = self.where()[0], self.line(), 0
 
         def note(value: Any) -> None:
             nonlocal narrowest
@@ -504,7 +548,7 @@ class _Recorder(TorchDispatchMode):
                 narrowest = max(narrowest, self.dtype(value.index).itemsize)
             elif isinstance(value, Tensor):
                 self.require_stored(op, value)
-                self.program.constants.append((value, version(value), place_of(path, op)))
+                self.program.constants.append((value, version(value), place_of(path, op, line)))
 
         for value in arguments.values():
             for each in value if isinstance(value, list) else (value,):
@@ -513,7 +557,7 @@ class _Recorder(TorchDispatchMode):
         if narrowed and self.unfollowed is None:
             self.refuse(op, f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64")
         observed = real.detach().clone() if self.observe else None
-        self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed))
+        self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed, line))
         return Traced.of(self, real, len(self.program.steps))
 
     def dtype(self, index: int) -> torch.dtype:
@@ -529,7 +573,9 @@ class _Recorder(TorchDispatchMode):
         for value in of_kind((args, kwargs), Tensor):
             if not isinstance(value, Traced):
                 self.require_stored(op, value)
-        self.unfollowed = self.unfollowed or NotFollowed(f"{kind or op} is not supported", place=place_of(path, op))
+        self.unfollowed = self.unfollowed or NotFollowed(
+            f"{kind or op} is not supported", place=place_of(path, op, self.line())
+        )
 
         def watched(real: Tensor) -> Traced:
             self.program.steps.append(Step(op, {}, tuple(real.shape), real.dtype, path, None))
@@ -578,6 +624,9 @@ class _Recorder(TorchDispatchMode):
     def added(self, op: str, index: int, real: Tensor, **arguments: Any) -> int:
         return self.append(op, {"self": Ref(index), **arguments}, real).number
 
+
+_OTHERS_CODE = (os.path.dirname(torch.__file__), os.path.dirname(contextlib.__file__), str(Path(__file__).parents[2]))
+"""Where the code of torch, of Python and of this package is."""
 
 _CALL = inspect.unwrap(nn.Module._call_impl).__code__
 

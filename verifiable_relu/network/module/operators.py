@@ -7,16 +7,18 @@ respect to the module's parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.derived import deviations, quotient, scaled
+from verifiable_relu.network.derived import deviations, quotient, scaled, share
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import GATE, NotFollowed, Program, Ref, Step
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh
@@ -206,6 +208,23 @@ def _avg_pool2d(t: Translator, step: Step, a: Any) -> int:
     return t.build.average_pool(t.node(a.self), kernel, stride, (*pads, *pads), step.label)
 
 
+def _adaptive_avg_pool2d(t: Translator, step: Step, a: Any) -> int:
+    """The mean over windows that overlap, or differ in size, where the sides are no multiples of the output's."""
+    channels, *sides = t.shape(a.self)
+    rows, columns = (
+        [range(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] for n, m in zip(sides, step.shape[2:], strict=True)
+    )
+    places = torch.arange(channels * math.prod(sides)).reshape(channels, *sides)
+    windows = [places[:, r.start : r.stop, c.start : c.stop].flatten(1) for r in rows for c in columns]
+    most = max(window.shape[1] for window in windows)
+    index = torch.stack([F.pad(window, (0, most - window.shape[1])) for window in windows], 1)
+    shares = [share(window.shape[1]) for window in windows]
+    filled = [F.pad(part.expand(w.shape), (0, most - w.shape[1])) for (part, _), w in zip(shares, windows, strict=True)]
+    weight, error = torch.stack(filled, 1), max(off for _, off in shares)
+    index, weight = (part.flatten(0, 1).to(t.build.device) for part in (index, weight))
+    return t.build.sparse(t.node(a.self), index, weight, None, step.shape[1:], step.label, error)
+
+
 def _mean(t: Translator, step: Step, a: Any) -> int:
     shape, dim = t.shape(a.self), getattr(a, "dim", None)
     if len(shape) != 3 or dim is None or sorted(axis % 4 for axis in dim) != [2, 3]:
@@ -336,6 +355,7 @@ OPERATORS: dict[str, Converter] = {
     "addmm": _addmm,
     "conv2d": _conv2d,
     "avg_pool2d": _avg_pool2d,
+    "_adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "mean": _mean,
     "batch_norm": _batch_norm,
     "add": lambda t, step, a: t.sum(step, a.self, a.other, a.alpha),

@@ -12,7 +12,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
@@ -27,6 +27,7 @@ from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import NotFollowed, capture, once, parametrised
 from verifiable_relu.network.module.operators import OPERATORS, Translator
+from verifiable_relu.network.module.recurrent import Unrolled
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx import read_onnx
 from verifiable_relu.rounding import unit_roundoff
@@ -64,24 +65,38 @@ def _written(module: nn.Module, x: Tensor, name: str, options: dict[bool, dict[s
     # The exporter that is torch's default knows more operators; the other takes a tenth of the time and no further
     # package.
     ways = [False, True] if importlib.util.find_spec("onnxscript") else [False]
+    # What it logs of a failure goes to the screen past Python's streams.
+    log, silent = torch._C._jit_onnx_log, lambda *what: None
     for dynamo in ways:
         file, silence = io.BytesIO(), io.StringIO()
         logging.disable(logging.WARNING)
+        torch._C._jit_onnx_log = silent
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+            with (
+                Unrolled(),
+                warnings.catch_warnings(),
+                contextlib.redirect_stdout(silence),
+                contextlib.redirect_stderr(silence),
+            ):
                 warnings.simplefilter("ignore")
                 torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo, **options[dynamo])  # type: ignore[arg-type]
         except Exception as error:  # the exporter's exceptions share no narrower base
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            failure = error
         else:
             return read_onnx(file.getvalue(), name)
         finally:
             logging.disable(logging.NOTSET)
-    raise UnsupportedError(f"torch cannot export the module: {why}")
+            torch._C._jit_onnx_log = log
+    raise NotFollowed("torch cannot export the module") from failure
 
 
 def from_torch(
-    module: nn.Module, input_shape: Shape, name: str = "network", compared: bool = True, exact: bool = False
+    module: nn.Module,
+    input_shape: Shape,
+    name: str = "network",
+    compared: bool = True,
+    exact: bool = False,
+    argument: str | None = None,
 ) -> Network:
     """The network that a module computes in evaluation mode.
 
@@ -106,7 +121,8 @@ def from_torch(
     objects, stays done.
 
     Args:
-        module: takes one tensor, (batch, *input_shape), and returns one.
+        module: takes one tensor, (batch, *input_shape), and returns one, or a mapping or an object with
+            one tensor of real numbers, or with one that is called ``logits``.
         input_shape: of one sample.
         name: what to call the network.
         compared: False only for whoever reads one module again and again, as losses do at each training step.
@@ -115,6 +131,7 @@ def from_torch(
             rounded in its precision, is refused, unless it is a parametrisation (``torch.nn.utils.parametrize``) or one
             of torch's old hooks that computes a weight: that is one of the module's numbers. Python's numbers are
             those of the precision in which torch takes them.
+        argument: the name of the module's argument that takes the tensor; None stands for the first one.
 
     Raises:
         UnsupportedError: if the module does what no network does, or its numbers are not the network's; names the
@@ -126,12 +143,41 @@ def from_torch(
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
         with _evaluating(module):
-            return _read(module, shape, batches, name, compared, exact)
+            return _read(_Called(module, argument), shape, batches, name, compared, exact)
     except InputError as error:
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
 
 
-def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
+class _Called(nn.Module):
+    """A module as what takes one tensor and returns one.
+
+    Args:
+        module: the module.
+        argument: as in ``from_torch``.
+
+    Attributes:
+        plain: whether the module by itself did so when it ran last.
+    """
+
+    def __init__(self, module: nn.Module, argument: str | None) -> None:
+        super().__init__()
+        self.module, self.argument, self.plain, self.training = module, argument, True, module.training
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.module(x) if self.argument is None else self.module(**{self.argument: x})
+        self.plain = isinstance(made, Tensor) and self.argument is None
+        if isinstance(made, Tensor):
+            return made
+        named = dict(made) if isinstance(made, Mapping) else getattr(made, "__dict__", {})
+        reals = [each for each in named.values() if isinstance(each, Tensor) and each.is_floating_point()]
+        return named.get("logits", reals[0] if len(reals) == 1 else made)
+
+    def named_modules(self, *how: Any, **more: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Those of the module, by their names there."""
+        return self.module.named_modules(*how, **more)
+
+
+def _read(module: _Called, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
     """The network by the module's own record, or where that does not do, and is to be compared, by the exporter."""
     try:
         return _followed(module, shape, batches, name, compared, exact)
@@ -139,9 +185,12 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
         if not compared:
             raise
         try:
-            network = exported(module, batches[-1], name, exact)
+            network = exported(module.module if module.plain else module, batches[-1], name, exact)
             for x in batches:
                 _require_output(module, network, x)
+        except NotFollowed as error:
+            # What torch has to say of it concerns its exporter alone.
+            raise UnsupportedError(refusal.message, place=refusal.place) from error
         except InputError as error:
             # An ONNX file has float32 for numbers such as the ε of a normalisation.
             hint = "; in float32 (module.float()) it may be read" if batches[-1].dtype == torch.float64 else ""
@@ -179,8 +228,25 @@ def _followed(
     return read[0][0]
 
 
+def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor], Tensor]:
+    """The function by which a module itself computes the outputs, (1, …), of a sample, (1, …), in evaluation mode.
+
+    Args:
+        module: as ``from_torch`` takes it, and so is ``argument``. It runs on its own device, in its own precision.
+    """
+
+    @torch.no_grad()
+    def run(x: Tensor) -> Tensor:
+        with _evaluating(module):
+            given = x.to(_first(module))
+            made: Tensor = _Called(module, argument)(given)
+            return made.cpu()
+
+    return run
+
+
 def _class(module: nn.Module) -> str:
-    return f"module {type(module).__name__}"
+    return f"module {type(module.module if isinstance(module, _Called) else module).__name__}"
 
 
 def _first(module: nn.Module) -> Tensor:
@@ -261,22 +327,26 @@ def _equal(a: object, b: object) -> bool:
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, and leave flags, buffers and random numbers as they were.
 
-    Products in float32 are really taken in float32 meanwhile, also where the user prefers speed.
+    Products in float32 are really taken in float32 meanwhile, also where the user prefers speed; and attention is
+    computed by the operators that it consists of, not by torch's fused one.
     """
     modules = list(module.modules())
     flags = [m.training for m in modules]
     buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    fast = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[]):
         try:
             torch.set_float32_matmul_precision("highest")
             torch.backends.cudnn.allow_tf32 = False
+            torch.backends.mha.set_fastpath_enabled(False)
             if any(flags):
                 module.eval()
             yield
         finally:
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
+            torch.backends.mha.set_fastpath_enabled(fast)
             for m, was in zip(modules, flags, strict=True):
                 # Parents first: ``train`` also sets the flags of what is inside.
                 if m.training != was:

@@ -109,12 +109,12 @@ def onnx_bytes(path: Path) -> bytes:
 
 
 def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
-    model, data = load_model(data, folder, _Reading)
+    model, data = load_model(data, folder, Reading)
     if ports := single(model, chosen):
         # The user's file must be one that runs, too, with what is left out of it.
         require_runs(data)
         data = model.SerializeToString()
-    reading = _Reading(model)
+    reading = Reading(model)
     nodes, output = bounded_factors(*bare(*simplify(*spelled(reading.build.nodes, reading.output.index))))
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched, ports=reading.shapes(ports))
     nodes, names = reading.build.nodes, reading.computed()
@@ -141,7 +141,7 @@ _WEIGHTS: dict[str, Sequence[int]] = {
 
 
 @dataclass
-class _Reading:
+class Reading:
     """A model, node by node, without any merging: ``build`` has a node for each that computes something.
 
     Attributes:
@@ -170,7 +170,7 @@ class _Reading:
         self.whole: set[str] = set()
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
-            self._take(node, node.name or (node.output[0] if node.output else str(position)))
+            self.take(node, node.name or (node.output[0] if node.output else str(position)))
         output = self.tensors.get(graph.output[0].name)
         if not isinstance(output, Value):
             raise InputError("it is not computed from the input", place=f"output '{graph.output[0].name}'")
@@ -188,7 +188,7 @@ class _Reading:
         """The node of ``build`` behind each name that stands for a computed tensor, in the order of the file."""
         return {name: found.index for name, found in self.tensors.items() if isinstance(found, Value)}
 
-    def _take(self, node: onnx.NodeProto, label: str) -> None:
+    def take(self, node: onnx.NodeProto, label: str) -> None:
         """Read one node."""
         place = f"node '{label}' ({node.op_type})"
         known, self.off = len(self.build.nodes), 0.0
