@@ -20,6 +20,7 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Product,
@@ -184,6 +185,10 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return _function(node, inputs[0])
         case Step():
             return np.vectorize(lambda v: Fraction(STEPPED[node.function](v)), otypes=[object])(inputs[0])
+        case Maximum():
+            flat, places = inputs[0].reshape(-1), node.candidates.numpy()
+            found = [max(flat[places[places[:, i] >= 0, i]]) for i in range(node.size)]
+            return np.array(found, object).reshape(node.shape)
         case Reshape():
             return inputs[0].reshape(node.shape)
         case Permute():

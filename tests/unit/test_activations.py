@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.draws import draws
 from verifiable_relu.bounds import Bounds, Lines, activations, crown_relaxation
 from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation
@@ -194,6 +195,7 @@ def assert_sound(node: Activation, bounds: Bounds, lines: Lines) -> None:
         assert excess[worst] <= 0, (bounds.lower[worst], bounds.upper[worst], sign, excess[worst])
 
 
+@pytest.mark.combined
 @nodes
 @dtypes
 def test_lines_hold_on_every_interval(node: Activation, dtype: torch.dtype) -> None:
@@ -202,6 +204,7 @@ def test_lines_hold_on_every_interval(node: Activation, dtype: torch.dtype) -> N
     assert_sound(node, bounds, relax(node, bounds))
 
 
+@pytest.mark.combined
 @nodes
 @pytest.mark.parametrize("alpha", (0.0, 0.3, 1.0))
 def test_lines_hold_for_every_choice_of_support(node: Activation, alpha: float) -> None:
@@ -209,6 +212,7 @@ def test_lines_hold_for_every_choice_of_support(node: Activation, alpha: float) 
     assert_sound(node, bounds, relax(node, bounds, torch.tensor(alpha, dtype=torch.float64)))
 
 
+@pytest.mark.combined
 @nodes
 @dtypes
 def test_images_are_exact(node: Activation, dtype: torch.dtype) -> None:
@@ -270,6 +274,7 @@ def stationary(node: Activation, slope: mpmath.mpf) -> list[mpmath.mpf]:
     return found
 
 
+@pytest.mark.combined
 @smooth
 @dtypes
 def test_rounding_is_a_few_units(node: Activation, dtype: torch.dtype) -> None:
@@ -357,7 +362,7 @@ ends = st.floats(-1e6, 1e6)
 
 
 @everywhere
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(first=ends, second=ends, centre=st.floats(-12, 12), width=st.floats(0, 12))
 def test_lines_hold_on_any_interval(node: Activation, first: float, second: float, centre: float, width: float) -> None:
     near = scale(node) * centre, scale(node) * (centre + width)
@@ -436,6 +441,7 @@ def test_lines_over_a_point_have_the_activations_value(node: Activation) -> None
         torch.testing.assert_close(y, value(node, x), rtol=1e-13, atol=1e-14 * scale(node))
 
 
+@pytest.mark.combined
 @nodes
 @dtypes
 def test_gradients_are_finite(node: Activation, dtype: torch.dtype) -> None:

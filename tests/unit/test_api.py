@@ -67,6 +67,30 @@ def test_balls_about_images_are_verified_for_a_torch_module(method: str) -> None
     check(verify(MODEL, IMAGES, LABELS, 0.125, method), Verdict.SAT if method == "auto" else Verdict.UNKNOWN)
 
 
+def test_what_people_bring_and_take_home() -> None:
+    """DataLoaders, a single image, radii as text; a summary, a table, and short words for all of it."""
+    pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.tensor(LABELS))
+    found = verify(MODEL, torch.utils.data.DataLoader(pairs, batch_size=2), eps="1/8")
+    check(found)
+    assert {**found.summary, "seconds": 0} == {"asked": 3, "certified": 2, "attacked": 1, "undecided": 0, "seconds": 0}
+    assert repr(found).startswith("<Results: 3 asked, 2 certified, 1 attacked, 0 undecided, ")
+    assert repr(found[2]).startswith("<Result: sat (refuted by ")
+    (one,) = verify(MODEL, DARK, 0, eps="0.125")
+    assert one.verdict is Verdict.UNSAT
+    try:
+        import pandas  # noqa: F401 -- an extra of the user's
+    except ImportError:
+        with pytest.raises(InputError, match="needs the package pandas"):
+            found.to_pandas()
+    else:
+        assert found.to_pandas()["answer"].tolist() == ["unsat", "unsat", "sat"]
+    assert set(dir(verifiable_relu)) == set(verifiable_relu.__all__)
+    with pytest.raises(InputError, match="eps is 'wide'"):
+        verify(MODEL, IMAGES, LABELS, eps="wide")
+    with pytest.raises(InputError, match="no others are given"):
+        verify(MODEL, torch.utils.data.DataLoader(pairs), LABELS, eps=0.1)
+
+
 def test_every_kind_of_model_images_and_labels(tmp_path: Path) -> None:
     network = from_torch(MODEL, (1, 2, 2))
     data = write_onnx(network, tmp_path / "n.onnx")
@@ -217,12 +241,12 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"images": torch.ones(3, 1, 2, 2).to_sparse()}, "images"),
         ({"images": iter([DARK])}, "images"),
         *(({"eps": eps}, "eps") for eps in (True, [True] * 3, {0: 1}, iter([0.1]), np.zeros((3, 2)), Fraction(-1, 8))),
-        *(({"eps": eps}, "eps") for eps in (None, "2/255", [0.1], np.ones(2), torch.ones(2, 3), 1j, object())),
+        *(({"eps": eps}, "eps") for eps in (None, "2/0", [0.1], np.ones(2), torch.ones(2, 3), 1j, object())),
         *(
             ({"clip": clip}, "clip")
             for clip in (None, 1, (0,), (0, 1, 2), (None, None), "ab", {0: 1}, (0, float("nan")))
         ),
-        *(({"labels": labels}, "labels") for labels in (None, "abc", [[0], [1, 2]], 3, [None] * 3, {0, 1, 2})),
+        *(({"labels": labels}, "labels") for labels in (None, "abc", [[0], [1, 2]], [None] * 3, {0, 1, 2})),
         ({"labels": np.array([2**64 - 1, 0, 0], np.uint64)}, "image 0: the label is"),
         *(({"images": images}, "images") for images in (None, "abc", [[1], [2, 3]], [None], torch.ones(3, 4).cfloat())),
         ({"images": IMAGES.astype(np.longdouble)}, "64 bits"),

@@ -34,6 +34,7 @@ from verifiable_relu.network.nodes import (
     Identity,
     Kinked,
     Linear,
+    Maximum,
     Permute,
     Reshape,
     Scale,
@@ -179,6 +180,7 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Identity: lambda node, denominator, x: x,
         # All values are held times one denominator, of which a product would have the square.
         Bilinear: Refusal("multiplies computed values with each other"),
+        Maximum: lambda node, denominator, x, y: y,
         Reshape: _reshape,
         Permute: _permute,
         Curve: Refusal("has irrational values"),
@@ -237,7 +239,7 @@ MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
         Sparse: lambda node: int(node.weight.numel()),
         Scale: lambda node: int(node.size),
         Bilinear: lambda node: int(node.size * node.terms),
-        **dict.fromkeys((Add, Reshape, Permute, Activation), lambda node: 0),
+        **dict.fromkeys((Add, Maximum, Reshape, Permute, Activation), lambda node: 0),
     },
 )
 """The number of multiplications that each kind of node takes; an activation's are too few to count."""

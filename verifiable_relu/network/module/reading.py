@@ -27,7 +27,7 @@ from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import NotFollowed, capture, once, parametrised
 from verifiable_relu.network.module.operators import OPERATORS, Translator
-from verifiable_relu.network.module.recurrent import Unrolled
+from verifiable_relu.network.module.unrolled import Unrolled
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx import read_onnx
 from verifiable_relu.rounding import unit_roundoff

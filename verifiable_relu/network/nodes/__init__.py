@@ -21,7 +21,7 @@ from verifiable_relu.network.nodes.activations import (
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
-from verifiable_relu.network.nodes.node import Add, Input, Node, Permute, Reshape, Shape
+from verifiable_relu.network.nodes.node import Add, Input, Maximum, Node, Permute, Reshape, Shape
 
 __all__ = [
     "FUNCTIONS",
@@ -41,6 +41,7 @@ __all__ = [
     "LeakyRelu",
     "Linear",
     "MatMul",
+    "Maximum",
     "Node",
     "Permute",
     "Product",

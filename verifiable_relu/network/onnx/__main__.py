@@ -26,7 +26,7 @@ the end.
 |---|---|---|---|---|
 | affine | exact, up to rounding | yes | yes | yes, if weights are stored as they are meant |
 | piecewise linear | best lines for each neuron | yes, by phases | yes | yes |
-| written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes | yes |
+| written with ReLUs | of two numbers the best lines, of more one candidate below and above | yes | yes | yes |
 | functions that jump | lines of an upper and a lower function of two pieces | no | no | yes |
 | smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | yes, by segments | no | enclosed |
 | products of computed values | halfway between McCormick's planes; factors by lines, too | no | no | enclosed |

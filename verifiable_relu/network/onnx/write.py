@@ -25,6 +25,7 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Product,
@@ -212,6 +213,10 @@ def _reshape(writer: _Writer, node: Reshape, inputs: list[str], output: str) -> 
     writer.emit("Reshape", [*inputs, writer.constant(f"{output}.shape", shape)], output)
 
 
+def _maximum(writer: _Writer, node: Maximum, inputs: list[str], output: str) -> None:
+    writer.emit("Identity", inputs[1:], output)
+
+
 def _permute(writer: _Writer, node: Permute, inputs: list[str], output: str) -> None:
     axes = (0, *(a + 1 for a in node.axes)) if writer.network.batched else node.axes
     writer.emit("Transpose", inputs, output, perm=axes)
@@ -289,6 +294,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Product: _plain("Mul"),
         MatMul: _plain("MatMul"),
         Identity: _plain("Identity"),
+        Maximum: _maximum,
         Reshape: _reshape,
         Permute: _permute,
         LeakyRelu: _leaky_relu,
