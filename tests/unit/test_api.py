@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import verifiable_relu
 from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
@@ -313,3 +313,35 @@ def test_a_layer_that_is_not_supported_is_named() -> None:
 def test_the_package_has_no_other_attributes() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         verifiable_relu.nothing  # noqa: B018
+
+
+class Described:
+    """What a module returns that returns several things."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.loss, self.logits = None, logits
+
+
+class Second(nn.Module):
+    """A module whose input is its second argument, and which counts on the user's default type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+
+    def forward(self, mask: Tensor | None = None, pixels: Tensor | None = None) -> Described:
+        assert pixels is not None and torch.get_default_dtype() == torch.float64
+        return Described(self.body(pixels.to(torch.empty(()).dtype)))
+
+
+def test_a_module_is_asked_and_replayed_by_the_argument_that_is_named() -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, x = Second(), torch.rand(1, 4)
+        label = model(pixels=x).logits.argmax(1)
+        wrong, right = (verify(model, x, c, eps=1e-3, timeout=10, argument="pixels")[0] for c in (1 - label, label))
+        found = certified_radius(model, x, label, upper=1e-3, tolerance=1e-4, argument="pixels")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (wrong.answer, right.answer) == ("sat", "unsat") and found.certified[0] == pytest.approx(1e-3)
