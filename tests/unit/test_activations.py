@@ -22,7 +22,18 @@ from verifiable_relu.bounds.rounding import backward_activation
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import nodes as nodes_module
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.nodes import Activation, Curve, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import (
+    Activation,
+    Curve,
+    Gelu,
+    Hardened,
+    LeakyRelu,
+    Relu,
+    Sigmoid,
+    Smooth,
+    Step,
+    Tanh,
+)
 from verifiable_relu.rounding import unit_roundoff
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
@@ -57,7 +68,15 @@ SMOOTH: dict[str, Activation] = {
     "tanh": Tanh(**PLACE),
     **{f"gelu{lam:g}": gelu(lam) for lam in LAMBDAS},
 }
+JUMPING: dict[str, Callable[[Tensor], Tensor]] = {
+    "Sign": lambda x: (x > 0).double() - (x < 0).double(),
+    "Floor": lambda x: torch.div(x, 1, rounding_mode="floor"),
+    "Ceil": lambda x: -torch.div(-x, 1, rounding_mode="floor"),
+    "Round": lambda x: torch.from_numpy(x.numpy().round()),
+    "Truncate": lambda x: torch.div(x, 1, rounding_mode="trunc"),
+}
 NODES: dict[str, Activation] = {
+    **{name: Step(function=name, **PLACE) for name in nodes_module.STEPS},
     "relu": Relu(**PLACE),
     "leaky0.1": leaky(0.1),
     "leaky1.5": leaky(1.5),
@@ -68,7 +87,9 @@ NODES: dict[str, Activation] = {
 EVERYWHERE = {name: node for name, node in NODES.items() if name not in DOMAINS}
 nodes = pytest.mark.parametrize("node", NODES.values(), ids=NODES.keys())
 everywhere = pytest.mark.parametrize("node", EVERYWHERE.values(), ids=EVERYWHERE.keys())
-best = pytest.mark.parametrize("node", [n for n in NODES.values() if not isinstance(n, Smooth)], ids=lambda n: n.op)
+best = pytest.mark.parametrize(
+    "node", [n for n in NODES.values() if not isinstance(n, Smooth | Step)], ids=lambda n: n.op
+)
 smooth = pytest.mark.parametrize("node", SMOOTH.values(), ids=SMOOTH.keys())
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -118,6 +139,8 @@ def value(node: Activation, x: Tensor) -> Tensor:
             return x.clamp(min=0) + node.slope.double() * x.clamp(max=0)
         case Curve():
             return OTHERWISE[node.function](x, node.parameter.double())
+        case Step():
+            return JUMPING[node.function](x)
         case _:
             return x.clamp(min=0)
 
@@ -143,7 +166,11 @@ def samples(node: Activation, bounds: Bounds, count: int = 101) -> Tensor:
     even = lb + (ub - lb) * torch.linspace(0, 1, count, dtype=torch.float64)
     special = torch.cat([torch.linspace(-6, 6, 97), torch.logspace(-9, 2, 45), -torch.logspace(-9, 2, 45)])
     special = special.double() * scale(node)
-    return torch.cat([even, special.expand(len(lb), -1), special + lb, special + ub], 1).clamp(lb, ub)
+    x = torch.cat([even, special.expand(len(lb), -1), special + lb, special + ub], 1)
+    if isinstance(node, Step):
+        jumps = (2 * x).round() / 2
+        x = torch.cat([x, jumps, *(torch.nextafter(jumps, torch.full_like(jumps, end)) for end in (-1e9, 1e9))], 1)
+    return x.clamp(lb, ub)
 
 
 def slack(node: Activation, bounds: Bounds, slope: Tensor, offset: Tensor) -> Tensor:

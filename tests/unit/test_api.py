@@ -306,8 +306,8 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
 
 
 def test_a_layer_that_is_not_supported_is_named() -> None:
-    with pytest.raises(UnsupportedError, match="Hardshrink"):
-        verify(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Hardshrink()), IMAGES, LABELS, 0.1)
+    with pytest.raises(UnsupportedError, match="FractionalMaxPool2d"):
+        verify(nn.Sequential(nn.FractionalMaxPool2d(1, output_size=1), nn.Flatten()), IMAGES, LABELS, 0.1)
 
 
 def test_the_package_has_no_other_attributes() -> None:

@@ -39,6 +39,7 @@ from verifiable_relu.network.nodes import (
     Relu,
     Reshape,
     Scale,
+    Sparse,
 )
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def affine_image(
     node = operator.node
     if isinstance(node, Scale):
         return _scaled(node, operator, box, largest(box) if most is None else most)
+    if isinstance(node, Sparse) and node.moves:
+        # A whole number stays one: within the least error it could jump.
+        return Bounds(node.forward(box.lower), node.forward(box.upper))
     center, radius = rounding.ball(box, None if about is None else about[0])
     middle, terms = None if about is None else about[1], _float32_terms(operator, radius, float32)
     if terms:

@@ -56,6 +56,7 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
     Smooth,
     Sparse,
+    Step,
     Tanh,
 )
 from verifiable_relu.rounding import epsilon
@@ -437,6 +438,7 @@ CONVERSIONS: Table[Conversion] = Table(
         LeakyRelu: Conversion(_leaky_relu_tensors, _leaky_relu, lambda node: False),
         **dict.fromkeys((Relu, Identity, Sigmoid, Tanh, Gelu), Conversion()),
         Bilinear: Refusal("auto_LiRPA's bounds of products of two computed values are not tried here"),
+        Step: Refusal("auto_LiRPA takes no function that jumps"),
         Smooth: Refusal("auto_LiRPA has no sound bounds of this function, or none that are tried here"),
         # The node's forward pass is that of ReLU, and a proof for ReLU says nothing of the smooth members of the set.
         Hardened: Refusal("auto_LiRPA takes one network, not a set of networks"),

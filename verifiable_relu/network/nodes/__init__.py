@@ -2,6 +2,7 @@
 
 from verifiable_relu.network.nodes.activations import (
     FUNCTIONS,
+    STEPS,
     Activation,
     Curve,
     Function,
@@ -13,6 +14,8 @@ from verifiable_relu.network.nodes.activations import (
     Relu,
     Sigmoid,
     Smooth,
+    Step,
+    Steps,
     Tanh,
     curve,
 )
@@ -22,6 +25,7 @@ from verifiable_relu.network.nodes.node import Add, Input, Maximum, Node, Permut
 
 __all__ = [
     "FUNCTIONS",
+    "STEPS",
     "Activation",
     "Add",
     "Affine",
@@ -48,6 +52,8 @@ __all__ = [
     "Sigmoid",
     "Smooth",
     "Sparse",
+    "Step",
+    "Steps",
     "Tanh",
     "curve",
 ]

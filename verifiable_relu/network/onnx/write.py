@@ -33,6 +33,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sparse,
+    Step,
 )
 
 # Old enough for every reader; Gelu came with the second.
@@ -260,6 +261,14 @@ def _curve(writer: _Writer, node: Curve, inputs: list[str], output: str) -> None
         _SPELLED[node.function](writer, node, inputs, output)
 
 
+def _step(writer: _Writer, node: Step, inputs: list[str], output: str) -> None:
+    if node.known.operator:
+        writer.emit(node.known.operator, inputs, output)
+    else:
+        whole = writer.emit("Cast", inputs, f"{output}.whole", to=TensorProto.INT64)
+        writer.emit("Cast", [whole], output, to=TensorProto.FLOAT)
+
+
 def _leaky_relu(writer: _Writer, node: LeakyRelu, inputs: list[str], output: str) -> None:
     slope = writer.parameter(node, f"{output}.slope", writer.wide(node.slope, node))
     writer.emit("PRelu", [*inputs, slope], output)
@@ -290,6 +299,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Permute: _permute,
         LeakyRelu: _leaky_relu,
         Relu: _plain("Relu"),
+        Step: _step,
         Curve: _curve,
         Hardened: Refusal("a set of networks cannot be written as one ONNX file"),
     },
