@@ -348,6 +348,9 @@ LEAST_STEP = 2.0**-800
 """The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
 
 
+MOST_WHOLE = 2.0**31 - 1
+"""The largest whole number that every integer type of a runtime holds that is read; beyond, 32 bits wrap around."""
+
 # The arithmetic of what runs a network (``network.onnx.running``)
 
 

@@ -25,6 +25,8 @@ from verifiable_relu.verifiers.attack import Attack
 from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Verdict
+from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.incomplete import Crown
 
 HALVES = "a, b = Split <axis = 1> (x)"
 CASES: dict[str, str] = {
@@ -119,6 +121,16 @@ def query(net: Graph, bound: float) -> Query:
     """Whether the first output can be at most a number."""
     box = Box(np.full(4, -1.0), np.full(4, 1.0))
     return Query(net, Property(box, ((row({0: 1}, Fraction(bound)),),)))
+
+
+@pytest.mark.parametrize(("most", "verdict"), [(46_000.0, Verdict.UNSAT), (1e5, Verdict.UNKNOWN)])
+def test_nothing_is_proved_where_32_bits_may_wrap_around(most: float, verdict: Verdict) -> None:
+    """The square of a whole number is below 0 in onnxruntime where it exceeds 2³¹."""
+    net = network("i = Cast <to = 6> (x) j = Mul(i, i) y = Cast <to = 1> (j)")
+    assert replay(net, np.full(4, 50_000, np.float32))[0] < 0
+    box = Box(np.zeros(4), np.full(4, most))
+    (found,) = answers(Crown(), [Query(net, Property(box, ((row({0: 1}, Fraction(-1)),),)))])
+    assert found.verdict is verdict
 
 
 VALLEY = f"""{HALVES} z = Constant <value = float {{0.5}}> () d = Sub(a, b) s = Sign(d) e = Sub(z, d) t = Sign(e)

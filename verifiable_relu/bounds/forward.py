@@ -5,7 +5,7 @@ Every node also has a point, about which rows are propagated (``slack``). What a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -80,13 +80,16 @@ def interval_bounds(
     return bounds
 
 
-def within(network: Network, prop: Property, most: float) -> bool:
-    """Whether no value of a network over a property's box, and no sum of the sizes of its terms, exceeds ``most``."""
+def within(network: Network, prop: Property, most: float, nodes: Collection[int]) -> bool:
+    """Whether no value of some nodes, by index, and no sum of the sizes of its terms, exceeds ``most`` over a box."""
+    if not nodes:
+        return True
     network = network.to(torch.float64)
-    sizes = [torch.maximum(b.lower.abs(), b.upper.abs()) for b in interval_bounds(network, input_box([prop], network))]
-    for node in network.nodes:
+    reach = [torch.maximum(b.lower.abs(), b.upper.abs()) for b in interval_bounds(network, input_box([prop], network))]
+    sizes = [reach[index] for index in nodes]
+    for node in (network.nodes[index] for index in nodes):
         if isinstance(node, Affine):
-            sizes.append(node.absolute(sizes[node.inputs[0]]) + node.offset_magnitude())
+            sizes.append(node.absolute(reach[node.inputs[0]]) + node.offset_magnitude())
     # What is not a number is not within either.
     return all(bool((size <= most).all()) for size in sizes)
 

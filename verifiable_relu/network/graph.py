@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,13 +18,20 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import both, lost
 from verifiable_relu.network.nodes import (
     Activation,
+    Add,
     Affine,
     Bilinear,
+    Curve,
+    Identity,
     Input,
     Kinked,
     Maximum,
     Node,
+    Permute,
+    Reshape,
+    Scale,
     Shape,
+    Step,
 )
 
 Made = TypeVar("Made")
@@ -173,6 +180,11 @@ class Network:
         return frozenset(every - needed)
 
     @cached_property
+    def whole(self) -> frozenset[int]:
+        """The nodes whose values are whole numbers whatever the input is, as far as is known, by index."""
+        return whole(self.nodes)
+
+    @cached_property
     def last_activation(self) -> int:
         """The index of the last activation node, 0 if there is none."""
         return max(self.activations, default=0)
@@ -285,3 +297,28 @@ def _converted(node: Node, dtype: torch.dtype, device: torch.device) -> Node:
         return made
     error = both(node.weight_error, error) if error < 1 else math.inf
     return replace(made, weight_error=error)  # type: ignore[call-arg]
+
+
+def whole(nodes: Sequence[Node]) -> frozenset[int]:
+    """The nodes whose values are whole numbers whatever the input is, as far as is known, by index."""
+    found: set[int] = set()
+    for index, node in enumerate(nodes):
+        if isinstance(node, Step) or (node.inputs and found.issuperset(node.inputs) and _keeps_whole(node)):
+            found.add(index)
+    return frozenset(found)
+
+
+def _keeps_whole(node: Node) -> bool:
+    """Whether a node makes whole numbers of whole numbers."""
+    if isinstance(node, Affine):
+        names = ("center", "scale", "shift") if isinstance(node, Scale) else ("weight", "bias")
+        return not node.weight_error and all(_all_whole(getattr(node, name)) for name in names)
+    if isinstance(node, Kinked):
+        return _all_whole(node.below)
+    if isinstance(node, Curve):
+        return node.function in ("Square", "Cube")
+    return isinstance(node, Add | Bilinear | Identity | Maximum | Reshape | Permute)
+
+
+def _all_whole(numbers: Tensor) -> bool:
+    return bool((numbers == numbers.round()).all())

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from verifiable_relu.bounds.forward import within
 from verifiable_relu.network.graph import Network
-from verifiable_relu.rounding import MAGNITUDE
+from verifiable_relu.rounding import MAGNITUDE, MOST_WHOLE
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import decimal, decimal_near
@@ -221,11 +221,13 @@ class Docket:
 def _unmodelled(query: Query, claim: Outcome) -> str:
     """Why a claimed proof says nothing of the arithmetic in which the network runs; empty where it does."""
     network = query.network
+    if not within(network, query.property, MOST_WHOLE, network.whole):
+        return "whole numbers beyond 32 bits are possible, which a runtime does not hold"
     if network.arithmetic == "real":
         return ""
     if claim.trust is Trust.FLOAT:
         return f"{claim.method} does not account for rounding, and proves nothing of {network.arithmetic}"
-    if not within(network, query.property, MAGNITUDE):
+    if not within(network, query.property, MAGNITUDE, range(len(network.nodes))):
         return f"values above {MAGNITUDE:.3g} are possible, at which {network.arithmetic} may overflow"
     return ""
 

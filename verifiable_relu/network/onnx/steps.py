@@ -19,19 +19,14 @@ import torch
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import Builder
+from verifiable_relu.network.graph import whole
 from verifiable_relu.network.nodes import (
     STEPS,
-    Add,
-    Affine,
-    Bilinear,
     Curve,
-    Kinked,
     LeakyRelu,
-    Node,
     Permute,
     Relu,
     Reshape,
-    Scale,
     Sparse,
     Step,
 )
@@ -99,33 +94,7 @@ def is_counted(node: onnx.NodeProto, inputs: Sequence[Result | None], kinds: Seq
 
 def is_whole(build: Builder, index: int) -> bool:
     """Whether the values of a node are whole numbers whatever the input is, as far as is known."""
-    known: dict[int, bool] = {}
-    pending = [index]
-    while pending:
-        node = build.nodes[pending[-1]]
-        if isinstance(node, Step):
-            known[pending.pop()] = True
-        elif not node.inputs or not _keeps_whole(node):
-            known[pending.pop()] = False
-        elif rest := [i for i in node.inputs if i not in known]:
-            pending += rest
-        else:
-            known[pending.pop()] = all(known[i] for i in node.inputs)
-    return known[index]
-
-
-def _keeps_whole(node: Node) -> bool:
-    """Whether a node makes whole numbers of whole numbers."""
-    if isinstance(node, Affine):
-        names = ("center", "scale", "shift") if isinstance(node, Scale) else ("weight", "bias")
-        return not node.weight_error and all(_all_whole(getattr(node, name)) for name in names)
-    if isinstance(node, Kinked):
-        return _all_whole(node.below)
-    return isinstance(node, Add | Bilinear | Reshape | Permute)
-
-
-def _all_whole(numbers: torch.Tensor) -> bool:
-    return bool((numbers == numbers.round()).all())
+    return index in whole(build.nodes)
 
 
 def _not(call: Call, x: Value) -> Value:
