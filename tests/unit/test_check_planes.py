@@ -95,7 +95,7 @@ FAULTS: dict[str, tuple[Callable[[Records], object], str]] = {
 
 
 def several(folder: Path) -> Case:
-    found = planes_case(folder, 5, steps=0, finishing=0)
+    found = planes_case(folder, 5)
     return Case(found.network, found.prop, copy.deepcopy(found.records))
 
 
