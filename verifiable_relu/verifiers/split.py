@@ -6,7 +6,8 @@ those that are proved, tries points of the others as counterexamples, clips them
 **Bounds.** Networks of ReLUs of whose inputs few vary are bounded by zonotopes (``bounds.zonotope``), which cost a
 fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. CROWN's bounds of the
 neurons that zonotopes leave unstable would save a tenth to a third of the boxes, and cost more than that. Other
-networks, and those of which one box's zonotopes take more than the memory, are bounded by CROWN alone. There what is
+networks, and those of which zonotopes leave far more neurons of the whole boxes unstable than CROWN has left (since not
+every neuron has a symbol), or take more than the memory, are bounded by CROWN alone. There what is
 known of a box, or of a query's whole box (``root``), holds for its parts: only neurons that are unstable in the larger
 box are bounded again. Where a box has many of these, few boxes are bounded at once, so that the search goes deep first.
 
@@ -259,6 +260,9 @@ _SHORT = 0.2
 """Seconds: where one process had no boxes left so soon, copies are not made again at once."""
 
 
+_LOOSE = 2
+"""Zonotopes are not taken that leave more than so many times as many neurons unstable as CROWN does."""
+
 _ROWS = 1 << 27
 """Coefficients, about, of the rows by which neurons of all boxes of a batch are bounded."""
 
@@ -357,7 +361,8 @@ class Frontier:
 
     def _begin(self, known: Known | None) -> None:
         """Start from what is known of the whole boxes, if all of their neurons have been bounded."""
-        if known is not None and known.bounded and not self.by_zonotopes and self.network is self.docket.network:
+        shapes, stored = ([node.shape for node in net.nodes] for net in (self.network, self.docket.network))
+        if known is not None and known.bounded and shapes == stored:
             self.within = self._remembered(known.pre, self.owner)
 
     def _remembered(self, pre: Mapping[int, Bounds], chosen: Tensor) -> Tensor:
@@ -527,7 +532,11 @@ class Frontier:
             stop: asked now and then.
         """
         forms = Zonotopes(self.network, box, self.options.symbols, stop) if self.by_zonotopes else None
-        known = self.known(within) if forms is None else forms.pre
+        known = self.known(within)
+        if forms is not None and known is not None and self._unstable(forms.pre) > _LOOSE * self._unstable(known):
+            self.by_zonotopes, forms = False, None
+        if forms is not None:
+            known = forms.pre
         relaxation = crown_relaxation(
             self.network,
             box,
@@ -561,10 +570,13 @@ class Frontier:
 
     def _limit(self, relaxation: Relaxation) -> None:
         """Bound so few boxes at once that rows of all of their unstable neurons have about ``_ROWS`` coefficients."""
-        nodes = self.network.nodes
-        free = sum(unstable(nodes[i], bounds).flatten(1).sum(1) for i, bounds in relaxation.pre.items())
-        coefficients = int(torch.as_tensor(free).max()) * sum(node.size for node in nodes)
+        neurons = sum(node.size for node in self.network.nodes)
+        coefficients = self._unstable(relaxation.pre) * neurons // relaxation.samples
         self.batch = max(1, min(self._most, _ROWS // max(1, coefficients)))
+
+    def _unstable(self, pre: Mapping[int, Bounds]) -> int:
+        """How many neurons of all boxes together are unstable by these bounds."""
+        return sum(int(unstable(self.network.nodes[i], bounds).sum()) for i, bounds in pre.items())
 
     def _lower(
         self, rows: RowBatch, relaxation: Relaxation, forms: Zonotopes | None, boxes: int, stop: Callable[[], bool]
