@@ -199,6 +199,7 @@ def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
     """The lines of the summary that the user sees on stderr for one property file."""
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
+    trust += "" if result.arithmetic == "real" else f", about {result.arithmetic}"
     note = printable(result.detail)
     said = f": {note}" if result.disputed else ""
     yield f"{printable(result.vnnlib)}: {result.answer} ({result.reason} by {result.method}{trust}){said}"

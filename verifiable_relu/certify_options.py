@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug, scheduler, seconds
+from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
@@ -64,6 +65,13 @@ def parser() -> Parser:
         metavar="LAMBDA[,LAMBDA…]",
         help="answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or "
         "one per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs",
+    )
+    asked.add_argument(
+        "--arithmetic",
+        default="real",
+        metavar="NAME",
+        help="answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32 or "
+        "bfloat16: sums in any order, with or without fused operations and subnormal numbers",
     )
     how = made.add_argument_group("how it is answered")
     how.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
@@ -146,6 +154,10 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
         made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
     if options.explain and (options.method != "auto" or options.spec is None):
         made.error("--explain needs --spec and the method auto")
+    if options.arithmetic not in ("real", *ARITHMETICS):
+        made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {', '.join(ARITHMETICS)}")
+    if options.arithmetic != "real" and (options.joint is not None or options.certificates is not None):
+        made.error(f"--arithmetic {options.arithmetic} goes neither with --joint nor with --certificates")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
@@ -154,21 +166,23 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def loader(options: argparse.Namespace) -> Loader:
-    """The reader of instances that the options describe: ``--joint`` replaces the networks' activations."""
-    from verifiable_relu.campaign.inputs import Loader
-
-    lam = options.joint
-    if lam is None:
-        return Loader(dict(options.network))
+    """The reader of instances that the options describe: ``--joint`` and ``--arithmetic`` say what a network is."""
     from functools import partial
 
-    from verifiable_relu.network import hardened
+    from verifiable_relu.campaign.inputs import Loader
+    from verifiable_relu.network import deployed, hardened
+
+    lam = options.joint
+    if options.arithmetic != "real":
+        return Loader(dict(options.network), partial(deployed, arithmetic=options.arithmetic))
+    if lam is None:
+        return Loader(dict(options.network))
 
     return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
 
 
 def entries(options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]]) -> Iterator[Entry]:
-    """The instances of the folder or list that ``--spec`` names (``spec.instances``), as the options ask for them."""
+    """The instances of the folder or list that ``--spec`` names (``spec.find``), as the options ask for them."""
     from verifiable_relu.campaign.inputs import Entry
 
     for spec, onnx, limit in listed:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -345,6 +346,100 @@ Such a proof sums numbers of the size of the width, or of its system's, in anoth
 
 LEAST_STEP = 2.0**-800
 """The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
+
+
+# The arithmetic of what runs a network (``network.onnx.running``)
+
+
+@dataclass(frozen=True)
+class RuntimeArithmetic:
+    """How a runtime computes a sum of products Σ_k w_k·x_k + b: the model under which a verdict is about what runs.
+
+    Operands may be rounded, the products are summed in float32, and the result may be rounded to a narrower format. The
+    sum may be taken in any order and parenthesised in any way, products may be fused with additions, and any number
+    below the smallest normal one may be taken for zero, at every step.
+
+    **Derivation.** Let o and s bound the relative errors of rounding an operand and of one operation of the sum. By the
+    standard model each product is multiplied by at most two factors 1 + δ with |δ| ≤ o, by at most one with |δ| ≤ s for
+    the product itself and one for each of the K additions in which it takes part (N. J. Higham, Accuracy and Stability
+    of Numerical Algorithms, 2nd ed., SIAM 2002, section 3.1): the sum is Σ_k w_k·x_k·(1 + θ_k) + b·(1 + θ_0) with
+
+        |θ| ≤ (1 + o)²·(1 + s)ⁿ − 1 ≤ (1 + o)²/(1 − n·s) − 1,   n = K + 1 + ``SPARE``,
+
+    and the result is that sum times 1 + δ with |δ| ≤ r. ``SPARE`` operations more are granted to what is not a sum of
+    its own where a runtime fuses operators: the factor γ/√(σ² + ε) of a batch normalisation and its product with the
+    weights, a division by a number as a product with its rounded reciprocal, a mean as a product with 1/K, and operands
+    that a file has in more digits than float32.
+
+    What is taken for zero, or loses its digits, below the smallest normal number t changes the sum by at most t for
+    each product, for each partial sum and for the result, t·|w_k| for an operand x_k, and t·|x_k| for an operand w_k;
+    all are multiplied by later factors 1 + δ, together less than 2. Operands are at most ``MAGNITUDE``.
+
+    Attributes:
+        name: of the arithmetic, as users write it.
+        operand: o.
+        sum: s.
+        result: r. Where it is not 0, the network's input and its weights are numbers of the narrower format, too, to
+            which they are rounded once.
+    """
+
+    name: str
+    operand: Fraction
+    sum: Fraction
+    result: Fraction
+
+    def relative(self, terms: int) -> float:
+        """The bound of |θ| for a sum of K = ``terms`` products.
+
+        Raises:
+            OverflowError: if the sum is so long that there is none.
+        """
+        spread = (terms + 1 + SPARE) * self.sum
+        if spread >= Fraction(1, 2):
+            raise OverflowError(f"a sum of {terms} terms has no rounding bound in {self.name}")
+        return not_below((1 + self.operand) ** 2 / (1 - spread) - 1)
+
+    def lost(self, terms: int, row: float, small: bool) -> float:
+        """What a sum of ``terms`` products may lose to numbers below the smallest normal one.
+
+        Args:
+            terms: K.
+            row: ≥ Σ_k |w_k|, and finite.
+            small: whether a weight that is not zero is below the smallest normal number.
+        """
+        tiny_single = Fraction(1, 2**126)
+        weights = terms * Fraction(MAGNITUDE) if small else 0
+        return not_below(2 * tiny_single * (2 * (terms + 1 + SPARE) + 2 * Fraction(row) + weights))
+
+
+SPARE = 16
+"""Roundings that ``RuntimeArithmetic.relative`` grants beyond those of the sum itself."""
+
+MAGNITUDE = 2.0**60
+"""Computed values, and the sums of their terms' absolute values, are at most this large under a ``RuntimeArithmetic``.
+
+Nothing overflows then in a format with the exponents of float32, whose largest number is above 2¹²⁷, wherever in a sum
+of fewer than 2⁶⁰ terms it happens. Whether a network's values are that small over a box, its intervals say.
+"""
+
+ARITHMETICS = {
+    known.name: known
+    for known in (
+        RuntimeArithmetic("float32", Fraction(0), Fraction(1, 2**24), Fraction(0)),
+        RuntimeArithmetic("tf32", Fraction(1, 2**10), Fraction(1, 2**23), Fraction(0)),
+        RuntimeArithmetic("bfloat16", Fraction(0), Fraction(1, 2**23), Fraction(1, 2**8)),
+    )
+}
+"""By name. In float32 every operation is rounded to nearest. In TF32 operands are rounded to 10 bits, or cut off after
+them; in bfloat16 inputs, weights and results are rounded to nearest. Sums of both may be cut off, as in units that
+multiply matrices."""
+
+ELEMENTARY = 2.0**-18
+"""The absolute error granted to Sigmoid and Tanh in float32, and relative to 1 the error of their result.
+
+Runtimes compute them by polynomials or quotients of exponentials in float32 that are off by a few units of 2⁻²⁴; this
+grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it.
+"""
 
 
 # Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries

@@ -30,7 +30,7 @@ from verifiable_relu.streams import complain, guarded
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Result
     from verifiable_relu.network import Network
-    from verifiable_relu.spec.joined import Declared, Joined
+    from verifiable_relu.spec.vnnlib2 import Declared, Joined
 
 _BEGAN = time.perf_counter()
 
@@ -208,14 +208,12 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
         raise InputError("either --net or --network is given", place="--net")
     from verifiable_relu.files import on_disk, read_text
     from verifiable_relu.spec import limits
-    from verifiable_relu.spec.lexical import source
+    from verifiable_relu.spec.read import source
 
     options.query = on_disk(options.query)
     networks = {name: on_disk(file) for name, file in networks.items()}
-    first = source(read_text(options.query, limits.BYTES)).first_words(2)
-    if first in (["(", "vnnlib-version"], ["(", "declare-network"]):
-        return _second_version(options, networks, left)
-    return _first_version(options, networks, left)
+    text = source(read_text(options.query, limits.BYTES))
+    return (_second_version if text.version == "2.0" else _first_version)(options, networks, left)
 
 
 def _first_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
@@ -250,7 +248,7 @@ def _second_version(options: argparse.Namespace, networks: dict[str, Path], left
     from verifiable_relu.network import Chosen
     from verifiable_relu.network.product import Part, product
     from verifiable_relu.spec import Query
-    from verifiable_relu.spec.joined import read_joined
+    from verifiable_relu.spec.vnnlib2 import read_joined
     from verifiable_relu.verifiers.copies import sharing
 
     method, limits = chosen(options.method, processes=sharing())
@@ -360,7 +358,7 @@ def _tensors(joined: Joined, result: Result) -> list[Assignment]:
 
 def _numbers(witness: Sequence[Fraction]) -> list[str]:
     """Exact decimals, or where there is none the nearest float64 number."""
-    from verifiable_relu.spec.write import decimal
+    from verifiable_relu.spec.specfile import decimal
 
     return [decimal(value) or repr(float(value)) for value in witness]
 

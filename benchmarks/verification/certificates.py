@@ -92,7 +92,7 @@ def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path
     from benchmarks.common.questions import Balls, first_exact
     from verifiable_relu.data import load
     from verifiable_relu.network import read_onnx
-    from verifiable_relu.spec.write import vnnlib_text
+    from verifiable_relu.spec.specfile import vnnlib_text
 
     data, questions = load(data_set, "test"), SHIPPED[data_set]
     for name, eps in questions:
@@ -110,7 +110,6 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
-    from verifiable_relu.spec.comparisons import without_head
     from verifiable_relu.trust.certificate_file import write_unsat
     from verifiable_relu.verifiers.auto import recording
     from verifiable_relu.verifiers.base import Limits, Verdict
@@ -125,7 +124,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
         return round(clock[-1] - clock[-2], 4)
 
     case = Loader().case(Entry(vnnlib, onnx, asked.limit))
-    reading, queries = lap(), [without_head(query) for query in case.queries]
+    reading, queries = lap(), [query.without_head for query in case.queries]
     outcomes = answers(recording(make(asked.method)), queries, Limits(asked.limit))
     verdicts = {outcome.verdict for outcome in outcomes}
     verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"

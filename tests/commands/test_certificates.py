@@ -22,7 +22,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.report import __main__ as report
 from verifiable_relu.spec.property import Box, Property, Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
 
 

@@ -252,11 +252,12 @@ def test_a_command_ends_without_a_search_for_unreachable_objects() -> None:
     assert run(["-c", code]).stdout.split() == ["False", "True"]
 
 
-def test_an_easy_property_imports_no_solver(folder: Path) -> None:
+def test_a_property_of_a_file_imports_no_solver_and_nothing_of_torch_modules(folder: Path) -> None:
     code = (
         "import sys; from verifiable_relu.certify import main\n"
         f"assert main(['--spec', {str(folder / 'safe.vnnlib')!r}, '--method', 'crown']) == 0\n"
-        "heavy = {'rich', 'z3', 'highspy', 'vnnlib', 'auto_LiRPA'} & set(sys.modules)\n"
+        "heavy = {'rich', 'z3', 'highspy', 'vnnlib', 'auto_LiRPA', *(f'verifiable_relu.{part}' for part in "
+        "('nn', 'train', 'hardening', 'network.module'))} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())

@@ -16,7 +16,7 @@ from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.spec import Query, find_network, limits, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.__main__ import DECIMALS
-from verifiable_relu.spec.instances import Instance, read_instances
+from verifiable_relu.spec.find import Instance, read_instances
 
 SPECS = Path(__file__).parents[2] / "specs"
 ROWS = read_instances(SPECS / "instances.csv")

@@ -24,7 +24,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.hardening import harden
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.repeated import without_repeated
+from verifiable_relu.network.simplify import without_repeated
 from verifiable_relu.nn import LambdaGELU
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch

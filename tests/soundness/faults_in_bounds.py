@@ -174,17 +174,17 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "outputs that repeat others left out with the repeated neurons",
         "repeats",
-        instead("network.repeated:without_repeated", _outputs_too),
+        instead("network.simplify:without_repeated", _outputs_too),
     ),
     Fault(
         "columns of repeated neurons added where their sums are rounded",
         "repeats",
-        instead("network.repeated:merged_columns", _columns_added_anyway),
+        instead("network.simplify:merged_columns", _columns_added_anyway),
     ),
     Fault(
         "two dense layers taken for one where the product is rounded",
         "repeats",
-        instead("network.repeated:one_layer", _rounded_product),
+        instead("network.simplify:one_layer", _rounded_product),
     ),
     Fault(
         "a mirrored neuron taken for a repeated one",

@@ -19,7 +19,7 @@ from tests.support import nets
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.bounds.zonotope import Zonotopes
-from verifiable_relu.network import repeated
+from verifiable_relu.network import simplify
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear, Relu
 
@@ -98,7 +98,7 @@ def repeats(*, seed: int = 0, count: int = COUNT, report: Report | None = None) 
         points.append([(2 * side[0] + side[-1]) / 3 for side in ends])
         values = [exact_values(given, point) for point in points]
         name = f"{given.name} of seed {seed}, number {number}"
-        smaller = repeated.without_repeated(given)
+        smaller = simplify.without_repeated(given)
         for point, value in zip(points, values, strict=True):
             if not np.array_equal(exact_values(smaller, point)[-1], value[-1]):
                 report.note(name, "another function without repeated neurons")

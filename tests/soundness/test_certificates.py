@@ -26,7 +26,7 @@ from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Box
 from verifiable_relu.spec.read import parse
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 
 
 def test_files_are_read_as_their_operators_are_defined() -> None:

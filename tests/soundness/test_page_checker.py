@@ -40,7 +40,7 @@ from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.auto import recording
 from verifiable_relu.verifiers.base import Verdict

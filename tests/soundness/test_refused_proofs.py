@@ -17,7 +17,7 @@ from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.check import Refused
 from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.spec.property import Box, Property, Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement

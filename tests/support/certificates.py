@@ -21,7 +21,7 @@ from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.check import check
 from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.spec.property import Box, Polytope, Property, Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab

@@ -115,3 +115,26 @@ def test_rounding_alone_never_refuses_a_network(depth: int, width: int, scale: f
     network = read_onnx(data)
     box = Box(np.full(width, -3.0), np.full(width, 3.0))
     believe(network, (Property(box, ()),))
+
+
+@pytest.mark.parametrize("seed", [2, 7, 11])
+@pytest.mark.parametrize("spread", [1.5, 20.0])
+def test_a_softmax_of_outputs_far_apart_is_no_misread_file(seed: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    first, second = rng.standard_normal((4, 24)), spread * rng.standard_normal((24, 3))
+    arrays = {"V": first, "W": second, "b": rng.standard_normal(3)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "V"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Gemm", ["r", "W", "b"], ["z"]),
+        helper.make_node("Softmax", ["z"], ["y"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "softmax",
+        [helper.make_tensor_value_info("x", 1, [1, 4])],
+        [helper.make_tensor_value_info("y", 1, [1, 3])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    assert read_onnx(model.SerializeToString()).output_size == 3

@@ -235,7 +235,7 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         *(({"model": value}, "model") for value in (None, Brightness, print, [MODEL], {"a": MODEL})),
         *(({"model": value}, "onnx|ONNX|file|directory") for value in (b"", b"abc", "/", "", chr(0))),
         ({"model": Returns(lambda x: (x.flatten(1), x))}, "tuple"),
-        ({"model": Returns(lambda x: {"logits": x.flatten(1)})}, "dict"),
+        ({"model": Returns(lambda x: {"a": x.flatten(1), "b": x.flatten(1)})}, "dict"),
         ({"model": Returns(lambda x: None)}, "None"),
         ({"model": Returns(lambda x: x.sum())}, "shape|batch"),
         ({"model": Returns(lambda x: x.missing)}, "missing"),

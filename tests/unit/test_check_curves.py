@@ -30,7 +30,7 @@ from verifiable_relu.network import hardened, read_onnx, write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Hardened, Input, Linear, Node, Relu, Sigmoid, Tanh
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.auto import prove
 from verifiable_relu.verifiers.bab import Bab

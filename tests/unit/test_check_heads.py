@@ -19,9 +19,8 @@ from tests.support.solver_cases import row
 from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.network import read_onnx
-from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.registry import make
 
@@ -68,7 +67,7 @@ def body(folder: Path) -> tuple[bytes, Case]:
     comparison = excluded(prop.box, (row({0: 1, 1: -1}, 0),))
     text = vnnlib_text(comparison).encode()
     query = Query(read_onnx(whole), comparison)
-    outcomes = claims(make("bab"), [without_head(query)], 600.0)
+    outcomes = claims(make("bab"), [query.without_head], 600.0)
     write_unsat(folder / "made", whole, text, list(proofs([query], outcomes, 60.0)))
     return network, Case(whole, text, records(folder / "made"))
 

@@ -26,7 +26,7 @@ from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.network.family import hardened, least_hardness
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Sigmoid, Tanh
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.write import vnnlib_text
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.auto import recording
 from verifiable_relu.verifiers.base import Verdict

@@ -19,8 +19,7 @@ from verifiable_relu import verify
 from verifiable_relu.bounds import Ascent, Bounds, preactivation_bounds, substitution_change
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, hardened
-from verifiable_relu.network.device import require_device
-from verifiable_relu.network.graph import Network
+from verifiable_relu.network.graph import Network, require_device
 from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.train.loop import train
 from verifiable_relu.train.options import Options

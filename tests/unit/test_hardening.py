@@ -7,6 +7,7 @@ import math
 import re
 import runpy
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import Annealing, Hardened, Step, harden, soften
 from verifiable_relu.hardening.__main__ import load, main
 from verifiable_relu.network import read_onnx
-from verifiable_relu.nn import LambdaGELU
+from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.nn.places import MARK
 from verifiable_relu.train.batches import BATCH_SIZE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +77,13 @@ def test_the_hard_model_is_written_and_its_weights_fit_the_class(hardened: Harde
     x = torch.rand(5, 2)
     torch.testing.assert_close(network(x), hardened.model(x), rtol=1e-5, atol=1e-6)
     relu = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    relu.load_state_dict(hardened.model.state_dict())
+    weights = hardened.model.state_dict()
+    with pytest.raises(RuntimeError, match=rf'Unexpected key.*"1.{MARK}"'):
+        trained().load_state_dict(weights)
+    relu.load_state_dict(weights, strict=False)
+    again = substitute_relu(trained()).eval()
+    again.load_state_dict(weights)
+    assert torch.equal(again(x), hardened.model(x))
     assert torch.equal(relu(x), hardened.model(x)) and not hardened.model.training
 
 
@@ -118,6 +126,81 @@ def test_gates_of_all_kinds_end_at_one_distance_from_relu() -> None:
     assert not any(parameter.requires_grad for gate in soft[:3] for parameter in gate.parameters())
 
 
+def test_averages_of_weights_stay_finite_and_a_growth_goes_on_where_it_was() -> None:
+    soft, _ = soften(trained())
+    annealing, average = Annealing(soft, 10), copy.deepcopy(soft)
+    states = []
+    for _ in range(10):
+        annealing.step()
+        states.append((copy.deepcopy(soft.state_dict()), annealing.state_dict()))
+        for mine, other in zip(average.state_dict().values(), soft.state_dict().values(), strict=True):
+            mine.lerp_(other, 0.1)
+    assert all(1 <= gate.lam < 160 for gate in average.modules() if isinstance(gate, LambdaGELU))
+    assert average(torch.rand(2, 2)).isfinite().all()
+    again, _ = soften(trained())
+    other = Annealing(again, 99, 20.0)
+    again.load_state_dict(states[4][0])
+    other.load_state_dict(states[4][1])
+    for _ in range(5):
+        other.step()
+    assert other.lam == annealing.lam and other.taken == 10
+    with pytest.raises(InputError, match="not one of an Annealing of 1 λ-gates"):
+        Annealing(nn.Sequential(LambdaGELU()), 3).load_state_dict(annealing.state_dict())
+
+
+@dataclass
+class Output:
+    """What a model returns that returns several things."""
+
+    loss: Tensor | None
+    logits: Tensor
+
+
+class Masked(nn.Module):
+    """A model of several arguments, of which one has a name that no other model has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = trained()
+
+    def forward(self, mask: Tensor | None = None, pixel_values: Tensor | None = None) -> Output:
+        assert pixel_values is not None
+        return Output(None, self.body(pixel_values if mask is None else pixel_values * mask))
+
+
+def test_one_of_several_arguments_is_the_networks_input(tmp_path: Path) -> None:
+    x, y = squares(40)
+    batch = {"pixel_values": x, "labels": y}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        given = {name: value for name, value in batch.items() if name != "labels"}
+        return F.cross_entropy(model(**given).logits, batch["labels"])
+
+    def outputs(model: nn.Module, batch: Any) -> Tensor:
+        found: Tensor = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+        return found
+
+    asked: Any = {"epochs": 1, "loss": loss, "outputs": outputs, "region": (0, 1)}
+    one = harden(Masked(), [batch], **asked)
+    named = harden(Masked(), [batch | {"mask": torch.ones(40, 2)}], argument="pixel_values", **asked)
+    for made in (one, named):
+        assert made.change.proven is not None
+        network = read_onnx(made.write(tmp_path / "n.onnx"))
+        torch.testing.assert_close(network(x), made.model(pixel_values=x).logits, rtol=1e-5, atol=1e-6)
+    several = harden(Masked(), [batch | {"mask": torch.ones(40, 2)}], **asked)
+    assert several.change.proven is None and "argument=" in several.change.unproven
+    with pytest.raises(InputError, match="argument="):
+        several.write(tmp_path / "n.onnx")
+
+
+def test_the_proof_has_a_limit_and_what_says_nothing_is_not_printed() -> None:
+    x, y = squares(40)
+    assert "patience=0" in harden(trained(), (x, y), epochs=1, patience=0).change.unproven
+    still = nn.Sequential(nn.Linear(2, 4, bias=False), nn.GELU(), nn.Linear(4, 2, bias=False))
+    wide = harden(still, (0 * x, y), epochs=1, region=(-1, 1)).change
+    assert wide.proven is None and "says nothing, for all outputs here are within" in wide.unproven
+
+
 def test_what_the_data_may_be() -> None:
     x, y = squares(40)
 
@@ -139,7 +222,7 @@ def test_what_the_data_may_be() -> None:
     for model, data in forms:
         change = harden(model, data, epochs=1).change
         assert change.samples == 40 and change.accuracy is not None
-        assert (change.proven is None) == isinstance(model, Named) == bool(change.unproven)
+        assert change.proven is not None and not change.unproven
 
 
 class Slow(nn.Module):
@@ -341,6 +424,20 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
 
     with pytest.raises(UnsupportedError, match="cannot be copied: a lock"):
         harden(Own(), (X, Y))
+    with pytest.raises(InputError, match=r"in torch.bfloat16.*convert it to float32 first"):
+        harden(trained().bfloat16(), (X, Y))
+
+
+@pytest.mark.parametrize("given", [{"example": torch.ones(1, 2)}, {}], ids=["by an example", "by its own inputs"])
+def test_an_activation_that_still_runs_is_named(given: dict[str, Any]) -> None:
+    model = nn.Sequential(Slow(), nn.GELU())
+    if not given:
+        model.dummy_inputs = {"input": torch.ones(1, 2)}  # type: ignore[assignment]
+    for ask in (soften, substitute_relu):
+        with pytest.raises(UnsupportedError, match=r"module '0' \(Slow\): it computes gelu"):
+            ask(copy.deepcopy(model), **given)
+    _, places = soften(nn.Sequential(nn.GELU(), nn.SiLU()), ["silu"], torch.ones(1, 2))
+    assert [bool(place.became) for place in places] == [False, True]
 
 
 def test_no_change_is_proven_where_another_gate_comes_before_those_of_gelu() -> None:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.verification.module_kinds import Does
-from verifiable_relu.campaign.runner import Case, run
+from verifiable_relu.campaign.runner import HEADLESS, Case, run
 from verifiable_relu.network import from_torch, hardened
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.head import headless
 from verifiable_relu.network.nodes import Sigmoid, Smooth
-from verifiable_relu.spec.comparisons import NOTE, only_compares, without_head
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Trust, Verdict
 from verifiable_relu.verifiers.registry import make
@@ -81,11 +80,11 @@ def test_only_comparisons_do_without_the_head() -> None:
         Row(((0, Fraction(1)), (1, Fraction(-1)), (2, Fraction(1))), Fraction(0)),
     ):
         asked = query(HEADS["softmax"], row)
-        assert not only_compares(asked.property)
-        assert without_head(asked) is asked
+        assert not asked.property.only_compares
+        assert asked.without_head is asked
     asked = query(HEADS["softmax"], compared(0, 1))
-    assert without_head(asked).network.piecewise_linear
-    assert without_head(asked).network.onnx == asked.network.onnx
+    assert asked.without_head.network.piecewise_linear
+    assert asked.without_head.network.onnx == asked.network.onnx
 
 
 def test_verdicts_say_that_the_head_was_left_out_and_counterexamples_are_of_the_whole_network() -> None:
@@ -96,7 +95,7 @@ def test_verdicts_say_that_the_head_was_left_out_and_counterexamples_are_of_the_
                 cases.append(Case("net", "spec", (query(HEADS["softmax"], compared(first, second)),), 60.0))
     results = run(cases, make("bab"))
     for case, result in zip(cases, results, strict=True):
-        assert result.verdict in (Verdict.SAT, Verdict.UNSAT) and NOTE in result.detail
+        assert result.verdict in (Verdict.SAT, Verdict.UNSAT) and HEADLESS in result.detail
         if result.verdict is Verdict.SAT:
             assert result.trust is Trust.EXACT
             assert result.outputs is not None and sum(result.outputs) == pytest.approx(1)
@@ -109,7 +108,7 @@ def test_verdicts_say_that_the_head_was_left_out_and_counterexamples_are_of_the_
 def test_families_of_networks_have_heads_too() -> None:
     asked = query(HEADS["sigmoid"], compared(0, 1))
     family = Query(hardened(asked.network, 160.0), asked.property)
-    found = without_head(family).network
+    found = family.without_head.network
     assert found is not family.network and [node.op for node in found.nodes].count("Hardened") == 1
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.vnnlib_cases import Writer, cases, holds
 from verifiable_relu.errors import InputError
-from verifiable_relu.spec.joined import Joined, Tensor, read_joined
+from verifiable_relu.spec.vnnlib2 import DeclaredTensor, Joined, read_joined
 
 POINTS = 8
 
@@ -87,7 +87,7 @@ class TwoNetworks(Writer):
         return found
 
 
-def elements(tensors: tuple[Tensor, ...]) -> list[str]:
+def elements(tensors: tuple[DeclaredTensor, ...]) -> list[str]:
     """The names of the elements of some tensors, one tensor after another."""
     return [f"{tensor.variable.name}[{i}]" for tensor in tensors for i in range(tensor.variable.size)]
 

@@ -531,11 +531,11 @@ def test_nan_weights_of_a_module_are_refused() -> None:
 @pytest.mark.parametrize(
     ("operator", "wrong"),
     [
-        ("relu", lambda t, step, self: t.node(self)),
-        ("linear", lambda t, step, input, weight, bias: t.build.linear(t.node(input), weight, None, step.path)),
-        ("gelu", lambda t, step, self, approximate: t.activation(step, self, Relu)),
-        ("add", lambda t, step, self, other, alpha=1: t.sum(step, self, other, 1)),
-        ("transpose", lambda t, step, self, **_: t.build.reshape(t.node(self), step.shape[1:], step.path)),
+        ("relu", lambda t, step, a: t.node(a.self)),
+        ("linear", lambda t, step, a: t.build.linear(t.node(a.input), a.weight, None, step.path)),
+        ("gelu", lambda t, step, a: t.activation(step, a.self, Relu)),
+        ("add", lambda t, step, a: t.sum(step, a.self, a.other, 1)),
+        ("transpose", lambda t, step, a: t.build.reshape(t.node(a.self), step.shape[1:], step.path)),
     ],
 )
 def test_what_the_table_of_operators_gets_wrong_is_found(

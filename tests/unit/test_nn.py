@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import verifiable_relu.nn
+from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import (
     HardnessGate,
@@ -73,6 +74,48 @@ def test_a_second_derivative_is_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(LambdaGELU()(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("lam", [1.5, 20.0])
+@each_gate
+def test_torch_compile_and_torch_func_give_what_the_gate_gives(
+    lam: float, make: Callable[[float], HardnessGate]
+) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), make(lam), torch.nn.Linear(8, 2)).double()
+    x = torch.randn(6, 3, dtype=torch.float64)
+
+    def loss(parameters: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(net, parameters, (row,)).pow(2).sum()
+
+    net.zero_grad()
+    net(x).pow(2).sum().backward()
+    parameters = dict(net.named_parameters())
+    expected = {name: parameter.grad for name, parameter in parameters.items()}
+    held = {name: parameter.detach() for name, parameter in parameters.items()}
+    torch.testing.assert_close(torch.func.vmap(net)(x), net(x))
+    torch.testing.assert_close(torch.func.grad(loss)(held, x), expected, rtol=1e-9, atol=1e-12)
+    if lam < EXACT_FROM:
+        compiled = torch.compile(net, backend="eager", fullgraph=True)
+        net.zero_grad()
+        compiled(x).pow(2).sum().backward()
+        torch.testing.assert_close({n: p.grad for n, p in net.named_parameters()}, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gate_is_finite_wherever_its_input_is_in_half_precision() -> None:
+    gates = [make(160.0) for make in GATES.values()] + [RECTIFIERS["mish"].gate()]
+    for gate in gates:
+        gate.set_lam(160.0)
+        x = torch.tensor([-6e4, -1.0, 0.0, 1.0, 6e4], dtype=torch.float16)
+        torch.testing.assert_close(gate(x), x.relu(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="TorchScript cannot compile a λ-gate"):
+        torch.jit.script(torch.nn.Sequential(LambdaGELU()))
+    with pytest.raises(InputError, match="the model: it is scripted"):
+        substitute_relu(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU())))
 
 
 def test_value_is_x_times_phi() -> None:

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from verifiable_relu import verify
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, from_torch
-from verifiable_relu.network.module import capture, exported
+from verifiable_relu.network.module import capture, reading
 from verifiable_relu.nn import LambdaGELU
 from verifiable_relu.verifiers.base import Verdict
 
@@ -205,7 +205,7 @@ def test_a_parametrised_weight_that_is_called_for_is_one_of_the_module() -> None
 
 @pytest.mark.parametrize(
     ("owner", "between", "wrong"),
-    [(capture, (), "refused"), (exported, (nn.LayerNorm([4, 1, 1]),), "other weights")],
+    [(capture, (), "refused"), (reading, (nn.LayerNorm([4, 1, 1]),), "other weights")],
     ids=["followed", "exported"],
 )
 def test_a_reader_without_the_rule_would_be_found(

@@ -15,7 +15,7 @@ from tests.support import nets
 from tests.support.exact import exact_values
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Linear, Relu
-from verifiable_relu.network.repeated import without_repeated
+from verifiable_relu.network.simplify import without_repeated
 
 
 def lattice(rng: np.random.Generator, functions: int = 4, groups: int = 6) -> Network:

@@ -347,10 +347,9 @@ def test_verdicts_of_sub_problems_agree_with_enumeration(
     """Whatever the size of the sub-problems that z3 decides; almost nothing else decides any here."""
     monkeypatch.setattr(module, "FEW", few)
     monkeypatch.setattr(Program, "solve", nothing)
-    monkeypatch.setattr("verifiable_relu.verifiers.bab.tree._NEARLY", 1e9)
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
     decided = 0
-    bare = Branching(steps=0, adaptive=0, stalled=1e9, finishing=0)
+    bare = Branching(steps=0, adaptive=0, stalled=1e9, exact=1e9, finishing=0)
     method = Smt(search=bare, slopes=Slopes(steps=0), intermediate=Ascent(steps=0))
     found = claims(method, [query for query, _ in cases], 30)
     for (query, margin), outcome in zip(cases, found, strict=True):

@@ -18,11 +18,9 @@ from hypothesis import given, settings
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.spec import SpecFile, Variable, read_vnnlib, vnnlib_text, write_vnnlib
-from verifiable_relu.spec.disjuncts import properties
-from verifiable_relu.spec.formula import And, Bound
+from verifiable_relu.spec.formula import And, Arithmetic, Bound, LinearTerm, properties
 from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.spec.read import parse
-from verifiable_relu.spec.terms import Arithmetic, LinearTerm
 
 FAMILIES = {
     "acasxu": 10,

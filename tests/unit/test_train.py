@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from verifiable_relu import files
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import LONGEST, InputError
-from verifiable_relu.network.device import device as find_device
+from verifiable_relu.network.graph import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
 from verifiable_relu.train import schedule
 from verifiable_relu.train.__main__ import main, parser

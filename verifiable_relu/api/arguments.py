@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +15,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import Derived, reciprocal, rounded
+from verifiable_relu.network.module.reading import runner
 from verifiable_relu.settings import as_given
 from verifiable_relu.spec.balls import exact_number
 
@@ -190,13 +191,16 @@ Model = nn.Module | Network | Path | str | bytes
 """A torch module, a network, or an ONNX file by its path or as bytes."""
 
 
-def network(model: Model, shape: tuple[int, ...], first: Normalisation | None = None) -> Network:
+def network(
+    model: Model, shape: tuple[int, ...], first: Normalisation | None = None, argument: str | None = None
+) -> Network:
     """The network of a model.
 
     Args:
         model: the model; a torch module is read in evaluation mode.
         shape: of an input sample, which torch modules do not tell.
         first: a normalisation of the input that is not part of the model.
+        argument: the name of the argument of a torch module that takes the input; None stands for the first one.
 
     Raises:
         InputError: if the model cannot be read.
@@ -206,10 +210,10 @@ def network(model: Model, shape: tuple[int, ...], first: Normalisation | None = 
             read = model
         case nn.Module():
             with as_given():
-                traced = from_torch(model, shape, type(model).__name__, exact=True)
-            # Verification needs no gradients of the weights, and replay runs on the CPU whatever the device.
+                traced = from_torch(model, shape, type(model).__name__, exact=True, argument=argument)
+            # Verification needs no gradients of the weights, and bounds begin on the CPU whatever the device.
             nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
-            read = Network(nodes, name=traced.name)
+            read = Network(nodes, run=runner(model, argument), name=traced.name)
         case Path() | str() | bytes():
             read = read_onnx(model)
         case _:
@@ -222,4 +226,9 @@ def _after(first: Normalisation, then: Network) -> Network:
     build = Builder(then.input_shape)
     index = build.scale(0, "normalisation", center=first.center, scale=first.scale, error=first.error)
     moved = [replace(node, inputs=tuple(source + index for source in node.inputs)) for node in then.nodes[1:]]
-    return Network((*build.nodes, *moved), name=then.name)
+    run = None if then.run is None else _composed(then.run, first)
+    return Network((*build.nodes, *moved), run=run, name=then.name)
+
+
+def _composed(run: Callable[[Tensor], Tensor], first: Normalisation) -> Callable[[Tensor], Tensor]:
+    return lambda x: run(((x - first.center) * first.scale).float())

@@ -143,7 +143,7 @@ def certified_radius(
 
 
 def _once(model: Model, pixels: np.ndarray, options: dict[str, Any]) -> Model:
-    """The network of a model, read once for several calls of ``verify``; its normalisation is taken in.
+    """The network of a model, read once for several calls of ``verify``; its normalisation and argument are taken in.
 
     Raises:
         InputError: if the model cannot be read, or for an option of ``verify`` that has no meaning with several radii.
@@ -151,7 +151,7 @@ def _once(model: Model, pixels: np.ndarray, options: dict[str, Any]) -> Model:
     if "eps" in options:
         raise InputError("several radii are asked about images; eps has no meaning with them")
     first = arguments.normalize(options.pop("normalize", None))
-    return arguments.network(model, pixels.shape[1:], first)
+    return arguments.network(model, pixels.shape[1:], first, options.pop("argument", None))
 
 
 def _chosen(options: Mapping[str, Any], open_: list[int], shape: tuple[int, ...]) -> dict[str, Any]:

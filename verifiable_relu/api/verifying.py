@@ -17,11 +17,10 @@ from verifiable_relu.api.arguments import Model
 from verifiable_relu.campaign import Case, Result, run
 from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, hardened
+from verifiable_relu.network import Network, deployed, hardened
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
-from verifiable_relu.spec.balls import exact_number
-from verifiable_relu.spec.robustness import outside_top, patch_masks, targeted, within_balls
+from verifiable_relu.spec.balls import exact_number, outside_top, patch_masks, targeted, within_balls
 
 Number = Fraction | float
 Asked = Property | SpecFile | Path | str
@@ -74,7 +73,9 @@ def verify(
     *,
     around: Around = Around(),
     normalize: tuple[object, object] | None = None,
+    argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
+    arithmetic: str = "real",
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
@@ -96,9 +97,14 @@ def verify(
         normalize: what the model expects to be subtracted from its input and what this is divided by then, one number
             or one for each channel each, if that is not part of the model; images and ``eps`` are in the units before
             that.
+        argument: the name of the argument of a torch module that takes the images; None stands for the first one. What
+            the module returns is a tensor, or holds one alone or one called ``logits``.
         joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
             The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
             λ-GELUs (``network.hardened``), and False asks for the model alone.
+        arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file: ``float32``, ``tf32`` or
+            ``bfloat16``. The answer is then about every evaluation of the file, in any order of its sums
+            (``network.deployed``); of a model that is no file, it is about the file that ``write_onnx`` writes.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -119,7 +125,7 @@ def verify(
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
     first = arguments.normalize(normalize)
-    network = _joint(arguments.network(model, pixels.shape[1:], first), joint)
+    network = _meant(arguments.network(model, pixels.shape[1:], first, argument), joint, arithmetic)
     order = _order(around.norm)
     sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
     questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
@@ -134,7 +140,9 @@ def verify_properties(
     timeout: float = 60.0,
     *,
     normalize: tuple[object, object] | None = None,
+    argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
+    arithmetic: str = "real",
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
@@ -144,7 +152,7 @@ def verify_properties(
     Args:
         model: as in ``verify``, and so are all further arguments.
         properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
-        method, timeout, normalize, joint, device, memory, progress: as in ``verify``.
+        method, timeout, normalize, argument, joint, arithmetic, device, memory, progress: as in ``verify``.
 
     Returns:
         One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
@@ -155,7 +163,7 @@ def verify_properties(
     """
     specs = _specs(properties)
     first = arguments.normalize(normalize)
-    network = _joint(arguments.network(model, _shape(specs, model), first), joint)
+    network = _meant(arguments.network(model, _shape(specs, model), first, argument), joint, arithmetic)
     questions = [(name, _queries(spec, network)) for name, spec in specs]
     return _answered(network, questions, False, method, timeout, device, memory, progress)
 
@@ -193,9 +201,12 @@ def _answered(
         return run(cases, asked, observer=watcher, limits=limits)
 
 
-def _joint(network: Network, joint: float | Sequence[float] | bool) -> Network:
+def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: str) -> Network:
+    """The network, the set of networks, or the network as it runs, that the question is about."""
     if isinstance(joint, bool | np.bool_) and not joint:
-        return network
+        return deployed(network, arithmetic)
+    if arithmetic != "real":
+        raise InputError(f"joint goes with real arithmetic, not with {arithmetic!r:.40}")
     return hardened(network, arguments.hardness(joint))
 
 

@@ -18,7 +18,7 @@ from verifiable_relu.bounds.operators import Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Bounds, Lines, Tuning
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation
+from verifiable_relu.network.nodes import Activation, Affine
 from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import Property
 
@@ -78,6 +78,17 @@ def interval_bounds(
             boxes = [intersect(boxes[0], known[index])]
         bounds.append(NODE_KINDS[node].image(node, boxes, operators.find(index)))
     return bounds
+
+
+def within(network: Network, prop: Property, most: float) -> bool:
+    """Whether no value of a network over a property's box, and no sum of the sizes of its terms, exceeds ``most``."""
+    network = network.to(torch.float64)
+    sizes = [torch.maximum(b.lower.abs(), b.upper.abs()) for b in interval_bounds(network, input_box([prop], network))]
+    for node in network.nodes:
+        if isinstance(node, Affine):
+            sizes.append(node.absolute(sizes[node.inputs[0]]) + node.offset_magnitude())
+    # What is not a number is not within either.
+    return all(bool((size <= most).all()) for size in sizes)
 
 
 class Rules:

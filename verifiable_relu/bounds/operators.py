@@ -23,9 +23,8 @@ from torch import Tensor
 
 from verifiable_relu.bounds import sums
 from verifiable_relu.bounds.tuning import TUNING, Tuning
-from verifiable_relu.network.graph import Network
+from verifiable_relu.network.graph import Made, Network, Once
 from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Node, Shape
-from verifiable_relu.network.once import Made, Once
 from verifiable_relu.rounding import tiny
 
 Kind = TypeVar("Kind", bound=Affine, covariant=True)

@@ -20,7 +20,6 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.journal import plain
 from verifiable_relu.network.family import least_hardness
-from verifiable_relu.spec.comparisons import without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_sat, write_unsat
@@ -148,8 +147,8 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
             continue
         if box not in boxes:
             boxes.append(box)
-        proof = outcome.proof or prove(without_head(query), limit)
-        if proof is None and (function := uncertified(without_head(query).network)):
+        proof = outcome.proof or prove(query.without_head, limit)
+        if proof is None and (function := uncertified(query.without_head.network)):
             raise UnsupportedError(f"certificates do not know {function}")
         if proof is None:
             raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.spec.specfile import SpecFile, Variable
-from verifiable_relu.spec.write import exact_text
+from verifiable_relu.spec.specfile import SpecFile, Variable, exact_text
 
 
 def assignment(result: Result, spec: SpecFile | None = None) -> Iterator[str]:

@@ -21,7 +21,7 @@ from verifiable_relu.campaign.runner import Case, unasked
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
 from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, onnx_bytes, read_onnx
-from verifiable_relu.network.device import require_device
+from verifiable_relu.network.graph import require_device
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.specfile import stem

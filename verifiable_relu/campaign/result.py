@@ -85,6 +85,7 @@ class Result:
         versions: the versions of the packages that took part, by name.
         files: the digest of the bytes of the instance's files (``Loader.files``); empty where it does not tell what is
             asked.
+        arithmetic: of what runs the network, about which the verdict is (``Network.arithmetic``).
     """
 
     onnx: str
@@ -108,6 +109,7 @@ class Result:
     timeout: float = math.inf
     versions: Mapping[str, str] = field(default_factory=versions)
     files: str = ""
+    arithmetic: str = "real"
 
     @property
     def answer(self) -> str:
@@ -172,13 +174,14 @@ class Result:
         Raises:
             ValueError: if ``to_json`` makes no such record; the message names the field at fault.
         """
-        # Records of older versions have no digest of files.
-        if not isinstance(record, dict) or {"files", *record} != _FIELDS.keys():
+        # Records of older versions have no digest of files, and are about real arithmetic.
+        older = {"files": "", "arithmetic": "real"}
+        if not isinstance(record, dict) or {**older, **record}.keys() != _FIELDS.keys():
             raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
         read: dict[str, Any] = {}
         for name, convert in _FIELDS.items():
             try:
-                read[name] = convert(record[name]) if name in record else ""
+                read[name] = convert(record[name]) if name in record else older[name]
             except ValueError as error:
                 raise ValueError(f"'{name}': {error}") from None
         found = cls(**read)
@@ -272,6 +275,7 @@ _FIELDS: dict[str, Field] = {
     "timeout": _extended,
     "versions": _named(_text),
     "files": _text,
+    "arithmetic": _text,
 }
 """The fields of a record, in the order of ``Result``'s."""
 

@@ -15,7 +15,6 @@ from verifiable_relu.campaign.counterexample import assignment
 from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
 from verifiable_relu.errors import InputError
 from verifiable_relu.settings import neutral
-from verifiable_relu.spec.comparisons import NOTE, without_head
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier, described, fault
@@ -23,6 +22,8 @@ from verifiable_relu.verifiers.docket import Docket, Purse
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
+
+HEADLESS = "the last layer keeps the order of the outputs, which the property only compares, and was left out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +231,7 @@ class _Campaign:
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
         known: the results so far, by the numbers of their instances.
-        docket: the queries of all instances that are asked, without heads that are of no account (``comparisons``).
+        docket: the queries of all instances that are asked, without heads that are of no account.
         owner: for each query the number of its instance.
         members: for each instance that is asked the numbers of its queries.
         outcomes: the outcomes so far, by instance and query.
@@ -276,7 +277,7 @@ class _Campaign:
             purse = Purse(max(0.0, case.timeout - case.spent))
             self.members[index] = range(len(queries), len(queries) + len(case.queries))
             purses |= dict.fromkeys(self.members[index], purse)
-            queries.extend(map(without_head, case.queries))
+            queries.extend(query.without_head for query in case.queries)
             self.owner.extend([index] * len(case.queries))
         self.docket = Docket(queries, self.limits, purses, self.observer.stage)
 
@@ -318,7 +319,7 @@ class _Campaign:
         case = self.cases[index]
         assert isinstance(case, Case)
         if self.docket.queries[query].network is not case.queries[0].network:
-            outcome = replace(outcome, detail=f"{outcome.detail}; {NOTE}" if outcome.detail else NOTE)
+            outcome = replace(outcome, detail=f"{outcome.detail}; {HEADLESS}" if outcome.detail else HEADLESS)
         self.outcomes[index][query] = outcome
         if outcome.verdict is Verdict.SAT or len(self.outcomes[index]) == len(case.queries):
             self.conclude(index, case, query)
@@ -356,6 +357,7 @@ class _Campaign:
                 self.method,
                 case.timeout,
                 files=case.files,
+                arithmetic=network.arithmetic,
             ),
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiable_relu.arguments import Parser, add_debug, fraction
+from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
 from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
@@ -47,6 +47,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", type=float, default=160.0, metavar="LAMBDA", help="λ at the end (default: 160)")
     made.add_argument("--schedule", choices=CHOICES["schedule"], default="log", help="how λ grows (default: log)")
     made.add_argument("--activations", metavar="A,B", help="activations to harden (default: all of hidden layers)")
+    made.add_argument(
+        "--patience",
+        type=_patience,
+        default=60.0,
+        metavar="S",
+        help="seconds for the proof of what the swap changes; 0 leaves it out (default: 60)",
+    )
     made.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of torch's random numbers (default: 0)")
     made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
@@ -65,6 +72,10 @@ def _seed(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
         raise argparse.ArgumentTypeError(f"'{text}' is no integer of at least 0 and below 2^63")
     return int(text)
+
+
+def _patience(text: str) -> float:
+    return 0.0 if text == "0" else seconds(text)
 
 
 def _rate(text: str) -> float:
@@ -97,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
     from verifiable_relu.hardening import harden
     from verifiable_relu.hardening.loop import default_optimizer
-    from verifiable_relu.network.device import device
+    from verifiable_relu.network.graph import device
     from verifiable_relu.nn.rectifiers import HIDDEN
     from verifiable_relu.train.batches import DataError, loader
 
@@ -117,6 +128,7 @@ def run(options: argparse.Namespace) -> int:
             schedule=options.schedule,
             activations=HIDDEN if options.activations is None else options.activations.split(","),
             region=(0.0, 1.0),
+            patience=options.patience,
             progress=not options.quiet,
         )
     except DataError as error:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn.gates import Hardness
-from verifiable_relu.nn.places import Place, replace_smooth, substitute_relu
+from verifiable_relu.nn.places import Place, leftovers, replace_smooth, require_replaced, substitute_relu
 from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, DataError, at
@@ -71,6 +69,7 @@ class Hardened:
         change: what the swap changed.
         losses: the mean loss of each epoch.
         shape: the shape of an input sample; None if the model's input is not one tensor.
+        argument: the name of the argument that takes the input, where batches are mappings.
     """
 
     model: nn.Module
@@ -79,6 +78,7 @@ class Hardened:
     change: Change
     losses: tuple[float, ...]
     shape: tuple[int, ...] | None
+    argument: str | None = None
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.places), str(self.change)])
@@ -91,12 +91,12 @@ class Hardened:
             UnsupportedError: if the model has operators that the package does not know.
         """
         if self.shape is None:
-            raise InputError("the model's input is not one tensor of real numbers")
-        write_onnx(from_torch(self.model, self.shape), Path(path))
+            raise InputError(batches.NO_TENSOR)
+        write_onnx(from_torch(self.model, self.shape, argument=self.argument), Path(path))
         return Path(path)
 
 
-def soften(model: nn.Module, activations: Sequence[str] = HIDDEN) -> tuple[nn.Module, list[Place]]:
+def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any = None) -> tuple[nn.Module, list[Place]]:
     """Put a λ-gate with λ = 1 in the place of each smooth activation, in place; the model still computes the same.
 
     Gates that the model has already keep their λ. No λ is learned: ``Annealing`` sets it.
@@ -104,14 +104,21 @@ def soften(model: nn.Module, activations: Sequence[str] = HIDDEN) -> tuple[nn.Mo
     Args:
         model: the model.
         activations: the names of the activations to harden (``nn.rectifiers.RECTIFIERS``).
+        example: what the model is called with to find out whether they are replaced (``nn.places.require_replaced``).
 
     Returns:
         The model, and its smooth activations with what became of them.
 
     Raises:
         InputError: if the model has no activation to harden.
-        UnsupportedError: as ``nn.places.replace_smooth``.
+        UnsupportedError: as ``nn.places.replace_smooth``, and if the model goes on computing GELU or SiLU.
     """
+    softened, places = _softened(model, activations)
+    require_replaced(softened, places, example)
+    return softened, places
+
+
+def _softened(model: nn.Module, activations: Sequence[str]) -> tuple[nn.Module, list[Place]]:
     softened, places = replace_smooth(model, _gate, activations)
     if not any(place.became for place in places):
         found = f"; found were {', '.join(map(str, places))}" if places else ""
@@ -142,6 +149,8 @@ def harden(
     schedule: Schedule = "log",
     activations: Sequence[str] = HIDDEN,
     region: Region | None = None,
+    patience: float = PATIENCE,
+    argument: str | None = None,
     callbacks: Sequence[Callable[[Step], None]] = (),
     progress: bool = False,
 ) -> Hardened:
@@ -167,6 +176,9 @@ def harden(
         activations: the names of the activations to harden (``nn.rectifiers.RECTIFIERS``).
         region: the least and the greatest value of each input; over all inputs between them, the change of the outputs
             by the swap is bounded. None takes the range of the numbers in the data that the change is measured on.
+        patience: the seconds that the proof of that bound may take, at least 0; 0 leaves it out.
+        argument: where batches are mappings with several tensors of real numbers, the name of the one that is the input
+            of the network; the others are left out where the change is bounded and the network is written.
         callbacks: called after each step.
         progress: whether a progress bar is shown on stderr.
 
@@ -183,16 +195,19 @@ def harden(
         raise InputError(f"callbacks are a list of functions, not {callbacks!r:.40}")
     _require_functions(**{f"callback {index}": each for index, each in enumerate(callbacks)})
     region = None if region is None else _region(region)
+    if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
+        raise InputError(f"patience is a number of seconds, not {patience!r:.40}")
     train, test = batches.loader(data, True), batches.loader(data if held_out is None else held_out, False)
-    before, (soft, places) = model, soften(_copy(model), activations)
+    before, (soft, places) = model, _softened(_copy(model), activations)
     mode = before.training
     first = batches.moved(next(iter(test)), soft)
+    argument = batches.argument(first) if argument is None else argument
     before.eval()
     classes = _require_same(before, soft.eval(), first, outputs)
     if loss is batches.loss and classes is not None:
         for each in (data, held_out):
             batches.require_classes(each, classes)
-    places += _leftovers(substitute_relu(soft, activations=activations), first, outputs)
+    places += leftovers(soft, places, lambda of: outputs(of, first))
     steps = epochs * len(train)
     annealing = Annealing(soft, steps, target, schedule)
     stepper, scheduler = _optimizer(optimizer, soft, steps)
@@ -216,10 +231,21 @@ def harden(
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
     try:
-        change = measure(soft, hard, test, before=before, outputs=outputs, region=region, patience=PATIENCE)
+        with shown(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
+            change = measure(
+                soft,
+                hard,
+                test,
+                before=before,
+                outputs=outputs,
+                region=region,
+                patience=patience,
+                argument=argument,
+                watch=lambda seconds: show(int(seconds), "seconds of the proof of the change"),
+            )
     finally:
         before.train(mode)
-    return Hardened(hard, soft, tuple(places), change, tuple(means), batches.sample_shape(first))
+    return Hardened(hard, soft, tuple(places), change, tuple(means), batches.sample_shape(first, argument), argument)
 
 
 def _require_functions(**functions: object) -> None:
@@ -234,9 +260,16 @@ def _copy(model: object) -> nn.Module:
     if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
         raise InputError("the model has parameters without numbers: call a lazy module once first")
     try:
-        return deepcopy(model)
+        copy = deepcopy(model)
     except Exception as error:  # The classes of a user's model decide what copying raises.
         raise UnsupportedError(f"the model cannot be copied: {error}") from error
+    half = next((p.dtype for p in model.parameters() if p.dtype in (torch.float16, torch.bfloat16)), None)
+    if half is not None:
+        raise InputError(
+            f"the model is in {half}, in which small steps of the weights and of λ are lost: convert it to float32 "
+            "first (model.float()); torch.autocast may run it in half precision"
+        )
+    return copy
 
 
 def _region(region: object) -> Region:
@@ -310,71 +343,3 @@ def _optimizer(make: Callable[[nn.Module], Any] | None, model: nn.Module, steps:
     if not isinstance(found, torch.optim.Optimizer):
         raise InputError(f"optimizer makes a {type(found).__name__}, no optimizer of torch")
     return found, scheduler
-
-
-_MISSED = {"gelu", "silu"}
-"""The operators that are always activations of hidden layers."""
-
-_OTHERS = {"mish", "hardswish", "elu", "softplus", "sigmoid", "tanh", "erf", "_softmax", "native_layer_norm"}
-"""The operators that may make up an activation, or are none that ReLU can replace."""
-
-
-class _Watch(TorchDispatchMode):
-    """A record of the smooth operators that run, with the module that each runs in."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[tuple[str, str], None] = {}
-        self._stack: list[str] = [""]
-        self._hooks: list[Any] = []
-        for path, module in model.named_modules():
-            self._hooks.append(module.register_forward_pre_hook(partial(self._enter, path)))
-            self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
-
-    def _enter(self, path: str, module: nn.Module, inputs: Any) -> None:
-        self._stack.append(path)
-
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._stack.pop()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.overloadpacket.__name__.removesuffix("_")
-        if name in _MISSED | _OTHERS:
-            self.found[self._stack[-1], name] = None
-        return func(*args, **(kwargs or {}))
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        for hook in self._hooks:
-            hook.remove()
-
-
-@torch.no_grad()
-def _leftovers(hard: nn.Module, batch: Batch, outputs: Outputs) -> list[Place]:
-    """The smooth operators that a model computes for a batch, by the modules that call them.
-
-    Args:
-        hard: a model whose activations were replaced by ReLU.
-        batch: a batch of the user's data.
-        outputs: runs the model.
-
-    Raises:
-        UnsupportedError: if GELU or SiLU are among them; the error names the module.
-    """
-    hard.eval()
-    with _Watch(hard) as watch:
-        outputs(hard, batch)
-    modules = dict(hard.named_modules())
-    places = []
-    for path, name in watch.found:
-        if name in _MISSED:
-            place = f"module {path!r} ({type(modules[path]).__name__})"
-            raise UnsupportedError(
-                f"it computes {name} in a way that is not found in its code: call the activation as a module",
-                place=place,
-            )
-        if not type(modules[path]).__module__.startswith("torch.nn."):
-            places.append(Place(path, f"aten.{name}", why="ReLU cannot take its place by itself"))
-    return places

@@ -307,11 +307,7 @@ def _broadcasts(shape: Shape, target: Shape) -> bool:
 
 
 def _expanded(value: Tensor, shape: Shape, what: str) -> Tensor:
-    """``value`` broadcast to ``shape``.
-
-    Raises:
-        InputError: if it does not fit.
-    """
+    """``value`` broadcast to ``shape``."""
     while value.ndim > len(shape) and value.shape[0] == 1:
         value = value[0]
     if not _broadcasts(value.shape, shape):

@@ -57,4 +57,4 @@ def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Ne
     for index, value in zip(places, values, strict=True):
         node = nodes[index]
         nodes[index] = Hardened(name=node.name, inputs=node.inputs, shape=node.shape, lam=value)
-    return replace(network, nodes=tuple(nodes), onnx=None)
+    return replace(network, nodes=tuple(nodes), onnx=None, run=None)

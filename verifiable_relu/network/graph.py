@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,50 @@ from verifiable_relu.network.nodes import (
     Node,
     Shape,
 )
-from verifiable_relu.network.once import Once
+
+Made = TypeVar("Made")
+
+
+class Once:
+    """Values by key, each made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` returned for the key when the key was new."""
+        if key not in self._made:
+            # A tensor made in inference mode could not take part in a gradient later.
+            with torch.inference_mode(False):
+                self._made[key] = make()
+        found: Made = self._made[key]
+        return found
+
+
+def device(name: str) -> str:
+    """The torch device of a name, of which it is certain that it exists; ``auto`` is a GPU if there is one.
+
+    Raises:
+        InputError: if torch does not have it.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    require_device(name)
+    return name
+
+
+def require_device(name: str) -> None:
+    """Make certain that torch has the device, and that numbers come back from it (``meta`` holds none).
+
+    Raises:
+        InputError: if it does not.
+    """
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        # What torch says first is enough; it goes on for a page.
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise InputError(f"no device '{name}': {reason}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +78,15 @@ class Network:
     Args:
         nodes: the operators; each names its inputs by index, all smaller than its own.
         onnx: the bytes of the ONNX file it was read from, for replay; None if it was made from torch.
+        run: computes the outputs (1, *output_shape) of one sample, float32 (1, *input_shape), as whatever the network
+            was read from does, for replay; None if that is a file or nothing.
         name: what to call it in messages and tables.
         batched: whether the ONNX input has a leading batch axis; without one, the file takes a single sample.
         ports: where the network takes or gives several tensors of the user's file as one vector: their ONNX shapes with
             a batch of 1, by name, the inputs before the outputs. ``onnx`` is then a file with one of each, too. Empty
             where the user's file has one input and one output.
+        arithmetic: how the file is computed by what runs it (``rounding.ARITHMETICS``); ``real`` where it is taken as a
+            function of real numbers. Of any other the nodes' errors are those of that arithmetic.
 
     Attributes:
         once: keeps what is computed from the nodes, by key, for as long as the network lives. A network never changes:
@@ -50,9 +98,11 @@ class Network:
 
     nodes: tuple[Node, ...]
     onnx: bytes | None = None
+    run: Callable[[Tensor], Tensor] | None = field(default=None, repr=False, kw_only=True)
     name: str = "network"
     batched: bool = True
     ports: Mapping[str, Shape] = field(default_factory=dict)
+    arithmetic: str = "real"
     once: Once = field(default_factory=Once, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +189,7 @@ class Network:
         nodes = tuple(node.limit for node in self.nodes)
         if all(limit is node for limit, node in zip(nodes, self.nodes, strict=True)):
             return self
-        return replace(self, nodes=nodes, onnx=None)
+        return replace(self, nodes=nodes, onnx=None, run=None)
 
     @cached_property
     def weight_error(self) -> float:
@@ -152,9 +202,10 @@ class Network:
         state = hashlib.sha256()
         for node in self.nodes:
             for f in fields(node):
-                if f.name == "name":
-                    continue
                 value = getattr(node, f.name)
+                # Networks have kept the digests of the time before there was a second kind of error.
+                if f.name == "name" or (f.name == "offset_terms" and not value):
+                    continue
                 if isinstance(value, Tensor):
                     array = value.detach().cpu().contiguous().numpy()
                     state.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())

@@ -7,22 +7,25 @@ the nodes that it was read as.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.build import as_network
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Curve, Linear, Node, Reshape, Scale, Smooth, Sparse
+from verifiable_relu.network.onnx.write import write_onnx
 
 
 def headless(network: Network) -> Network | None:
     """The network without a head that keeps the order of its outputs; None if it has none.
 
-    In real arithmetic its outputs compare as those of the network do. Where the network came from a file, the result
-    names the bytes of the whole file, in which counterexamples are replayed.
+    In real arithmetic its outputs compare as those of the network do. The result names the bytes of the whole network's
+    file, in which counterexamples are replayed; None, too, where there is no file and none can be written.
     """
     last = len(network.nodes) - 1
     source = _before(network.nodes, last)
@@ -32,7 +35,13 @@ def headless(network: Network) -> Network | None:
     if source is None:
         return None
     source = _unshaped(network.nodes, source)
-    return as_network(network.nodes, source, name=network.name, onnx=network.onnx, batched=network.batched)
+    try:
+        written = network.onnx is None and network.run is None
+        onnx = write_onnx(network.limit, rounded=True) if written else network.onnx
+    except UnsupportedError:
+        return None
+    found = as_network(network.nodes, source, name=network.name, onnx=onnx, batched=network.batched)
+    return replace(found, run=network.run)
 
 
 def _before(nodes: Sequence[Node], index: int) -> int | None:

@@ -1,7 +1,9 @@
-"""Merging neighbouring nodes of a network under construction into one, where that is exact.
+"""Rewriting nodes so that no bit of the network's function changes.
 
-How often a node is read is counted over the nodes' own wiring. The names that a file gives to values say nothing
-about it: one value may have several.
+Neighbours are merged into one node where that is exact, functions that a file writes out as products are put in the
+place of what spells them, and neurons that a program has written several times are left out. How often a node is read
+is counted over the nodes' own wiring. The names that a file gives to values say nothing about it: one value may have
+several.
 """
 
 from __future__ import annotations
@@ -9,17 +11,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.derived import both, product
+from verifiable_relu.network.derived import both, hardness, multiple, narrow, product, scaled_hardness
 from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Gelu, Linear, Node, Scale, Smooth
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Curve, Gelu, Linear, Node, Product, Relu, Scale, Smooth, curve
 from verifiable_relu.network.nodes.affine import Division
+from verifiable_relu.rounding import COMMON_STEP, MODERATE, not_below
 
 Graph = tuple[list[Node], int]
 """Nodes in topological order, the input first, and the index of the output."""
@@ -187,3 +191,235 @@ RULES: Table[tuple[Rule, ...]] = Table(
     },
 )
 """By the kind of the first of two nodes. Kinds without a row are left as they are, which is always right."""
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """The value slope·v + offset of a node, v being the value of the node ``base``; exact if ``error`` is 0.
+
+    ``error`` bounds the relative error of ``slope``; an ``offset`` is exact.
+    """
+
+    base: int
+    slope: Fraction
+    offset: Fraction
+    error: Fraction
+
+
+def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
+    """Put a function of one variable in the place of every product that spells it.
+
+    Args:
+        nodes: in topological order.
+        output: the index of the output.
+
+    Returns:
+        Nodes in topological order and the output's new index. Nodes that spelled a function are still there.
+    """
+    made: list[Node] = []
+    at: list[int] = []
+    for node in nodes:
+        moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
+        found = _gelu(made, moved) if isinstance(moved, Product) else None
+        if found is None:
+            other = _other(made, moved) if isinstance(moved, Product) else None
+            made.append(moved if other is None else curve(other[0], node.name, (other[1],), node.shape))
+        else:
+            base, lam, number, error = found
+            made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=lam))
+            if float(number) != 1 or error:
+                zero = torch.zeros_like(number)
+                scale = Scale(
+                    name=node.name,
+                    inputs=(len(made) - 1,),
+                    shape=node.shape,
+                    center=zero,
+                    scale=number,
+                    shift=zero,
+                    weight_error=error,
+                )
+                made.append(scale)
+        at.append(len(made) - 1)
+    return made, at[output]
+
+
+def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
+    """Put λ times λ-GELU of x in the place of GELU(λ·x), so that no GELU is one of a multiple.
+
+    Certificates speak of that x (``docs/certificates.md``), and so does the λ of a family of networks. The arguments
+    and the result are those of ``spelled``.
+    """
+    made: list[Node] = []
+    at: list[int] = []
+    for node in nodes:
+        moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
+        if isinstance(moved, Gelu):
+            first = _steps(made, moved.inputs[0])[-1]
+            lam = first.slope * Fraction(float(moved.lam))
+            fits = not first.offset and made[first.base].shape == moved.shape and MODERATE[0] <= lam <= MODERATE[1]
+            number = scaled_hardness(lam, first.error) if fits else None
+            if number is not None and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
+                wide = torch.tensor([float(first.slope), 0.0], dtype=torch.float64)
+                factor, zero = narrow(wide)
+                made.append(replace(moved, inputs=(first.base,), lam=number))
+                moved = Scale(
+                    name=node.name,
+                    inputs=(len(made) - 1,),
+                    shape=node.shape,
+                    center=zero,
+                    scale=factor,
+                    shift=zero,
+                    weight_error=not_below(first.error),
+                )
+        made.append(moved)
+        at.append(len(made) - 1)
+    return live(made, at[output])
+
+
+def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:
+    """The function that a product is if it is x times a function of x, and the node of x."""
+    for x, second in (product.inputs, product.inputs[::-1]):
+        if x == second:
+            return "Square", x
+        factor = nodes[second]
+        if _computes(factor, "Sigmoid") and factor.inputs == (x,):
+            return "SiLU", x
+        if _computes(factor, "Square") and factor.inputs == (x,):
+            return "Cube", x
+        inner = nodes[factor.inputs[0]] if _computes(factor, "Tanh") else factor
+        if _computes(inner, "Softplus") and inner is not factor and inner.inputs == (x,):
+            return "Mish", x
+    return None
+
+
+def _computes(node: Node, function: str) -> bool:
+    return isinstance(node, Curve) and node.function == function
+
+
+def _gelu(nodes: Sequence[Node], product: Product) -> tuple[int, Tensor, Tensor, float] | None:
+    """What a product is if it is a multiple of λ-GELU: x, λ, the factor, and the factor's relative error.
+
+    With one operand c·(1 + erf(k·x)) and the other d·x, k > 0, the product is 2·c·d·GELU_λ(x), λ = √2·k. It stays a
+    product where one number does not hold λ, or the factor.
+    """
+    for left, right in (product.inputs, product.inputs[::-1]):
+        one = _steps(nodes, left)[-1]
+        erf = nodes[one.base]
+        if not _computes(erf, "Erf") or one.offset != one.slope or one.error or not one.slope:
+            continue
+        inside = {step.base: step for step in _steps(nodes, erf.inputs[0]) if not step.offset}
+        for step in _steps(nodes, right):
+            argument = inside.get(step.base)
+            if step.offset or not step.slope or argument is None or not argument.slope > 0:
+                continue
+            lam, factor = hardness(argument.slope, argument.error), multiple(2 * one.slope * step.slope, step.error)
+            if lam is not None and factor is not None:
+                return step.base, lam, *factor
+    return None
+
+
+def _steps(nodes: Sequence[Node], index: int) -> list[_Scaled]:
+    """A node's value in terms of the node itself, and of each node before it from which scalars alone lead to it."""
+    steps = [_Scaled(index, Fraction(1), Fraction(0), Fraction(0))]
+    while isinstance(node := nodes[index], Scale) and all(
+        part.numel() == 1 and bool(torch.isfinite(part).all()) for part in (node.center, node.scale, node.shift)
+    ):
+        center, scale, shift = (Fraction(float(part)) for part in (node.center, node.scale, node.shift))
+        last, off = steps[-1], Fraction(node.weight_error)
+        if (off or last.error) and (center or shift):
+            break
+        index = node.inputs[0]
+        offset = last.offset + last.slope * (shift - scale * center)
+        steps.append(_Scaled(index, last.slope * scale, offset, (1 + last.error) * (1 + off) - 1))
+    return steps
+
+
+_PRODUCTS = 200_000
+"""The most products of numbers that are checked in rational arithmetic for one pair of layers."""
+
+
+def without_repeated(network: Network) -> Network:
+    """The network without repeated neurons; the network itself where there is none, or where it has other operators.
+
+    The result is in float64 and has no ONNX file: its neurons are not those of the file. Cached.
+    """
+    return network.once("without repeated neurons", lambda: _smaller(network) or network)
+
+
+def _smaller(network: Network) -> Network | None:
+    """The smaller network, or None."""
+    chain = network.nodes[1:]
+    plain = all(
+        type(node) in (Linear, Relu) and node.inputs == (i,) and len(node.shape) == 1 for i, node in enumerate(chain)
+    )
+    if not plain or len(network.input_shape) != 1 or any(_unsure(node) for node in chain):
+        return None
+    nodes: list[Node] = [network.nodes[0]]
+    # The outputs keep their number and order: no dense layer follows whose columns could be added or sorted.
+    last = max((index for index, node in enumerate(chain, start=1) if isinstance(node, Linear)), default=0)
+    # For each neuron of the network its number in the last of the nodes.
+    place = torch.arange(network.input_size)
+    for index, node in enumerate(chain, start=1):
+        if isinstance(node, Relu):
+            nodes.append(replace(node, inputs=(len(nodes) - 1,), shape=nodes[-1].shape))
+            continue
+        assert isinstance(node, Linear)
+        merged = merged_columns(node.weight.detach().double(), place, nodes[-1].size)
+        if merged is None:
+            return None
+        weight, bias = merged, node.bias.detach().double()
+        place = torch.arange(len(bias))
+        if index < last:
+            rows, place = torch.unique(torch.cat([weight, bias[:, None]], 1), dim=0, return_inverse=True)
+            weight, bias = rows[:, :-1].contiguous(), rows[:, -1].contiguous()
+        before = nodes[-1]
+        if isinstance(before, Linear):
+            one = one_layer(weight, bias, before)
+            if one is not None:
+                nodes.pop()
+                weight, bias = one
+        made = replace(node, inputs=(len(nodes) - 1,), shape=(len(bias),), weight=weight, bias=bias)
+        nodes.append(made)
+    if sum(node.size for node in nodes) >= sum(node.size for node in network.nodes):
+        return None
+    return Network(tuple(nodes), name=network.name, batched=network.batched)
+
+
+def _unsure(node: Node) -> bool:
+    """Whether weights are known up to an error only, or a gradient is wanted."""
+    return isinstance(node, Linear) and bool(node.weight_error or node.weight.requires_grad or node.bias.requires_grad)
+
+
+def merged_columns(weight: Tensor, place: Tensor, size: int) -> Tensor | None:
+    """The weights with the columns of repeated neurons added, (rows, size); None where that may not be exact."""
+    if size == len(place):
+        # Neurons are sorted all the same.
+        merged = torch.empty_like(weight)
+        merged[:, place] = weight
+        return merged
+    units = weight[weight != 0] / COMMON_STEP
+    if not bool((units == units.round()).all()) or float(weight.abs().sum(1).amax()) >= COMMON_STEP * 2.0**52:
+        return None
+    return weight.new_zeros(len(weight), size).index_add_(1, place, weight)
+
+
+def one_layer(weight: Tensor, bias: Tensor, first: Linear) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias of two dense layers as one, where that is exact and no larger; else None."""
+    inputs = first.weight.shape[1]
+    if len(bias) * inputs > weight.numel() + first.weight.numel():
+        return None
+    if int(weight.count_nonzero()) * (inputs + 1) > _PRODUCTS:
+        return None
+    before = torch.cat([first.weight, first.bias[:, None]], 1)
+    product = weight @ before
+    product[:, -1] += bias
+    if not bool(product.isfinite().all()):
+        return None
+    numbers = [[Fraction(v) for v in row] for row in before.tolist()]
+    for row, own, found in zip(weight, bias.tolist(), product.tolist(), strict=True):
+        terms = [(Fraction(float(row[k])), numbers[k]) for k in row.nonzero().flatten().tolist()]
+        for column, value in enumerate(found):
+            exact = sum((factor * line[column] for factor, line in terms), Fraction(own if column == inputs else 0))
+            if exact != Fraction(value):
+                return None
+    return product[:, :-1].contiguous(), product[:, -1].contiguous()

@@ -29,12 +29,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from verifiable_relu.errors import UnsupportedError
 
 Approximate = Literal["none", "tanh"]
 
@@ -62,6 +64,7 @@ class Kernel:
 
     Attributes:
         value: G, which returns a new tensor.
+        gate: P.
         backward: the function (gradient, u) ↦ gradient·G'(u), which returns a new tensor.
         slope: P', which is exactly 0 for |u| ≥ ``saturated``.
         saturated: a number whose square does not overflow in float32.
@@ -70,6 +73,7 @@ class Kernel:
     """
 
     value: Callable[[Tensor], Tensor]
+    gate: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     saturated: float
@@ -173,6 +177,9 @@ class Hardness(nn.Module):
         """Stop the learning of λ: ``s`` requires no gradient any more, and only ``set_lam`` changes it."""
         self.s.requires_grad_(False)
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise UnsupportedError("TorchScript cannot compile a λ-gate: use torch.compile, or put ReLU in its place first")
+
     def extra_repr(self) -> str:
         return f"lam={self.lam.item():.6g}, temperature={self.temperature}"
 
@@ -201,9 +208,22 @@ class HardnessGate(Hardness):
         if has_torch_function_unary(x):
             of_subclass: Tensor = handle_torch_function(HardnessGate.forward, (x,), self, x)
             return of_subclass
+        if x.dtype == torch.float16:
+            # κλx may overflow where x does not.
+            return self.forward(x.float()).half()
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return self.traced(x)
         # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
         y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
         return y
+
+    def traced(self, x: Tensor) -> Tensor:
+        """f of operators of torch alone, for torch.compile, torch.export and torch.func; λ stays a tensor."""
+        factor = self.lam * self.kernel.scale
+        if self.s.requires_grad:
+            # No part of this form's derivative by λ cancels another.
+            return x * self.kernel.gate(x * factor)
+        return self.kernel.value(x * factor) / factor
 
 
 class Sharpened(Hardness):
@@ -223,8 +243,18 @@ class Sharpened(Hardness):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float16:
+            return self.forward(x.float()).half()
         lam = self.lam
         return self.function(x * lam) / lam
+
+
+def _normal(u: Tensor) -> Tensor:
+    return 0.5 * torch.special.erfc(u * -math.sqrt(0.5))
+
+
+def _tanh_gate(u: Tensor) -> Tensor:
+    return 0.5 + 0.5 * torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))
 
 
 def _gelu_slope(u: Tensor) -> Tensor:
@@ -254,16 +284,19 @@ def _silu_backward(gradient: Tensor, u: Tensor) -> Tensor:
 
 
 KERNELS = {
-    "none": Kernel(F.gelu, _gelu_backward, _gelu_slope, saturated=40.0, supremum=SUPREMUM),
+    "none": Kernel(F.gelu, _normal, _gelu_backward, _gelu_slope, saturated=40.0, supremum=SUPREMUM),
     "tanh": Kernel(
         partial(F.gelu, approximate="tanh"),
+        _tanh_gate,
         partial(_gelu_backward, approximate="tanh"),
         _tanh_slope,
         saturated=40.0,
         supremum=0.170041,
     ),
     # exp(−800) is zero in float64 too.
-    "swish": Kernel(F.silu, _silu_backward, _logistic_slope, saturated=800.0, supremum=_SWISH_SUPREMUM, scale=MATCHED),
+    "swish": Kernel(
+        F.silu, torch.sigmoid, _silu_backward, _logistic_slope, saturated=800.0, supremum=_SWISH_SUPREMUM, scale=MATCHED
+    ),
 }
 
 

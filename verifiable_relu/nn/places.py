@@ -1,15 +1,28 @@
-"""The smooth activations of a model: where they are, and their replacement, by λ-gates or by ReLU."""
+"""The smooth activations of a model: where they are, and their replacement, by λ-gates or by ReLU.
+
+What a model computes is not all in its code: a compiled kernel may remember an activation by its name. A model is
+therefore run where an input is known, and refused if GELU or SiLU still run in it.
+
+A ReLU that took the place of another activation has a buffer that says so, ``MARK``. So weights that were trained for
+ReLU are not taken for those of a class with GELU: ``load_state_dict`` names the key that it does not expect. Where the
+configuration of a model of ``transformers`` names its activation, ReLU is named there instead; if that is all that the
+class needs to make the model with ReLU, there is no mark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+import sys
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.nn.gates import Hardness
 from verifiable_relu.nn.rectifiers import (
     FUNCTIONS,
@@ -86,7 +99,9 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     return model, replacement.places
 
 
-def substitute_relu(model: nn.Module, inplace: bool = False, activations: Sequence[str] = HIDDEN) -> nn.Module:
+def substitute_relu(
+    model: nn.Module, inplace: bool = False, activations: Sequence[str] = HIDDEN, example: Any = None
+) -> nn.Module:
     """A copy of a model with ``nn.ReLU`` in place of every smooth activation (``replace_smooth``).
 
     Replaced are activations with a λ, and GELU, SiLU, Mish and Hardswish, whether they are modules or functions that a
@@ -98,12 +113,162 @@ def substitute_relu(model: nn.Module, inplace: bool = False, activations: Sequen
         model: the model.
         inplace: whether the model itself is changed and returned, unless it is such an activation itself.
         activations: the names of the activations that are replaced (``nn.rectifiers.RECTIFIERS``).
+        example: what the model is called with to find out whether they are replaced, as in ``require_replaced``.
 
     Raises:
-        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module.
+        UnsupportedError: if a forward calls such a function and cannot be traced, or still computes one; the error
+            names the module.
         InputError: if the model is no torch module, or for an unknown activation.
     """
-    return replace_smooth(model if inplace else deepcopy(model), lambda _: nn.ReLU(), activations)[0]
+    hard, places = replace_smooth(model if inplace else deepcopy(model), _marked, activations)
+    require_replaced(hard, places, example)
+    _configure(hard, activations)
+    kept = not _made_with_relu(hard, activations)
+    device = next((parameter.device for parameter in hard.parameters()), None)
+    for module in hard.modules():
+        mark = module._buffers.pop(MARK, None)
+        if kept and mark is not None:
+            module.register_buffer(MARK, mark.to(device=device))
+    return hard
+
+
+MARK = "relu_in_place_of_another_activation"
+"""The name of the buffer, the number 1, of a ReLU that took the place of a smooth activation."""
+
+
+def _marked(_: Rectifier | Hardness) -> nn.ReLU:
+    made = nn.ReLU()
+    made.register_buffer(MARK, torch.ones(()))
+    return made
+
+
+def _configure(model: nn.Module, activations: Collection[str]) -> None:
+    """Name ReLU in the configurations, of ``transformers``, that name one of the activations."""
+    table = getattr(sys.modules.get("transformers.activations"), "ACT2FN", {})
+    for config in (getattr(module, "config", None) for module in model.modules()):
+        for key, value in list(getattr(config, "__dict__", {}).items()):
+            known = recognise(table[value]) if isinstance(value, str) and value in table else None
+            if known is not None and known.name in activations:
+                setattr(config, key, "relu")
+
+
+def _made_with_relu(model: nn.Module, activations: Sequence[str]) -> bool:
+    """Whether a model's class, given the model's configuration, makes it without any of the activations."""
+    if not hasattr(model, "config"):
+        return False
+    try:
+        with torch.device("meta"):
+            again = type(model)(deepcopy(model.config))
+        return not any(place.became for place in replace_smooth(again, _marked, activations)[1])
+    except Exception:  # Classes of the user take what they like.
+        return False
+
+
+_MISSED = {"gelu", "silu"}
+"""The operators that are always activations of hidden layers."""
+
+_SMOOTH = {"mish", "hardswish", "elu", "softplus", "sigmoid", "tanh", "erf", "_softmax", "native_layer_norm"}
+"""The operators that may make up an activation, or are none that ReLU can replace."""
+
+
+class _Watch(TorchDispatchMode):
+    """A record of the smooth operators that run outside of λ-gates, with the module that each runs in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[tuple[str, str], None] = {}
+        self._stack: list[tuple[str, bool]] = [("", False)]
+        self._hooks: list[Any] = []
+        for path, module in model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(partial(self._enter, path)))
+            self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
+
+    def _enter(self, path: str, module: nn.Module, inputs: Any) -> None:
+        self._stack.append((path, isinstance(module, Hardness)))
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._stack.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__.removesuffix("_")
+        path, gate = self._stack[-1]
+        if name in _MISSED | _SMOOTH and not gate:
+            self.found[path, name] = None
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Module], object]) -> list[Place]:
+    """The smooth operators that a model still computes, by the modules that call them.
+
+    Args:
+        model: a model whose activations were replaced; it is run in evaluation mode.
+        places: what was found of them.
+        call: runs the model.
+
+    Raises:
+        UnsupportedError: if GELU or SiLU are among them, other than where they were left alone; names the module.
+    """
+    modules = dict(model.named_modules())
+    modes = {module: module.training for module in modules.values()}
+    try:
+        with _Watch(model.eval()) as watch:
+            call(model)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    found = []
+    for path, name in watch.found:
+        if name in _MISSED and path not in {place.path for place in places if place.why}:
+            raise UnsupportedError(
+                f"it computes {name} in a way that is not found in its code: call the activation as a module",
+                place=f"module {path!r} ({type(modules[path]).__name__})",
+            )
+        if not type(modules[path]).__module__.startswith("torch.nn."):
+            found.append(Place(path, f"aten.{name}", why="ReLU cannot take its place by itself"))
+    return found
+
+
+def require_replaced(model: nn.Module, places: Collection[Place], example: Any = None) -> None:
+    """Run a model whose activations were replaced, to make certain that it computes GELU and SiLU no longer.
+
+    Args:
+        model: the model; it is run in evaluation mode.
+        places: what was found of its activations.
+        example: a tensor, or a tuple or mapping of the model's arguments. None takes the inputs that a model, or the
+            first of its parts that does so, offers as ``dummy_inputs``, as those of ``transformers`` do; without any,
+            or if the model does not take them, nothing is found out.
+
+    Raises:
+        UnsupportedError: if it does; the error names the module.
+    """
+    if example is not None:
+        leftovers(model, places, partial(_call, example))
+        return
+    part = next((path for path, module in model.named_modules() if hasattr(module, "dummy_inputs")), None)
+    if part is None:
+        return
+    whole = model.get_submodule(part)
+    within = [Place(place.path.removeprefix(f"{part}."), place.found, place.became, place.why) for place in places]
+    try:
+        leftovers(whole, within, partial(_call, getattr(whole, "dummy_inputs", None)))
+    except UnsupportedError:
+        raise
+    except Exception:  # A model may not take what its class offers.
+        return
+
+
+def _call(example: Any, model: nn.Module) -> object:
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple | list) else model(example)
 
 
 class _Replacement:
@@ -156,6 +321,11 @@ class _Replacement:
         # named_children() would leave out the second name of a module that is used twice.
         for name, child in list(module._modules.items()):
             made = None if child is None else self.of(child, f"{path}.{name}".lstrip("."))
+            if made is not None and isinstance(module, torch.jit.ScriptModule):
+                raise InputError(
+                    "it is scripted: replace the activations of the model that torch.jit.script was given",
+                    place=f"module {path!r}" if path else "the model",
+                )
             if made is not None:
                 setattr(module, name, made)
         for name, function in list(vars(module).items()):

@@ -1,13 +1,10 @@
 """Properties of networks, their VNN-LIB files, and lists of instances."""
 
-from verifiable_relu.spec.balls import linf_properties, linf_property
-from verifiable_relu.spec.find import find_network, queries
-from verifiable_relu.spec.instances import Instance, instances, read_instances, write_instances
+from verifiable_relu.spec.balls import box_property, linf_properties, linf_property, patch_masks
+from verifiable_relu.spec.find import Instance, find_network, instances, queries, read_instances, write_instances
 from verifiable_relu.spec.property import Ball, Box, Property, Query, Row
 from verifiable_relu.spec.read import read_vnnlib
-from verifiable_relu.spec.robustness import box_property, patch_masks
-from verifiable_relu.spec.specfile import SpecFile, Variable
-from verifiable_relu.spec.write import vnnlib_text, write_vnnlib
+from verifiable_relu.spec.specfile import SpecFile, Variable, vnnlib_text, write_vnnlib
 
 __all__ = [
     "Ball",

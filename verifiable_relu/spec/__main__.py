@@ -20,9 +20,8 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.arrays import read_images
 from verifiable_relu.spec.balls import linf_properties
-from verifiable_relu.spec.instances import Instance, read_instances, write_instances
-from verifiable_relu.spec.specfile import SpecFile, Variable, stem
-from verifiable_relu.spec.write import write_vnnlib
+from verifiable_relu.spec.find import Instance, read_instances, write_instances
+from verifiable_relu.spec.specfile import SpecFile, Variable, stem, write_vnnlib
 from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:

@@ -1,16 +1,23 @@
-"""Formulas: Boolean combinations of linear constraints, which the readers of property files build.
+"""Formulas: Boolean combinations of linear constraints, which the readers of property files build, and what they mean.
 
-The leaves of a formula are bounds of one input and rows over the outputs, both made by ``terms.Arithmetic.compare``.
-``disjuncts.properties`` turns a formula into boxes and unions of polytopes.
+`Arithmetic` computes with the exact linear terms of a file and makes the leaves of formulas: bounds of one input, and
+rows over the outputs. `properties` turns a formula into boxes of inputs, each with a union of polytopes of outputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
+from itertools import combinations
 from typing import NamedTuple
 
-from verifiable_relu.spec.property import Row
+import numpy as np
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.spec import limits
+from verifiable_relu.spec.property import Box, Polytope, Property, Row, round_down, round_up
 
 
 class Bound(NamedTuple):
@@ -79,3 +86,453 @@ def negate(formula: Formula) -> Formula:
         case Not():
             return formula.part
     return Not(formula)
+
+
+ZERO, ONE = Fraction(0), Fraction(1)
+_MIRRORED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<"}
+_LARGEST_EXPONENT = 1022
+_COMFORTABLE_EXPONENT = 500
+_SHORT = 2**64
+_NONE: Mapping[int, Fraction] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTerm:
+    """The term Σ inputs[i]·x_i + Σ outputs[j]·y_j + constant, without coefficients of zero."""
+
+    inputs: Mapping[int, Fraction] = field(default_factory=lambda: _NONE)
+    outputs: Mapping[int, Fraction] = field(default_factory=lambda: _NONE)
+    constant: Fraction = ZERO
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the term has no variable."""
+        return not self.inputs and not self.outputs
+
+    def scaled(self, factor: Fraction) -> LinearTerm:
+        """The term multiplied by a number."""
+        if not factor:
+            return LinearTerm()
+        return LinearTerm(
+            {i: c * factor for i, c in self.inputs.items()},
+            {j: c * factor for j, c in self.outputs.items()},
+            self.constant * factor,
+        )
+
+    def values(self) -> Iterable[Fraction]:
+        """All coefficients and the constant."""
+        yield from self.inputs.values()
+        yield from self.outputs.values()
+        yield self.constant
+
+
+def number(lexeme: str) -> Fraction:
+    """The exact value of a decimal with or without an exponent.
+
+    Raises:
+        InputError: if it has more than ``limits.DIGITS`` characters.
+    """
+    if len(lexeme) > limits.DIGITS:
+        raise InputError(f"a number has {len(lexeme):,} characters, more than {limits.DIGITS:,}")
+    return Fraction(Decimal(lexeme))
+
+
+class Arithmetic:
+    """Sums, products and comparisons of one file's terms, whose cost is counted and limited.
+
+    Every operation raises an InputError if a number exceeds ``limits.BITS`` or the file ``limits.ARITHMETIC`` steps.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def apply(self, operator: str, terms: Sequence[LinearTerm]) -> LinearTerm:
+        """The result of an operator on one or more terms, applied from left to right; ``-`` of one term negates it.
+
+        Args:
+            operator: one of ``+ - * /``.
+            terms: the arguments of the operator.
+
+        Raises:
+            InputError: for a division by zero or of a single term.
+            UnsupportedError: if the result is not linear.
+        """
+        self._spend(terms)
+        if operator == "-":
+            head, *rest = terms
+            return _sum([head, *(term.scaled(-ONE) for term in rest)]) if rest else head.scaled(-ONE)
+        if operator == "+":
+            return _sum(terms)
+        if operator == "/" and len(terms) < 2:
+            raise InputError("'/' needs two arguments")
+        operation: Callable[[LinearTerm, LinearTerm], LinearTerm] = _product if operator == "*" else _quotient
+        result = terms[0]
+        for term in terms[1:]:
+            result = operation(result, term)
+            self._spend([result])
+        return result
+
+    def compare(self, operator: str, left: LinearTerm, right: LinearTerm, mark: int) -> Formula:
+        """The formula ``left operator right``.
+
+        Args:
+            operator: one of ``<= < >= > = !=``.
+            left: a term.
+            right: a term.
+            mark: the place of the comparison in the file, which a ``Bound`` keeps.
+
+        Raises:
+            InputError: for a number beyond the range of float64.
+            UnsupportedError: if the comparison relates inputs to each other or to outputs.
+        """
+        match operator:
+            case "=":
+                return And((self.compare("<=", left, right, mark), self.compare(">=", left, right, mark)))
+            case "!=":
+                return Or((self.compare("<", left, right, mark), self.compare(">", left, right, mark)))
+        if not right.is_constant:
+            if left.is_constant:
+                return self.compare(_MIRRORED[operator], right, left, mark)
+            left, right = self.apply("-", [left, right]), LinearTerm()
+        upper, strict = operator[0] == "<", len(operator) == 1
+        bound = right.constant - left.constant if left.constant else right.constant
+        if not left.inputs:
+            return self._row(left.outputs, bound, upper, strict)
+        if left.outputs:
+            raise UnsupportedError("a constraint that relates inputs to outputs is not supported")
+        if len(left.inputs) > 1:
+            raise UnsupportedError("a constraint that relates inputs to each other is not supported: inputs form a box")
+        ((variable, coefficient),) = left.inputs.items()
+        if coefficient is not ONE:  # A file may hold many thousands of bounds x ≤ number, which skip this division.
+            self._spend([left, right])
+            upper = upper == (coefficient > 0)
+            bound /= coefficient
+        _check(bound)
+        return Bound(variable, upper, bound, strict, mark)
+
+    def distinct(self, terms: Sequence[LinearTerm], mark: int) -> Formula:
+        """The formula that no two of the terms are equal.
+
+        Raises:
+            InputError: as :meth:`compare` does.
+            UnsupportedError: as :meth:`compare` does, and for more pairs of terms than ``limits.PAIRS``.
+        """
+        pairs = len(terms) * (len(terms) - 1) // 2
+        if pairs > limits.PAIRS:
+            raise UnsupportedError(f"'distinct' of {len(terms):,} terms makes more than {limits.PAIRS:,} pairs")
+        return And(tuple(self.compare("!=", left, right, mark) for left, right in combinations(terms, 2)))
+
+    def _row(self, coefficients: Mapping[int, Fraction], bound: Fraction, upper: bool, strict: bool) -> Formula:
+        if not coefficients:
+            holds = bound > 0 if upper else bound < 0
+            return TRUE if holds or (bound == 0 and not strict) else FALSE
+        factor = ONE if upper else -ONE
+        # A row with very large or very small coefficients is scaled to a largest coefficient of 1, since bounds of the
+        # row are computed in float64.
+        largest = max(coefficients.values(), key=abs)
+        if abs(_exponent(largest)) > _COMFORTABLE_EXPONENT:
+            factor /= abs(largest)
+        if factor != 1:
+            coefficients = {j: c * factor for j, c in coefficients.items()}
+            bound *= factor
+        _check(bound)
+        row = Row(tuple(sorted(coefficients.items())), bound, strict)
+        if _bits(bound) + sum(map(_bits, coefficients.values())) > limits.BITS:
+            # Over their common denominator, the coefficients can be as long as all of them together.
+            whole = row.canonical()
+            if any(_bits(value) > limits.BITS for value in (whole.bound, *(c for _, c in whole.coefficients))):
+                raise _long()
+        return row
+
+    def _spend(self, terms: Iterable[LinearTerm]) -> None:
+        for term in terms:
+            for value in term.values():
+                bits = _bits(value)
+                self.steps += 1 + bits // 64
+                if bits > limits.BITS:
+                    raise _long()
+        if self.steps > limits.ARITHMETIC:
+            raise InputError(f"the arithmetic of this file takes more than {limits.ARITHMETIC:,} steps")
+
+
+def _check(bound: Fraction) -> None:
+    if max(bound.numerator, -bound.numerator, bound.denominator) < _SHORT:
+        return
+    if _bits(bound) > limits.BITS:
+        raise _long()
+    if _exponent(bound) > _LARGEST_EXPONENT:
+        raise InputError("a number beyond the range of float64")
+
+
+def _long() -> InputError:
+    return InputError(f"a number has more than {limits.BITS:,} bits")
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _exponent(value: Fraction) -> int:
+    """An integer that differs from log₂ |value| by at most 1; −``limits.BITS`` for 0."""
+    return value.numerator.bit_length() - value.denominator.bit_length() if value else -limits.BITS
+
+
+def _sum(terms: Sequence[LinearTerm]) -> LinearTerm:
+    inputs: dict[int, Fraction] = {}
+    outputs: dict[int, Fraction] = {}
+    constant = ZERO
+    for term in terms:
+        constant = _added(constant, term.constant)
+        for total, more in ((inputs, term.inputs), (outputs, term.outputs)):
+            for i, c in more.items():
+                known = total.get(i)
+                total[i] = c if known is None else _added(known, c)
+    return LinearTerm({i: c for i, c in inputs.items() if c}, {j: c for j, c in outputs.items() if c}, constant)
+
+
+def _added(a: Fraction, b: Fraction) -> Fraction:
+    total = a + b
+    # The denominator of a sum can be as long as those of all terms together.
+    if total.denominator.bit_length() > limits.BITS:
+        raise _long()
+    return total
+
+
+def _product(a: LinearTerm, b: LinearTerm) -> LinearTerm:
+    if b.is_constant:
+        return a.scaled(b.constant)
+    if a.is_constant:
+        return b.scaled(a.constant)
+    raise UnsupportedError("the product of two variables is not linear")
+
+
+def _quotient(a: LinearTerm, b: LinearTerm) -> LinearTerm:
+    if not b.is_constant:
+        raise UnsupportedError("a division by a variable is not linear")
+    if not b.constant:
+        raise InputError("division by zero")
+    return a.scaled(1 / b.constant)
+
+
+def properties(
+    formula: Formula, size: int, input_name: Callable[[int], str], name: str, place: Callable[[int], str]
+) -> tuple[Property, ...]:
+    """The properties that a formula stands for: the formula is *sat* if any of them is, and *unsat* if all are.
+
+    The formula is brought into disjunctive form. Disjuncts with the same box become one property with several
+    polytopes. A disjunct with an empty box is left out, and so is one that a comparison of constants makes false. If
+    comparisons of constants have removed all disjuncts, the result is one property with an empty unsafe set. A formula
+    in which every disjunct's box is empty is refused, as an empty box is wherever it is written.
+
+    Args:
+        formula: the formula, over the inputs and outputs of one network.
+        size: the number of inputs.
+        input_name: the name of an input variable, by its index.
+        name: the name of the property; several properties are numbered.
+        place: the words with which messages name the place of a bound, by the bound's ``mark``.
+
+    Raises:
+        InputError: for an input without a bound on one side, or if the box of every disjunct is empty.
+        UnsupportedError: for a disjunctive form beyond ``limits.POLYTOPES`` or ``limits.DISJUNCTIVE``.
+    """
+    form = _Form()
+    bounds, rows, choices = conjunction(formula, True)
+    common: _Bounds = {}
+    disjuncts: list[_Disjunct] = []
+    if form.tighten(common, bounds):
+        disjuncts = form.distribute([_Disjunct({}, tuple(rows))], choices)
+    for disjunct in disjuncts:
+        form.spend(len(disjunct.rows))
+    sides = _Sides(size)
+    sides.set(bound[:4] for bound in common.values())
+    groups: dict[frozenset[_Side], list[Polytope]] = {}
+    for disjunct in disjuncts:
+        own = [b for key, b in disjunct.bounds.items() if key not in common or b.tighter(common[key])]
+        if all(form.agree(bound, common.get((bound.variable, not bound.upper))) for bound in own):
+            groups.setdefault(frozenset(bound[:4] for bound in own), []).append(disjunct.rows)
+    if not groups and form.contradiction is not None:
+        raise _empty("in every case the box" if choices else "the box", form.contradiction, input_name, place)
+    if not groups:
+        return (Property(sides.box(input_name), (), name),)
+    found: list[Property] = []
+    for number, (own_bounds, polytopes) in enumerate(groups.items()):
+        mine = sides.copy()
+        mine.set(own_bounds)
+        label = name if len(groups) == 1 else f"{name}#{number}"
+        found.append(Property(mine.box(input_name), tuple(polytopes), label))
+    return tuple(found)
+
+
+_Bounds = dict[tuple[int, bool], Bound]
+"""The tightest bounds found, by input and side; the side is whether the bound is an upper one."""
+
+
+class _Disjunct(NamedTuple):
+    """A conjunction of bounds of inputs and rows over outputs."""
+
+    bounds: _Bounds
+    rows: Polytope
+
+
+_Choice = tuple[Or | And, bool]
+"""A disjunction: an ``Or`` with True, or an ``And`` with False, which stands for the negation of the ``And``."""
+
+
+def _flat(formula: Formula, positive: bool, kind: type[And] | type[Or]) -> Iterator[tuple[Formula, bool]]:
+    """The parts of nested conjunctions (``kind`` And) or disjunctions (Or) in order, each True or False if negated."""
+    pending = [(formula, positive)]
+    while pending:
+        part, positive = pending.pop()
+        if isinstance(part, Not):
+            pending.append((part.part, not positive))
+        elif isinstance(part, And | Or) and (isinstance(part, kind) is positive or len(part.parts) == 1):
+            pending.extend((each, positive) for each in reversed(part.parts))
+        else:
+            yield part, positive
+
+
+def conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Row], list[_Choice]]:
+    """The bounds, rows and disjunctions whose conjunction is ``formula`` (``positive``) or its negation, in order."""
+    bounds: list[Bound] = []
+    rows: list[Row] = []
+    choices: list[_Choice] = []
+    for part, kept in _flat(formula, positive, And):
+        if isinstance(part, And | Or):
+            choices.append((part, kept))
+            continue
+        leaf = part if kept else negate(part)
+        if isinstance(leaf, Bound):
+            bounds.append(leaf)
+        elif isinstance(leaf, Row):
+            rows.append(leaf)
+    return bounds, rows, choices
+
+
+class _Form:
+    """The construction of a disjunctive form, whose size it counts.
+
+    Attributes:
+        contradiction: the first pair of a lower and an upper bound found that no value of their input satisfies.
+    """
+
+    def __init__(self) -> None:
+        self.contradiction: tuple[Bound, Bound] | None = None
+        self._spent = 0
+
+    def spend(self, constraints: int) -> None:
+        """Count constraints towards ``limits.DISJUNCTIVE``."""
+        self._spent += constraints
+        if self._spent > limits.DISJUNCTIVE:
+            raise UnsupportedError(f"the disjunctive form has more than {limits.DISJUNCTIVE:,} constraints")
+
+    def agree(self, bound: Bound, opposite: Bound | None) -> bool:
+        """Whether some value satisfies a bound and, if there is one, the same input's bound of the other side."""
+        if bound.meets(opposite):
+            return True
+        if self.contradiction is None and opposite is not None:
+            self.contradiction = bound, opposite
+        return False
+
+    def tighten(self, bounds: _Bounds, more: Iterable[Bound]) -> bool:
+        """Tighten ``bounds`` in place by ``more``; returns False if the bounds of some input then contradict."""
+        possible = True
+        for bound in more:
+            key = bound.variable, bound.upper
+            known = bounds.get(key)
+            if known is None or bound.tighter(known):
+                bounds[key] = bound
+                possible = self.agree(bound, bounds.get((bound.variable, not bound.upper))) and possible
+        return possible
+
+    def distribute(self, found: list[_Disjunct], choices: Sequence[_Choice]) -> list[_Disjunct]:
+        """The conjunction of a disjunctive form with disjunctions, in disjunctive form.
+
+        Args:
+            found: the disjuncts of the form.
+            choices: the disjunctions.
+
+        Returns:
+            The disjuncts whose bounds do not contradict.
+        """
+        for choice in choices:
+            options: list[_Disjunct] = []
+            for part, positive in _flat(*choice, Or):
+                bounds, rows, inner = conjunction(part, positive)
+                tightest: _Bounds = {}
+                if self.tighten(tightest, bounds):
+                    options += self.distribute([_Disjunct(tightest, tuple(rows))], inner)
+                if len(options) * len(found) > limits.POLYTOPES:
+                    raise UnsupportedError(f"the disjunctive form has more than {limits.POLYTOPES:,} polytopes")
+            found = [both for one in found for other in options if (both := self._meet(one, other)) is not None]
+        return found
+
+    def _meet(self, one: _Disjunct, other: _Disjunct) -> _Disjunct | None:
+        # A row counts as a 32nd of a bound, because copying a row takes far less time than looking a bound up.
+        self.spend(1 + len(one.bounds) + len(other.bounds) + (len(one.rows) + len(other.rows)) // 32)
+        if not other.bounds:
+            return _Disjunct(one.bounds, one.rows + other.rows)
+        bounds = dict(one.bounds)
+        return _Disjunct(bounds, one.rows + other.rows) if self.tighten(bounds, other.bounds.values()) else None
+
+
+_Side = tuple[int, bool, Fraction, bool]
+"""The first four fields of a ``Bound``, without the mark."""
+
+
+class _Sides:
+    """The sides of a box under construction, by whether they are the upper ones.
+
+    Attributes:
+        floats: the bounds in float64, rounded outward; infinite where an input has none so far.
+        exact: the exact bounds that float64 does not represent, by input.
+        strict: the inputs whose bound is strict.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.floats = {False: np.full(size, -np.inf), True: np.full(size, np.inf)}
+        self.exact: dict[bool, dict[int, Fraction]] = {False: {}, True: {}}
+        self.strict: dict[bool, set[int]] = {False: set(), True: set()}
+
+    def copy(self) -> _Sides:
+        twin = _Sides(0)
+        twin.floats = {side: values.copy() for side, values in self.floats.items()}
+        twin.exact = {side: dict(values) for side, values in self.exact.items()}
+        twin.strict = {side: set(values) for side, values in self.strict.items()}
+        return twin
+
+    def set(self, bounds: Iterable[_Side]) -> None:
+        for variable, upper, value, strict in bounds:
+            rounded = round_up(value) if upper else round_down(value)
+            self.floats[upper][variable] = rounded
+            if rounded.as_integer_ratio() == (value.numerator, value.denominator):
+                self.exact[upper].pop(variable, None)
+            else:
+                self.exact[upper][variable] = value
+            (self.strict[upper].add if strict else self.strict[upper].discard)(variable)
+
+    def box(self, input_name: Callable[[int], str]) -> Box:
+        for upper, values in self.floats.items():
+            missing = np.flatnonzero(np.isinf(values))
+            if missing.size:
+                raise InputError(f"the input {input_name(missing[0])} has no {'upper' if upper else 'lower'} bound")
+        return Box(
+            self.floats[False],
+            self.floats[True],
+            self.exact[False],
+            self.exact[True],
+            frozenset(self.strict[False]),
+            frozenset(self.strict[True]),
+        )
+
+
+def _empty(
+    box: str, contradiction: tuple[Bound, Bound], input_name: Callable[[int], str], place: Callable[[int], str]
+) -> InputError:
+    high, low = contradiction if contradiction[0].upper else contradiction[::-1]
+    below, above = ("<" if low.strict else "<="), ("<" if high.strict else "<=")
+    variable = input_name(high.variable)
+    return InputError(
+        f"{box} is empty: {float(low.value)!r} {below} {variable} ({place(low.mark)}) "
+        f"but {variable} {above} {float(high.value)!r}",
+        place=place(high.mark),
+    )

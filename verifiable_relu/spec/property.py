@@ -324,6 +324,14 @@ class Property:
         """One more than the largest output index in a row; 0 without rows."""
         return 1 + max((i for polytope in self.unsafe for row in polytope for i, _ in row.coefficients), default=-1)
 
+    @property
+    def only_compares(self) -> bool:
+        """Whether every row of the unsafe set compares one output with another, Y_i ≤ Y_j or Y_i < Y_j."""
+        rows = (row for polytope in self.unsafe for row in polytope)
+        return all(
+            not row.bound and len(row.coefficients) == 2 and not sum(c for _, c in row.coefficients) for row in rows
+        )
+
     def violated(self, y: Sequence[Fraction]) -> bool:
         """Whether an exact output y lies in the unsafe set, and satisfies strict rows strictly."""
         return any(all(row.holds(y) for row in polytope) for polytope in self.unsafe)
@@ -378,6 +386,23 @@ class Query:
                 f"the property names Y_{outputs - 1}, but the network '{self.network.name}' has "
                 f"{self.network.output_size} outputs"
             )
+
+    @cached_property
+    def without_head(self) -> Query:
+        """The same question of the network without a head that keeps the order of its outputs.
+
+        The query itself, if its network has no such head or the property does not only compare outputs, or where what
+        runs the network rounds, which may make a tie of a difference. A counterexample is replayed in the whole
+        network's file.
+        """
+        if not self.property.only_compares or self.network.arithmetic != "real":
+            return self
+        # Imported here: the reading and writing of property files must not wait for torch.
+        from verifiable_relu.network.head import headless
+
+        whole = self.network
+        network = whole.once(headless, lambda: headless(whole))
+        return self if network is None else Query(network, self.property)
 
     @cached_property
     def digest(self) -> str:

@@ -54,11 +54,7 @@ class _FloatRow:
 
 
 def _pieces(coefficients: Sequence[tuple[int, Fraction]]) -> list[tuple[tuple[int, float], ...]]:
-    """Integer coefficients as an exact sum of float64 rows: the nearest row, the nearest row to the rest, and so on.
-
-    Raises:
-        OverflowError: if a coefficient is beyond the range of float64.
-    """
+    """Integer coefficients as an exact sum of float64 rows: the nearest row, the nearest row to the rest, and so on."""
     pieces = [tuple((i, float(c)) for i, c in coefficients)]
     while coefficients := [
         (i, rest) for (i, c), (_, near) in zip(coefficients, pieces[-1], strict=True) if (rest := c - Fraction(near))

@@ -1,13 +1,22 @@
-"""A property file as the readers return it and the writer takes it."""
+"""A property file as the readers return it, and the writing of VNN-LIB files, 1.0 and 2.0.
+
+Every number is written as an exact decimal. A constraint with a number that no decimal equals, such as 1/255, is
+multiplied by the denominator: ``(<= (* 255.0 X_0) 1.0)``. Such a product of an input is exact and standard, but some
+simple readers do not know it; ``linf_properties(…, decimals=…)`` makes boxes that need no product.
+"""
 
 from __future__ import annotations
 
+import gzip
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
-from verifiable_relu.spec.property import Property
+from verifiable_relu.errors import InputError
+from verifiable_relu.spec.property import Box, Property, Row
 
 
 @dataclass(frozen=True)
@@ -66,3 +75,173 @@ class SpecFile:
 def stem(path: Path | str) -> str:
     """A file's name without its folder, without ``.gz`` and without its last extension before that."""
     return Path(Path(path).name.removesuffix(".gz")).stem
+
+
+_MOST_PLACES = 4_000
+_LARGEST = Fraction(10**300)
+TRUE, FALSE = "(<= 0.0 1.0)", "(<= 1.0 0.0)"
+
+
+def write_vnnlib(
+    spec: SpecFile | Property, path: Path | str, version: str = "1.0", comments: Sequence[str] = ()
+) -> None:
+    """Write a property file; the properties that a reader gets from it have the same boxes and unsafe sets.
+
+    Args:
+        spec: the properties. A ``SpecFile`` also has the shapes that 2.0 declares and the network's name; for a bare
+            ``Property``, a vector of inputs and one of outputs up to its largest output index are declared.
+        path: the file, which is gzipped if the name ends in ``.gz``.
+        version: the VNN-LIB version, "1.0" or "2.0".
+        comments: comments at the top of the file.
+
+    Raises:
+        InputError: for an unknown version, or if the file cannot be written.
+    """
+    path = Path(path)
+    data = vnnlib_text(spec, version, comments).encode()
+    try:
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=path) from None
+
+
+def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Sequence[str] = ()) -> str:
+    """The text that :func:`write_vnnlib` writes.
+
+    Raises:
+        InputError: for an unknown version, or a property of a ball.
+    """
+    if version not in ("1.0", "2.0"):
+        raise InputError(f"there is no VNN-LIB '{version}' to write, only 1.0 and 2.0")
+    if isinstance(spec, Property):
+        inputs, outputs = Variable("X", (spec.box.size,)), Variable("Y", (max(spec.output_size, 1),))
+        spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
+    if any(prop.ball is not None for prop in spec.properties):
+        raise InputError("VNN-LIB's linear constraints describe no L1 or L2 ball")
+    lines = [f"; {line}" for comment in comments for line in comment.splitlines()]
+    if spec.network is not None:
+        lines.append(f"; network: {spec.network}")
+    lines += _declarations_1(spec) if version == "1.0" else _declarations_2(spec)
+    inputs = spec.inputs if version == "2.0" else Variable("X", spec.inputs.shape)
+    outputs = spec.outputs if version == "2.0" else Variable("Y", spec.outputs.shape)
+    lines += _assertions(spec.properties, list(inputs.elements(version)), list(outputs.elements(version)))
+    return "\n".join(lines) + "\n"
+
+
+def _declarations_1(spec: SpecFile) -> Iterator[str]:
+    for kind, size in (("X", spec.inputs.size), ("Y", spec.outputs.size)):
+        yield from (f"(declare-const {kind}_{i} Real)" for i in range(size))
+
+
+def _declarations_2(spec: SpecFile) -> Iterator[str]:
+    yield "(vnnlib-version <2.0>)"
+    yield f"(declare-network {spec.networks[0] if spec.networks else 'N'}"
+    for role, variable in (("input", spec.inputs), ("output", spec.outputs)):
+        yield f"  (declare-{role} {variable.name} float32 [{','.join(map(str, variable.shape))}])"
+    yield ")"
+
+
+def _assertions(properties: Sequence[Property], inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
+    """The assertions of the bounds that all boxes share, and one of the disjunction of all properties' polytopes.
+
+    A polytope comes in conjunction with those bounds of its property's box that not all boxes share.
+    """
+    boxes = [list(_bounds(prop.box, inputs)) for prop in properties]
+    shared = [len(set(same)) == 1 for same in zip(*boxes, strict=True)]
+    yield from (f"(assert {bound})" for bound, common in zip(boxes[0], shared, strict=True) if common)
+    cases: list[list[str]] = []
+    for prop, box in zip(properties, boxes, strict=True):
+        special = [bound for bound, common in zip(box, shared, strict=True) if not common]
+        cases += (special + [_row(row, outputs) for row in polytope] for polytope in prop.unsafe)
+    if len(cases) == 1:
+        yield from (f"(assert {condition})" for condition in cases[0])
+    else:
+        yield f"(assert {_joined('or', [_joined('and', case, TRUE) for case in cases], FALSE)})"
+
+
+def _joined(operator: str, parts: Sequence[str], empty: str) -> str:
+    if len(parts) < 2:
+        return parts[0] if parts else empty
+    separator = "\n  " if operator == "or" else " "
+    return f"({operator}{separator}{separator.join(parts)})"
+
+
+def _bounds(box: Box, names: Sequence[str]) -> Iterator[str]:
+    for i, name in enumerate(names):
+        lower, upper = box.bounds(i)
+        yield _bound(">" if i in box.open_lower else ">=", name, lower)
+        yield _bound("<" if i in box.open_upper else "<=", name, upper)
+
+
+def _bound(operator: str, name: str, value: Fraction) -> str:
+    number = decimal(value)
+    if number is not None:
+        return f"({operator} {name} {number})"
+    return f"({operator} (* {_integer(value.denominator)} {name}) {_integer(value.numerator)})"
+
+
+def _row(row: Row, names: Sequence[str]) -> str:
+    operator = "<" if row.strict else "<="
+    values = (*(c for _, c in row.coefficients), row.bound)
+    if any(decimal(value) is None for value in values):
+        scale = math.lcm(*(value.denominator for value in values))
+        row = Row(tuple((i, c * scale) for i, c in row.coefficients), row.bound * scale, row.strict)
+    match row.coefficients:
+        case ((i, c),) if abs(c) == 1:
+            return _bound(operator if c > 0 else operator.replace("<", ">"), names[i], row.bound * c)
+        case ((i, c), (j, d)) if not row.bound and c == -d and abs(c) == 1:
+            return f"({operator} {names[i]} {names[j]})" if c > 0 else f"({operator} {names[j]} {names[i]})"
+
+    def text(value: Fraction) -> str:
+        # A value without a decimal is an integer after the scaling, and too large for ``decimal``.
+        return decimal(value) or _integer(value.numerator)
+
+    terms = [names[i] if c == 1 else f"(* {text(c)} {names[i]})" for i, c in row.coefficients]
+    left = f"(+ {' '.join(terms)})" if len(terms) > 1 else terms[0] if terms else "0.0"
+    return f"({operator} {left} {text(row.bound)})"
+
+
+def decimal(value: Fraction) -> str | None:
+    """The exact decimal of a rational, with a decimal point.
+
+    The result is None if no finite decimal equals the rational, or none with at most 4,000 places and below 10³⁰⁰
+    (Python turns no integer of more than 4,300 digits into text).
+    """
+    denominator = value.denominator
+    twos = (denominator & -denominator).bit_length() - 1
+    rest, fives = denominator >> twos, 0
+    while rest % 5 == 0:
+        rest //= 5
+        fives += 1
+    places = max(twos, fives, 1)
+    if rest != 1 or places > _MOST_PLACES or abs(value) >= _LARGEST:
+        return None
+    digits = str(abs(value.numerator) * 10**places // denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+def exact_text(value: Fraction) -> str:
+    """A rational in SMT-LIB's notation: ``decimal``, or a quotient ``(/ 1.0 3.0)`` where that is None."""
+    return decimal(value) or f"(/ {_integer(value.numerator)} {_integer(value.denominator)})"
+
+
+def decimal_near(value: Fraction, lower: Fraction, upper: Fraction) -> Fraction:
+    """A decimal strictly between two bounds, near to ``value``, which lies between them.
+
+    Decimals of 20 places are tried first, then of 40, 80 and so on. If none of at most ``_MOST_PLACES`` places lies
+    between the bounds, the result is ``value`` itself.
+    """
+    places = 20
+    while places <= _MOST_PLACES:
+        scale = 10**places
+        nearest = Fraction(round(value * scale), scale)
+        for candidate in (nearest, nearest + Fraction(1, scale), nearest - Fraction(1, scale)):
+            if lower < candidate < upper:
+                return candidate
+        places *= 2
+    return value
+
+
+def _integer(value: int) -> str:
+    """An integer of any length as a decimal with a decimal point."""
+    return f"{Decimal(value):f}.0"

@@ -153,7 +153,7 @@ def property_file(path: Path, test: Dataset, image: int, eps: str, outputs: int)
     Raises:
         InputError: if it cannot be written.
     """
-    from verifiable_relu.spec.write import write_vnnlib
+    from verifiable_relu.spec.specfile import write_vnnlib
 
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     saved = out.with_suffix(".checkpoint")
     for written in (out, saved, out.with_suffix(".json")):
         require_writable(written)
-    from verifiable_relu.network.device import device as find_device
+    from verifiable_relu.network.graph import device as find_device
     from verifiable_relu.train.batches import training_and_test
     from verifiable_relu.train.loop import train
     from verifiable_relu.train.progress import Board, shown

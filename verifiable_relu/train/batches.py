@@ -166,7 +166,7 @@ def outputs(model: nn.Module, batch: Batch) -> Tensor:
 def classes(batch: Batch) -> Tensor | None:
     """The true classes of a batch, or None if it has none."""
     if isinstance(batch, Mapping):
-        found = next((batch[name] for name in ("labels", "label", "classes") if name in batch), None)
+        found = next((batch[name] for name in _CLASSES if name in batch), None)
     else:
         found = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
     integers = isinstance(found, Tensor) and not found.is_floating_point() and not found.is_complex()
@@ -209,19 +209,40 @@ def _called(model: nn.Module, batch: Batch) -> Any:
         raise DataError(f"the model does not take it: {error}") from error
 
 
-def sample_shape(batch: Batch) -> tuple[int, ...] | None:
+NO_TENSOR = "the model's input is not one tensor of real numbers (argument= names one of several)"
+"""Why a model is no network."""
+
+_CLASSES = ("labels", "label", "classes")
+"""The names of the classes in a batch that is a mapping."""
+
+
+def argument(batch: Batch) -> str | None:
+    """The name of the one tensor of real numbers, besides the classes, in a batch that is a mapping.
+
+    None if there is none or several, or if the batch is no mapping.
+    """
+    named = batch.items() if isinstance(batch, Mapping) else ()
+    reals = [name for name, each in named if isinstance(each, Tensor) and each.is_floating_point()]
+    found = [name for name in reals if name not in _CLASSES]
+    return found[0] if len(found) == 1 else None
+
+
+def sample_shape(batch: Batch, argument: str | None = None) -> tuple[int, ...] | None:
     """The shape of one input sample of a batch; None unless the batch's input is one tensor of real numbers."""
-    found = None if isinstance(batch, Mapping) else _inputs(batch)
+    found = _inputs(batch, argument)
     return tuple(found.shape[1:]) if isinstance(found, Tensor) and found.is_floating_point() else None
 
 
-def value_range(batch: Batch) -> tuple[float, float]:
+def value_range(batch: Batch, argument: str | None = None) -> tuple[float, float]:
     """The least and the greatest number of a batch's inputs."""
-    inputs = _inputs(batch)
+    inputs = _inputs(batch, argument)
     return inputs.min().item(), inputs.max().item()
 
 
-def _inputs(batch: Batch) -> Any:
+def _inputs(batch: Batch, argument: str | None = None) -> Any:
+    """A batch's inputs; of a mapping, those with the name ``argument``."""
+    if isinstance(batch, Mapping):
+        return batch.get(argument)
     return batch[0] if isinstance(batch, tuple | list) and batch else batch
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,6 +109,20 @@ class Annealing:
         """Set λ to its target, from which the optimizer's last step and rounding may have moved it."""
         for gate, target in zip(self.gates, self._target, strict=True):
             gate.set_lam(target)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the growth, as numbers and text; the values of λ are the model's own."""
+        return {name: value for name, value in vars(self).items() if name != "gates"}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another growth was when its ``state_dict`` was taken.
+
+        Raises:
+            InputError: if that is the state of no growth, or of one of another number of gates.
+        """
+        if state.keys() != self.state_dict().keys() or len(state["start"]) != len(self.gates):
+            raise InputError(f"the state is not one of an Annealing of {len(self.gates)} λ-gates")
+        vars(self).update(state)
 
     @property
     def lam(self) -> list[float]:

@@ -21,7 +21,7 @@ from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, at
 
 PATIENCE = 60.0
-"""The seconds after which a hardening's proof of the change goes on with interval bounds alone."""
+"""The seconds that a hardening's proof of the change may take, unless the user says otherwise."""
 
 Outputs = Callable[[nn.Module, Batch], Tensor]
 """A function that returns a model's outputs (n, …) for a batch."""
@@ -48,7 +48,8 @@ class Change:
         region: the least and the greatest value of each input of the region for which ``proven`` holds.
         proven: a proven upper bound of the change of any output over all inputs of the region, in real arithmetic;
             None if there is none.
-        unproven: why there is no such bound; empty if there is one.
+        unproven: why there is no such bound, or none that is less than the range of the outputs on the data; empty if
+            there is one.
     """
 
     samples: int
@@ -92,6 +93,8 @@ def measure(
     outputs: Outputs = batches.outputs,
     region: Region | None = None,
     patience: float = math.inf,
+    argument: str | None = None,
+    watch: Callable[[float], None] = lambda seconds: None,
 ) -> Change:
     """Compare a smooth model with its ReLU model, and with the model that hardening was given, all in evaluation mode.
 
@@ -102,7 +105,11 @@ def measure(
         before: the model that hardening was given, if there is one.
         outputs: a model's outputs for a batch.
         region: the region over which the change is bounded; None takes the range of the data's numbers.
-        patience: the seconds after which the proof goes on with interval bounds alone.
+        patience: the seconds that the proof may take; it goes on with interval bounds alone where they are over. 0
+            leaves it out.
+        argument: the name of the input that is one tensor of real numbers, for batches that are mappings
+            (``batches.argument``).
+        watch: told during the proof, again and again, the seconds that it has taken.
 
     Raises:
         DataError: if the model does not take a batch.
@@ -112,6 +119,7 @@ def measure(
     right: list[int] | None = [0] * len(models)
     known: list[Region] = []
     shape: tuple[int, ...] | None = None
+    least, most = math.inf, -math.inf
     for index, batch in enumerate(data):
         batch = batches.moved(batch, hard)
         with at(f"batch {index} of the held-out data"):
@@ -119,9 +127,10 @@ def measure(
         change = (results[0].double() - results[1].double()).abs()
         predicted = [result.argmax(-1) for result in results]
         true = batches.classes(batch)
-        shape = batches.sample_shape(batch)
+        shape = batches.sample_shape(batch, argument)
         if shape is not None:
-            known.append(batches.value_range(batch))
+            known.append(batches.value_range(batch, argument))
+        least, most = min(least, *(r.min().item() for r in results)), max(most, *(r.max().item() for r in results))
         samples += len(results[0])
         total, count = total + change.sum().item(), count + change.numel()
         worst = max(worst, change.max().item())
@@ -132,35 +141,49 @@ def measure(
             right = [n + int((p == true).sum()) for n, p in zip(right, predicted, strict=True)]
     if region is None and known:
         region = min(low for low, _ in known), max(high for _, high in known)
-    proven, why = _proven(smooth, shape, region, patience)
+    proven, why = _proven(smooth, shape, region, patience, argument, watch)
+    if proven is not None and proven > most - least:
+        proven, why = None, f"a bound of {proven:.3g} says nothing, for all outputs here are within {most - least:.3g}"
     hardened, softened, given = (None,) * 3 if right is None else (*(n / samples for n in right), None)[:3]
     return Change(samples, given, softened, hardened, total / count, worst, flipped, region, proven, why)
 
 
 @neutral()
 def _proven(
-    smooth: nn.Module, shape: tuple[int, ...] | None, region: Region | None, patience: float
+    smooth: nn.Module,
+    shape: tuple[int, ...] | None,
+    region: Region | None,
+    patience: float,
+    argument: str | None,
+    watch: Callable[[float], None],
 ) -> tuple[float | None, str]:
     """A proven bound of the change of any output over a region, or None and the reason."""
+    if not patience:
+        return None, "it was not asked for (patience=0)"
     if shape is None or region is None:
-        return None, "the model's input is not one tensor of real numbers"
+        return None, batches.NO_TENSOR
     # In a network as it is read, a gate of another activation looks like a function that the swap leaves as it is.
     if any(isinstance(gate, Hardness) and not isinstance(gate, LambdaGELU) for gate in smooth.modules()):
         return None, "the change is bounded for gates of exact GELU alone, and the model has others"
+    start = time.monotonic()
+
+    def stop() -> bool:
+        watch(taken := time.monotonic() - start)
+        return taken > patience
+
     try:
         with as_given():
-            read = from_torch(smooth, shape)
+            read = from_torch(smooth, shape, argument=argument)
         # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
         nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in read.nodes)
         network = Network(nodes).to(torch.float64)
         ones = torch.ones(1, *shape, dtype=torch.float64)
-        deadline = time.monotonic() + patience
-        found = substitution_change(
-            network, Bounds(ones * region[0], ones * region[1]), stop=lambda: time.monotonic() > deadline
-        )
+        found = substitution_change(network, Bounds(ones * region[0], ones * region[1]), stop=stop)
     except InputError as error:
         return None, str(error)
     largest = torch.maximum(-found.lower, found.upper).max().item()
     if not math.isfinite(largest):
+        if stop():
+            return None, f"the proof took longer than {patience:g} s (patience=)"
         return None, "over a region this large, nothing is known of a divisor or an exponential"
     return largest, ""

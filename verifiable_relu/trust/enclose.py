@@ -138,7 +138,8 @@ def _weighted(node: Weighted, x: Array) -> Array:
 
 
 def _weighted_spread(node: Weighted, size: Array, part: float) -> Array:
-    return product(node, np.abs(_wide(node.weight)), size) + part * np.abs(bias(node).astype(np.float64))
+    offset = np.abs(bias(node).astype(np.float64)) + node.offset_terms
+    return product(node, np.abs(_wide(node.weight)), size) + part * offset
 
 
 def _scaled(node: Scale, x: Array) -> Array:
@@ -148,7 +149,7 @@ def _scaled(node: Scale, x: Array) -> Array:
 
 def _scaled_spread(node: Scale, size: Array, part: float) -> Array:
     center, scale, shift = (np.abs(_wide(tensor)) for tensor in (node.center, node.scale, node.shift))
-    return scale * (size + part * center) + part * shift
+    return scale * (size + part * center) + part * (shift + node.offset_terms)
 
 
 MAPS: Table[tuple[Callable[..., Array], Callable[..., Array]]] = Table(

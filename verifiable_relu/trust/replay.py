@@ -1,19 +1,27 @@
-"""The check of a claimed counterexample: by real arithmetic on the network's own weights, and by a run in onnxruntime.
+"""The check of a claimed counterexample: by real arithmetic on the network's own weights, and by a run.
 
-Neither check knows how the counterexample was found. Both must confirm it before the verdict is *sat*.
+What runs is what the network was read from: its file in onnxruntime, or the module in torch.
+
+Neither check knows how the counterexample was found. Both must confirm it before the verdict is *sat*. Where a network
+is taken as what runs it computes (``Network.arithmetic``), a counterexample is an evaluation that somebody can run: in
+onnxruntime, or operator by operator in torch, and real arithmetic is not asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Add, Affine, Conv2d, Linear, Node, Sparse
+from verifiable_relu.rounding import above, below
 from verifiable_relu.runtime import kept_session
 from verifiable_relu.spec.property import Property, Query, nearest
 from verifiable_relu.trust.enclose import enclose, margin_range
@@ -34,13 +42,13 @@ class Confirmation:
 
     Attributes:
         confirmed: whether three conditions hold: the point is in the box, its outputs in real arithmetic are in the
-            unsafe set, and so are onnxruntime's outputs in the file's own floating-point format.
+            unsafe set, and so are the outputs of the replay (``replay``), in its own floating-point format.
         detail: which condition failed, and by how much; empty if confirmed.
         exact: whether rational arithmetic computed the outputs. If not, float64 did, with a proven error bound, and
             the point is confirmed only where every margin within that bound is negative.
         margin: the margin in real arithmetic, rounded to a float; where it is known as a range, the range's upper end.
         outputs: the exact outputs; None where rational arithmetic did not compute them.
-        replayed: onnxruntime's outputs, flat; None where onnxruntime was not asked or failed.
+        replayed: the outputs of the replay, flat; None where there was none, or it failed.
     """
 
     confirmed: bool
@@ -52,36 +60,49 @@ class Confirmation:
 
 
 @lru_cache(maxsize=8)
-def _written(network: Network) -> bytes:
-    """The content of an ONNX file written for a network that was not read from one."""
+def _written(network: Network) -> bytes | None:
+    """The content of an ONNX file written for a network that was not read from one; None if none can be written."""
     # Imported here to spare the start-up of commands, whose networks come from files and are never written.
     from verifiable_relu.network import write_onnx
 
-    return write_onnx(network, rounded=True)
+    try:
+        return write_onnx(network, rounded=True)
+    except UnsupportedError:
+        return None
 
 
 def replay(network: Network, x: np.ndarray) -> np.ndarray:
-    """The network's outputs at a float32 point, as onnxruntime computes them from the network's ONNX file.
+    """The network's outputs at a float32 point, as they are computed where it is used.
+
+    A module that it was read from is run itself. Otherwise onnxruntime runs the file that it was read from, or one that
+    is written for it; where none can be written, torch evaluates the network in float32.
 
     Args:
-        network: read from an ONNX file, or of nodes that can be written as one.
-        x: one sample of any shape with ``input_size`` elements, float32; converted to the input dtype that the file
-            declares.
+        network: with one input.
+        x: one sample of any shape with ``input_size`` elements, float32; converted to the input dtype that the module
+            or file declares.
 
     Returns:
-        The outputs, flat, in the file's own dtype.
+        The outputs, flat, in their own dtype.
 
     Raises:
-        UnsupportedError: if onnxruntime does not run the file.
+        UnsupportedError: if the module or the file does not run.
     """
     shape = (1, *network.input_shape) if network.batched else network.input_shape
+    sample = np.asarray(x, np.float32).reshape(shape)
+    run, by = network.run, "onnxruntime" if network.run is None else "torch"
     try:
-        loaded = kept_session(network.onnx if network.onnx is not None else _written(network))
-        (declared,) = loaded.get_inputs()
-        sample = np.asarray(x, np.float32).reshape(shape).astype(_DTYPES[declared.type])
-        (outputs, *_) = loaded.run(None, {declared.name: sample})
+        if run is None:
+            data = network.onnx if network.onnx is not None else _written(network)
+            if data is not None:
+                loaded = kept_session(data)
+                (declared,) = loaded.get_inputs()
+                (outputs, *_) = loaded.run(None, {declared.name: sample.astype(_DTYPES[declared.type])})
+                return np.asarray(outputs).reshape(-1)
+            run = network
+        outputs = run(torch.from_numpy(sample.reshape(1, *network.input_shape))).numpy()
     except Exception as error:
-        raise UnsupportedError(f"onnxruntime cannot run the network '{network.name}': {error}") from error
+        raise UnsupportedError(f"{by} cannot run the network '{network.name}': {error}") from error
     return np.asarray(outputs).reshape(-1)
 
 
@@ -133,6 +154,8 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
         witness: the input variables in row-major order.
     """
     network, prop = query.network.limit, query.property
+    if network.arithmetic != "real":
+        return _evaluated(query, witness)
     if len(witness) != network.input_size:
         return Confirmation(False, f"the point has {len(witness)} coordinates, the network {network.input_size} inputs")
     if not prop.admits(witness):
@@ -156,9 +179,104 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
         case True, True:
             detail = ""
         case True, False:
-            detail = "real arithmetic confirms the counterexample, onnxruntime's replay does not"
+            detail = "real arithmetic confirms the counterexample, the replay does not"
         case False, True:
-            detail = f"onnxruntime's replay confirms the counterexample, real arithmetic does not: {judged.detail}"
+            detail = f"the replay confirms the counterexample, real arithmetic does not: {judged.detail}"
         case _:
-            detail = f"neither real arithmetic nor onnxruntime's replay confirms the counterexample: {judged.detail}"
+            detail = f"neither real arithmetic nor the replay confirms the counterexample: {judged.detail}"
     return Confirmation(judged.violated and repeated, detail, judged.exact, judged.margin, judged.outputs, replayed)
+
+
+def representable(prop: Property, point: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    """The float32 numbers next to those of a point, within the box where it has one."""
+    found = []
+    for i, value in enumerate(point):
+        low, high = prop.box.bounds(i)
+        nearest_one = np.float32(float(value))
+        near = (nearest_one, above(nearest_one), below(nearest_one))
+        fitting = (Fraction(float(v)) for v in near if np.isfinite(v) and low <= Fraction(float(v)) <= high)
+        found.append(next(fitting, Fraction(value)))
+    return tuple(found)
+
+
+def _evaluated(query: Query, witness: Sequence[Fraction]) -> Confirmation:
+    """Whether an evaluation in the network's arithmetic maps a point of float32 numbers into the unsafe set."""
+    network, prop = query.network, query.property
+    x = np.array([float(v) for v in witness]).astype(np.float32)
+    if any(Fraction(float(found)) != v for found, v in zip(x, witness, strict=True)) or not prop.admits(witness):
+        return Confirmation(False, "the box has no point of float32 numbers there")
+    said: list[str] = []
+    best = Confirmation(False, f"there is no evaluation in {network.arithmetic} to be run here")
+    for name, evaluate in EVALUATIONS.items():
+        try:
+            outputs = evaluate(network, x)
+        except UnsupportedError as error:
+            best = best if said else Confirmation(False, str(error))
+            continue
+        if outputs is None:
+            continue
+        finite = bool(np.isfinite(outputs).all())
+        exactly = [Fraction(float(v)) for v in outputs] if finite else []
+        violated = finite and prop.violated(exactly)
+        said.append(f"{name} {'finds' if violated else 'does not find'} it unsafe")
+        if violated and not best.confirmed:
+            best = Confirmation(True, "", True, nearest(prop.margin(exactly)), tuple(exactly), outputs)
+        elif not best.confirmed:
+            best = Confirmation(False, "no evaluation that was run maps the point into the unsafe set")
+    differ = best.confirmed and any("does not" in each for each in said)
+    return replace(best, detail=f"evaluations differ at the point: {', '.join(said)}") if differ else best
+
+
+def _in_onnxruntime(network: Network, x: np.ndarray) -> np.ndarray | None:
+    return replay(network, x) if network.arithmetic == "float32" else None
+
+
+@torch.no_grad()
+def _by_operators(network: Network, x: np.ndarray) -> np.ndarray | None:
+    """The outputs as torch computes them in float32, one operator after another, with operands and results rounded.
+
+    Returns:
+        The outputs, flat; None where the nodes are no operators: a maximum of the file is several of them.
+    """
+    if not all(_is_operator(network, node) for node in network.nodes[1:]):
+        return None
+    operand, result = ROUNDED[network.arithmetic]
+    values = [result(torch.from_numpy(x).reshape(1, *network.input_shape))]
+    for node in network.to(torch.float32).nodes[1:]:
+        inputs = [values[i] for i in node.inputs]
+        if isinstance(node, Linear | Conv2d):
+            inputs, node = [operand(each) for each in inputs], node.map_tensors(operand)
+        values.append(result(node.forward(*inputs)))
+    return values[-1].numpy().reshape(-1)
+
+
+def _is_operator(network: Network, node: Node) -> bool:
+    """Whether a node rounds as the model says, or computes nothing, so that its forward pass is an evaluation."""
+    if isinstance(node, Add):
+        # The summands of a sum that the file has are off by its rounding; a maximum is a sum here, and none there.
+        return all(getattr(network.nodes[source], "weight_error", 0) for source in node.inputs)
+    if not isinstance(node, Affine) or node.weight_error:
+        return True
+    return isinstance(node, Sparse) and bool(((node.weight != 0).sum(1) <= 1).all() & (node.weight.abs() <= 1).all())
+
+
+def _half(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).float()
+
+
+def _cut(x: Tensor) -> Tensor:
+    return (x.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+
+ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "float32": (lambda x: x, lambda x: x),
+    "tf32": (_cut, lambda x: x),
+    "bfloat16": (lambda x: x, _half),
+}
+"""How an arithmetic rounds float32 operands of products of matrices, and results."""
+
+EVALUATIONS: dict[str, Callable[[Network, np.ndarray], np.ndarray | None]] = {
+    "onnxruntime": _in_onnxruntime,
+    "torch, operator by operator,": _by_operators,
+}
+"""The evaluations that can be run here, by name; None where one is none in the network's arithmetic."""

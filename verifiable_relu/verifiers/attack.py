@@ -273,19 +273,20 @@ class Descent:
 
 
 def claim(network: Network, prop: Property, point: np.ndarray, method: str) -> Outcome | None:
-    """A *sat* claim for the exact point of the box nearest to ``point``; None if its margin in float64 is positive.
+    """A *sat* claim for the exact point of the box nearest to ``point``; None if its margin there is positive.
 
     Args:
-        network: of any dtype; it is evaluated in float64.
+        network: of any dtype; it is evaluated in float64, or in float32 where what runs it rounds.
         prop: the property.
         point: (input_size,), a point in or near the property's box.
         method: the verifier that claims.
     """
     witness = prop.box.witness(point)
     rows = RowBatch.of([prop], network.output_size)
-    x = torch.tensor([float(v) for v in witness], dtype=torch.float64).reshape(1, *network.input_shape)
+    dtype = torch.float64 if network.arithmetic == "real" else torch.float32
+    x = torch.tensor([float(v) for v in witness], dtype=dtype).reshape(1, *network.input_shape)
     with torch.no_grad():
-        y = network.to(torch.float64)(x).flatten()
+        y = network(x).flatten().double()
     margin = float(rows.margins(rows.matrix @ y - rows.bound))
     # An overflow to infinity or NaN says nothing of the true margin.
     if not (margin <= 0 and bool(torch.isfinite(y).all())):

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from verifiable_relu.bounds.forward import within
 from verifiable_relu.network.graph import Network
+from verifiable_relu.rounding import MAGNITUDE
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.write import decimal, decimal_near
-from verifiable_relu.trust.replay import Confirmation, confirm
+from verifiable_relu.spec.specfile import decimal, decimal_near
+from verifiable_relu.trust.replay import Confirmation, confirm, representable
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.root import NONE, Roots
 
@@ -185,6 +187,8 @@ class Docket:
             detail = f"{outcome.method} claimed unsat with the margin {outcome.margin}"
             outcome = _withdrawn(outcome, Reason.ERROR, detail)
             self.closed.add(number)
+        elif outcome.verdict is Verdict.UNSAT and (detail := _unmodelled(self.queries[number], outcome)):
+            outcome = _withdrawn(outcome, Reason.UNSUPPORTED, detail)
         elif outcome.margin is not None and math.isnan(outcome.margin):
             outcome = replace(outcome, margin=None)
         self.outcomes[number] = outcome
@@ -199,6 +203,8 @@ class Docket:
     def _confirmed(self, query: Query, claim: Outcome) -> Outcome:
         """What a check makes of a claimed counterexample."""
         start = self.limits.clock()
+        if query.network.arithmetic != "real":
+            claim = replace(claim, witness=representable(query.property, claim.witness or ()))
         judged = confirm(query, claim.witness or ())
         spent = claim.seconds.get("confirm", 0.0) + self.limits.clock() - start
         claim = replace(claim, seconds={**claim.seconds, "confirm": spent})
@@ -207,7 +213,21 @@ class Docket:
         witness, judged = in_decimals(query, claim.witness or (), judged)
         assert judged.replayed is not None
         trust, outputs = Trust.EXACT if judged.exact else Trust.ROUNDED, tuple(judged.replayed.tolist())
+        if judged.detail:
+            claim = replace(claim, detail=judged.detail)
         return replace(claim, trust=trust, margin=judged.margin, witness=witness, outputs=outputs)
+
+
+def _unmodelled(query: Query, claim: Outcome) -> str:
+    """Why a claimed proof says nothing of the arithmetic in which the network runs; empty where it does."""
+    network = query.network
+    if network.arithmetic == "real":
+        return ""
+    if claim.trust is Trust.FLOAT:
+        return f"{claim.method} does not account for rounding, and proves nothing of {network.arithmetic}"
+    if not within(network, query.property, MAGNITUDE):
+        return f"values above {MAGNITUDE:.3g} are possible, at which {network.arithmetic} may overflow"
+    return ""
 
 
 def _withdrawn(claim: Outcome, reason: Reason, detail: str) -> Outcome:

@@ -62,7 +62,7 @@ from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Relu
-from verifiable_relu.network.repeated import without_repeated
+from verifiable_relu.network.simplify import without_repeated
 from verifiable_relu.rounding import CLEAR, CUT, above, below, divisor, reach_of_cut, unit_roundoff, varies
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property

@@ -14,25 +14,234 @@ remembers which state of the memory it has seen, and reads the memory anew once 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
+import os
 import sys
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
-from verifiable_relu.network.module.nested import exchanged, harmless, of_kind, schema
-from verifiable_relu.network.module.parametrised import parametrised
-from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step, place_of, version
+from verifiable_relu.network.module.recurrent import UNROLLED
 from verifiable_relu.nn.gates import HardnessGate
+
+GATE = "hardness_gate"
+"""The name under which a λ-GELU or λ-Swish is recorded: one operator of the arguments ``gate`` and ``self``."""
+
+
+class NotFollowed(UnsupportedError):
+    """A module does what its own record has no operator for, and nothing that forbids to read it."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value with this index, in the arguments of a step."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator, which computes the value whose index is the step's place in the list plus one.
+
+    Attributes:
+        op: the operator's name in ATen, of an in-place one without its underscore.
+        arguments: by their names in ATen's schema, with ``Ref`` for computed values; constants as they are.
+        shape, dtype: of the result, the batch axis included.
+        path: the name of the innermost module that was running, "" for the outermost.
+        observed: the result's numbers; None if they were not asked for.
+        line: of the user's code that called it, as ``_Recorder.line`` says it.
+    """
+
+    op: str
+    arguments: dict[str, Any]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    path: str
+    observed: Tensor | None
+    line: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the nodes are called that the step becomes."""
+        return self.path or self.op
+
+    @property
+    def place(self) -> str:
+        """Where the step comes from, for messages."""
+        return place_of(self.path, self.op, self.line)
+
+
+@dataclass
+class Program:
+    """The steps that lead from the input (value 0) to the value ``output``.
+
+    Attributes:
+        constants: each tensor that steps use and that does not depend on the input, with torch's count of the
+            changes that it had seen, and the step's place.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    output: int = 0
+    constants: list[tuple[Tensor, int, str]] = field(default_factory=list)
+
+    def require_unchanged(self) -> None:
+        """Make certain that the constants still are what they were when they were used.
+
+        Raises:
+            UnsupportedError: if one was changed in place.
+        """
+        for tensor, seen, place in self.constants:
+            if version(tensor) != seen:
+                raise UnsupportedError("a tensor is changed in place after it was used", place=place)
+
+
+def place_of(path: str, op: str, line: str = "") -> str:
+    """Where something happened, for messages: the module, the operator and the line of code."""
+    return f"'{path}' ({op if op == GATE else f'aten.{op}'}{line})"
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch counts it."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+Kind = TypeVar("Kind", bound=Tensor)
+
+
+def harmless(result: Any) -> bool:
+    """Whether what a function of a computed tensor returned is a tensor, or tells no more than shapes and kinds."""
+    if isinstance(result, tuple | list):
+        return all(map(harmless, result))
+    kinds = (Tensor, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(NotImplemented))
+    return result is None or isinstance(result, kinds)
+
+
+def of_kind(arguments: Any, kind: type[Kind]) -> Iterator[Kind]:
+    """The tensors of a kind in nested arguments."""
+    if isinstance(arguments, kind):
+        yield arguments
+    elif isinstance(arguments, list | tuple):
+        for each in arguments:
+            yield from of_kind(each, kind)
+    elif isinstance(arguments, dict):
+        yield from of_kind(list(arguments.values()), kind)
+
+
+def exchanged(arguments: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Nested arguments with each tensor changed."""
+    if isinstance(arguments, Tensor):
+        return change(arguments)
+    if isinstance(arguments, list | tuple):
+        return [exchanged(each, change) for each in arguments]
+    if isinstance(arguments, dict):
+        return {key: exchanged(value, change) for key, value in arguments.items()}
+    return arguments
+
+
+@cache
+def schema(func: Any) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str]]:
+    """The names of an operator's arguments, their defaults, and which it writes to."""
+    arguments = func._schema.arguments
+    return (
+        tuple(a.name for a in arguments),
+        {a.name: a.default_value for a in arguments if a.has_default_value()},
+        frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+    )
+
+
+Give = Callable[[Callable[[], Tensor]], Tensor]
+"""What a layer is to get in the place of a weight, given the function that computes the weight."""
+
+
+@contextmanager
+def parametrised(module: nn.Module, give: Callable[[], Give]) -> Iterator[None]:
+    """Let a function see, or exchange, each weight that a parametrisation or an old hook computes.
+
+    The module itself is run, since not every module can be copied; it is afterwards what it was.
+
+    Args:
+        module: with any number of such layers inside.
+        give: called once for each weight; makes the function.
+
+    Raises:
+        UnsupportedError: if the module comes by further parametrisations meanwhile.
+    """
+    computing = _computing(module)
+    with ExitStack() as stack:
+        for part, key in computing:
+            if key is None:
+                _exchange(stack, part.__dict__, "forward", _given(give(), part.forward))
+            else:
+                hooks = part._forward_pre_hooks
+                _exchange(stack, hooks, key, _hook(give(), hooks[key]))
+        yield
+    if _computing(module) != computing:
+        raise UnsupportedError("it changes its parametrisations while it runs")
+
+
+def _computing(module: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """The parametrisations inside a module, and the layers with an old hook, with the hook's key."""
+    return [
+        (part, key)
+        for part in module.modules()
+        for key, hook in [(None, part), *part._forward_pre_hooks.items()]
+        if isinstance(hook, ParametrizationList | WeightNorm | SpectralNorm | BasePruningMethod)
+    ]
+
+
+def _exchange(stack: ExitStack, table: Any, key: Any, value: Any) -> None:
+    if key in table:
+        stack.callback(table.__setitem__, key, table[key])
+    else:
+        stack.callback(table.pop, key)
+    table[key] = value
+
+
+def _given(give: Give, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: give(compute)
+
+
+def _hook(give: Give, hook: Any) -> Callable[[nn.Module, Any], None]:
+    name = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+
+    def set_weight(layer: nn.Module, inputs: Any) -> None:
+        def compute() -> Tensor:
+            hook(layer, inputs)
+            made: Tensor = getattr(layer, name)
+            return made
+
+        setattr(layer, name, give(compute))
+
+    return set_weight
+
+
+def once() -> Give:
+    """A weight that is computed once, and is a constant from then on."""
+    made: list[Tensor] = []
+
+    def give(compute: Callable[[], Tensor]) -> Tensor:
+        if not made:
+            made.append(compute().detach())
+        return made[0]
+
+    return give
+
 
 _FRESH = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 """Operators that take only the shape from a tensor."""
@@ -44,10 +253,11 @@ _NUMBERS = frozenset(
 """Operators by which a computed number usually comes to decide what is computed."""
 
 _EXACT = frozenset(
-    {"abs", "alias", "as_strided", "cat", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
+    {"abs", "alias", "as_strided", "cat", "chunk", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
     | {
         "diag_embed",
         "diagonal",
+        "embedding",
         "expand",
         "fill",
         "flip",
@@ -65,6 +275,10 @@ _EXACT = frozenset(
 """Operators that round no number; a change to a narrower type is what it is asked for."""
 
 
+_FACTORS = {"linear": slice(2), "mm": slice(2), "matmul": slice(2), "addmm": slice(1, 3)}
+"""The operators of two factors, and which of their arguments these are: where one is zero, nothing is rounded."""
+
+
 @dataclass
 class _Memory:
     """The state of a storage that holds computed values: how often it was written to, and what was written last."""
@@ -73,6 +287,12 @@ class _Memory:
     version: int = 0
     index: int = -1
     layout: Tensor | None = None
+
+
+def _as_it_is(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+    """Whether ``as_strided`` gives every element the place that it has already."""
+    kept = all(a == b for a, b, count in zip(stride, x.stride(), size, strict=False) if count > 1)
+    return kept and tuple(size) == tuple(x.shape) and storage_offset in (None, x.storage_offset())
 
 
 class Traced(Tensor):
@@ -111,6 +331,10 @@ class Traced(Tensor):
     @classmethod
     def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError("a computed tensor is used after the module has returned")
+
+
+class _Derived(Exception):
+    """What torch takes an operator apart into has numbers of its own, rounded: weights of an interpolation, say."""
 
 
 class _Functions(TorchFunctionMode):
@@ -161,6 +385,7 @@ class _Recorder(TorchDispatchMode):
         self.observe = observe
         self.exact = exact
         self.rounded: dict[int, torch.UntypedStorage] = {}
+        self.taken_apart = 0
         self.refusal: UnsupportedError | None = None
         self.unfollowed: NotFollowed | None = None
         self.memories: dict[int, _Memory] = {}
@@ -172,13 +397,9 @@ class _Recorder(TorchDispatchMode):
         return self.memories.setdefault(storage._cdata, _Memory(storage))
 
     def refuse(self, op: str, reason: str) -> NoReturn:
-        """Stop. The refusal is kept, too: the module may catch what is raised.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Stop. The refusal is kept, too: the module may catch what is raised."""
         path, _ = self.where()
-        error = UnsupportedError(reason, place=place_of(path, op))
+        error = UnsupportedError(reason, place=place_of(path, op, self.line()))
         self.refusal = self.refusal or error
         raise error
 
@@ -193,6 +414,16 @@ class _Recorder(TorchDispatchMode):
             frame = frame.f_back  # type: ignore[assignment]
         return "", ""
 
+    def line(self) -> str:
+        """The innermost line of code that is the user's; empty where the module has none of its own."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not capture.__code__:
+            file = frame.f_code.co_filename
+            if os.path.isfile(file) and not file.startswith(_OTHERS_CODE):
+                return f", line {frame.f_lineno} of {os.path.basename(file)}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
         if func in _FORBIDDEN:
@@ -201,7 +432,7 @@ class _Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
             if func is HardnessGate.forward:
                 return self.gate(*args, **kwargs)
-            result = func(*args, **kwargs)
+            result = UNROLLED.get(func, func)(*args, **kwargs)
         if not harmless(result):
             self.refuse(func.__name__, f"a {type(result).__name__} made of a computed tensor")
         return result
@@ -238,6 +469,8 @@ class _Recorder(TorchDispatchMode):
         floating = any(tensor.is_floating_point() for tensor in given)
         if not floating or name in _EXACT or not any(t.is_floating_point() for t in of_kind(result, Tensor)):
             return False
+        if any(not bool(each.any()) for each in args[_FACTORS[name]]) if name in _FACTORS else False:
+            return False
         if name not in ("add", "sub", "mul") or len(args) != 2 or kwargs or result.dtype != torch.float32:
             return True
         kinds = [value.dtype if isinstance(value, Tensor) else torch.float32 for value in args]
@@ -247,12 +480,10 @@ class _Recorder(TorchDispatchMode):
         return wide is None or not bool((result.detach().cpu().double().numpy() == wide).all())
 
     def require_stored(self, op: str, value: Tensor) -> None:
-        """Refuse a constant that the module has computed, and rounded.
-
-        Raises:
-            UnsupportedError: if it is one.
-        """
+        """Refuse a constant that the module has computed, and rounded."""
         if value.untyped_storage()._cdata in self.rounded:
+            if self.taken_apart:
+                raise _Derived
             self.refuse(
                 op,
                 f"a weight or constant is computed by the module in {value.dtype}, and rounded: keep it as a parameter "
@@ -273,9 +504,18 @@ class _Recorder(TorchDispatchMode):
         op = name if name.startswith("_") else name.removesuffix("_")
         if name in _FRESH:
             return func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers))
+        if op == "as_strided" and _as_it_is(*args, **kwargs):
+            # So torch marks what it pools as channels-last; strides of axes of length 1 mean nothing.
+            return args[0] if name.endswith("_") else self.record(torch.ops.aten.alias.default, args[:1], {})
         if op not in self.operators:
-            with self:
-                made = func.decompose(*args, **kwargs)
+            self.taken_apart += 1
+            try:
+                with self:
+                    made = func.decompose(*args, **kwargs)
+            except _Derived:
+                made = NotImplemented
+            finally:
+                self.taken_apart -= 1
             return self.unknown(op, func, args, kwargs) if made is NotImplemented else made
         names, defaults, written = schema(func)
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
@@ -300,8 +540,7 @@ class _Recorder(TorchDispatchMode):
 
     def append(self, op: str, arguments: dict[str, Any], real: Tensor) -> Traced:
         """Add a step that has computed ``real``."""
-        path, _ = self.where()
-        narrowest = 0
+        path, line, narrowest = self.where()[0], self.line(), 0
 
         def note(value: Any) -> None:
             nonlocal narrowest
@@ -309,7 +548,7 @@ class _Recorder(TorchDispatchMode):
                 narrowest = max(narrowest, self.dtype(value.index).itemsize)
             elif isinstance(value, Tensor):
                 self.require_stored(op, value)
-                self.program.constants.append((value, version(value), place_of(path, op)))
+                self.program.constants.append((value, version(value), place_of(path, op, line)))
 
         for value in arguments.values():
             for each in value if isinstance(value, list) else (value,):
@@ -318,7 +557,7 @@ class _Recorder(TorchDispatchMode):
         if narrowed and self.unfollowed is None:
             self.refuse(op, f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64")
         observed = real.detach().clone() if self.observe else None
-        self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed))
+        self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed, line))
         return Traced.of(self, real, len(self.program.steps))
 
     def dtype(self, index: int) -> torch.dtype:
@@ -334,7 +573,9 @@ class _Recorder(TorchDispatchMode):
         for value in of_kind((args, kwargs), Tensor):
             if not isinstance(value, Traced):
                 self.require_stored(op, value)
-        self.unfollowed = self.unfollowed or NotFollowed(f"{kind or op} is not supported", place=place_of(path, op))
+        self.unfollowed = self.unfollowed or NotFollowed(
+            f"{kind or op} is not supported", place=place_of(path, op, self.line())
+        )
 
         def watched(real: Tensor) -> Traced:
             self.program.steps.append(Step(op, {}, tuple(real.shape), real.dtype, path, None))
@@ -364,11 +605,7 @@ class _Recorder(TorchDispatchMode):
         return x.number
 
     def order(self, real: Tensor) -> list[int]:
-        """The axes of a tensor as they lie in memory, the batch first.
-
-        Raises:
-            UnsupportedError: if the tensor does not fill its memory from the start, or the batch lies inside.
-        """
+        """The axes of a tensor as they lie in memory, the batch first."""
         axes = [0, *sorted(range(1, real.ndim), key=real.stride().__getitem__, reverse=True)]
         length, filled = math.prod(real.shape), math.prod(real.shape) * real.itemsize
         dense = real.storage_offset() == 0 and filled == real.untyped_storage().nbytes()
@@ -387,6 +624,9 @@ class _Recorder(TorchDispatchMode):
     def added(self, op: str, index: int, real: Tensor, **arguments: Any) -> int:
         return self.append(op, {"self": Ref(index), **arguments}, real).number
 
+
+_OTHERS_CODE = (os.path.dirname(torch.__file__), os.path.dirname(contextlib.__file__), str(Path(__file__).parents[2]))
+"""Where the code of torch, of Python and of this package is."""
 
 _CALL = inspect.unwrap(nn.Module._call_impl).__code__
 

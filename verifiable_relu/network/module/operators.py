@@ -7,20 +7,23 @@ respect to the module's parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.derived import deviations, quotient, scaled
+from verifiable_relu.network.derived import deviations, quotient, scaled, share
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.program import GATE, NotFollowed, Program, Ref, Step
+from verifiable_relu.network.module.capture import GATE, NotFollowed, Program, Ref, Step
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh
 from verifiable_relu.network.simplify import needed
-from verifiable_relu.nn import HardnessGate, LambdaGELU
+from verifiable_relu.nn import LambdaGELU
 
 _ORDER = ("center", "scale", "shift")
 """The parts of a Scale node in the order in which they act."""
@@ -56,12 +59,12 @@ class Translator:
         """
         for step in self.program.steps:
             try:
-                node = OPERATORS[step.op](self, step, **step.arguments)
+                node = OPERATORS[step.op](self, step, SimpleNamespace(**step.arguments))
                 if (self.batch, *self.build.shape(node)) != step.shape:
                     raise UnsupportedError(f"a result of shape {step.shape} for a batch of {self.batch}")
             except InputError as error:
                 raise NotFollowed(error.message, place=error.place or step.place) from error
-            except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
                 raise NotFollowed(f"used in a way that is not supported: {error}", place=step.place) from error
             self.nodes.append(node)
         output = self.nodes[self.program.output]
@@ -108,7 +111,7 @@ class Translator:
         if any(_ORDER.index(key) >= _ORDER.index(part) or other.dtype != value.dtype for key, other in parts.items()):
             source, parts = x, {}
         parts = {**parts, part: value}
-        index = self.build.scale(source, label(step), error=error, **parts)
+        index = self.build.scale(source, step.label, error=error, **parts)
         if error:
             return index
         self.parts[index] = source, parts
@@ -116,8 +119,8 @@ class Translator:
 
     def times(self, step: Step, number: Tensor, factor: float) -> tuple[Tensor, float]:
         """A constant times a number, and its relative error."""
-        if not self.exact:
-            return number * factor, 0.0
+        if factor == 1 or not self.exact:
+            return (number if factor == 1 else number * factor), 0.0
         product, error = scaled(number.detach().cpu(), float(torch.tensor(factor, dtype=step.dtype, device="cpu")))
         return product.to(number.device), error
 
@@ -134,143 +137,25 @@ class Translator:
             node = self.scaled(step, node, "scale", self.constant(step, factor))
         if not isinstance(x, Ref):
             return self.scaled(step, node, "shift", self.constant(step, x))
-        return self.build.add(self.node(x), node, label(step))
+        return self.build.add(self.node(x), node, step.label)
+
+    def linear(
+        self, step: Step, x: Any, weight: Tensor, bias: Tensor | None = None, beta: float = 1, alpha: float = 1
+    ) -> int:
+        """alpha·x·weightᵀ + beta·bias."""
+        require_constant(weight, bias)
+        weight, error = self.times(step, weight, alpha)
+        if bias is not None:
+            bias, other = self.times(step, bias, beta)
+            error = max(error, other)
+        return self.build.linear(self.node(x), weight, bias, step.label, error)
 
     def activation(self, step: Step, x: Ref, kind: type[Activation], **parameters: Tensor) -> int:
-        return self.build.activation(self.node(x), kind, label(step), **parameters)
+        return self.build.activation(self.node(x), kind, step.label, **parameters)
 
 
-def label(step: Step) -> str:
-    """What a step's nodes are called."""
-    return step.path or step.op
-
-
-Converter = Callable[..., int]
-
-# Converters take the arguments of ATen's schema, ``self`` among them, by their names there.
-
-
-# --- affine ----------------------------------------------------------------------------------------------------------
-
-
-def _linear(t: Translator, step: Step, /, input: Ref, weight: Tensor, bias: Tensor | None) -> int:
-    require_constant(weight, bias)
-    return t.build.linear(t.node(input), weight, bias, label(step))
-
-
-def _matmul(t: Translator, step: Step, /, self: Ref, other: Tensor) -> int:
-    require_constant(other)
-    if other.ndim != 2:
-        raise UnsupportedError(f"multiplies by a tensor of {other.ndim} axes, where a matrix is expected")
-    return t.build.linear(t.node(self), other.T, None, label(step))
-
-
-def _mm(t: Translator, step: Step, /, self: Ref, mat2: Tensor) -> int:
-    return _matmul(t, step, self=self, other=mat2)
-
-
-def _addmm(t: Translator, step: Step, /, self: Tensor, mat1: Ref, mat2: Tensor, beta: float, alpha: float) -> int:
-    require_constant(self, mat2)
-    bias, error = t.times(step, t.constant(step, self), beta)
-    weight, other = t.times(step, mat2.T, alpha)
-    return t.build.linear(t.node(mat1), weight, bias, label(step), max(error, other))
-
-
-def _conv2d(
-    t: Translator,
-    step: Step,
-    /,
-    input: Ref,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int] | str,
-    dilation: Sequence[int],
-    groups: int,
-) -> int:
-    require_constant(weight, bias)
-    dilation = _pair(dilation)
-    if isinstance(padding, str):
-        total = [d * (k - 1) * (padding == "same") for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        before = total[0] // 2, total[1] // 2
-        after = total[0] - before[0], total[1] - before[1]
-    else:
-        before = after = _pair(padding)
-    return t.build.conv2d(
-        t.node(input),
-        weight,
-        bias,
-        label(step),
-        stride=_pair(stride),
-        padding=(*before, *after),
-        dilation=dilation,
-        groups=groups,
-    )
-
-
-def _pair(value: Sequence[int]) -> tuple[int, int]:
-    return value[0], value[-1]
-
-
-def _avg_pool2d(
-    t: Translator,
-    step: Step,
-    /,
-    self: Ref,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> int:
-    pads = _pair(padding)
-    if ceil_mode or divisor_override is not None or (any(pads) and not count_include_pad):
-        raise UnsupportedError("ceil_mode, divisor_override and count_include_pad=False are not supported")
-    return t.build.average_pool(
-        t.node(self), _pair(kernel_size), _pair(stride or kernel_size), (*pads, *pads), label(step)
-    )
-
-
-def _mean(
-    t: Translator, step: Step, /, self: Ref, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: Any = None
-) -> int:
-    shape = t.shape(self)
-    if len(shape) != 3 or dim is None or sorted(axis % 4 for axis in dim) != [2, 3]:
-        raise UnsupportedError("a mean is supported over the height and width of (batch, channels, height, width)")
-    pooled = t.build.average_pool(t.node(self), (shape[1], shape[2]), (1, 1), (0, 0, 0, 0), label(step))
-    return t.build.reshape(pooled, step.shape[1:], label(step))
-
-
-def _batch_norm(
-    t: Translator,
-    step: Step,
-    /,
-    input: Ref,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> int:
-    if training or running_mean is None or running_var is None:
-        raise UnsupportedError("with the batch's own statistics it is no fixed function of one sample")
-    require_constant(weight, bias, running_mean, running_var)
-    shape = (-1, *(1,) * (len(step.shape) - 2))
-    gamma = torch.ones_like(running_var) if weight is None else weight
-    error = 0.0
-    if t.exact:
-        scale, error = deviations(gamma, running_var, eps)
-    else:
-        scale = (gamma.double() / (running_var.double() + eps).sqrt()).to(running_var.dtype)
-    shift = torch.zeros_like(running_mean) if bias is None else bias
-    center = running_mean.reshape(shape)
-    return t.build.scale(
-        t.node(input), label(step), center=center, scale=scale.reshape(shape), shift=shift.reshape(shape), error=error
-    )
+Converter = Callable[[Translator, Step, Any], int]
+"""From a step and the arguments of ATen's schema, by their names there, ``self`` among them, to the index of a node."""
 
 
 def require_constant(*tensors: Any) -> None:
@@ -283,71 +168,128 @@ def require_constant(*tensors: Any) -> None:
         raise UnsupportedError("a parameter that is itself computed from the input")
 
 
-def _add(t: Translator, step: Step, /, self: Any, other: Any, alpha: float = 1) -> int:
-    return t.sum(step, self, other, alpha)
+# --- affine ----------------------------------------------------------------------------------------------------------
 
 
-def _sub(t: Translator, step: Step, /, self: Any, other: Any, alpha: float = 1) -> int:
-    return t.sum(step, self, other, -alpha)
+def _matmul(t: Translator, step: Step, x: Any, other: Any) -> int:
+    require_constant(other)
+    if other.ndim != 2:
+        raise UnsupportedError(f"multiplies by a tensor of {other.ndim} axes, where a matrix is expected")
+    return t.linear(step, x, other.T)
 
 
-def _rsub(t: Translator, step: Step, /, self: Any, other: Any, alpha: float = 1) -> int:
-    return t.sum(step, other, self, -alpha)
+def _addmm(t: Translator, step: Step, a: Any) -> int:
+    require_constant(a.self, a.mat2)
+    return t.linear(step, a.mat1, a.mat2.T, t.constant(step, a.self), a.beta, a.alpha)
 
 
-def _mul(t: Translator, step: Step, /, self: Any, other: Any) -> int:
-    if isinstance(self, Ref) and isinstance(other, Ref):
+def _conv2d(t: Translator, step: Step, a: Any) -> int:
+    require_constant(a.weight, a.bias)
+    dilation = _pair(a.dilation)
+    if isinstance(a.padding, str):
+        total = [d * (k - 1) * (a.padding == "same") for d, k in zip(dilation, a.weight.shape[2:], strict=True)]
+        before = total[0] // 2, total[1] // 2
+        after = total[0] - before[0], total[1] - before[1]
+    else:
+        before = after = _pair(a.padding)
+    how = {"stride": _pair(a.stride), "padding": (*before, *after), "dilation": dilation, "groups": a.groups}
+    return t.build.conv2d(t.node(a.input), a.weight, a.bias, step.label, **how)
+
+
+def _pair(value: Sequence[int]) -> tuple[int, int]:
+    return value[0], value[-1]
+
+
+def _avg_pool2d(t: Translator, step: Step, a: Any) -> int:
+    pads = _pair(a.padding)
+    if a.ceil_mode or a.divisor_override is not None or (any(pads) and not a.count_include_pad):
+        raise UnsupportedError("ceil_mode, divisor_override and count_include_pad=False are not supported")
+    kernel, stride = _pair(a.kernel_size), _pair(a.stride or a.kernel_size)
+    return t.build.average_pool(t.node(a.self), kernel, stride, (*pads, *pads), step.label)
+
+
+def _adaptive_avg_pool2d(t: Translator, step: Step, a: Any) -> int:
+    """The mean over windows that overlap, or differ in size, where the sides are no multiples of the output's."""
+    channels, *sides = t.shape(a.self)
+    rows, columns = (
+        [range(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] for n, m in zip(sides, step.shape[2:], strict=True)
+    )
+    places = torch.arange(channels * math.prod(sides)).reshape(channels, *sides)
+    windows = [places[:, r.start : r.stop, c.start : c.stop].flatten(1) for r in rows for c in columns]
+    most = max(window.shape[1] for window in windows)
+    index = torch.stack([F.pad(window, (0, most - window.shape[1])) for window in windows], 1)
+    shares = [share(window.shape[1]) for window in windows]
+    filled = [F.pad(part.expand(w.shape), (0, most - w.shape[1])) for (part, _), w in zip(shares, windows, strict=True)]
+    weight, error = torch.stack(filled, 1), max(off for _, off in shares)
+    index, weight = (part.flatten(0, 1).to(t.build.device) for part in (index, weight))
+    return t.build.sparse(t.node(a.self), index, weight, None, step.shape[1:], step.label, error)
+
+
+def _mean(t: Translator, step: Step, a: Any) -> int:
+    shape, dim = t.shape(a.self), getattr(a, "dim", None)
+    if len(shape) != 3 or dim is None or sorted(axis % 4 for axis in dim) != [2, 3]:
+        raise UnsupportedError("a mean is supported over the height and width of (batch, channels, height, width)")
+    pooled = t.build.average_pool(t.node(a.self), (shape[1], shape[2]), (1, 1), (0, 0, 0, 0), step.label)
+    return t.build.reshape(pooled, step.shape[1:], step.label)
+
+
+def _batch_norm(t: Translator, step: Step, a: Any) -> int:
+    if a.training or a.running_mean is None or a.running_var is None:
+        raise UnsupportedError("with the batch's own statistics it is no fixed function of one sample")
+    require_constant(a.weight, a.bias, a.running_mean, a.running_var)
+    gamma = torch.ones_like(a.running_var) if a.weight is None else a.weight
+    error = 0.0
+    if t.exact:
+        scale, error = deviations(gamma, a.running_var, a.eps)
+    else:
+        scale = (gamma.double() / (a.running_var.double() + a.eps).sqrt()).to(a.running_var.dtype)
+    shift = torch.zeros_like(a.running_mean) if a.bias is None else a.bias
+    center, scale, shift = (part.reshape(-1, *(1,) * (len(step.shape) - 2)) for part in (a.running_mean, scale, shift))
+    return t.build.scale(t.node(a.input), step.label, center=center, scale=scale, shift=shift, error=error)
+
+
+def _mul(t: Translator, step: Step, a: Any) -> int:
+    if isinstance(a.self, Ref) and isinstance(a.other, Ref):
         raise UnsupportedError("multiplies two computed values")
-    x, number = (self, other) if isinstance(self, Ref) else (other, self)
+    x, number = (a.self, a.other) if isinstance(a.self, Ref) else (a.other, a.self)
     return t.scaled(step, t.node(x), "scale", t.constant(step, number))
 
 
-def _div(t: Translator, step: Step, /, self: Any, other: Any, rounding_mode: str | None = None) -> int:
-    if isinstance(other, Ref):
+def _div(t: Translator, step: Step, a: Any) -> int:
+    if isinstance(a.other, Ref):
         raise UnsupportedError("divides by a computed value")
-    if rounding_mode is not None:
-        raise UnsupportedError(f"rounds (rounding_mode='{rounding_mode}')")
-    number = t.constant(step, other)
+    if getattr(a, "rounding_mode", None) is not None:
+        raise UnsupportedError(f"rounds (rounding_mode='{a.rounding_mode}')")
+    number = t.constant(step, a.other)
     if t.exact:
         factor, error = quotient(1.0, number)
-        return t.scaled(step, t.node(self), "scale", factor.to(number.device), error)
-    return t.scaled(step, t.node(self), "scale", (1 / number.double()).to(number.dtype))
-
-
-def _neg(t: Translator, step: Step, /, self: Ref) -> int:
-    return t.scaled(step, t.node(self), "scale", t.constant(step, -1.0))
+        return t.scaled(step, t.node(a.self), "scale", factor.to(number.device), error)
+    return t.scaled(step, t.node(a.self), "scale", (1 / number.double()).to(number.dtype))
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
 
 
 def _plain(kind: type[Activation]) -> Converter:
-    def convert(t: Translator, step: Step, /, self: Ref) -> int:
-        return t.activation(step, self, kind)
-
-    return convert
+    return lambda t, step, a: t.activation(step, a.self, kind)
 
 
-def _leaky_relu(t: Translator, step: Step, /, self: Ref, negative_slope: float) -> int:
-    return t.activation(step, self, LeakyRelu, slope=t.constant(step, negative_slope))
+def _prelu(t: Translator, step: Step, a: Any) -> int:
+    require_constant(a.weight)
+    shape = () if a.weight.numel() == 1 else (-1, *(1,) * (len(step.shape) - 2))
+    return t.activation(step, a.self, LeakyRelu, slope=a.weight.reshape(shape))
 
 
-def _prelu(t: Translator, step: Step, /, self: Ref, weight: Tensor) -> int:
-    require_constant(weight)
-    slope = weight.reshape(()) if weight.numel() == 1 else weight.reshape(-1, *(1,) * (len(step.shape) - 2))
-    return t.activation(step, self, LeakyRelu, slope=slope)
+def _gelu(t: Translator, step: Step, a: Any) -> int:
+    require_exact(a.approximate)
+    return t.activation(step, a.self, Gelu, lam=t.constant(step, 1.0))
 
 
-def _gelu(t: Translator, step: Step, /, self: Ref, approximate: str) -> int:
-    require_exact(approximate)
-    return t.activation(step, self, Gelu, lam=t.constant(step, 1.0))
-
-
-def _gate(t: Translator, step: Step, /, self: Ref, gate: HardnessGate) -> int:
-    if not isinstance(gate, LambdaGELU):
-        raise UnsupportedError(f"{type(gate).__name__} has no bounds: nn.substitute_relu replaces it by ReLU")
-    require_exact(gate.approximate)
-    return t.activation(step, self, Gelu, lam=gate.lam)
+def _gate(t: Translator, step: Step, a: Any) -> int:
+    if not isinstance(a.gate, LambdaGELU):
+        raise UnsupportedError(f"{type(a.gate).__name__} has no bounds: nn.substitute_relu replaces it by ReLU")
+    require_exact(a.gate.approximate)
+    return t.activation(step, a.self, Gelu, lam=a.gate.lam)
 
 
 def require_exact(approximate: str) -> None:
@@ -363,94 +305,79 @@ def require_exact(approximate: str) -> None:
 # --- shapes, and what changes nothing --------------------------------------------------------------------------------
 
 
-def _reshape(t: Translator, step: Step, /, self: Ref, dtype: Any = None, **how: Any) -> int:
-    if dtype is not None:
+def _reshape(t: Translator, step: Step, a: Any) -> int:
+    if getattr(a, "dtype", None) is not None:
         raise UnsupportedError("takes the bits of numbers for other numbers")
     if step.shape[:1] != (t.batch,):
         raise UnsupportedError(f"the batch axis does not stay the first one (a result of shape {step.shape})")
-    return t.build.reshape(t.node(self), step.shape[1:], label(step))
+    return t.build.reshape(t.node(a.self), step.shape[1:], step.label)
 
 
 def _permuted(t: Translator, step: Step, x: Ref, axes: Sequence[int]) -> int:
     axes = [axis % len(step.shape) for axis in axes]
     if axes[0] != 0:
         raise UnsupportedError("the batch axis does not stay the first one")
-    return t.build.permute(t.node(x), tuple(axis - 1 for axis in axes[1:]), label(step))
+    return t.build.permute(t.node(x), tuple(axis - 1 for axis in axes[1:]), step.label)
 
 
-def _permute(t: Translator, step: Step, /, self: Ref, dims: Sequence[int]) -> int:
-    return _permuted(t, step, self, dims)
-
-
-def _transpose(t: Translator, step: Step, /, self: Ref, dim0: int, dim1: int) -> int:
+def _transpose(t: Translator, step: Step, a: Any) -> int:
     axes = list(range(len(step.shape)))
-    axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
-    return _permuted(t, step, self, axes)
+    axes[a.dim0], axes[a.dim1] = axes[a.dim1], axes[a.dim0]
+    return _permuted(t, step, a.self, axes)
 
 
-def _whole(t: Translator, step: Step, /, self: Ref, **which: Any) -> int:
-    if step.shape[1:] != t.shape(self):
+def _whole(t: Translator, step: Step, a: Any) -> int:
+    if step.shape[1:] != t.shape(a.self):
         raise UnsupportedError("a part of a computed tensor, or more than one copy of it")
-    return t.node(self)
+    return t.node(a.self)
 
 
-def _same(t: Translator, step: Step, /, self: Ref, **how: Any) -> int:
-    return t.node(self)
+def _same(t: Translator, step: Step, a: Any) -> int:
+    return t.node(a.self)
 
 
-def _copy(t: Translator, step: Step, /, self: Ref, src: Ref, non_blocking: bool) -> int:
-    if t.shape(src) != step.shape[1:]:
+def _copy(t: Translator, step: Step, a: Any) -> int:
+    if t.shape(a.src) != step.shape[1:]:
         raise UnsupportedError("copies a tensor of another shape")
-    return t.node(src)
+    return t.node(a.src)
 
 
-def _dropout(t: Translator, step: Step, /, p: float, train: bool, input: Any = None, self: Any = None) -> int:
-    if train:
+def _dropout(t: Translator, step: Step, a: Any) -> int:
+    if a.train:
         raise UnsupportedError("random numbers are drawn in evaluation mode, too")
-    return t.node(self if input is None else input)
+    return t.node(a.input if hasattr(a, "input") else a.self)
 
 
 OPERATORS: dict[str, Converter] = {
-    "linear": _linear,
-    "matmul": _matmul,
-    "mm": _mm,
+    "linear": lambda t, step, a: t.linear(step, a.input, a.weight, a.bias),
+    "matmul": lambda t, step, a: _matmul(t, step, a.self, a.other),
+    "mm": lambda t, step, a: _matmul(t, step, a.self, a.mat2),
     "addmm": _addmm,
     "conv2d": _conv2d,
     "avg_pool2d": _avg_pool2d,
+    "_adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "mean": _mean,
     "batch_norm": _batch_norm,
-    "add": _add,
-    "sub": _sub,
-    "rsub": _rsub,
+    "add": lambda t, step, a: t.sum(step, a.self, a.other, a.alpha),
+    "sub": lambda t, step, a: t.sum(step, a.self, a.other, -a.alpha),
+    "rsub": lambda t, step, a: t.sum(step, a.other, a.self, -a.alpha),
     "mul": _mul,
     "div": _div,
-    "neg": _neg,
+    "neg": lambda t, step, a: t.scaled(step, t.node(a.self), "scale", t.constant(step, -1.0)),
     "relu": _plain(Relu),
     "sigmoid": _plain(Sigmoid),
     "tanh": _plain(Tanh),
-    "leaky_relu": _leaky_relu,
+    "leaky_relu": lambda t, step, a: t.activation(step, a.self, LeakyRelu, slope=t.constant(step, a.negative_slope)),
     "prelu": _prelu,
     "gelu": _gelu,
     GATE: _gate,
-    "view": _reshape,
-    "_unsafe_view": _reshape,
-    "_reshape_alias": _reshape,
-    "reshape": _reshape,
-    "flatten": _reshape,
-    "squeeze": _reshape,
-    "unsqueeze": _reshape,
-    "expand": _whole,
-    "permute": _permute,
+    "permute": lambda t, step, a: _permuted(t, step, a.self, a.dims),
     "transpose": _transpose,
+    "expand": _whole,
     "slice": _whole,
-    "alias": _same,
-    "detach": _same,
-    "clone": _same,
-    "_to_copy": _same,
     "copy": _copy,
-    "dropout": _dropout,
-    "feature_dropout": _dropout,
-    "alpha_dropout": _dropout,
-    "feature_alpha_dropout": _dropout,
+    **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "reshape", "flatten", "squeeze", "unsqueeze"), _reshape),
+    **dict.fromkeys(("alias", "detach", "clone", "_to_copy"), _same),
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _dropout),
 }
-"""By the operator's name, how its node is made; the node's index is returned."""
+"""By the operator's name, how its node is made."""

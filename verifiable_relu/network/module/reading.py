@@ -1,11 +1,22 @@
-"""A network from a torch module: captured in evaluation mode, and believed once it has been compared."""
+"""A network from a torch module: captured in evaluation mode, and believed once it has been compared.
+
+What is not followed is read by way of torch's own exporter: an ONNX file in memory, read as any other. The exporter
+runs the module on one sample and writes down the operators that it applies. That Python does not look at computed
+numbers on the way is made certain before (``capture``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +25,78 @@ from torch.nn.parameter import is_lazy
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.capture import capture
-from verifiable_relu.network.module.exported import exported
+from verifiable_relu.network.module.capture import NotFollowed, capture, once, parametrised
 from verifiable_relu.network.module.operators import OPERATORS, Translator
-from verifiable_relu.network.module.program import NotFollowed
+from verifiable_relu.network.module.recurrent import Unrolled
 from verifiable_relu.network.nodes import Shape
+from verifiable_relu.network.onnx import read_onnx
 from verifiable_relu.rounding import unit_roundoff
+
+_AS_IT_IS: dict[bool, dict[str, Any]] = {
+    False: {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
+    True: {"optimize": False},
+}
+"""Options with which each of the exporters computes nothing in advance."""
+
+
+def exported(module: nn.Module, x: Tensor, name: str, exact: bool = False) -> Network:
+    """The network of the file that torch's exporter writes.
+
+    Args:
+        module: in evaluation mode.
+        x: one sample, (1, *input_shape).
+        name: of the network.
+        exact: whether the exporter may compute nothing in advance, such as convolutions with the batch normalisation
+            after them, which it rounds; weights of ``parametrised`` layers are constants of the file.
+
+    Raises:
+        UnsupportedError: if the module cannot be exported.
+        InputError: if the file cannot be read.
+    """
+    if exact:
+        with parametrised(module, once), torch.no_grad():
+            # What is traced from here on finds the weights computed.
+            module(x.clone())
+            return _written(module, x, name, _AS_IT_IS)
+    return _written(module, x, name, {False: {}, True: {}})
+
+
+def _written(module: nn.Module, x: Tensor, name: str, options: dict[bool, dict[str, Any]]) -> Network:
+    # The exporter that is torch's default knows more operators; the other takes a tenth of the time and no further
+    # package.
+    ways = [False, True] if importlib.util.find_spec("onnxscript") else [False]
+    # What it logs of a failure goes to the screen past Python's streams.
+    log, silent = torch._C._jit_onnx_log, lambda *what: None
+    for dynamo in ways:
+        file, silence = io.BytesIO(), io.StringIO()
+        logging.disable(logging.WARNING)
+        torch._C._jit_onnx_log = silent
+        try:
+            with (
+                Unrolled(),
+                warnings.catch_warnings(),
+                contextlib.redirect_stdout(silence),
+                contextlib.redirect_stderr(silence),
+            ):
+                warnings.simplefilter("ignore")
+                torch.onnx.export(module, (x.clone(),), file, dynamo=dynamo, **options[dynamo])  # type: ignore[arg-type]
+        except Exception as error:  # the exporter's exceptions share no narrower base
+            failure = error
+        else:
+            return read_onnx(file.getvalue(), name)
+        finally:
+            logging.disable(logging.NOTSET)
+            torch._C._jit_onnx_log = log
+    raise NotFollowed("torch cannot export the module") from failure
 
 
 def from_torch(
-    module: nn.Module, input_shape: Shape, name: str = "network", compared: bool = True, exact: bool = False
+    module: nn.Module,
+    input_shape: Shape,
+    name: str = "network",
+    compared: bool = True,
+    exact: bool = False,
+    argument: str | None = None,
 ) -> Network:
     """The network that a module computes in evaluation mode.
 
@@ -48,7 +121,8 @@ def from_torch(
     objects, stays done.
 
     Args:
-        module: takes one tensor, (batch, *input_shape), and returns one.
+        module: takes one tensor, (batch, *input_shape), and returns one, or a mapping or an object with
+            one tensor of real numbers, or with one that is called ``logits``.
         input_shape: of one sample.
         name: what to call the network.
         compared: False only for whoever reads one module again and again, as losses do at each training step.
@@ -57,6 +131,7 @@ def from_torch(
             rounded in its precision, is refused, unless it is a parametrisation (``torch.nn.utils.parametrize``) or one
             of torch's old hooks that computes a weight: that is one of the module's numbers. Python's numbers are
             those of the precision in which torch takes them.
+        argument: the name of the module's argument that takes the tensor; None stands for the first one.
 
     Raises:
         UnsupportedError: if the module does what no network does, or its numbers are not the network's; names the
@@ -68,12 +143,41 @@ def from_torch(
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:
         with _evaluating(module):
-            return _read(module, shape, batches, name, compared, exact)
+            return _read(_Called(module, argument), shape, batches, name, compared, exact)
     except InputError as error:
         raise error if error.place else type(error)(error.message, place=_class(module)) from error
 
 
-def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
+class _Called(nn.Module):
+    """A module as what takes one tensor and returns one.
+
+    Args:
+        module: the module.
+        argument: as in ``from_torch``.
+
+    Attributes:
+        plain: whether the module by itself did so when it ran last.
+    """
+
+    def __init__(self, module: nn.Module, argument: str | None) -> None:
+        super().__init__()
+        self.module, self.argument, self.plain, self.training = module, argument, True, module.training
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.module(x) if self.argument is None else self.module(**{self.argument: x})
+        self.plain = isinstance(made, Tensor) and self.argument is None
+        if isinstance(made, Tensor):
+            return made
+        named = dict(made) if isinstance(made, Mapping) else getattr(made, "__dict__", {})
+        reals = [each for each in named.values() if isinstance(each, Tensor) and each.is_floating_point()]
+        return named.get("logits", reals[0] if len(reals) == 1 else made)
+
+    def named_modules(self, *how: Any, **more: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Those of the module, by their names there."""
+        return self.module.named_modules(*how, **more)
+
+
+def _read(module: _Called, shape: Shape, batches: list[Tensor], name: str, compared: bool, exact: bool) -> Network:
     """The network by the module's own record, or where that does not do, and is to be compared, by the exporter."""
     try:
         return _followed(module, shape, batches, name, compared, exact)
@@ -81,9 +185,12 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
         if not compared:
             raise
         try:
-            network = exported(module, batches[-1], name, exact)
+            network = exported(module.module if module.plain else module, batches[-1], name, exact)
             for x in batches:
                 _require_output(module, network, x)
+        except NotFollowed as error:
+            # What torch has to say of it concerns its exporter alone.
+            raise UnsupportedError(refusal.message, place=refusal.place) from error
         except InputError as error:
             # An ONNX file has float32 for numbers such as the ε of a normalisation.
             hint = "; in float32 (module.float()) it may be read" if batches[-1].dtype == torch.float64 else ""
@@ -94,11 +201,7 @@ def _read(module: nn.Module, shape: Shape, batches: list[Tensor], name: str, com
 
 
 def _require_output(module: nn.Module, network: Network, x: Tensor) -> None:
-    """Make certain that a network's outputs are the module's, in shape and to within rounding.
-
-    Raises:
-        UnsupportedError: if they are not.
-    """
+    """Make certain that a network's outputs are the module's, in shape and to within rounding."""
     with torch.no_grad():
         output = module(x.clone())
     if isinstance(output, Tensor) and output.shape == (len(x),) and network.output_shape == (1,):
@@ -125,16 +228,29 @@ def _followed(
     return read[0][0]
 
 
+def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor], Tensor]:
+    """The function by which a module itself computes the outputs, (1, …), of a sample, (1, …), in evaluation mode.
+
+    Args:
+        module: as ``from_torch`` takes it, and so is ``argument``. It runs on its own device, in its own precision.
+    """
+
+    @torch.no_grad()
+    def run(x: Tensor) -> Tensor:
+        with _evaluating(module):
+            given = x.to(_first(module))
+            made: Tensor = _Called(module, argument)(given)
+            return made.cpu()
+
+    return run
+
+
 def _class(module: nn.Module) -> str:
-    return f"module {type(module).__name__}"
+    return f"module {type(module.module if isinstance(module, _Called) else module).__name__}"
 
 
 def _first(module: nn.Module) -> Tensor:
-    """The tensor that says in which precision and where the module computes.
-
-    Raises:
-        UnsupportedError: if the module has no numbers yet, or is in neither float32 nor float64.
-    """
+    """The tensor that says in which precision and where the module computes."""
     tensors = list(chain(module.parameters(), module.buffers()))
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         raise UnsupportedError("it has parameters without numbers: call a lazy module once first", place=_class(module))
@@ -157,11 +273,7 @@ def _one(shape: Shape, like: Tensor) -> Tensor:
 
 
 def _compare(module: nn.Module, batches: list[Tensor], read: list[tuple[Network, dict[int, Tensor]]]) -> None:
-    """Make certain that both networks are one, and that it computes what the module computes.
-
-    Raises:
-        UnsupportedError: if that is not so.
-    """
+    """Make certain that both networks are one, and that it computes what the module computes."""
     (network, several), (other, one) = read
     _require_same(network, other)
     seen = {node: torch.cat([several[node], one[node]]) for node in several}
@@ -190,11 +302,7 @@ def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor]) -> 
 
 
 def _require_same(network: Network, other: Network) -> None:
-    """Make certain that two captures of one module gave the same.
-
-    Raises:
-        UnsupportedError: if they differ: it depends on the batch's size, on chance, or on how often it was called.
-    """
+    """Make certain that two captures of one module gave the same."""
     for ours, theirs in zip(network.nodes, other.nodes, strict=False):
         if type(ours) is not type(theirs) or not all(
             _equal(getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(ours)
@@ -219,22 +327,26 @@ def _equal(a: object, b: object) -> bool:
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, and leave flags, buffers and random numbers as they were.
 
-    Products in float32 are really taken in float32 meanwhile, also where the user prefers speed.
+    Products in float32 are really taken in float32 meanwhile, also where the user prefers speed; and attention is
+    computed by the operators that it consists of, not by torch's fused one.
     """
     modules = list(module.modules())
     flags = [m.training for m in modules]
     buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    fast = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[]):
         try:
             torch.set_float32_matmul_precision("highest")
             torch.backends.cudnn.allow_tf32 = False
+            torch.backends.mha.set_fastpath_enabled(False)
             if any(flags):
                 module.eval()
             yield
         finally:
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
+            torch.backends.mha.set_fastpath_enabled(fast)
             for m, was in zip(modules, flags, strict=True):
                 # Parents first: ``train`` also sets the flags of what is inside.
                 if m.training != was:

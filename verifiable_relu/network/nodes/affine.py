@@ -17,10 +17,13 @@ class Affine(Node):
     """A node y = W·x + b of one input. Subclasses are the ways in which W is stored.
 
     ``weight_error`` bounds |W_true − W| ≤ weight_error·|W| entry by entry, and so of every other stored number, b
-    among them; 0.0 means that the stored numbers are the operator's own (``network.derived``).
+    among them; 0.0 means that the stored numbers are the operator's own (``network.derived``). Where W·x + b is what a
+    runtime computes by rounding (``network.onnx.running``), W_true and b_true are other numbers at every x, and
+    |b_true − b| ≤ weight_error·(|b| + ``offset_terms``).
     """
 
     weight_error: float
+    offset_terms: float
 
     def linear(self, x: Tensor) -> Tensor:
         """W·x for x of shape (batch, *input shape)."""
@@ -40,7 +43,7 @@ class Affine(Node):
 
     def offset_magnitude(self) -> Tensor:
         """An upper bound of |b| that also covers every term summed to make b; broadcastable to ``shape``."""
-        return self.offset().abs()
+        return self.offset().abs() + self.offset_terms
 
     @property
     def terms(self) -> int:
@@ -60,6 +63,7 @@ class Linear(Affine):
     weight: Tensor
     bias: Tensor
     weight_error: float = 0.0
+    offset_terms: float = 0.0
 
     def forward(self, *xs: Tensor) -> Tensor:
         return F.linear(xs[0], self.weight, self.bias)
@@ -99,6 +103,7 @@ class Conv2d(Affine):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     weight_error: float = 0.0
+    offset_terms: float = 0.0
 
     def forward(self, *xs: Tensor) -> Tensor:
         return self.convolved(xs[0], self.weight, self.bias)
@@ -162,6 +167,7 @@ class Scale(Affine):
     scale: Tensor
     shift: Tensor
     weight_error: float = 0.0
+    offset_terms: float = 0.0
 
     def forward(self, *xs: Tensor) -> Tensor:
         return self.scale * (xs[0] - self.center) + self.shift
@@ -179,7 +185,7 @@ class Scale(Affine):
         return self.shift - self.scale * self.center
 
     def offset_magnitude(self) -> Tensor:
-        return self.shift.abs() + (self.scale * self.center).abs()
+        return self.shift.abs() + (self.scale * self.center).abs() + self.offset_terms
 
     @property
     def terms(self) -> int:
@@ -225,6 +231,7 @@ class Sparse(Affine):
     weight: Tensor
     bias: Tensor
     weight_error: float = 0.0
+    offset_terms: float = 0.0
 
     def forward(self, *xs: Tensor) -> Tensor:
         return self.linear(xs[0]) + self.offset()

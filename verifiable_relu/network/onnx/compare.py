@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +15,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network.agreement import Parting, parting, sample_points
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
+from verifiable_relu.network.onnx.model import declared_inputs
 from verifiable_relu.rounding import unit_roundoff
 
 _COMPLAINT = "the network that was read does not compute what the file does"
@@ -33,7 +34,7 @@ def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -
             first node of the file at which they part.
     """
     assert network.onnx is not None
-    source = _source(network.onnx)
+    source = _Source(network.onnx)
     points = sample_points(network.input_shape, source.dtype)
     found = _outputs(source, points, network.batched)
     if not bool(torch.isfinite(found).any()):
@@ -48,11 +49,7 @@ def require_runs(data: bytes) -> None:
     Raises:
         InputError: if it refuses the file for another reason.
     """
-    try:
-        runtime.kept_session(data)
-    except Exception as error:  # onnxruntime's exceptions share no narrower base
-        if type(error).__name__ != "NotImplemented":
-            raise InputError(f"onnxruntime refuses the file: {error}") from None
+    _session(data)
 
 
 def compare_at(network: Network, points: np.ndarray) -> None:
@@ -67,7 +64,7 @@ def compare_at(network: Network, points: np.ndarray) -> None:
     """
     if network.onnx is None:
         return
-    source = _source(network.onnx)
+    source = _Source(network.onnx)
     with np.errstate(over="ignore"):
         narrow = torch.from_numpy(points.astype(np.float32))
     inputs = narrow[torch.isfinite(narrow).all(1)].to(source.dtype).reshape(-1, *network.input_shape)
@@ -83,23 +80,17 @@ def _output_parting(network: Network, points: Tensor, found: Tensor, unit: float
     if found.shape[1] != network.output_size:
         raise InputError(f"{found.shape[1]} outputs are computed where {network.output_size} were read")
     last = len(network.nodes) - 1
-    seen = {last: found.reshape(-1, *network.output_shape)}
-    return parting(network.nodes, points, seen, 2 * unit, points.dtype)
+    return _parting(network.nodes, points, {last: found.reshape(-1, *network.output_shape)}, unit)
 
 
-class _Source(Protocol):
-    """What runs a file on one input.
+def _parting(nodes: Sequence[Node], points: Tensor, seen: Mapping[int, Tensor], unit: float) -> Parting | None:
+    """Where a source of unit roundoff ``unit`` differs from the nodes.
 
-    Attributes:
-        dtype: in which the file's numbers are compared.
-        unit: the unit roundoff in which it computes.
+    Float32, which takes half the time, is believed where it finds no difference: a bound of an error may underflow in
+    it, which makes the comparison too strict, not too lax.
     """
-
-    dtype: torch.dtype
-    unit: float
-
-    def run(self, x: np.ndarray) -> list[np.ndarray]:
-        """The graph's outputs for one input of the file's own shape, in float32 or float64."""
+    quick = parting(nodes, points, seen, 2 * unit, points.dtype)
+    return None if quick is None else parting(nodes, points, seen, unit, torch.float64)
 
 
 _TYPES = {
@@ -111,69 +102,64 @@ _TYPES = {
 """By the type of a file's input: the type of its arrays, that in which it is compared, and its unit roundoff."""
 
 
-class _Typed:
-    """The number types of a file, by the type of its input."""
+class _Source:
+    """What runs a file on one input: onnxruntime, or the standard's reference evaluator where that has no kernel.
 
-    def __init__(self, kind: str) -> None:
-        self.array, self.dtype, self.unit = _TYPES[kind]
+    Args:
+        data: the file.
 
-
-class _Runtime(_Typed):
-    """A file in onnxruntime."""
-
-    def __init__(self, data: bytes) -> None:
-        self._session = runtime.kept_session(data)
-        (declared,) = self._session.get_inputs()
-        self._name = declared.name
-        super().__init__(declared.type)
-
-    def run(self, x: np.ndarray) -> list[np.ndarray]:
-        try:
-            return list(self._session.run(None, {self._name: x.astype(self.array)}))
-        except Exception as error:  # onnxruntime's exceptions share no narrower base
-            raise InputError(f"onnxruntime cannot run the file: {error}") from None
-
-
-class _Reference(_Typed):
-    """A file in the standard's reference evaluator, for operators of which onnxruntime has no kernel."""
-
-    def __init__(self, data: bytes) -> None:
-        from onnx.reference import ReferenceEvaluator
-
-        model = onnx.load_model_from_string(data)
-        for imported in model.opset_import:
-            # The evaluator knows the standard's domain by its empty name alone.
-            imported.domain = "" if imported.domain == "ai.onnx" else imported.domain
-        initial = {initializer.name for initializer in model.graph.initializer}
-        (declared,) = (given for given in model.graph.input if given.name not in initial)
-        try:
-            self._evaluator = ReferenceEvaluator(model)
-        except Exception as error:  # the evaluator has no exception of its own
-            raise InputError(f"the ONNX reference evaluator refuses the file: {error}") from None
-        self._name = declared.name
-        name = onnx.helper.tensor_dtype_to_np_dtype(declared.type.tensor_type.elem_type).name
-        super().__init__({"float32": "tensor(float)", "float64": "tensor(double)", "float16": "tensor(float16)"}[name])
-
-    def run(self, x: np.ndarray) -> list[np.ndarray]:
-        try:
-            with np.errstate(all="ignore"):
-                return [np.asarray(found) for found in self._evaluator.run(None, {self._name: x.astype(self.array)})]
-        except Exception as error:  # the evaluator lets whatever numpy says through
-            raise InputError(f"the ONNX reference evaluator cannot run the file: {error}") from None
-
-
-def _source(data: bytes) -> _Source:
-    """What runs a file.
+    Attributes:
+        dtype: in which the file's numbers are compared.
+        unit: the unit roundoff in which it computes.
 
     Raises:
-        InputError: if onnxruntime refuses the file.
+        InputError: if the file is refused.
     """
+
+    def __init__(self, data: bytes) -> None:
+        session = _session(data)
+        if session is not None:
+            (declared,) = session.get_inputs()
+            self._runner, self._run, kind = "onnxruntime", session.run, declared.type
+        else:
+            evaluator, declared = _evaluator(data)
+            kind = f"tensor({onnx.TensorProto.DataType.Name(declared.type.tensor_type.elem_type).lower()})"
+            self._runner, self._run = "the ONNX reference evaluator", evaluator.run
+        self._name = declared.name
+        self._array, self.dtype, self.unit = _TYPES[kind]
+
+    def run(self, x: np.ndarray) -> list[np.ndarray]:
+        """The graph's outputs for one input of the file's own shape, in float32 or float64."""
+        try:
+            with np.errstate(all="ignore"):
+                return [np.asarray(found) for found in self._run(None, {self._name: x.astype(self._array)})]
+        except Exception as error:  # the runners' exceptions share no narrower base
+            raise InputError(f"{self._runner} cannot run the file: {error}") from None
+
+
+def _session(data: bytes) -> Any:
+    """A session of onnxruntime; None if it has no kernel for an operator."""
     try:
-        return _Runtime(data)
+        return runtime.kept_session(data)
     except Exception as error:  # onnxruntime's exceptions share no narrower base
         if type(error).__name__ == "NotImplemented":
-            return _Reference(data)
+            return None
         raise InputError(f"onnxruntime refuses the file: {error}") from None
+
+
+def _evaluator(data: bytes) -> tuple[Any, onnx.ValueInfoProto]:
+    """The standard's reference evaluator of a file, and the file's input."""
+    from onnx.reference import ReferenceEvaluator
+
+    model = onnx.load_model_from_string(data)
+    for imported in model.opset_import:
+        # The evaluator knows the standard's domain by its empty name alone.
+        imported.domain = "" if imported.domain == "ai.onnx" else imported.domain
+    (declared,) = declared_inputs(model)
+    try:
+        return ReferenceEvaluator(model), declared
+    except Exception as error:  # the evaluator has no exception of its own
+        raise InputError(f"the ONNX reference evaluator refuses the file: {error}") from None
 
 
 def _outputs(source: _Source, points: Tensor, batched: bool) -> Tensor:
@@ -191,14 +177,14 @@ def _explained(network: Network, nodes: Sequence[Node], names: Mapping[str, int]
     shown = {output.name for output in model.graph.output}
     watched = {name: index for name, index in names.items() if name in computed and index > 0}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched if name not in shown)
-    source = _source(model.SerializeToString())
+    source = _Source(model.SerializeToString())
     order = [output.name for output in model.graph.output]
     runs = [dict(zip(order, source.run(x[None] if network.batched else x), strict=True)) for x in points.numpy()]
     seen = {
         index: torch.from_numpy(np.stack([run[name].reshape(nodes[index].shape) for run in runs])).to(points.dtype)
         for name, index in watched.items()
     }
-    found = parting(nodes, points, seen, 2 * source.unit, points.dtype)
+    found = _parting(nodes, points, seen, source.unit)
     if found is None:
         return InputError(f"{_COMPLAINT}, though each of its nodes by itself does")
     return InputError(f"{_COMPLAINT}: {found}", place=f"node '{found.node.name}'")

@@ -140,11 +140,7 @@ def _one_type(inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
 def _moved(
     node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], opset: int
 ) -> list[Constant]:
-    """The results of a node that moves numbers, by what it does to the numbers' places, counted from 1.
-
-    Raises:
-        UnsupportedError: if it does something else.
-    """
+    """The results of a node that moves numbers, by what it does to the numbers' places, counted from 1."""
     if node.op_type not in _MOVED or attributes.get("reduction", b"none") != b"none" or "value" in attributes:
         raise UnsupportedError("computes with constants that no float64 number is")
     parts, places, count = [], [], 1
@@ -190,11 +186,7 @@ def _arithmetic(
 def _large(
     node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], like: np.dtype, size: int
 ) -> np.ndarray:
-    """The result of a node with many numbers, which float64 holds exactly.
-
-    Raises:
-        UnsupportedError: if it does not, or there are more numbers than ``MAX_ELEMENTS``.
-    """
+    """The result of a node with many numbers, which float64 holds exactly."""
     arrays = [value for value in inputs if isinstance(value, np.ndarray)]
     found = None
     if size <= MAX_ELEMENTS and len(arrays) == len(inputs) and node.op_type in ("Add", "Sub", "Mul"):
@@ -467,12 +459,7 @@ _SHORT = 1 << 10
 
 
 def _elements(model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> int:
-    """An upper bound of the number of elements of a node's results, and of the products that are summed for them.
-
-    Raises:
-        InputError: if the inputs do not fit the operator.
-        UnsupportedError: if the standard's shape inference does not tell.
-    """
+    """An upper bound of the number of elements of a node's results, and of the products that are summed for them."""
     given = [value for value in inputs if value is not None]
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=True, data_prop=True)

@@ -1,7 +1,8 @@
-"""Operators that only move numbers: each element of a result is an element of an input, or a constant.
+"""Operators that only move numbers, or change the shape of a tensor and none of its numbers.
 
-They are read by running them, in the standard's reference evaluator, on the numbers of their inputs' elements in place
-of the elements. What comes out says for each element of the result where it comes from.
+Each element of a result is an element of an input, or a constant. What moves numbers is read by running it, in the
+standard's reference evaluator, on the numbers of its inputs' elements in place of the elements. What comes out says for
+each element of the result where it comes from.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts
@@ -48,12 +50,7 @@ class Numbered:
 
 
 def _moved(call: Call, data: Sequence[int]) -> list[Result]:
-    """The results of an operator that only moves numbers, by what it does to the numbers of its inputs' elements.
-
-    Raises:
-        UnsupportedError: if an input that is not moved is computed, or numbers are combined.
-        InputError: if the inputs do not fit the operator.
-    """
+    """The results of an operator that only moves numbers, by what it does to the numbers of its inputs' elements."""
     if call.get("reduction", b"none") != b"none":
         raise UnsupportedError(f"its attribute reduction = {call.get('reduction', None)}")
     numbered = Numbered()
@@ -160,11 +157,53 @@ def ordered(call: Call, x: Value, axes: Sequence[int]) -> Value:
     shape = call.shape(x)
     if sorted(axes) != list(range(len(shape))):
         raise InputError(f"the axes {tuple(axes)} of shape {shape}")
+    if list(axes) == sorted(axes):
+        return x
     if x.leading and axes[0] == 0:
         return Value(call.build.permute(x.index, tuple(a - 1 for a in axes[1:]), call.name), True)
     whole = call.build.reshape(x.index, shape, call.name)
     found = Value(call.build.permute(whole, tuple(axes), call.name), False)
     return call.reshaped(found, [shape[a] for a in axes])
+
+
+class Rows:
+    """x as rows of numbers that are taken together.
+
+    Args:
+        call: the node that is read.
+        x: the value.
+        axes: of its ONNX shape, along which a row's numbers lie.
+
+    Attributes:
+        count: the number of rows.
+        length: of each.
+        index: the node of the rows, of shape (count, length).
+    """
+
+    def __init__(self, call: Call, x: Value, axes: Sequence[int]) -> None:
+        self._call, self._shape = call, call.shape(x)
+        self._order = [*(axis for axis in range(len(self._shape)) if axis not in axes), *axes]
+        moved = ordered(call, x, self._order)
+        self.length = math.prod(self._shape[axis] for axis in axes)
+        self.count = math.prod(self._shape) // self.length
+        self.index = call.build.reshape(moved.index, (self.count, self.length), call.name)
+
+    def back(self, index: int) -> Value:
+        """A node of shape (count, length) as a value of the shape of x."""
+        call = self._call
+        moved = call.reshaped(Value(index, False), [self._shape[axis] for axis in self._order])
+        return ordered(call, moved, sorted(range(len(self._order)), key=self._order.__getitem__))
+
+    def along(self, array: np.ndarray) -> np.ndarray:
+        """An array of the shape of x as rows, (count, length)."""
+        return array.transpose(self._order).reshape(self.count, self.length)
+
+    def repeated(self, index: int) -> int:
+        """A node of one number for each row, as often as the row is long."""
+        places = np.repeat(np.arange(self.count), self.length)
+        build, ones = self._call.build, torch.ones(len(places), 1)
+        shape = (self.count, self.length)
+        return build.sparse(index, torch.from_numpy(places)[:, None], ones, None, shape, self._call.name)
 
 
 moves("Concat", 4, 11, 13, data=(-1,))
@@ -185,3 +224,103 @@ moves("ReverseSequence", 10, 28)
 moves("CenterCropPad", 18)
 moves("ScatterElements", 11, 13, 16, 18, data=(0, 2))
 moves("ScatterND", 11, 13, 16, 18, data=(0, 2))
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front.
+
+    Raises:
+        InputError: if there is no such axis.
+    """
+    if not -rank <= axis < rank:
+        raise InputError(f"the axis {axis} of {rank} axes")
+    return axis % rank
+
+
+@converts("Identity", 1, 13, 14, 16, 19, *SINCE_21)
+def _identity(call: Call) -> Value:
+    return call.value()
+
+
+@converts("Dropout", 7, 10, 12, 13, 22)
+def _dropout(call: Call) -> Value:
+    given = call.optional(1)
+    ratio = call.get("ratio", 0.5) if given is None else given
+    if not np.all((np.asarray(ratio) >= 0) & (np.asarray(ratio) < 1)):
+        raise InputError(f"a ratio of {ratio}")
+    training = call.optional(2)
+    if training is not None and bool(training.any()):
+        raise UnsupportedError("in training mode")
+    return call.value()
+
+
+@converts("Cast", 6, 9, 13, 19, *SINCE_21, 28)
+def _cast(call: Call) -> Value:
+    # A cast to float32 rounds what onnxruntime computes, as each of its operations does, and is no function of its own.
+    if call.get("to", None) not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+        raise UnsupportedError("casts a computed value to another kind of number than float32 or float64")
+    return call.value()
+
+
+@converts("Flatten", 1, 9, 11, 13, *SINCE_21)
+def _flatten(call: Call) -> Value:
+    shape = call.shape(call.value())
+    axis, rank = call.get("axis", 1), len(shape)
+    if not -rank <= axis <= rank or (axis < 0 and call.version < 11):
+        raise InputError(f"the axis {axis} of {rank} axes")
+    axis += rank if axis < 0 else 0
+    return call.reshaped(call.value(), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+
+
+@converts("Reshape", 1, 5, 13, 14, 19, *SINCE_21)
+def _reshape(call: Call) -> Value:
+    shape = call.shape(call.value())
+    target = call.get("shape", ()) if call.version < 5 else call.constant(1).reshape(-1).tolist()
+    sizes = [shape[i] if size == 0 and not call.get("allowzero", 0) else int(size) for i, size in enumerate(target)]
+    if sizes.count(-1) > 1 or min(sizes, default=1) < -1:
+        raise InputError(f"the target shape {sizes}")
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = math.prod(shape) // max(1, -math.prod(sizes))
+    return call.reshaped(call.value(), sizes)
+
+
+@converts("Squeeze", 1, 11, 13, *SINCE_21)
+def _squeeze(call: Call) -> Value:
+    shape = call.shape(call.value())
+    given = _axes(call)
+    axes = (
+        {i for i, size in enumerate(shape) if size == 1} if given is None else {axis_of(a, len(shape)) for a in given}
+    )
+    if any(shape[axis] != 1 for axis in axes):
+        raise InputError(f"squeezes axes {sorted(axes)} of shape {shape}")
+    return call.reshaped(call.value(), [size for i, size in enumerate(shape) if i not in axes])
+
+
+@converts("Unsqueeze", 1, 11, 13, *SINCE_21)
+def _unsqueeze(call: Call) -> Value:
+    given = _axes(call)
+    if given is None:
+        raise InputError("its axes are missing")
+    rank = len(call.shape(call.value())) + len(given)
+    axes = {axis_of(axis, rank) for axis in given}
+    if len(axes) < len(given):
+        raise InputError(f"the axes {given} name one axis twice")
+    rest = iter(call.shape(call.value()))
+    return call.reshaped(call.value(), [1 if i in axes else next(rest) for i in range(rank)])
+
+
+def _axes(call: Call) -> list[int] | None:
+    """The axes of Squeeze or Unsqueeze: an attribute before version 13, an input since then."""
+    if call.version < 13:
+        found = call.get("axes", None)
+        return None if found is None else list(found)
+    constant = call.optional(1)
+    return None if constant is None else [int(axis) for axis in constant.reshape(-1).tolist()]
+
+
+@converts("Transpose", 1, 13, *SINCE_21)
+def _transpose(call: Call) -> Value:
+    x = call.value()
+    shape = call.shape(x)
+    axes = tuple(call.get("perm", None) or reversed(range(len(shape))))
+    return ordered(call, x, axes)

@@ -23,9 +23,8 @@ from verifiable_relu.network.derived import quotient, share
 from verifiable_relu.network.nodes import Scale, Sigmoid
 from verifiable_relu.network.onnx.activations import smooth
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
-from verifiable_relu.network.onnx.extremes import clipped
-from verifiable_relu.network.onnx.moves import ordered
-from verifiable_relu.network.onnx.shapes import axis_of
+from verifiable_relu.network.onnx.moves import Rows, axis_of
+from verifiable_relu.network.onnx.reduce import clipped
 from verifiable_relu.rounding import above
 
 MAX_DIFFERENCES = 1 << 15
@@ -36,48 +35,6 @@ MAX_ROW = 1 << 12
 
 
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")
-
-
-class _Rows:
-    """x as rows of numbers that are taken together.
-
-    Args:
-        call: the node that is read.
-        x: the value.
-        axes: of its ONNX shape, along which a row's numbers lie.
-
-    Attributes:
-        count: the number of rows.
-        length: of each.
-        index: the node of the rows, of shape (count, length).
-    """
-
-    def __init__(self, call: Call, x: Value, axes: Sequence[int]) -> None:
-        self._call, self._shape = call, call.shape(x)
-        self._order = [*(axis for axis in range(len(self._shape)) if axis not in axes), *axes]
-        moved = ordered(call, x, self._order) if self._order != sorted(self._order) else x
-        self.length = math.prod(self._shape[axis] for axis in axes)
-        self.count = math.prod(self._shape) // self.length
-        self.index = call.build.reshape(moved.index, (self.count, self.length), call.name)
-
-    def back(self, index: int) -> Value:
-        """A node of shape (count, length) as a value of the shape of x."""
-        call = self._call
-        moved = call.reshaped(Value(index, False), [self._shape[axis] for axis in self._order])
-        inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
-        return ordered(call, moved, inverse) if inverse != sorted(inverse) else moved
-
-    def along(self, array: np.ndarray) -> np.ndarray:
-        """An array of the shape of x as rows, (count, length)."""
-        return array.transpose(self._order).reshape(self.count, self.length)
-
-    def repeated(self, index: int) -> int:
-        """A node of one number for each row, as often as the row is long."""
-        places = np.repeat(np.arange(self.count), self.length)
-        build, name = self._call.build, self._call.name
-        return build.sparse(
-            index, torch.from_numpy(places)[:, None], torch.ones(len(places), 1), None, (self.count, self.length), name
-        )
 
 
 def _added_up(call: Call, index: int, factor: Tensor = _ONE, error: float = 0.0) -> int:
@@ -93,7 +50,7 @@ def _softmax_axes(call: Call) -> tuple[int, ...]:
     return tuple(range(axis_of(call.get("axis", 1), rank), rank))
 
 
-def _differences(call: Call, rows: _Rows) -> int:
+def _differences(call: Call, rows: Rows) -> int:
     """x_j − x_i as a node of shape (count, length, length), j being the last axis."""
     each = np.arange(rows.count * rows.length).reshape(rows.count, rows.length)
     pairs = np.stack(np.broadcast_arrays(each[:, None, :], each[:, :, None]), -1).reshape(-1, 2)
@@ -102,13 +59,13 @@ def _differences(call: Call, rows: _Rows) -> int:
     return call.build.sparse(rows.index, torch.from_numpy(pairs), torch.from_numpy(weight), None, shape, call.name)
 
 
-def _other_of_two(call: Call, rows: _Rows, sign: float) -> int:
+def _other_of_two(call: Call, rows: Rows, sign: float) -> int:
     """sign·(x_i − the other number) of rows of two, as a node of their shape."""
     weight = torch.tensor([[sign, -sign], [-sign, sign]])
     return call.build.linear(rows.index, weight, None, call.name)
 
 
-def _without_mean(call: Call, rows: _Rows) -> int:
+def _without_mean(call: Call, rows: Rows) -> int:
     """x without its rows' means: one matrix, so that intervals know what x and its mean have in common."""
     if rows.length > MAX_ROW:
         raise UnsupportedError(f"{rows.length} numbers are normalised together, where {MAX_ROW} are the most")
@@ -148,13 +105,13 @@ class _Exponentials:
     """
 
     call: Call
-    rows: _Rows
+    rows: Rows
     there: Tensor | None
 
     @staticmethod
     def of(call: Call) -> _Exponentials:
         x, gone = _masked(call, call.value())
-        rows = _Rows(call, x, _softmax_axes(call))
+        rows = Rows(call, x, _softmax_axes(call))
         if gone is None:
             return _Exponentials(call, rows, None)
         there = torch.from_numpy(1.0 - rows.along(gone).astype(np.float32))
@@ -217,14 +174,10 @@ def _log_softmax(call: Call) -> Value:
 
 
 def _normalised(call: Call, x: Value, axes: Sequence[int], epsilon: float, centred: bool) -> Value:
-    """x, without its mean if that is wanted, divided by the root of ε + the mean of its squares along some axes.
-
-    Raises:
-        UnsupportedError: for a negative ε, with which quotients may be of any size.
-    """
+    """x, without its mean if that is wanted, divided by the root of ε + the mean of its squares along some axes."""
     if not epsilon >= 0:
         raise UnsupportedError(f"its attribute epsilon = {epsilon}")
-    rows = _Rows(call, x, axes)
+    rows = Rows(call, x, axes)
     build, name = call.build, call.name
     values = _without_mean(call, rows) if centred else rows.index
     squares = smooth(build, values, "Square", name)

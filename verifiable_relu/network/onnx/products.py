@@ -1,19 +1,24 @@
-"""Products of matrices, with a constant one and of two computed ones."""
+"""Products of matrices, with a constant one and of two computed ones, and scikit-learn's scalers and linear models.
+
+skl2onnx writes the latter in the domain ai.onnx.ml. Their labels, which are no floating-point numbers, are not read.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import scaled
-from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
+from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import added
-from verifiable_relu.network.onnx.moves import Numbered, expanded, ordered
-from verifiable_relu.network.onnx.shapes import axis_of
+from verifiable_relu.network.onnx.moves import Numbered, axis_of, expanded, ordered
 
 MAX_TERMS = 1 << 24
 """Most products of weights and inputs of an affine map that is read term by term."""
@@ -21,59 +26,74 @@ MAX_TERMS = 1 << 24
 
 @converts("Gemm", 7, 9, 11, 13)
 def _gemm(call: Call) -> Value:
-    left, right = call.inputs[:2]
-    if isinstance(left, Value) and isinstance(right, np.ndarray):
-        x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
-        weight, off = scaled(tensor(right if call.get("transB", 0) else right.T), call.get("alpha", 1.0))
-        if not isinstance(call.inputs[2] if len(call.inputs) > 2 else None, Value):
-            bias = call.optional(2)
-            if bias is None or bias.ndim < 2 or bias.shape[0] == 1:
-                shift, off_too = (None, 0.0) if bias is None else scaled(tensor(bias), call.get("beta", 1.0))
-                return Value(call.build.linear(x.index, weight, shift, call.name, max(off, off_too)), x.leading)
-        product = Value(call.build.linear(x.index, weight, None, call.name, off), x.leading)
-    elif isinstance(left, np.ndarray) and isinstance(right, Value):
-        x = right if call.get("transB", 0) else ordered(call, right, (1, 0))
-        weight, off = scaled(tensor(left.T if call.get("transA", 0) else left), call.get("alpha", 1.0))
-        product = ordered(call, Value(call.build.linear(x.index, weight, None, call.name, off), x.leading), (1, 0))
-    elif isinstance(left, Value) and isinstance(right, Value):
-        x = ordered(call, left, (1, 0)) if call.get("transA", 0) else left
-        y = ordered(call, right, (1, 0)) if call.get("transB", 0) else right
-        product = multiplied(call, x, y)
-        if (alpha := call.get("alpha", 1.0)) != 1:
-            factor = torch.tensor(alpha, dtype=torch.float32)
-            product = Value(call.build.scale(product.index, call.name, scale=factor), product.leading)
-    else:
-        raise UnsupportedError("an operand is missing")
-    given = call.inputs[2] if len(call.inputs) > 2 else None
-    if given is None or (beta := call.get("beta", 1.0)) == 0:
-        return product
-    if isinstance(given, np.ndarray):
-        shift, off = scaled(tensor(given), beta)
-        return added(call, product, shift.numpy(), error=off)
-    factor = torch.tensor(beta, dtype=torch.float32)
-    return added(call, product, Value(call.build.scale(given.index, call.name, scale=factor), given.leading))
+    left, right = (
+        _transposed(call, given) if call.get(name, 0) else given
+        for given, name in zip(call.inputs, ("transA", "transB"), strict=False)
+    )
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    given = call.inputs[2] if len(call.inputs) > 2 and beta != 0 else None
+    if isinstance(given, Value):
+        factor = torch.tensor(beta, dtype=torch.float32)
+        scaled_given = Value(call.build.scale(given.index, call.name, scale=factor), given.leading)
+        return added(call, _product(call, left, right, alpha), scaled_given)
+    if given is None:
+        return _product(call, left, right, alpha)
+    shift, off = scaled(tensor(given), beta)
+    if isinstance(right, np.ndarray) and (given.ndim < 2 or given.shape[0] == 1):
+        return _product(call, left, right, alpha, shift, off)
+    return added(call, _product(call, left, right, alpha), shift.numpy(), error=off)
+
+
+def _transposed(call: Call, given: Result | None) -> Result | None:
+    return ordered(call, given, (1, 0)) if isinstance(given, Value) else None if given is None else given.T
 
 
 @converts("MatMul", 1, 9, 13)
 def _matmul(call: Call) -> Value:
     left, right = call.inputs
+    return _product(call, left, right)
+
+
+def _product(
+    call: Call,
+    left: Result | None,
+    right: Result | None,
+    alpha: float = 1.0,
+    bias: Tensor | None = None,
+    error: float = 0.0,
+) -> Value:
+    """alpha times the matrix product of two operands, of which one is computed at least.
+
+    Args:
+        call: the node that is read.
+        left, right: the operands.
+        alpha: a float32 number; 1 where a constant operand has more axes than a matrix.
+        bias: added to each row, where the right operand is a constant matrix.
+        error: the relative error of the bias.
+    """
+    build, name = call.build, call.name
     if isinstance(left, Value) and isinstance(right, np.ndarray):
         weight = _without_ones(right, len(call.shape(left)))
-        if weight.ndim == 2:
-            return Value(call.build.linear(left.index, tensor(weight.T), None, call.name), left.leading)
-        return _contracted(call, left, right, first=False)
+        if weight.ndim != 2:
+            return _contracted(call, left, right, first=False)
+        factors, off = scaled(tensor(weight.T), alpha)
+        return Value(build.linear(left.index, factors, bias, name, max(off, error)), left.leading)
     if isinstance(left, np.ndarray) and isinstance(right, Value):
         rank = len(call.shape(right))
         weight = _without_ones(left, rank)
-        if weight.ndim == 2 and rank >= 2:
-            swap = (*range(rank - 2), rank - 1, rank - 2)
-            columns = ordered(call, right, swap)
-            product = call.build.linear(columns.index, tensor(weight), None, call.name)
-            return ordered(call, Value(product, columns.leading), swap)
-        return _contracted(call, right, left, first=True)
+        if weight.ndim != 2 or rank < 2:
+            return _contracted(call, right, left, first=True)
+        swap = (*range(rank - 2), rank - 1, rank - 2)
+        columns = ordered(call, right, swap)
+        factors, off = scaled(tensor(weight), alpha)
+        return ordered(call, Value(build.linear(columns.index, factors, None, name, off), columns.leading), swap)
     if not (isinstance(left, Value) and isinstance(right, Value)):
         raise UnsupportedError("an operand is missing")
-    return multiplied(call, left, right)
+    product = multiplied(call, left, right)
+    if alpha != 1:
+        factor = torch.tensor(alpha, dtype=torch.float32)
+        product = Value(build.scale(product.index, name, scale=factor), product.leading)
+    return product
 
 
 def multiplied(call: Call, left: Value, right: Value) -> Value:
@@ -111,10 +131,6 @@ def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
         x: the computed operand.
         weight: the constant operand.
         first: whether the constant comes first.
-
-    Raises:
-        InputError: if the shapes do not fit.
-        UnsupportedError: if there are more than ``MAX_TERMS`` terms.
     """
     places = Numbered().add(call, x) - 1
     left, right = (weight, places) if first else (places, weight)
@@ -173,9 +189,6 @@ def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> V
         call: the node that is read.
         labels: of the axes of both.
         result: labels of the result; by default those that only one of both has, in the order of the alphabet.
-
-    Raises:
-        UnsupportedError: if an operand has a label twice, or a label that is summed over alone.
     """
     first, second = labels
     x, y = call.value(0), call.value(1)
@@ -206,7 +219,7 @@ def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> V
     found = [*both, *left, *right]
     whole = call.reshaped(Value(product, False), [sizes[name] for name in found])
     order = [found.index(name) for name in result]
-    return ordered(call, whole, order) if order != sorted(order) else whole
+    return ordered(call, whole, order)
 
 
 def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
@@ -226,6 +239,69 @@ def _cumulative_sum(call: Call) -> Value:
         raise InputError(f"sums up {length} values")
     weight = torch.ones(length, length).tril(-1 if call.get("exclusive", 0) else 0)
     axes = [*(a for a in range(rank) if a != axis), axis]
-    last = ordered(call, x, axes) if axes != list(range(rank)) else x
+    last = ordered(call, x, axes)
     found = call.build.linear(last.index, weight.T if call.get("reverse", 0) else weight, None, call.name)
     return ordered(call, Value(found, last.leading), np.argsort(axes).tolist())
+
+
+LEARNED = "ai.onnx.ml"
+
+
+def _as(call: Call, operator: str, version: int, *inputs: Value, **attributes: Any) -> Value:
+    """What an operator of the standard domain makes of values."""
+    found = CONVERTERS[operator, version](
+        replace(call, op=operator, version=version, inputs=inputs, attributes=attributes)
+    )
+    assert isinstance(found, Value)
+    return found
+
+
+def _numbers(call: Call, attribute: str) -> np.ndarray:
+    return np.array(call.get(attribute, ()), np.float32)
+
+
+@converts("Scaler", 1)
+def _scaler(call: Call) -> Value:
+    x = call.value()
+    center, scale = tensor(_numbers(call, "offset")), tensor(_numbers(call, "scale"))
+    return Value(call.build.scale(x.index, call.name, center=center, scale=scale), x.leading)
+
+
+def _linear(call: Call, rows: int) -> Value:
+    x, weight, bias = call.value(), _numbers(call, "coefficients"), _numbers(call, "intercepts")
+    if rows < 1 or weight.size % rows or bias.size not in (0, rows):
+        raise InputError(f"{weight.size} coefficients and {bias.size} intercepts for {rows} outputs")
+    added = tensor(bias) if bias.size else None
+    return Value(call.build.linear(x.index, tensor(weight.reshape(rows, -1)), added, call.name), x.leading)
+
+
+@converts("LinearRegressor", 1)
+def _regressor(call: Call) -> Value:
+    call.refuse(post_transform=b"NONE")
+    return _linear(call, call.get("targets", 1))
+
+
+@converts("LinearClassifier", 1)
+def _classifier(call: Call) -> list[Result | None]:
+    classes = len(call.get("classlabels_ints", ()) or call.get("classlabels_strings", ()))
+    rows = _numbers(call, "intercepts").size or classes
+    if rows != classes:
+        raise UnsupportedError(f"{rows} scores for {classes} classes")
+    scores, after = _linear(call, rows), call.get("post_transform", b"NONE")
+    if after == b"SOFTMAX":
+        scores = _as(call, "Softmax", 13, scores)
+    elif after == b"LOGISTIC":
+        scores = _as(call, "Sigmoid", 13, scores)
+    elif after != b"NONE":
+        raise UnsupportedError(f"its attribute post_transform = {after.decode(errors='replace')}")
+    return [None, scores]
+
+
+@converts("Normalizer", 1, group="products")
+def _normalizer(call: Call) -> Value:
+    norms = {b"L1": ("ReduceL1", 13), b"L2": ("ReduceL2", 13)}
+    norm = call.get("norm", b"MAX")
+    if norm not in norms:
+        raise UnsupportedError(f"its attribute norm = {norm.decode(errors='replace')}")
+    x = call.value()
+    return _as(call, "Div", 14, x, _as(call, *norms[norm], x, axes=(-1,), keepdims=1))

@@ -27,25 +27,30 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Shape, Smooth
 from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modules fills the table of converters
     activations,
-    convolution,
     elementwise,
-    extremes,
-    learned,
     moves,
     normalisation,
-    pooling,
     products,
     reduce,
     resize,
-    shapes,
+    windows,
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare, require_runs
 from verifiable_relu.network.onnx.constants import folded, written
-from verifiable_relu.network.onnx.model import MAX_BYTES, array, load_model, opset_of, require_onnx
-from verifiable_relu.network.onnx.ports import EVERYTHING, Chosen, declared_inputs, input_shape, single
-from verifiable_relu.network.onnx.spelled import bare, spelled
-from verifiable_relu.network.simplify import simplify
+from verifiable_relu.network.onnx.model import (
+    EVERYTHING,
+    MAX_BYTES,
+    Chosen,
+    array,
+    declared_inputs,
+    input_shape,
+    load_model,
+    opset_of,
+    require_onnx,
+    single,
+)
+from verifiable_relu.network.simplify import bare, simplify, spelled
 from verifiable_relu.rounding import SOFTPLUS_SHARE
 from verifiable_relu.settings import neutral
 
@@ -103,12 +108,12 @@ def onnx_bytes(path: Path) -> bytes:
 
 
 def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
-    model, data = load_model(data, folder, _Reading)
+    model, data = load_model(data, folder, Reading)
     if ports := single(model, chosen):
         # The user's file must be one that runs, too, with what is left out of it.
         require_runs(data)
         data = model.SerializeToString()
-    reading = _Reading(model)
+    reading = Reading(model)
     nodes, output = bounded_factors(*bare(*simplify(*spelled(reading.build.nodes, reading.output.index))))
     network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched, ports=reading.shapes(ports))
     nodes, names = reading.build.nodes, reading.computed()
@@ -135,7 +140,7 @@ _WEIGHTS: dict[str, Sequence[int]] = {
 
 
 @dataclass
-class _Reading:
+class Reading:
     """A model, node by node, without any merging: ``build`` has a node for each that computes something.
 
     Attributes:
@@ -163,18 +168,14 @@ class _Reading:
         self.thresholds: dict[str, tuple[int, float]] = {}
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
-            self._take(node, node.name or (node.output[0] if node.output else str(position)))
+            self.take(node, node.name or (node.output[0] if node.output else str(position)))
         output = self.tensors.get(graph.output[0].name)
         if not isinstance(output, Value):
             raise InputError("it is not computed from the input", place=f"output '{graph.output[0].name}'")
         self.output = output
 
     def shapes(self, names: Sequence[str]) -> dict[str, Shape]:
-        """The ONNX shape of each of some tensors, with a batch of 1.
-
-        Raises:
-            InputError: if one is not computed from the input.
-        """
+        """The ONNX shape of each of some tensors, with a batch of 1."""
         found = {name: self.tensors[name] for name in names}
         for name, tensor in found.items():
             if not isinstance(tensor, Value):
@@ -185,12 +186,8 @@ class _Reading:
         """The node of ``build`` behind each name that stands for a computed tensor, in the order of the file."""
         return {name: found.index for name, found in self.tensors.items() if isinstance(found, Value)}
 
-    def _take(self, node: onnx.NodeProto, label: str) -> None:
-        """Read one node.
-
-        Raises:
-            InputError: naming the node.
-        """
+    def take(self, node: onnx.NodeProto, label: str) -> None:
+        """Read one node."""
         place = f"node '{label}' ({node.op_type})"
         known, self.off = len(self.build.nodes), 0.0
         try:
@@ -222,7 +219,7 @@ class _Reading:
 
     def _converted(self, node: onnx.NodeProto, label: str) -> _Named | Sequence[_Named | None]:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        if domain not in ("", learned.DOMAIN):
+        if domain not in ("", products.LEARNED):
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")
@@ -256,11 +253,7 @@ class _Reading:
         return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
 
     def _stored(self, node: onnx.NodeProto, given: Sequence[_Named | None]) -> tuple[np.ndarray | Value | None, ...]:
-        """Inputs of a node with constants as arrays; ``off`` is what the weights that they become may be off by.
-
-        Raises:
-            UnsupportedError: if a constant that no float64 number is decides more than weights.
-        """
+        """Inputs of a node with constants as arrays; ``off`` is what the weights that they become may be off by."""
         inputs: list[np.ndarray | Value | None] = []
         for position, value in enumerate(given):
             if isinstance(value, Derived):
@@ -274,11 +267,7 @@ class _Reading:
         return tuple(inputs)
 
     def _compared(self, node: onnx.NodeProto, x: Value, with_what: _Named | None) -> list[Result]:
-        """Note a comparison x > c with a number, which is no tensor that may be computed with.
-
-        Raises:
-            UnsupportedError: for another comparison.
-        """
+        """Note a comparison x > c with a number, which is no tensor that may be computed with."""
         if not isinstance(with_what, np.ndarray) or with_what.size != 1:
             raise UnsupportedError("a comparison of computed values decides what is computed")
         self.thresholds[node.output[0]] = x.index, float(with_what.reshape(-1)[0])
@@ -289,9 +278,6 @@ class _Reading:
 
         x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off
         by no more than 2⁻³³.
-
-        Raises:
-            UnsupportedError: for any other choice by a comparison.
         """
         (index, threshold), chosen, other = self.thresholds[node.input[0]], *map(self._lookup, node.input[1:3])
         if isinstance(chosen, Value) and isinstance(other, Value) and chosen.index == index and threshold >= 20:
@@ -302,11 +288,7 @@ class _Reading:
         raise UnsupportedError("a comparison of computed values decides what is computed")
 
     def _cast_like(self, node: onnx.NodeProto, given: _Named | None, like: _Named | None) -> _Named:
-        """``given`` in the number type of ``like``.
-
-        Raises:
-            UnsupportedError: if that changes a computed value by more than the rounding of a narrower type.
-        """
+        """``given`` in the number type of ``like``."""
         if given is None or like is None:
             raise InputError("an input is missing")
         kind = self.types.get(node.input[1])

@@ -15,8 +15,7 @@ import numpy as np
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import Derived, both, rounded
 from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.moves import Numbered, moved
-from verifiable_relu.network.onnx.shapes import axis_of
+from verifiable_relu.network.onnx.moves import Numbered, axis_of, moved
 from verifiable_relu.network.onnx.windows import MAX_CELLS
 from verifiable_relu.rounding import LEAST_WEIGHT, UNIT
 
@@ -150,10 +149,6 @@ def _interpolated(
         where: a key of ``PLACES``.
         terms: of a place between inputs. Inputs beyond an end are the one at the end.
         inside: leave these out instead, the other weights made larger so that their sum is 1.
-
-    Raises:
-        InputError: if an axis has no length afterwards.
-        UnsupportedError: if the result has more than ``MAX_CELLS`` terms.
     """
     if min(axis.after for axis in axes) < 1:
         raise InputError(f"resizes to {[axis.after for axis in axes]}")

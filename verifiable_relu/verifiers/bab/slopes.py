@@ -122,7 +122,7 @@ class Above(Slopes):
             slopes: (objectives, m) of the lines below the activations to begin with.
             stop: asked after every step.
         """
-        terms = [_Terms.of(folded, torch.arange(start, end)) for start, end in folded.blocks]
+        terms = [_Terms.of(folded, torch.arange(start, end)) for start, end in folded.blocks or ((0, 0),)]
         found = []
         for number in range(len(objectives)):
             bound = _Bound(folded, objectives[number : number + 1])
@@ -359,7 +359,7 @@ class _Planes:
 
     def __init__(self, folded: Folded, terms: Sequence[_Terms], chosen: Tensor) -> None:
         self._folded = folded
-        self._covers = [chosen[start:end] for start, end in folded.blocks]
+        self._covers = chosen.split([len(mine.neurons) for mine in terms])
         self._exact = [mine[covers] for mine, covers in zip(terms, self._covers, strict=True)]
         self._single = [mine.single() for mine in self._exact]
         chord = folded.chords(torch.float32)

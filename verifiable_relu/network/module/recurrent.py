@@ -1,0 +1,118 @@
+"""Recurrent cells and layers, over as many steps as the input has, as the products and functions that they consist of.
+
+torch computes each by one operator of its own. What stands here takes its place, by the definitions in torch's
+documentation of ``RNNCell``, ``GRUCell`` and ``LSTMCell``, while a module is followed or exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from verifiable_relu.errors import UnsupportedError
+
+State = tuple[Tensor, ...]
+Cell = Callable[..., State]
+"""The next state of an input, the state, the two matrices, and the two biases if there are any."""
+
+
+def _rnn(function: Callable[[Tensor], Tensor]) -> Cell:
+    def step(x: Tensor, state: State, wi: Tensor, wh: Tensor, bi: Any = None, bh: Any = None) -> State:
+        return (function(F.linear(x, wi, bi) + F.linear(state[0], wh, bh)),)
+
+    return step
+
+
+def _gru(x: Tensor, state: State, wi: Tensor, wh: Tensor, bi: Any = None, bh: Any = None) -> State:
+    (h,) = state
+    given, kept = F.linear(x, wi, bi).chunk(3, -1), F.linear(h, wh, bh).chunk(3, -1)
+    reset, update = (torch.sigmoid(a + b) for a, b in zip(given[:2], kept[:2], strict=True))
+    new = torch.tanh(given[2] + reset * kept[2])
+    return (new + update * (h - new),)
+
+
+def _lstm(
+    x: Tensor, state: State, wi: Tensor, wh: Tensor, bi: Any = None, bh: Any = None, projected: Any = None
+) -> State:
+    h, c = state
+    enter, forget, new, leave = (F.linear(x, wi, bi) + F.linear(h, wh, bh)).chunk(4, -1)
+    c = torch.sigmoid(forget) * c + torch.sigmoid(enter) * torch.tanh(new)
+    h = torch.sigmoid(leave) * torch.tanh(c)
+    return (h if projected is None else F.linear(h, projected)), c
+
+
+_CELLS: dict[str, Cell] = {
+    "rnn_tanh": _rnn(torch.tanh),
+    "rnn_relu": _rnn(torch.relu),
+    "gru": _gru,
+    "lstm": _lstm,
+}
+
+
+def _cell(step: Cell, several: bool) -> Callable[..., Any]:
+    def run(x: Tensor, state: Any, *weights: Any, **named: Any) -> Any:
+        made = step(x, tuple(state) if several else (state,), *weights, **named)
+        return made if several else made[0]
+
+    return run
+
+
+def _layers(step: Cell, several: bool) -> Callable[..., Any]:
+    def run(
+        x: Tensor,
+        state: Any,
+        weights: Sequence[Tensor],
+        biased: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both_ways: bool,
+        batch_first: bool,
+    ) -> Any:
+        if not isinstance(biased, bool):
+            raise UnsupportedError("a packed sequence is not supported: give the steps as an axis of a tensor")
+        if train and dropout:
+            raise UnsupportedError("random numbers are drawn in evaluation mode, too")
+        start = tuple(state) if several else (state,)
+        axis, ways = int(batch_first), 1 + both_ways
+        each = len(weights) // (layers * ways)
+        ends: list[State] = []
+        for _ in range(layers):
+            found = []
+            for way in range(ways):
+                held = list(weights[len(ends) * each : (len(ends) + 1) * each])
+                # A projection stands last, behind biases that may be missing.
+                named = {"projected": held.pop()} if each % 2 else {}
+                now = tuple(part[len(ends)] for part in start)
+                outputs = []
+                for one in x.unbind(axis)[:: -1 if way else 1]:
+                    now = step(one, now, *held, **named)
+                    outputs.append(now[0])
+                found.append(torch.stack(outputs[:: -1 if way else 1], axis))
+                ends.append(now)
+            x = torch.cat(found, -1) if both_ways else found[0]
+        return (x, *(torch.stack(part) for part in zip(*ends, strict=True)))
+
+    return run
+
+
+UNROLLED: dict[Any, Callable[..., Any]] = {
+    getattr(torch, f"{name}{kind}"): make(step, name == "lstm")
+    for name, step in _CELLS.items()
+    for kind, make in (("_cell", _cell), ("", _layers))
+}
+"""What takes the place of torch's functions of cells and of layers."""
+
+
+class Unrolled(TorchFunctionMode):
+    """While it is entered, recurrent cells and layers are computed step by step."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return UNROLLED.get(func, func)(*args, **(kwargs or {}))

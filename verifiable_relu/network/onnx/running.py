@@ -1,0 +1,234 @@
+"""A network as a runtime computes it: every operator that rounds becomes a node with the error of its rounding.
+
+What is proved of the result holds for every evaluation of the file in an arithmetic of ``rounding.ARITHMETICS``: at
+each input, what the runtime computes is what the nodes compute with some weights and offsets within their errors
+(``Affine.weight_error``, ``Affine.offset_terms``). An operator of the file stays what it is, so nothing is simplified
+here: two operators that cancel each other in real arithmetic do not in a runtime. The model, operator by operator:
+
+- **Sums of products** (``SUMS``): W·x + b with the error of ``RuntimeArithmetic.relative`` on every product and b. The
+  number of terms counts those of the affine operators right before it as well, since a runtime may fuse a product, a
+  bias, a batch normalisation and a residual sum into one sum in any order. The sum x + y of two computed values has the
+  error on x and on y.
+- **What compares or moves numbers** (``EXACT``) computes them as they are.
+- **Sigmoid and Tanh** are off by ``rounding.ELEMENTARY`` and by the rounding of their result.
+- Everything else is refused by name, and so are constants that the file computes from constants by rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.build import as_network
+from verifiable_relu.network.derived import Derived, both
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Kinked,
+    Node,
+    Permute,
+    Product,
+    Reshape,
+    Scale,
+    Smooth,
+)
+from verifiable_relu.network.nodes.affine import Division
+from verifiable_relu.network.onnx.call import Value
+from verifiable_relu.network.onnx.model import load_model
+from verifiable_relu.network.onnx.read import Reading
+from verifiable_relu.network.onnx.write import write_onnx
+from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tiny
+from verifiable_relu.settings import neutral
+
+SUMS = frozenset({
+    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool",
+    "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum", "Sigmoid", "Sub", "Sum",
+    "Tanh",
+})  # fmt: skip
+"""Operators whose result is rounded."""
+
+EXACT = frozenset({
+    "Abs", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity",
+    "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Slice", "SpaceToDepth",
+    "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+})  # fmt: skip
+"""Operators whose result is made of numbers of their inputs, of negatives of these, and of constants."""
+
+
+@neutral()
+def deployed(network: Network, arithmetic: str) -> Network:
+    """The network as its ONNX file is computed in an arithmetic.
+
+    Args:
+        network: read from an ONNX file, or one that can be written as such a file, which is then what is meant.
+        arithmetic: ``real``, which leaves the network as it is, or one of ``rounding.ARITHMETICS``.
+
+    Raises:
+        InputError: for another name.
+        UnsupportedError: if the file has an operator, or a use of one, whose rounding is not modelled; names the node.
+    """
+    if arithmetic == "real":
+        return network
+    if arithmetic not in ARITHMETICS:
+        raise InputError(f"unknown arithmetic '{arithmetic}'; there are real, {', '.join(ARITHMETICS)}")
+    data = network.onnx if network.onnx is not None else write_onnx(network)
+    model, data = load_model(data, None, _Recorded)
+    reading = _Recorded(model)
+    declared = {tensor.type.tensor_type.elem_type for tensor in model.graph.input}
+    if not declared <= {onnx.TensorProto.FLOAT}:
+        raise UnsupportedError(f"the input of the network '{network.name}' is not declared as float32")
+    nodes, output = _rounding(reading, ARITHMETICS[arithmetic])
+    found = as_network(nodes, output, name=network.name, onnx=data, batched=reading.batched, ports=network.ports)
+    return replace(found, arithmetic=arithmetic)
+
+
+@dataclass
+class _Recorded(Reading):
+    """A model, node by node, with the operator from which each node comes.
+
+    Attributes:
+        operators: by the index of a node of ``build``.
+    """
+
+    operators: dict[int, onnx.NodeProto] = field(default_factory=dict)
+
+    def take(self, node: onnx.NodeProto, label: str) -> None:
+        known = len(self.build.nodes)
+        super().take(node, label)
+        found = [self.tensors[name] for name in node.output if name in self.tensors]
+        if node.op_type in ("Constant", "ConstantOfShape", "Shape", "Size"):
+            return
+        floats = any(isinstance(f, Derived) or (isinstance(f, np.ndarray) and f.dtype.kind == "f") for f in found)
+        place = f"node '{label}' ({node.op_type})"
+        if node.op_type == "Cast":
+            to = {attribute.i for attribute in node.attribute if attribute.name == "to"}
+            if any(isinstance(f, Value) for f in found) and to != {onnx.TensorProto.FLOAT}:
+                raise UnsupportedError("rounding to another type is not modelled", place=place)
+            return
+        if node.op_type not in SUMS | EXACT or (floats and node.op_type in SUMS):
+            what = "of constants " if floats else ""
+            raise UnsupportedError(f"the rounding of this operator {what}is not modelled", place=place)
+        if node.op_type in ("Sum", "Mean") and len(node.input) > SPARE // 2:
+            raise UnsupportedError(f"more than {SPARE // 2} inputs, whose rounding is not modelled", place=place)
+        for index in range(known, len(self.build.nodes)):
+            self.operators[index] = node
+
+
+class _Rounding:
+    """Nodes with the errors of their rounding, one after another.
+
+    Attributes:
+        by: the arithmetic.
+        nodes: so far.
+    """
+
+    def __init__(self, by: RuntimeArithmetic) -> None:
+        self.by = by
+        self.nodes: list[Node] = []
+
+    def add(self, node: Node) -> int:
+        """Add a node as it is; returns its index."""
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def off(self, node: Any, terms: int) -> int:
+        """Add an affine node whose weights and offsets are off by the rounding of a sum of ``terms`` terms."""
+        weights = [part for name in ("weight", "scale") if isinstance(part := getattr(node, name, None), Tensor)]
+        small = any(bool(((w != 0) & (w.abs() < tiny(torch.float32))).any()) for w in weights)
+        lost = self.by.lost(terms, 2 * float(node.row_sums().amax()), small)
+        return self._with(node, self.by.relative(terms), lost)
+
+    def noise(self, source: int, relative: float, absolute: float = 0.0) -> int:
+        """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``."""
+        one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        node = self.nodes[source]
+        same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=zero, scale=one, shift=zero)
+        return self._with(same, relative, self.by.lost(1, 1.0, False) + absolute)
+
+    def result(self, index: int) -> int:
+        """What is kept of the result of an operator."""
+        return self.noise(index, float(self.by.result)) if self.by.result else index
+
+    def _with(self, node: Any, relative: float, absolute: float) -> int:
+        error = both(node.weight_error, relative)
+        # |b_true − b| ≤ error·(|b| + offset_terms), of which the second part is to be the absolute error.
+        terms = not_below(Fraction(absolute) / Fraction(error))
+        return self.add(replace(node, weight_error=error, offset_terms=terms))
+
+    def operator(self, node: Node, before: int) -> tuple[int, int]:
+        """Add a node of an operator that rounds; returns the index of its result and the terms of its sum.
+
+        Args:
+            node: the node, of these nodes.
+            before: how many terms the affine operators right before it sum.
+        """
+        if isinstance(node, Reshape | Permute):
+            return self.add(node), before
+        if isinstance(node, Affine):
+            terms = before + node.terms
+            return self.result(self.off(node, terms)), terms
+        if isinstance(node, Add):
+            part = self.by.relative(before + 1)
+            summands = tuple(self.noise(source, part) for source in node.inputs)
+            return self.result(self.add(replace(node, inputs=summands))), before + 1
+        absolute = 0.0
+        if isinstance(node, Smooth) and node.function in ("Sigmoid", "Tanh"):
+            absolute = ELEMENTARY
+        elif not isinstance(node, Product | Kinked):
+            raise UnsupportedError(f"the rounding of {node.op} is not modelled", place=node.place)
+        return self.result(self.noise(self.add(node), self.by.relative(1), absolute)), 0
+
+
+def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], int]:
+    """The nodes with the errors of their rounding, and the index of the output."""
+    made = _Rounding(by)
+    # Of each node that was read: its result's index, how many terms the affine operators up to it sum, and whether it
+    # has numbers of the input as they were given.
+    at: list[int] = []
+    terms: list[int] = []
+    given: list[bool] = []
+    for index, read in enumerate(reading.build.nodes):
+        before = max((terms[i] for i in read.inputs), default=0)
+        node = replace(read.kept if isinstance(read, Division) else read, inputs=tuple(at[i] for i in read.inputs))
+        operator = reading.operators.get(index)
+        if operator is None:
+            found, count = made.result(made.add(node)), 0
+        else:
+            node = _narrowed(node, operator) if by.result else node
+            if operator.op_type in SUMS:
+                found, count = made.operator(node, before)
+            else:
+                found, count = made.add(node), 0 if isinstance(node, Activation) else before
+        at.append(found)
+        terms.append(count)
+        rounds = operator is not None and operator.op_type in SUMS
+        given.append(not rounds and (not index or any(given[i] for i in read.inputs)))
+    output = reading.output.index
+    if given[output]:
+        raise UnsupportedError("an output is a number of the input: what a runtime makes of it is not modelled")
+    return made.nodes, at[output]
+
+
+def _narrowed(node: Node, operator: onnx.NodeProto) -> Node:
+    """A node of an operator whose stored numbers are rounded to bfloat16.
+
+    Raises:
+        UnsupportedError: if the node has other numbers than those that the operator stores.
+    """
+    if operator.op_type in ("AveragePool", "GlobalAveragePool", "Mean", "ReduceMean", "ReduceSum"):
+        return node
+    derived = operator.op_type in ("BatchNormalization", "Div", "HardSigmoid", "LeakyRelu")
+    factors = {a.f for a in operator.attribute if operator.op_type == "Gemm" and a.name in ("alpha", "beta")}
+    if derived or factors - {1.0}:
+        place = f"node '{node.name}' ({operator.op_type})"
+        raise UnsupportedError("numbers that are computed from stored ones are not modelled in bfloat16", place=place)
+    return node.map_tensors(lambda t: t.to(torch.bfloat16).to(t.dtype))
