@@ -14,6 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where no test is left out, none draws fewer cases either (``tests/support/draws.py``)."""
+    if not config.option.markexpr:
+        os.environ.setdefault("VERIFIABLE_RELU_CASES", "1")
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder with the data sets and competition benchmarks; tests that ask for it are skipped without one."""
@@ -45,17 +51,37 @@ def no_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("verifiable_relu.network.onnx.model.survived", lambda work: True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules without quick tests are not imported where these alone are wanted."""
+    of_unit = collection_path.parent.name == "unit"
+    if config.option.markexpr != "quick" or collection_path.suffix != ".py" or of_unit:
+        return None
+    return "mark.quick" not in collection_path.read_text(encoding="utf-8") or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what ``-m quick`` takes of ``unit``: of each test the first case, unless the test is marked otherwise.
 
-    Elsewhere, and where another case says more, ``quick`` stands at the test or at the case.
+    Elsewhere, and where another case says more, ``quick`` stands at the test or at the case. Of tests that are marked
+    ``combined``, the combinations that are not needed for each value of each parameter are marked ``seldom``.
     """
     done = {_named(item) for item in items if any(map(item.get_closest_marker, ("quick", "thorough", "seldom")))}
+    combined: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.parent.name == "unit" and _named(item) not in done:
             item.add_marker("quick")
             done.add(_named(item))
+        if item.get_closest_marker("combined"):
+            combined.setdefault(_named(item), []).append(item)
+    for cases in combined.values():
+        values = {case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases}
+        left = set.union(*values.values())
+        while left:
+            best = max(values, key=lambda case: len(values[case] & left))
+            left -= values.pop(best)
+        for case in values:
+            case.add_marker("seldom")
 
 
 def _named(item: pytest.Item) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from verifiable_relu.api import verify_properties as verify_properties
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
+    from verifiable_relu.network import write_onnx as write_onnx
 
 # OpenMP's threads wait for one another in busy loops by default. OpenMP reads the variable when torch is loaded, and
 # not after; ``openmp`` says more.
@@ -41,6 +42,7 @@ __all__ = [
     "verify",
     "verify_properties",
     "verify_radii",
+    "write_onnx",
 ]
 
 
@@ -61,4 +63,12 @@ def __getattr__(name: str) -> Any:
         from verifiable_relu.hardening import harden
 
         return harden
+    if name == "write_onnx":
+        from verifiable_relu.network import write_onnx
+
+        return write_onnx
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

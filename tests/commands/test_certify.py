@@ -20,9 +20,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.asking import claims
+from tests.support.draws import draws
 from tests.support.processes import Process, environment, run
 from tests.support.scripted import Scripted
-from tests.support.vnnlib_cases import cases
 from tests.unit.test_campaign import known
 from verifiable_relu.campaign import Store, inputs
 from verifiable_relu.certify import main
@@ -154,7 +154,7 @@ def test_the_printed_point_lies_in_the_box_exactly(
     """The boxes have all widths, down to zero and far below a float64 step; the witness is any point of the box."""
     rng = random.Random(version)
     network = read_onnx(folder / "net.onnx")
-    for case in range(cases(60)):
+    for case in range(draws(60)):
         sides = []
         for _ in range(network.input_size):
             low = Fraction(rng.randint(-50, 50), rng.choice([1, 3, 7, 10, 255, 2**60, 10**30]))

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.support.bounds import linear_lower_bounds
-from verifiable_relu.bounds import Bounds, Relaxation, interval_bounds, preactivation_bounds
+from verifiable_relu.bounds import Bounds, Relaxation, crown_relaxation, interval_bounds, preactivation_bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.module import from_torch
 from verifiable_relu.network.nodes import Activation, Relu, Sigmoid, Tanh
 from verifiable_relu.verifiers.auto_lirpa import Graph, bounded_module, library, quiet
 
@@ -193,3 +194,31 @@ def test_smooth_crown_is_as_tight(kind: type[Activation]) -> None:
     width, expected = ours.upper - ours.lower, reference.upper - reference.lower
     assert bool((width <= expected * (1 + 1e-4)).all())
     assert float((width / expected).min()) > 0.5
+
+
+POOLS = {
+    "pool": lambda: [nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)],
+    "pool, relu": lambda: [nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)],
+    "relu, pool": lambda: [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)],
+    "pool within": lambda: [
+        nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.Conv2d(4, 6, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 3)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", POOLS.values(), ids=POOLS.keys())
+def test_maxima_are_bounded_as_tightly(layers: Callable[[], list[nn.Module]]) -> None:
+    """By CROWN: of every output where no ReLU makes ties of lower bounds, of which the library takes the first."""
+    torch.manual_seed(3)
+    module = nn.Sequential(*layers()).double()
+    network = from_torch(module, (2, 6, 6)).to(torch.float64)
+    box = boxes(network)
+    package, middle = library(), (box.lower + box.upper) / 2
+    with quiet(torch.float64), torch.no_grad():
+        bounded = bounded_module()(module, torch.zeros_like(middle[:1]), {"conv_mode": "matrix"}, device="cpu")
+        x = package.BoundedTensor(middle, package.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper))
+        reference = Bounds(*bounded.compute_bounds(x=(x,), method="backward"))
+    ours = both_sides(crown_relaxation(network, box).outputs, network, 4)
+    width, expected = ours.upper - ours.lower, reference.upper - reference.lower
+    assert float((width / expected).mean()) < 1
+    assert bool((width <= expected * (1 + 1e-6)).all()) or isinstance(module[1], nn.ReLU)

@@ -45,6 +45,7 @@ def _points(report: Report) -> None:
 
 
 def _planted(report: Report) -> None:
+    planted({"milp": 0.03}, sizes=(3,), report=report)
     planted({"milp": 0.03, "smt-exact": 0.03}, sizes=(6,), report=report)
     planted({**QUICK, "split": 1.0}, sizes=(3,), report=report)
 
@@ -54,9 +55,9 @@ def _agreement(report: Report) -> None:
 
 
 def _boundary(report: Report) -> None:
+    boundary({"milp": 1.0, "smt-exact": 0.5}, kinds=("Relu", "LeakyRelu"), count=16, report=report)
     boundary({"crown": 1.0}, kinds=("LeakyRelu", "PRelu", "SteepPRelu"), count=240, report=report)
     boundary({"ibp": 1.0, "crown": 1.0}, count=70, report=report)
-    boundary({"milp": 1.0, "smt-exact": 0.5}, kinds=("Relu", "LeakyRelu"), count=40, report=report)
 
 
 def _magnitudes(report: Report) -> None:

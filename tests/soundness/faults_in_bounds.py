@@ -11,6 +11,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Lines
 from verifiable_relu.bounds.forward import NodeBounds
+from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
 from verifiable_relu.bounds.relaxation import Walk
 from verifiable_relu.bounds.slack import LineStep, ShiftedLines, Slack
@@ -26,6 +27,11 @@ Right = Callable[..., Any]
 
 def _zero(right: Right, *args: object) -> Tensor:
     return torch.zeros_like(right(*args))
+
+
+def _by_one_candidate(right: Right, *args: object) -> Between:
+    found = right(*args)
+    return replace(found, slope=torch.ones_like(found.slope), top=torch.zeros_like(found.top))
 
 
 def _negative(right: Right, *args: object) -> Tensor:
@@ -320,6 +326,11 @@ IN_BOUNDS: tuple[Fault, ...] = (
         "rounding of rows by intervals left out",
         "corners",
         instead("bounds.rounding:interval_rows", _error_of_rows_left_out),
+    ),
+    Fault(
+        "the line above a maximum below its other candidates",
+        "corners",
+        instead("bounds.maxima:Between.of", _by_one_candidate),
     ),
     Fault(
         "rows in any order taken for rows in turn",

@@ -59,7 +59,7 @@ def provers() -> list[Prover]:
 def lists(found: Records) -> list[list[int]]:
     """All lists of numbers of a certificate."""
     keys = ("lower", "upper", "slopes", "plain", "tree", "leaf", "rows", "row", "halve", "least", "zonotope", "chords")
-    keys += ("plane", "parts", "bends", "terms")
+    keys += ("plane", "parts", "bends", "terms", "below", "above")
     every = (record[key] for record in found for key in keys if key in record)
     return [value for value in every if isinstance(value, list) and value]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 from tests.support.asking import claims
 from tests.support.exact import DIGITS, exact_outputs, margin, violated
@@ -83,9 +84,15 @@ class Caught(Exception):
 
 @dataclass
 class Report:
-    """What a kind of test found: ``problems`` are unsound or impossible answers, ``decided`` counts verdicts."""
+    """What a kind of test found: ``problems`` are unsound or impossible answers, ``decided`` counts verdicts.
+
+    Attributes:
+        stop_at_first: whether the first problem raises ``Caught``.
+        of: what is taken of the cases that there are.
+    """
 
     stop_at_first: bool = False
+    of: Callable[[Iterable[Any]], Iterable[Any]] = iter
     problems: list[str] = field(default_factory=list)
     decided: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
 
@@ -196,7 +203,7 @@ def ask(cases: Iterable[Case], methods: Mapping[str, float], report: Report) -> 
         methods: names, each with the seconds it has for each case.
         report: where problems and decisions are noted; returned.
     """
-    for batch in portions(cases):
+    for batch in portions(report.of(cases)):
         _ask(batch, methods, report)
     return report
 

@@ -242,6 +242,7 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
         *(nets.opposed(rng, nets.uneven(rng, 0), *of) for of in itertools.product((False, True), repeat=2)),
         *pieces,
         nets.mlp(rng, nets.uneven(rng, 0), widths=(24, 12)),
+        *(nets.maxima(rng, nets.uneven(rng, spread)) for spread in (0, 3)),
     ]
 
 
@@ -322,7 +323,15 @@ class _Question:
     forms: list[list[_Known]]
 
 
-def _question(rng: np.random.Generator, network: Network) -> _Question:
+@cache
+def _question(seed: int, smooth: bool, number: int) -> _Question:
+    """What is asked of a network of a seed.
+
+    Exact values take longest and are the same for each fault, so they are kept. Networks and boxes are made anew for
+    each fault: they carry what the library has computed for them.
+    """
+    rng = np.random.default_rng([seed, number])
+    network = corner_networks(np.random.default_rng(seed), smooth)[number]
     boxes = _corner_boxes(rng, network.input_size)
     outputs = network.output_size
     rows = [[float(10 * row.get(i, 0)) for i in range(outputs)] for row in _rows(rng, outputs, 4)]
@@ -337,22 +346,12 @@ def _question(rng: np.random.Generator, network: Network) -> _Question:
     return found
 
 
-@cache
-def _questions(seed: int, smooth: bool) -> list[_Question]:
-    """What is asked of the networks of a seed.
-
-    Exact values take longest and are the same for each fault, so they are kept. Networks and boxes are made anew for
-    each fault: they carry what the library has computed for them.
-    """
-    rng = np.random.default_rng(seed)
-    return [_question(rng, network) for network in corner_networks(rng, smooth)]
-
-
 def corners(*, seed: int = 0, smooth: bool = False, tuning: Tuning = TUNING, report: Report | None = None) -> Report:
     """No bound of any node, pre-activation or linear form of the outputs may exclude its exact value at a corner."""
     report = report or Report()
     networks = corner_networks(np.random.default_rng(seed), smooth)
-    for network, asked in zip(networks, _questions(seed, smooth), strict=True):
+    for number, network in report.of(enumerate(networks)):
+        asked = _question(seed, smooth, number)
         boxes = [Box.exact(*zip(*ends, strict=True)) for ends in asked.boxes]
         properties = [Property(box, ()) for box in boxes]
         for dtype in (torch.float64, torch.float32):
@@ -373,13 +372,13 @@ def corners(*, seed: int = 0, smooth: bool = False, tuning: Tuning = TUNING, rep
                 (f"pre-activation of node {index}", network.nodes[index].inputs[0], _flat(b.lower), _flat(b.upper))
                 for index, b in pre.items()
             ]
-            for number, (values, forms) in enumerate(zip(asked.values, asked.forms, strict=True)):
-                place = f"{network.name}, box {number}, {dtype}".replace("torch.", "")
+            for which, (values, forms) in enumerate(zip(asked.values, asked.forms, strict=True)):
+                place = f"{network.name}, box {which}, {dtype}".replace("torch.", "")
                 for what, index, low, high in found:
                     for at in values:
-                        at[index].hold(report, f"{place}: {what}", low[number], high[number])
+                        at[index].hold(report, f"{place}: {what}", low[which], high[which])
                 for name, lows in linear.items():
                     for form in forms:
-                        low = _flat(lows.reshape(len(boxes), -1))[number]
+                        low = _flat(lows.reshape(len(boxes), -1))[which]
                         form.hold(report, f"{place}: {name} of the outputs", low)
     return report

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -276,9 +277,11 @@ def output(model: onnx.ModelProto, point: Sequence[Fraction]) -> tuple[list[Frac
     return [Fraction(v) for v in found.array.reshape(-1)], found.exact
 
 
-def asked(seed: int, count: int, outcomes: Counter[str], kinds: Sequence[str] = tuple(STEPS)) -> Iterator[Asked]:
+def asked(
+    seed: int, numbers: Iterable[int], outcomes: Counter[str], kinds: Sequence[str] = tuple(STEPS)
+) -> Iterator[Asked]:
     """Queries about random networks; those that are refused are counted."""
-    for number in range(count):
+    for number in numbers:
         rng = np.random.default_rng([seed, number])
         kind = kinds[number % len(kinds)]
         model = network(rng, kind)
@@ -319,9 +322,8 @@ def magnitudes(
 ) -> Report:
     """Each method on random networks at all scales: no verdict may contradict rational arithmetic."""
     report, outcomes = report or Report(), Counter[str]() if outcomes is None else outcomes
-    cases = list(asked(seed, count, outcomes, kinds))
-    for start in range(0, len(cases), 32):
-        batch = cases[start : start + 32]
+    cases = asked(seed, report.of(range(count)), outcomes, kinds)
+    while batch := list(islice(cases, 32)):
         for method, seconds in methods.items():
             found = ask(make(method), [one.query for one in batch], seconds)
             for one, outcome in zip(batch, found, strict=True):

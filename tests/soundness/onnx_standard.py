@@ -27,7 +27,7 @@ from onnx.reference.ops import op_pool_common
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Bilinear, Curve
+from verifiable_relu.network.nodes import Activation, Bilinear, Curve, Step
 
 OPERATORS = frozenset((
     "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div",
@@ -181,7 +181,7 @@ def answers() -> Sequence[Answer]:
 
 
 def _group(network: Network) -> str:
-    for kind, group in ((Bilinear, "products"), (Curve, "smooth"), (Activation, "pieces")):
+    for kind, group in ((Bilinear, "products"), (Curve, "smooth"), (Step, "steps"), (Activation, "pieces")):
         if any(isinstance(node, kind) for node in network.nodes):
             return group
     return "affine"

@@ -89,6 +89,8 @@ class Network:
         members: the numbers of each activation's neurons.
         z: the neurons' inputs.
         s: their slopes below zero.
+        maxima: of each maximum its number, its MaxPool's name and its rivals. It counts as a neuron whose value is
+            its input, what the tournament makes, and which no activation has.
     """
 
     inputs: int
@@ -97,6 +99,14 @@ class Network:
     members: list[range] = field(default_factory=list)
     z: list[Form] = field(default_factory=list)
     s: list[Fraction] = field(default_factory=list)
+    maxima: dict[int, tuple[str, list[Form]]] = field(default_factory=dict)
+
+    def maximum(self, name: str, rivals: list[Form], made: Form) -> Form:
+        """Count a maximum; its value."""
+        self.maxima[len(self.z)] = name, rivals
+        self.z.append(made)
+        self.s.append(ONE)
+        return Form({self.inputs + len(self.z) - 1: ONE})
 
     def activation(self, name: str, z: np.ndarray, s: np.ndarray) -> np.ndarray:
         """Count an activation; its values."""
@@ -240,7 +250,7 @@ def _tournament(network: Network, name: str, x: np.ndarray, attributes: dict[str
         for c in range(x.shape[1])
         for places in _windows(size, kernel, attributes)
     ]
-    most = math.prod(kernel)
+    first, most = rivals, math.prod(kernel)
     while most > 1:
         pairs = most // 2
         z = np.empty(pairs * len(rivals), object)
@@ -256,7 +266,10 @@ def _tournament(network: Network, name: str, x: np.ndarray, attributes: dict[str
             on.append(met + window[2 * len(met) :])
         rivals, most = on, most - pairs
     values = np.empty(len(rivals), object)
-    values[:] = [window[0] for window in rivals]
+    values[:] = [
+        network.maximum(name, window, made) if math.prod(kernel) > 1 else made
+        for window, (made,) in zip(first, rivals, strict=True)
+    ]
     return values.reshape(1, x.shape[1], *_counts(size, kernel, attributes))
 
 
@@ -572,6 +585,8 @@ class _Unsat:
         shared: dict[int, Fraction] = {}
         for number, name in enumerate(self.net.names):
             self.activation(over, number, name, shared)
+            while self.coming("maximum"):
+                self.maxima(over)
         for polytope in polytopes:
             while self.coming("tighter"):
                 self.tighter(over)
@@ -615,6 +630,24 @@ class _Unsat:
         over.upper.update(zip(members, upper, strict=True))
         opened = [k for k in members if k in set(over.open())]
         shared.update(zip(opened, binary(record["slopes"], len(opened)), strict=True))
+
+    def maxima(self, over: Bounds) -> None:
+        """The entries by which the maxima of a MaxPool are bounded."""
+        record = self.next()
+        keys(record, "maximum", "below", "above")
+        every = [k for k, (name, _) in self.net.maxima.items() if name == record["maximum"]]
+        need(bool(every), "no maxima of this name")
+        earlier = [k for members in self.net.members for k in members if k < every[0]]
+        need(all(k in over.lower for k in earlier), "maxima before their activations")
+        for side in ("below", "above"):
+            need(isinstance(record[side], list) and len(record[side]) == len(every), "an entry for each maximum")
+        for k, i, j in zip(every, record["below"], record["above"], strict=True):
+            rivals = self.net.maxima[k][1]
+            i, j = index(i, len(rivals)), index(j, len(rivals))
+            low, high = over.interval(rivals[j]), [-over.interval(rival * -ONE) for rival in rivals]
+            t = max([low, *high[:j], *high[j + 1 :]])
+            s = (high[j] - t) / (high[j] - low) if high[j] > low and high[j] > t else ZERO
+            over.windows[k] = rivals[i], rivals[j] * s + max(t - s * low, high[j] - s * high[j])
 
     def tighter(self, over: Bounds) -> None:
         """Tighter bounds of an activation."""
@@ -667,6 +700,7 @@ class Bounds:
         self.net, self.box = net, box
         self.lower: dict[int, Fraction] = {}
         self.upper: dict[int, Fraction] = {}
+        self.windows: dict[int, tuple[Form, Form]] = {}
 
     @classmethod
     def zonotope(cls, net: Network, box: Box) -> Bounds:
@@ -682,7 +716,7 @@ class Bounds:
         return [k for k in self.lower if self.is_open(k)]
 
     def is_open(self, k: int) -> bool:
-        return self.lower[k] < 0 < self.upper[k]
+        return k not in self.net.maxima and self.lower[k] < 0 < self.upper[k]
 
     def chord(self, k: int) -> Fraction:
         return (self.upper[k] - self.net.s[k] * self.lower[k]) / (self.upper[k] - self.lower[k])
@@ -696,7 +730,7 @@ class Bounds:
 
     def fixed(self, k: int) -> Fraction:
         """The slope of a neuron that is not open."""
-        return ONE if self.lower[k] >= 0 else self.net.s[k]
+        return ONE if k in self.net.maxima or self.lower[k] >= 0 else self.net.s[k]
 
     def value(self, k: int, z: Fraction) -> Fraction:
         """A neuron's value."""
@@ -704,6 +738,11 @@ class Bounds:
 
     def ends(self, k: int) -> tuple[Fraction, Fraction]:
         """The least and the largest value of a neuron."""
+        if k in self.net.maxima:
+            made, rivals = self.net.z[k], self.net.maxima[k][1]
+            low = max(self.interval(rival) for rival in rivals)
+            high = max(-self.interval(rival * -ONE) for rival in rivals)
+            return max(low, self.interval(made)), min(high, -self.interval(made * -ONE))
         values = [self.value(k, z) for z in (self.lower[k], self.upper[k])] + [ZERO] * self.is_open(k)
         return min(values), max(values)
 
@@ -725,7 +764,9 @@ class Bounds:
             K = form.terms.pop(self.net.inputs + k, ZERO)
             if not K:
                 continue
-            if self.is_open(k):
+            if k in self.windows:
+                form.put(K, self.windows[k][K < 0])
+            elif self.is_open(k):
                 t = slope(k, K)
                 form.put(K * t, self.net.z[k])
                 form.constant += min(K * (self.value(k, z) - t * z) for z in (ZERO, self.lower[k], self.upper[k]))

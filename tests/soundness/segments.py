@@ -76,7 +76,7 @@ def low_points(rng: np.random.Generator, network: Network, box: Box, row: Tensor
 def segments(*, seed: int = 0, count: int = 5, report: Report | None = None) -> Report:
     """Nodes of random smooth networks against values at points that lie in them."""
     rng, report = np.random.default_rng(seed), report or Report()
-    for network in networks(rng, count):
+    for network in report.of(networks(rng, count)):
         center = rng.normal(size=network.input_size) * 0.7
         radius = rng.choice([0.05, 0.3, 1.0]) * rng.uniform(0.5, 1, size=network.input_size)
         box = Box(center - radius, center + radius)

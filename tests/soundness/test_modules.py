@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.draws import draws
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.network.module import capture, operators, reading
@@ -20,7 +20,7 @@ from verifiable_relu.trust.exact import evaluable, evaluate_exact
 
 from .modules import Drawn, draw
 
-CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "200"))
+CASES = draws(200)
 """How many modules are drawn."""
 
 

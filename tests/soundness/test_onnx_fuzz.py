@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
+
+from tests.support.draws import draws
 
 from .onnx_fuzz import fuzz
 
-COUNT = int(os.environ.get("VERIFIABLE_RELU_CASES", "600"))
+COUNT = draws(600)
 
 
 @pytest.mark.parametrize(("kind", "share"), [("bytes", 0.02), ("messages", 0.1)])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
+
+from tests.support.draws import draws
 
 from . import onnx_standard
 from .onnx_agreement import Source, cases, judge
 
-COUNT = int(os.environ.get("VERIFIABLE_RELU_CASES", "300"))
+COUNT = draws(300)
 SHOWN = 8
 
 

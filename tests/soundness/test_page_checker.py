@@ -34,8 +34,8 @@ from tests.support.certificates import (
     tree_case,
     written,
 )
+from tests.support.draws import draws
 from tests.support.solver_cases import random_query
-from tests.support.vnnlib_cases import cases
 from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.network import read_onnx, write_onnx
@@ -93,7 +93,7 @@ def by_methods(folder: Path, count: int) -> Iterator[tuple[str, Case]]:
 def drawn(folder: Path) -> list[tuple[str, Case]]:
     """Certificates of networks of all kinds that both checkers know."""
     found = []
-    for seed in range(cases(24)):
+    for seed in range(draws(96)):
         dense = forged_dense.drawn(seed)
         reached = forged_dense.reached(dense, dense.polytopes)
         if not reached and (given := forged_dense.certificate(folder, dense, seed)) is not None:
@@ -109,7 +109,7 @@ def drawn(folder: Path) -> list[tuple[str, Case]]:
 
 def test_every_method_s_certificates_are_accepted_by_the_page_alone(folder: Path) -> None:
     found: Counter[str] = Counter()
-    for method, case in by_methods(folder, cases(15)):
+    for method, case in by_methods(folder, draws(40)):
         assert theirs(folder, case, case.records) is None
         assert ours(case, case.records) is None, method
         found[method] += 1
@@ -143,14 +143,14 @@ def test_both_accept_the_same_of_changed_certificates(folder: Path, drawn: list[
                 undecided = mine is None and any(text in (other or "") for text in UNDECIDED)
                 assert undecided, f"{kind} {number}: the page {mine}, the checker {other}"
                 ended["undecided"] += 1
-    assert ended["accepted"] > 10, ended
-    assert ended["refused"] > 100, ended
+    assert ended["accepted"] > draws(10), ended
+    assert ended["refused"] > draws(100), ended
     assert ended["undecided"] < 0.02 * ended.total(), ended
 
 
 def test_points_are_judged_by_both(folder: Path) -> None:
     ended: Counter[bool] = Counter()
-    for seed in range(cases(30)):
+    for seed in range(draws(30)):
         case = forged_dense.drawn(seed)
         net, text = forged_dense.network(case), forged_dense.prop(case)
         rng = random.Random(seed)
@@ -164,7 +164,7 @@ def test_points_are_judged_by_both(folder: Path) -> None:
 
 def test_the_page_s_checker_reads_networks_as_they_are_defined() -> None:
     """Values at random points are those of the rational evaluator of ONNX files."""
-    for seed in range(cases(30)):
+    for seed in range(draws(30)):
         net = forged_networks.drawn(("maxpool", "conv", "residual")[seed % 3], seed)
         rng = random.Random(seed)
         read, model = page_checker.read_network(net.plain), onnx.load_from_string(net.plain)

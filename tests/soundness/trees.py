@@ -424,7 +424,7 @@ def trees(*, seed: int = 0, offsets: Sequence[float] = OFFSETS, report: Report |
     networks = [*nets.pieces(rng, nets.gaussian(rng)), *nets.pieces(rng, nets.uneven(rng, 2))]
     cases = boundary_cases(rng, networks, offsets, boxes=1)
     cases = [*cases, *(case for network in networks for case in conjunctions(rng, network))]
-    for number, case in enumerate(cases):
+    for number, case in report.of(enumerate(cases)):
         method = (None, REFINING, OVER, LOOKING, REFINING, OVER)[number % 6]
         outcome, found = examine(case, report, method=method)
         judge(case, "bab", outcome, report)

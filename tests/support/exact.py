@@ -20,6 +20,7 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Product,
@@ -29,6 +30,7 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
     Smooth,
     Sparse,
+    Step,
     Tanh,
 )
 from verifiable_relu.spec.property import Property
@@ -131,6 +133,16 @@ FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
 """Smooth functions by name, of a number and the parameter."""
 
 
+STEPPED: dict[str, Callable[[Fraction], int]] = {
+    "Sign": lambda x: (x > 0) - (x < 0),
+    "Floor": math.floor,
+    "Ceil": math.ceil,
+    "Round": round,
+    "Truncate": math.trunc,
+}
+"""Functions that jump, by name."""
+
+
 def _function(node: Smooth, x: np.ndarray) -> np.ndarray:
     parameter = mpmath.mpf(float(node.parameter))
 
@@ -171,6 +183,12 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return _smooth(node, inputs[0])
         case Smooth():
             return _function(node, inputs[0])
+        case Step():
+            return np.vectorize(lambda v: Fraction(STEPPED[node.function](v)), otypes=[object])(inputs[0])
+        case Maximum():
+            flat, places = inputs[0].reshape(-1), node.candidates.numpy()
+            found = [max(flat[places[places[:, i] >= 0, i]]) for i in range(node.size)]
+            return np.array(found, object).reshape(node.shape)
         case Reshape():
             return inputs[0].reshape(node.shape)
         case Permute():

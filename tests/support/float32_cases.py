@@ -9,13 +9,14 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from tests.support.draws import draws
 from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning
 from verifiable_relu.bounds.operators import ConvolutionOperator, prepared
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.trust.exact import evaluate_exact
 
-SEEDS = range(32)
+SEEDS = range(draws(32))
 
 
 class Draw:

@@ -21,6 +21,7 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Product,
@@ -236,6 +237,22 @@ def pooled(rng: np.random.Generator, draw: Weights) -> Network:
     chain.add(LeakyRelu, (5,), slope=torch.tensor(-1.0))
     chain.linear(draw((2, 5), 5), draw((2,), 4))
     return chain.network("pooled")
+
+
+def maxima(rng: np.random.Generator, draw: Weights) -> Network:
+    """Maxima of pairs of affine functions, which overlap, and of pairs of these behind ReLUs."""
+    chain = Chain((4,))
+    chain.linear(draw((6, 4), 4), draw((6,), 4))
+    for size in (6, 5):
+        before, index = len(chain.nodes) - 1, torch.from_numpy(rng.integers(0, size, size=(5, 2)))
+        chain.add(Sparse, (5,), index=index, weight=torch.tensor([[1.0, -1.0]]).repeat(5, 1), bias=torch.zeros(5))
+        ahead = chain.add(Relu, (5,))
+        behind = chain.add(Sparse, (5,), before, index=index[:, 1:], weight=torch.ones(5, 1), bias=torch.zeros(5))
+        chain.add(Maximum, (5,), before, chain.add(Add, (5,), ahead, behind), candidates=index.T)
+        chain.linear(draw((5, 5), 5), draw((5,), 4))
+        chain.add(Relu, (5,))
+    chain.linear(draw((2, 5), 5), draw((2,), 4))
+    return chain.network("maxima")
 
 
 def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:

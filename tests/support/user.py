@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 import verifiable_relu
-from verifiable_relu.campaign import Result
+from verifiable_relu.api import Results
 from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.spec import Property, Query, read_vnnlib
@@ -22,7 +22,7 @@ from verifiable_relu.verifiers.registry import make
 def certified(model: nn.Module, images: np.ndarray, labels: list[int]) -> int:
     """How many images are certified."""
     results = verifiable_relu.verify(model, images, labels, eps=Fraction(1, 255), timeout=10)
-    assert_type(results, list[Result])
+    assert_type(results, Results)
     return sum(result.verdict is Verdict.UNSAT for result in results)
 
 

@@ -6,7 +6,6 @@ exact points.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -15,11 +14,6 @@ from itertools import pairwise
 from typing import Any
 
 Point = Sequence[Fraction]
-
-
-def cases(usual: int) -> int:
-    """The number of cases to try: ``usual``, or what the environment variable VERIFIABLE_RELU_CASES asks for."""
-    return int(os.environ.get("VERIFIABLE_RELU_CASES") or usual)
 
 
 # ---- meaning ---------------------------------------------------------------------------------------------------

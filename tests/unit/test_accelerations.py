@@ -88,10 +88,12 @@ CONCERNED = {
 """For each acceleration the networks in which it takes effect."""
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("tuning", [TUNING, EAGER], ids=["default", "eager"])
-@pytest.mark.parametrize(("off", "name"), [(off, name) for off, names in CONCERNED.items() for name in names])
-def test_bounds_are_those_without_the_acceleration(name: str, tuning: Tuning, off: str, batch: int) -> None:
+@pytest.mark.parametrize("concerned", [(off, name) for off, names in CONCERNED.items() for name in names], ids="-".join)
+def test_bounds_are_those_without_the_acceleration(concerned: tuple[str, str], tuning: Tuning, batch: int) -> None:
+    off, name = concerned
     network = NETWORKS[name]()
     box = boxes(network, batch=batch)
     # With float32 beside it, every other acceleration adds up other errors.
@@ -111,6 +113,7 @@ def test_bounds_are_those_without_the_acceleration(name: str, tuning: Tuning, of
             torch.testing.assert_close(bounds.upper, plain[1][index].upper, **near)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("tuning", [TUNING, EAGER, PLAIN], ids=["default", "eager", "plain"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bounds_hold_at_points_of_the_box(name: str, tuning: Tuning) -> None:

@@ -15,13 +15,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.draws import draws
 from verifiable_relu.bounds import Bounds, Lines, activations, crown_relaxation
 from verifiable_relu.bounds.activations import image, relax, row
 from verifiable_relu.bounds.rounding import backward_activation
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import nodes as nodes_module
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.nodes import Activation, Curve, Gelu, Hardened, LeakyRelu, Relu, Sigmoid, Smooth, Tanh
+from verifiable_relu.network.nodes import (
+    Activation,
+    Curve,
+    Gelu,
+    Hardened,
+    LeakyRelu,
+    Relu,
+    Sigmoid,
+    Smooth,
+    Step,
+    Tanh,
+)
 from verifiable_relu.rounding import unit_roundoff
 
 LAMBDAS = (1.0, 5.0, 20.0, 160.0, 1e4)
@@ -56,7 +68,15 @@ SMOOTH: dict[str, Activation] = {
     "tanh": Tanh(**PLACE),
     **{f"gelu{lam:g}": gelu(lam) for lam in LAMBDAS},
 }
+JUMPING: dict[str, Callable[[Tensor], Tensor]] = {
+    "Sign": lambda x: (x > 0).double() - (x < 0).double(),
+    "Floor": lambda x: torch.div(x, 1, rounding_mode="floor"),
+    "Ceil": lambda x: -torch.div(-x, 1, rounding_mode="floor"),
+    "Round": lambda x: torch.from_numpy(x.numpy().round()),
+    "Truncate": lambda x: torch.div(x, 1, rounding_mode="trunc"),
+}
 NODES: dict[str, Activation] = {
+    **{name: Step(function=name, **PLACE) for name in nodes_module.STEPS},
     "relu": Relu(**PLACE),
     "leaky0.1": leaky(0.1),
     "leaky1.5": leaky(1.5),
@@ -67,7 +87,9 @@ NODES: dict[str, Activation] = {
 EVERYWHERE = {name: node for name, node in NODES.items() if name not in DOMAINS}
 nodes = pytest.mark.parametrize("node", NODES.values(), ids=NODES.keys())
 everywhere = pytest.mark.parametrize("node", EVERYWHERE.values(), ids=EVERYWHERE.keys())
-best = pytest.mark.parametrize("node", [n for n in NODES.values() if not isinstance(n, Smooth)], ids=lambda n: n.op)
+best = pytest.mark.parametrize(
+    "node", [n for n in NODES.values() if not isinstance(n, Smooth | Step)], ids=lambda n: n.op
+)
 smooth = pytest.mark.parametrize("node", SMOOTH.values(), ids=SMOOTH.keys())
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -117,6 +139,8 @@ def value(node: Activation, x: Tensor) -> Tensor:
             return x.clamp(min=0) + node.slope.double() * x.clamp(max=0)
         case Curve():
             return OTHERWISE[node.function](x, node.parameter.double())
+        case Step():
+            return JUMPING[node.function](x)
         case _:
             return x.clamp(min=0)
 
@@ -142,7 +166,11 @@ def samples(node: Activation, bounds: Bounds, count: int = 101) -> Tensor:
     even = lb + (ub - lb) * torch.linspace(0, 1, count, dtype=torch.float64)
     special = torch.cat([torch.linspace(-6, 6, 97), torch.logspace(-9, 2, 45), -torch.logspace(-9, 2, 45)])
     special = special.double() * scale(node)
-    return torch.cat([even, special.expand(len(lb), -1), special + lb, special + ub], 1).clamp(lb, ub)
+    x = torch.cat([even, special.expand(len(lb), -1), special + lb, special + ub], 1)
+    if isinstance(node, Step):
+        jumps = (2 * x).round() / 2
+        x = torch.cat([x, jumps, *(torch.nextafter(jumps, torch.full_like(jumps, end)) for end in (-1e9, 1e9))], 1)
+    return x.clamp(lb, ub)
 
 
 def slack(node: Activation, bounds: Bounds, slope: Tensor, offset: Tensor) -> Tensor:
@@ -167,6 +195,7 @@ def assert_sound(node: Activation, bounds: Bounds, lines: Lines) -> None:
         assert excess[worst] <= 0, (bounds.lower[worst], bounds.upper[worst], sign, excess[worst])
 
 
+@pytest.mark.combined
 @nodes
 @dtypes
 def test_lines_hold_on_every_interval(node: Activation, dtype: torch.dtype) -> None:
@@ -175,6 +204,7 @@ def test_lines_hold_on_every_interval(node: Activation, dtype: torch.dtype) -> N
     assert_sound(node, bounds, relax(node, bounds))
 
 
+@pytest.mark.combined
 @nodes
 @pytest.mark.parametrize("alpha", (0.0, 0.3, 1.0))
 def test_lines_hold_for_every_choice_of_support(node: Activation, alpha: float) -> None:
@@ -182,6 +212,7 @@ def test_lines_hold_for_every_choice_of_support(node: Activation, alpha: float) 
     assert_sound(node, bounds, relax(node, bounds, torch.tensor(alpha, dtype=torch.float64)))
 
 
+@pytest.mark.combined
 @nodes
 @dtypes
 def test_images_are_exact(node: Activation, dtype: torch.dtype) -> None:
@@ -243,6 +274,7 @@ def stationary(node: Activation, slope: mpmath.mpf) -> list[mpmath.mpf]:
     return found
 
 
+@pytest.mark.combined
 @smooth
 @dtypes
 def test_rounding_is_a_few_units(node: Activation, dtype: torch.dtype) -> None:
@@ -330,7 +362,7 @@ ends = st.floats(-1e6, 1e6)
 
 
 @everywhere
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(first=ends, second=ends, centre=st.floats(-12, 12), width=st.floats(0, 12))
 def test_lines_hold_on_any_interval(node: Activation, first: float, second: float, centre: float, width: float) -> None:
     near = scale(node) * centre, scale(node) * (centre + width)
@@ -409,6 +441,7 @@ def test_lines_over_a_point_have_the_activations_value(node: Activation) -> None
         torch.testing.assert_close(y, value(node, x), rtol=1e-13, atol=1e-14 * scale(node))
 
 
+@pytest.mark.combined
 @nodes
 @dtypes
 def test_gradients_are_finite(node: Activation, dtype: torch.dtype) -> None:

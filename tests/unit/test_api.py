@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import verifiable_relu
 from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
@@ -65,6 +65,30 @@ def check(results: list[Result], sat: Verdict = Verdict.SAT) -> None:
 @pytest.mark.parametrize("method", ["auto", "crown"])
 def test_balls_about_images_are_verified_for_a_torch_module(method: str) -> None:
     check(verify(MODEL, IMAGES, LABELS, 0.125, method), Verdict.SAT if method == "auto" else Verdict.UNKNOWN)
+
+
+def test_what_people_bring_and_take_home() -> None:
+    """DataLoaders, a single image, radii as text; a summary, a table, and short words for all of it."""
+    pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.tensor(LABELS))
+    found = verify(MODEL, torch.utils.data.DataLoader(pairs, batch_size=2), eps="1/8")
+    check(found)
+    assert {**found.summary, "seconds": 0} == {"asked": 3, "certified": 2, "attacked": 1, "undecided": 0, "seconds": 0}
+    assert repr(found).startswith("<Results: 3 asked, 2 certified, 1 attacked, 0 undecided, ")
+    assert repr(found[2]).startswith("<Result: sat (refuted by ")
+    (one,) = verify(MODEL, DARK, 0, eps="0.125")
+    assert one.verdict is Verdict.UNSAT
+    try:
+        import pandas  # noqa: F401 -- an extra of the user's
+    except ImportError:
+        with pytest.raises(InputError, match="needs the package pandas"):
+            found.to_pandas()
+    else:
+        assert found.to_pandas()["answer"].tolist() == ["unsat", "unsat", "sat"]
+    assert set(dir(verifiable_relu)) == set(verifiable_relu.__all__)
+    with pytest.raises(InputError, match="eps is 'wide'"):
+        verify(MODEL, IMAGES, LABELS, eps="wide")
+    with pytest.raises(InputError, match="no others are given"):
+        verify(MODEL, torch.utils.data.DataLoader(pairs), LABELS, eps=0.1)
 
 
 def test_every_kind_of_model_images_and_labels(tmp_path: Path) -> None:
@@ -217,12 +241,12 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"images": torch.ones(3, 1, 2, 2).to_sparse()}, "images"),
         ({"images": iter([DARK])}, "images"),
         *(({"eps": eps}, "eps") for eps in (True, [True] * 3, {0: 1}, iter([0.1]), np.zeros((3, 2)), Fraction(-1, 8))),
-        *(({"eps": eps}, "eps") for eps in (None, "2/255", [0.1], np.ones(2), torch.ones(2, 3), 1j, object())),
+        *(({"eps": eps}, "eps") for eps in (None, "2/0", [0.1], np.ones(2), torch.ones(2, 3), 1j, object())),
         *(
             ({"clip": clip}, "clip")
             for clip in (None, 1, (0,), (0, 1, 2), (None, None), "ab", {0: 1}, (0, float("nan")))
         ),
-        *(({"labels": labels}, "labels") for labels in (None, "abc", [[0], [1, 2]], 3, [None] * 3, {0, 1, 2})),
+        *(({"labels": labels}, "labels") for labels in (None, "abc", [[0], [1, 2]], [None] * 3, {0, 1, 2})),
         ({"labels": np.array([2**64 - 1, 0, 0], np.uint64)}, "image 0: the label is"),
         *(({"images": images}, "images") for images in (None, "abc", [[1], [2, 3]], [None], torch.ones(3, 4).cfloat())),
         ({"images": IMAGES.astype(np.longdouble)}, "64 bits"),
@@ -282,10 +306,42 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
 
 
 def test_a_layer_that_is_not_supported_is_named() -> None:
-    with pytest.raises(UnsupportedError, match="Hardshrink"):
-        verify(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Hardshrink()), IMAGES, LABELS, 0.1)
+    with pytest.raises(UnsupportedError, match="FractionalMaxPool2d"):
+        verify(nn.Sequential(nn.FractionalMaxPool2d(1, output_size=1), nn.Flatten()), IMAGES, LABELS, 0.1)
 
 
 def test_the_package_has_no_other_attributes() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         verifiable_relu.nothing  # noqa: B018
+
+
+class Described:
+    """What a module returns that returns several things."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.loss, self.logits = None, logits
+
+
+class Second(nn.Module):
+    """A module whose input is its second argument, and which counts on the user's default type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+
+    def forward(self, mask: Tensor | None = None, pixels: Tensor | None = None) -> Described:
+        assert pixels is not None and torch.get_default_dtype() == torch.float64
+        return Described(self.body(pixels.to(torch.empty(()).dtype)))
+
+
+def test_a_module_is_asked_and_replayed_by_the_argument_that_is_named() -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, x = Second(), torch.rand(1, 4)
+        label = model(pixels=x).logits.argmax(1)
+        wrong, right = (verify(model, x, c, eps=1e-3, timeout=10, argument="pixels")[0] for c in (1 - label, label))
+        found = certified_radius(model, x, label, upper=1e-3, tolerance=1e-4, argument="pixels")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (wrong.answer, right.answer) == ("sat", "unsat") and found.certified[0] == pytest.approx(1e-3)

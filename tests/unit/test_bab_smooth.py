@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from fractions import Fraction
 
@@ -16,6 +15,7 @@ from tests.soundness.segments import low_points, mixed, segments
 from tests.soundness.trees import REFINING
 from tests.support import nets
 from tests.support.asking import claims
+from tests.support.draws import draws
 from tests.support.solver_cases import row
 from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.network.graph import Network
@@ -32,7 +32,7 @@ from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.smt import Smt
 
-CASES = int(os.environ.get("VERIFIABLE_RELU_CASES", "0"))
+CASES = draws(24)
 
 KINDS: tuple[type[Activation], ...] = (Sigmoid, Tanh, Gelu, Smooth)
 
@@ -76,11 +76,12 @@ def test_what_is_far_from_the_boundary_is_decided(kind: type[Activation]) -> Non
     assert split
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", [Bab(), REFINING], ids=["trees", "refining"])
 def test_a_planted_counterexample_is_never_denied(method: Bab) -> None:
     """The threshold is the value at a point: exactly, and a little above it."""
     rng, report = np.random.default_rng(6), Report()
-    for number in range(max(CASES, 6)):
+    for number in range(CASES):
         kind = KINDS[number % len(KINDS)]
         network = mixed(rng, kind) if number % 3 == 2 else network_of(rng, kind)
         case, _ = below(rng, network, (0.0, -1e-9, -1e-3)[number % 3])
@@ -236,7 +237,7 @@ def test_auto_splits_smooth_neurons() -> None:
     assert (outcome.verdict, outcome.method) == (Verdict.UNSAT, "bab"), outcome
 
 
-@pytest.mark.skipif(not CASES, reason="the seeded faults' tests have one seed")
+@pytest.mark.skipif(CASES < 24, reason="the seeded faults' tests have one seed")
 def test_no_node_denies_a_point_in_it() -> None:
     for seed in range(CASES):
         assert segments(seed=seed).problems == []

@@ -140,6 +140,7 @@ def assert_inside(bounds: Bounds, values: Tensor) -> None:
     assert bool((bounds.upper.double() >= values.amax(0)).all())
 
 
+@pytest.mark.combined
 @networks
 @acts
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
@@ -163,6 +164,7 @@ def test_every_node_stays_within_its_bounds(make: Callable[[Act], Network], act:
         assert bool((lower.double() <= reached.amin(0)).all())
 
 
+@pytest.mark.combined
 @networks
 @acts
 def test_samples_reach_close_to_the_bounds(make: Callable[[Act], Network], act: Act) -> None:
@@ -181,6 +183,7 @@ def test_samples_reach_close_to_the_bounds(make: Callable[[Act], Network], act: 
     torch.testing.assert_close(lower, best, rtol=0, atol=3e-8)
 
 
+@pytest.mark.combined
 @networks
 @acts
 def test_crown_is_never_looser_than_intervals(make: Callable[[Act], Network], act: Act) -> None:
@@ -217,6 +220,7 @@ def test_bounding_unstable_neurons_alone_loses_nothing(make: Callable[[Act], Net
     torch.testing.assert_close(output_bounds(network, box), full, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.combined
 @networks
 @acts
 def test_chunks_change_nothing(make: Callable[[Act], Network], act: Act) -> None:
@@ -231,6 +235,7 @@ def test_chunks_change_nothing(make: Callable[[Act], Network], act: Act) -> None
     )
 
 
+@pytest.mark.combined
 @networks
 @acts
 def test_a_batch_is_its_samples(make: Callable[[Act], Network], act: Act) -> None:
@@ -432,6 +437,7 @@ def test_nan_proves_nothing() -> None:
     assert bool(torch.isnan(output_bounds(network, Bounds(lower, upper))).all())
 
 
+@pytest.mark.combined
 @networks
 @acts
 def test_every_choice_of_lines_is_sound(make: Callable[[Act], Network], act: Act) -> None:
@@ -454,6 +460,7 @@ def test_every_choice_of_lines_is_sound(make: Callable[[Act], Network], act: Act
         torch.testing.assert_close(lower, rough, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.combined
 @networks
 @pytest.mark.parametrize("act", [ACTS[name] for name in ("relu", "leaky1.5", "tanh", "gelu5")])
 def test_alpha_is_sound_and_never_looser_than_crown(make: Callable[[Act], Network], act: Act) -> None:

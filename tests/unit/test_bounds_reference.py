@@ -346,6 +346,7 @@ def _relaxed(
     return net, relaxation, last >= 0
 
 
+@pytest.mark.combined
 @graphs
 @zones
 @pytest.mark.parametrize("tuning", WINDOWS.values(), ids=WINDOWS.keys())
@@ -365,6 +366,7 @@ def test_bounds_of_neurons_of_every_node_are_those_by_hand(
             assert_the_same(mine, [hand.lower(index, row, sample)[0] for row in rows], float32)
 
 
+@pytest.mark.combined
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
@@ -396,6 +398,7 @@ def test_bounds_of_rows_of_the_output_are_those_by_hand(
             assert off <= (1e-5 if float32 else 1e-12) * expected.abs().amax()
 
 
+@pytest.mark.combined
 @graphs
 @zones
 @pytest.mark.parametrize("batch", (1, 4))
@@ -415,6 +418,7 @@ def test_interval_bounds_of_rows_of_the_output_are_those_by_hand(
         torch.testing.assert_close(rough, torch.tensor(right, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.combined
 @graphs
 @zones
 def test_bounds_of_rows_with_lines_of_their_own_are_those_by_hand(make: Callable[[bool], Network], zone: Zone) -> None:

@@ -73,6 +73,7 @@ def _corners(relaxation: Relaxation, index: int, box: Bounds) -> dict[int, Tenso
     return {i: torch.where(a[i] > 0, box.lower[i], box.upper[i]) for i in (1, samples - 1)}
 
 
+@pytest.mark.combined
 @networks
 @pytest.mark.parametrize("option", OPTIONS)
 def test_bounds_hold_whichever_sides_have_waited(name: str, option: str) -> None:
@@ -94,6 +95,7 @@ def test_bounds_hold_whichever_sides_have_waited(name: str, option: str) -> None
                 assert all(a <= v <= b for a, v, b in zip(low, exact, high, strict=True))
 
 
+@pytest.mark.combined
 @networks
 @pytest.mark.parametrize("option", ["all", "most", "memory"])
 def test_bounds_that_are_used_are_as_tight_as_without_waiting(name: str, option: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.draws import draws
 from tests.support.families import (
     COUPLED,
     NETWORKS,
@@ -97,10 +98,11 @@ def assert_holds(family: Network, box: Bounds) -> tuple[Tensor, Tensor]:
     return torch.maximum(-found.lower, found.upper), seen.abs().amax(0)
 
 
+@pytest.mark.combined
 @networks
 @hardnesses
 def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -> None:
-    for seed in range(2):
+    for seed in range(draws(2)):
         family = hardened(make(seed), lam)
         proven, sampled = assert_holds(family, boxes(family))
         assert bool((proven >= 0).all()) and bool(torch.isfinite(proven).all())
@@ -108,12 +110,13 @@ def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -
         assert float((sampled / proven)[:3].max()) > 0.2
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("make", COUPLED.values(), ids=COUPLED.keys())
 @pytest.mark.parametrize("lam", (1.0, 20.0))
 def test_no_sampled_change_is_larger_with_products_functions_and_constants(
     make: Callable[..., Network], lam: float
 ) -> None:
-    for seed in range(2):
+    for seed in range(draws(2)):
         family = hardened(make(seed), lam)
         proven, sampled = assert_holds(family, boxes(family))
         # The first boxes are almost points; in the last, bounds of products and quotients are wide.
@@ -221,6 +224,7 @@ def test_every_layer_has_its_own_lambda(make: Callable[..., Network]) -> None:
         assert_holds(family, boxes(family))
 
 
+@pytest.mark.thorough
 def test_float32_is_a_little_wider() -> None:
     family = hardened(residual(1), 20.0)
     box = boxes(family)

@@ -22,8 +22,8 @@ from tests.soundness.check_agreement import judge
 from tests.soundness.forgery import number
 from tests.support.asking import claims
 from tests.support.certificates import Case, Records, checked, excluded, one_point, records, written
+from tests.support.draws import draws
 from tests.support.solver_cases import ball, chain, row
-from tests.support.vnnlib_cases import cases
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.check import curves as checker
 from verifiable_relu.network import hardened, read_onnx, write_onnx
@@ -67,7 +67,7 @@ def points(rng: np.random.Generator, scale: float, count: int) -> np.ndarray:
 def test_values_and_slopes_are_off_by_less_than_a_quarter_of_what_is_said(name: str) -> None:
     curve, *functions = CURVES[name]
     scale = float(name.split()[1]) if " " in name else 1.0
-    z = points(np.random.default_rng(0), scale, cases(30))
+    z = points(np.random.default_rng(0), scale, draws(30))
     with mpmath.workdps(60):
         for function, real in zip((curve.lower, curve.upper), functions, strict=True):
             if function is checker.RELU:
@@ -84,7 +84,7 @@ def test_remainders_beside_lines_are_enclosed_and_hardly_wider(name: str) -> Non
     curve, *functions = CURVES[name]
     scale = float(name.split()[1]) if " " in name else 1.0
     rng = np.random.default_rng(1)
-    ends = np.sort(np.stack([points(rng, scale, cases(15)), points(rng, scale, cases(15))]), 0)
+    ends = np.sort(np.stack([points(rng, scale, draws(15)), points(rng, scale, draws(15))]), 0)
     ends[1] = np.where(rng.random(len(ends[1])) < 0.1, ends[0], ends[1])
     t = rng.choice([0.0, 0.1, 0.25, 0.9, 1.0, 1.1289, -0.1, 5.0, -1e6], (2, ends.shape[1]))
     t[1] += rng.uniform(-0.01, 0.01, ends.shape[1])
@@ -353,7 +353,7 @@ def accepted_changes(kind: str, made: Made, folder: Path) -> int:
     network, grid, value, case = made(folder, kind)
     rng = random.Random(kind)
     accepted = 0
-    for attempt in range(cases(25 if made is proven else 8)):
+    for attempt in range(draws(25 if made is proven else 8)):
         found = copy.deepcopy(case.records)
         prop, family = case.prop, network
         if attempt % 3 == 1:

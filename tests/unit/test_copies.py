@@ -8,8 +8,6 @@ import math
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 import warnings
@@ -21,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.processes import Process
 from verifiable_relu.verifiers.copies import at_once, most
 
 pytestmark = pytest.mark.skipif(most(2) == 1, reason="processes are copied on Linux alone")
@@ -193,12 +192,9 @@ def test_copies_end_with_the_process_however_that_ends(tmp_path: Path) -> None:
         at_once([lambda pause: time.sleep(600), waits], lambda: 1e9)
     """
     file = tmp_path / "copy"
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), str(file)])
-    try:
+    with Process(["-c", textwrap.dedent(program), file]) as process:
         until(lambda: file.exists() and file.read_text() != "")
         copy = int(file.read_text())
-    finally:
         process.kill()
-        process.wait()
     # A process that has ended, and that nobody has waited for, has no command line.
     until(lambda: not Path(f"/proc/{copy}").exists() or not Path(f"/proc/{copy}/cmdline").read_bytes())

@@ -92,6 +92,7 @@ def test_the_pretended_device_is_gone_when_its_mode_ends() -> None:
             require_device("cuda")
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize(("method", "act", "name"), ANSWERED)
 def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> None:
     network = NETWORKS[name](ACTS[act])
@@ -101,6 +102,7 @@ def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> Non
         assert Trust.ROUNDED not in {o.trust for o in there}
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("method", [Crown, AlphaCrown])
 @pytest.mark.parametrize(
     ("options", "limits", "name"),
@@ -147,7 +149,13 @@ CERTIFIED = replace(MLP, certified_by="crown-ibp", epochs=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
-    [MLP, CNN, CERTIFIED, replace(CERTIFIED, arm="gelu-swap-finetune"), replace(CERTIFIED, arm="swish")],
+    [
+        replace(MLP, epochs=2),
+        CNN,
+        CERTIFIED,
+        replace(CERTIFIED, arm="gelu-swap-finetune"),
+        replace(CERTIFIED, arm="swish"),
+    ],
     ids=lambda options: f"{options.model} {options.arm} {options.certified_by}",
 )
 def test_a_training_has_the_losses_of_one_on_the_cpu(options: Options) -> None:

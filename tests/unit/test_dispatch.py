@@ -12,15 +12,28 @@ import torch
 
 import verifiable_relu
 from tests.support import exact
-from tests.unit.test_activations import OTHERWISE
+from tests.unit.test_activations import JUMPING, OTHERWISE
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.operators import OPERATORS
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network import Network, nodes, write_onnx
+from verifiable_relu.network import Network, enclosure, nodes, write_onnx
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import FUNCTIONS, Activation, Add, Affine, Input, Node, Relu, Sigmoid, curve
+from verifiable_relu.network.nodes import (
+    FUNCTIONS,
+    STEPS,
+    Activation,
+    Add,
+    Affine,
+    Input,
+    Node,
+    Relu,
+    Sigmoid,
+    Step,
+    curve,
+)
 from verifiable_relu.trust.enclose import CHECKED
+from verifiable_relu.trust.exact import STEPPED
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -173,14 +186,17 @@ def test_every_function_has_a_row_on_each_floor() -> None:
     """The row of nodes, that by which counterexamples are confirmed, and those that tests hold both against."""
     names = set(FUNCTIONS)
     assert names == set(CHECKED) == set(exact.FUNCTIONS) == set(OTHERWISE)
+    assert set(STEPS) == set(enclosure.STEPPED) == set(STEPPED) == set(exact.STEPPED) == set(JUMPING)
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, "Relu", "LeakyRelu"])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *STEPS, "Relu", "LeakyRelu"])
 def test_certificates_name_the_activations_that_the_checker_knows(name: str) -> None:
     """A file of one activation: the checker reads it as an activation if and only if the activation is certified."""
     place = {"name": "here", "inputs": (0,), "shape": (2,)}
     parameters = {"slope": torch.tensor(0.5)} if name == "LeakyRelu" else {}
-    node = curve(name, **place) if name in FUNCTIONS else getattr(nodes, name)(**place, **parameters)
+    kinds = {**dict.fromkeys(FUNCTIONS, curve), **dict.fromkeys(STEPS, Step)}
+    parameters |= {"function": name} if name in kinds else {}
+    node = kinds.get(name, getattr(nodes, name, None))(**place, **parameters)
     data = write_onnx(Network((Input(name="x", inputs=(), shape=(2,)), node), batched=True))
     try:
         known = read_model(data).activations

@@ -73,6 +73,7 @@ def hostile_solver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, s
         worker.stop()
 
 
+@pytest.mark.combined
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", WORKERS)
 @pytest.mark.parametrize("kind", hostile.KINDS, ids=lambda kind: kind.__name__)

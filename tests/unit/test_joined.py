@@ -1,7 +1,4 @@
-"""Random VNN-LIB 2.0 queries of two networks mean, as they are read, what an evaluator of its own makes of them.
-
-VERIFIABLE_RELU_CASES asks for another number of cases (20000, say).
-"""
+"""Random VNN-LIB 2.0 queries of two networks mean, as they are read, what an evaluator of its own makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.vnnlib_cases import Writer, cases, holds
+from tests.support.draws import draws
+from tests.support.vnnlib_cases import Writer, holds
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.vnnlib2 import DeclaredTensor, Joined, read_joined
 
@@ -112,7 +110,7 @@ def reached(query: Joined, point: dict[str, Fraction]) -> bool:
 def test_a_query_of_two_networks_means_what_its_formula_says(tmp_path: Path) -> None:
     read = satisfied = passed = 0
     path = tmp_path / "query.vnnlib"
-    for seed in range(cases(150)):
+    for seed in range(draws(600)):
         writer = TwoNetworks(random.Random(seed))
         text = writer.text()
         path.write_text(text, encoding="utf-8")
@@ -129,6 +127,6 @@ def test_a_query_of_two_networks_means_what_its_formula_says(tmp_path: Path) -> 
         for point, is_unsafe in zip(points, expected, strict=True):
             satisfied += is_unsafe
             assert reached(query, point) is is_unsafe, (seed, text, point)
-    assert read > cases(150) // 2
+    assert read > draws(600) // 2
     assert passed > read // 3
     assert satisfied > read // 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from fractions import Fraction
 
@@ -13,6 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.draws import draws
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.bounds.activations import relax
@@ -86,7 +86,7 @@ def points(low: float, high: float, net: Network) -> list[Fraction]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=int(os.environ.get("VERIFIABLE_RELU_CASES", "60")), deadline=None)
+@settings(max_examples=draws(120), deadline=None)
 @given(
     made=MADE,
     ends=st.tuples(scaled(1000), scaled(1000)),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support.asking import claims, docket
+from tests.support.draws import draws
 from tests.support.solver_cases import (
     ball,
     barely_unstable,
@@ -66,7 +67,7 @@ def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
         check(query, outcome, margin)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(draws(4)))
 def test_every_box_of_a_batch_has_its_own_bounds(seed: int) -> None:
     network = mlp(np.random.default_rng(seed), (2, 2, 3, 2))
     boxes = [ball(np.array(center), 0.5) for center in ((6.0, 6.0), (-6.0, -6.0), (6.0, -6.0), (-6.0, 6.0))]
@@ -105,7 +106,7 @@ def replace_bound(polytope: tuple, bound: float) -> tuple:
     return tuple(replace(one, bound=Fraction(bound)) for one in polytope)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(draws(8)))
 def test_planted_witness_is_never_denied(seed: int) -> None:
     (outcome,) = decide(planted(seed), seconds=5)
     assert outcome.verdict is not Verdict.UNSAT

@@ -568,20 +568,24 @@ WRITTEN = [
 ]
 
 
-UNNAMED = [name for name in node_kinds.FUNCTIONS if name not in ("Sigmoid", "Tanh", "GELU")]
+NAMES: dict[type[node_kinds.Activation], list[str]] = {
+    Smooth: [name for name in node_kinds.FUNCTIONS if name not in ("Sigmoid", "Tanh", "GELU")],
+    node_kinds.Step: list(node_kinds.STEPS),
+}
 """The functions that have no kind of node of their own."""
 
 
 @pytest.mark.parametrize(
     ("kind", "function"),
-    [(kind, function) for kind in WRITTEN for function in (UNNAMED if kind is Smooth else [None])],
+    [(kind, function) for kind in WRITTEN for function in NAMES.get(kind, [None])],
     ids=lambda each: each.op if isinstance(each, type) else each,
 )
 def test_every_activation_that_is_written_is_read_back(kind: type[node_kinds.Activation], function: str | None) -> None:
     parameters = {field.name: torch.tensor(2.0) for field in fields(kind) if field.type == "Tensor"}
     if function is not None:
         # Most functions have no parameter, and their node then has 1.
-        parameters = {"function": function, "parameter": torch.tensor(1.0)}
+        one = {"parameter": torch.tensor(1.0)} if kind is Smooth else {}
+        parameters = {"function": function, **one}  # type: ignore[dict-item]
     network = Network(
         (node_kinds.Input(name="x", inputs=(), shape=(3,)), kind(name="y", inputs=(0,), shape=(3,), **parameters))
     )

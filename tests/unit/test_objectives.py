@@ -75,6 +75,7 @@ def test_the_small_box_lies_in_the_ball(part: float, monkeypatch: pytest.MonkeyP
 # The bounds
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("linear", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("lam", HARDNESSES)
 def test_bounds_contain_what_the_model_computes(lam: float, linear: float) -> None:
@@ -190,6 +191,7 @@ def test_an_activation_without_bounds_is_refused() -> None:
 # Gradients
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("lam", HARDNESSES)
 @pytest.mark.parametrize("options", [IBP, CROWN, SABR], ids=lambda options: options.certified_by)
 def test_gradients_reach_weights_and_hardness(options: Options, lam: float) -> None:
@@ -230,6 +232,7 @@ def test_gradients_are_those_of_finite_differences(lam: float, linear: float) ->
     assert torch.autograd.gradcheck(loss, start, eps=1e-7, atol=1e-5)
 
 
+@pytest.mark.combined
 @pytest.mark.thorough
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("by", ["ibp", "crown-ibp", "sabr"])
@@ -242,6 +245,7 @@ def test_every_arm_trains_by_every_bound(arm: str, by: str) -> None:
     assert len(history) == 2 and all(math.isfinite(epoch["loss"]) for epoch in history)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("options", [IBP, CROWN, SABR], ids=lambda options: options.certified_by)
 @pytest.mark.parametrize("model", [name for name in get_args(Model) if name != "mlp"])
 def test_gradients_reach_every_model(model: Model, options: Options) -> None:

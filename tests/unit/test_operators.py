@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.draws import draws
 from verifiable_relu.bounds import sums
 from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator
 from verifiable_relu.bounds.tuning import PLAIN, TUNING, Tuning
@@ -54,7 +55,7 @@ def test_a_convolution_by_blocks_whose_outputs_see_no_image() -> None:
     assert found.flatten().tolist() == [1] * 20
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(draws(40)))
 def test_a_convolution_by_blocks_is_the_convolution(seed: int) -> None:
     """All numbers are integers, so that the results must be equal."""
     rng = np.random.default_rng(seed)
@@ -95,7 +96,7 @@ def test_numbers_are_summed_in_lines_of_the_least_length_that_divides_their_numb
         assert first * second == lines
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(draws(20)))
 def test_products_of_rows_are_those_of_each_row(seed: int) -> None:
     """Products with one or several groups and rows are those of each row alone."""
     rng = np.random.default_rng(seed)

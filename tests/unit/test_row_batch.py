@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.draws import draws
 from verifiable_relu.spec.property import Box, Polytope, Property, Row
 from verifiable_relu.spec.row_batch import RowBatch
 
@@ -31,7 +32,7 @@ def slack(batch: RowBatch, row: int, y: list[Fraction]) -> Fraction:
 
 
 @pytest.mark.thorough
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(polytope=st.lists(rows, min_size=1, max_size=2).map(tuple), y=st.lists(numbers, min_size=2, max_size=2))
 def test_the_float_rows_hold_the_polytope_and_bound_its_margin(polytope: Polytope, y: list[Fraction]) -> None:
     prop = Property(Box(np.zeros(1), np.ones(1)), (polytope,))
@@ -66,7 +67,7 @@ def test_parts_are_taken_with_their_property() -> None:
     assert again.margins(values)[0] == alone.margins(values[:count])[0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(
     ends=st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False)),
     x=st.floats(),
@@ -81,7 +82,7 @@ def test_a_witness_is_a_point_of_its_box(ends: tuple[float, float], x: float) ->
 
 
 @pytest.mark.thorough
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(
     polytopes=st.lists(st.lists(rows, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple),
     weights=st.lists(st.integers(0, 1024), min_size=3, max_size=3),

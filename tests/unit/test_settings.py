@@ -122,6 +122,7 @@ def plain(method: str) -> list[Answer]:
     return answered(method)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("method", ["crown", "auto"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_of_the_process_changes_no_verdict_and_is_restored(setting: str, method: str) -> None:

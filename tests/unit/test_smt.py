@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.asking import claims
+from tests.support.draws import draws
 from tests.support.solver_cases import (
     ball,
     barely_unstable,
@@ -103,7 +104,7 @@ def test_every_operator_is_encoded_exactly() -> None:
     check(second, out[1], 1.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(draws(4)))
 @pytest.mark.parametrize("bounds", [True, False])
 def test_planted_witness_is_never_denied(seed: int, bounds: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -361,7 +362,7 @@ def test_verdicts_of_sub_problems_agree_with_enumeration(
     assert decided > 0 or few < 100 or not leaky
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(draws(4)))
 def test_a_planted_counterexample_is_never_denied_by_sub_problems(seed: int) -> None:
     (outcome,) = tree(planted(seed), seconds=1.0)
     assert outcome.verdict is not Verdict.UNSAT

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import hostile
+from tests.support.processes import Process
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.solvers import process
 from verifiable_relu.verifiers.solvers.process import Worker, default_memory, processor_seconds
@@ -211,25 +212,22 @@ print(worker.pid, flush=True)
 """
 
 
-def owner(end: str, **options: object) -> subprocess.Popen[str]:
+def owner(end: str, **options: bool) -> Process:
     """A process with a worker, which says the worker's number and ends as it is told."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(end=end)], stdout=subprocess.PIPE, text=True, env=environment, **options
-    )  # type: ignore[call-overload]
+    return Process(["-c", OWNER.format(end=end)], **options)
 
 
 @pytest.mark.parametrize("end", ["", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
 def test_an_idle_process_ends_with_whoever_started_it(end: str) -> None:
-    with owner(end, stderr=subprocess.DEVNULL) as started:
+    with owner(end) as started:
         assert has_ended(int(started.communicate(timeout=120)[0]))
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("kind", ["hangs", "hangs_in_python", "hangs_holding_the_interpreter", "eats_memory"])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_at_work_ends_with_whoever_started_it(kind: str, sent: signal.Signals) -> None:
     with owner(f"worker.call('{kind}', memory=8 << 30)") as started:
-        assert started.stdout is not None
         number = int(started.stdout.readline())
         time.sleep(0.2)
         started.send_signal(sent)
@@ -239,8 +237,7 @@ def test_a_process_at_work_ends_with_whoever_started_it(kind: str, sent: signal.
 @pytest.mark.parametrize("kind", ["hangs", "hangs_in_python", "hangs_holding_the_interpreter"])
 def test_ctrl_c_in_a_terminal_ends_both_processes(kind: str) -> None:
     """A terminal sends the signal to all its processes."""
-    with owner(f"worker.call('{kind}')", start_new_session=True, stderr=subprocess.PIPE) as started:
-        assert started.stdout is not None and started.stderr is not None
+    with owner(f"worker.call('{kind}')", new_session=True) as started:
         number = int(started.stdout.readline())
         time.sleep(0.2)
         os.killpg(started.pid, signal.SIGINT)
@@ -297,7 +294,7 @@ if child:
 
 
 def test_after_a_fork_each_process_has_its_own() -> None:
-    with owner(FORK, stderr=subprocess.DEVNULL) as started:
+    with owner(FORK) as started:
         lines = started.communicate(timeout=120)[0].splitlines()
     assert sorted(lines[1:]) == ["child ArithmeticError: nothing works", "parent ArithmeticError: nothing works"]
     assert has_ended(int(lines[0]))

@@ -16,6 +16,7 @@ import vnnlib.compat
 import z3
 from hypothesis import given, settings
 
+from tests.support.draws import draws
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.spec import SpecFile, Variable, read_vnnlib, vnnlib_text, write_vnnlib
 from verifiable_relu.spec.formula import And, Arithmetic, Bound, LinearTerm, properties
@@ -390,7 +391,7 @@ def z3_holds(text: str, point: list[Fraction]) -> bool:
 
 
 @pytest.mark.thorough
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 @given(formulas, st.lists(points, min_size=8, max_size=8))
 def test_z3_agrees_on_what_is_unsafe(formula: str, tries: list[list[Fraction]]) -> None:
     text = declared(INPUTS, OUTPUTS) + AROUND + f"(assert {formula})"
@@ -411,7 +412,7 @@ def test_z3_agrees_on_what_is_unsafe(formula: str, tries: list[list[Fraction]]) 
 
 
 @pytest.mark.thorough
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(formulas)
 def test_a_property_survives_writing_in_2_0_and_in_1_0(formula: str) -> None:
     text = declared(INPUTS, OUTPUTS) + AROUND + f"(assert {formula})"

@@ -1,7 +1,4 @@
-"""Random and damaged property files: read as an evaluator of its own understands them, or refused in one line.
-
-VERIFIABLE_RELU_CASES asks for another number of cases (20000, say) of each kind.
-"""
+"""Random and damaged property files: read as an evaluator of its own understands them, or refused in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.vnnlib_cases import Writer, cases, damaged, exchanged, holds
+from tests.support.draws import draws
+from tests.support.vnnlib_cases import Writer, damaged, exchanged, holds
 from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.spec import SpecFile, read_vnnlib, vnnlib_text
 from verifiable_relu.spec.read import parse
@@ -27,7 +25,7 @@ def inside(spec: SpecFile, x: list[Fraction], y: list[Fraction]) -> bool:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_property_means_what_its_formula_says(version: str) -> None:
     empty = read = satisfied = 0
-    for seed in range(cases(300)):
+    for seed in range(draws(300)):
         writer = Writer(random.Random(seed), version)
         text = writer.text()
         points = [writer.point() for _ in range(POINTS)]
@@ -57,7 +55,7 @@ def test_a_property_means_what_its_formula_says(version: str) -> None:
 def test_a_damaged_file_is_read_or_refused_in_one_line(version: str, tmp_path: Path) -> None:
     path = tmp_path / "p.vnnlib"
     refused = 0
-    for seed in range(cases(300)):
+    for seed in range(draws(300)):
         rng = random.Random(seed)
         data = damaged(rng, Writer(rng, version).text())
         path.write_bytes(data)
@@ -67,14 +65,14 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(version: str, tmp_path: P
             refused += 1
             line = str(error)
             assert line.startswith(f"{path}: ") and len(line) <= LONGEST and line.isprintable(), (seed, line)
-    assert refused > cases(300) // 4
+    assert refused > draws(300) // 4
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_damaged_file_that_is_read_still_means_what_it_says(version: str) -> None:
     read = 0
-    for seed in range(cases(300)):
+    for seed in range(draws(300)):
         rng = random.Random(f"meaning {seed}")
         writer = Writer(rng, version)
         text = exchanged(rng, writer.text())
@@ -91,7 +89,7 @@ def test_a_damaged_file_that_is_read_still_means_what_it_says(version: str) -> N
             point = {name: known.get(name, Fraction(0)) for name in names}
             x, y = [point[n] for n in names[: spec.inputs.size]], [point[n] for n in names[spec.inputs.size :]]
             assert inside(spec, x, y) is holds(_plain(text), point), (seed, text, point)
-    assert read > cases(300) // 16
+    assert read > draws(300) // 16
 
 
 def _plain(text: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.draws import draws
 from tests.support.exact import exact_outputs
 from tests.support.layers import Layers, of_many_sizes
 from verifiable_relu.errors import UnsupportedError
@@ -65,7 +66,7 @@ def points(network: Network, seed: int) -> list[list[Fraction]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(draws(4)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exact_evaluation_equals_the_definitions(seed: int, dtype: torch.dtype) -> None:
     network = everything(seed, dtype)
@@ -100,7 +101,7 @@ def test_networks_without_an_exact_value_are_refused() -> None:
             evaluate_exact(network, [Fraction(0), Fraction(0)])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(draws(8)))
 def test_enclosures_hold_the_exact_outputs_and_are_narrow(seed: int) -> None:
     network = everything(seed)
     for point in points(network, seed):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.draws import draws
 from verifiable_relu.bounds.tuning import receptive
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
@@ -64,7 +65,7 @@ def _dependent(network: Network, index: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(draws(16)))
 def test_a_neuron_depends_on_no_more_values_than_is_said(seed: int) -> None:
     network = _positive(seed)
     assert len(receptive(network)) == len(network.nodes) and receptive(network)[0] == 0

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
@@ -58,6 +60,28 @@ def pixels(images: np.ndarray | Tensor) -> np.ndarray:
     if len(bad):
         raise InputError("a pixel is NaN or infinite", place=f"image {bad[0][0]}")
     return found
+
+
+def samples(images: Any, labels: Any) -> tuple[Any, Any]:
+    """Images and labels with an axis of samples: of one image and its label, or all that a DataLoader yields.
+
+    Raises:
+        InputError: if a batch of a DataLoader is no pair of images and labels, or labels are given beside one.
+    """
+    if isinstance(images, DataLoader):
+        if labels is not None:
+            raise InputError("a DataLoader yields images and labels: no others are given")
+        try:
+            pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in images]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the DataLoader yields no pairs of images and labels: {error}") from None
+        if not pairs:
+            raise InputError("the DataLoader yields nothing")
+        drawn = [torch.cat(parts) for parts in zip(*pairs, strict=True)]
+        return drawn[0], drawn[1]
+    if isinstance(labels, int | np.integer) or (isinstance(labels, np.ndarray | Tensor) and labels.ndim == 0):
+        return array(images, "images")[None], [int(labels)]
+    return images, labels
 
 
 def classes(labels: object, what: str = "labels") -> np.ndarray:
@@ -119,6 +143,11 @@ def radii(eps: object) -> object:
         if found.dtype.kind not in "fiu":
             raise InputError(f"radii of dtype {found.dtype} where real numbers are expected")
         return found if found.ndim else found.item()
+    if isinstance(eps, str):
+        try:
+            return Fraction(eps)
+        except (ValueError, ZeroDivisionError):
+            raise InputError(f"eps is {eps!r:.40}, no number such as '1/255' or '0.01'") from None
     if isinstance(eps, list | tuple):
         try:
             return np.array(eps, dtype=object)

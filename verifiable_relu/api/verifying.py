@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,43 @@ from verifiable_relu.network import Network, deployed, hardened
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, outside_top, patch_masks, targeted, within_balls
+from verifiable_relu.verifiers.base import Verdict
+
+
+class Results(list[Result]):
+    """Results in the order of what was asked, with what they come to."""
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """How many were asked, certified (*unsat*), attacked (*sat*) and undecided, and the seconds charged to all."""
+        counts = Counter(result.verdict for result in self)
+        return {
+            "asked": len(self),
+            "certified": counts[Verdict.UNSAT],
+            "attacked": counts[Verdict.SAT],
+            "undecided": counts[Verdict.UNKNOWN],
+            "seconds": sum(result.seconds for result in self),
+        }
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` with a row for each result: what was asked, answer, reason, method, margin, seconds.
+
+        Raises:
+            InputError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas needs the package pandas") from None
+        names = ("vnnlib", "answer", "reason", "method", "trust", "margin", "seconds", "unstable", "subproblems")
+        rows = [{name: getattr(result, name) for name in names} for result in self]
+        return pandas.DataFrame(rows, columns=list(names)).rename(columns={"vnnlib": "asked"})
+
+    def __repr__(self) -> str:
+        counts = dict(self.summary)
+        seconds = counts.pop("seconds")
+        return f"<Results: {', '.join(f'{count} {name}' for name, count in counts.items())}, {seconds:.1f} s>"
+
 
 Number = Fraction | float
 Asked = Property | SpecFile | Path | str
@@ -79,16 +118,17 @@ def verify(
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
-) -> list[Result]:
+) -> Results:
     """Decide for each image whether the model gives the image's label to every input in the ball around it.
 
     The ball of an image is the set of inputs x with ‖x − image‖ ≤ ``eps`` whose pixels are valid.
 
     Args:
         model: a torch module, which is read in evaluation mode; a ``Network``; or an ONNX file, by path or as bytes.
-        images: (n, *input shape), in the units of ``around.clip``; each number is taken exactly, bit for bit.
+        images: (n, *input shape), in the units of ``around.clip``; each number is taken exactly, bit for bit. A
+            ``DataLoader`` that yields images and labels stands for both, and with a single label there is one image.
         labels: (n,), the true classes; not needed with ``around.targets``.
-        eps: the radius, ≥ 0, in the same units; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact. Several
+        eps: the radius, ≥ 0, in the same units; ``Fraction(1, 255)`` and ``"1/255"`` stay exact. Several
             numbers are one for each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of
             ``images``. All numbers may be numpy scalars, or tensors without axes.
         method: the name of a verifier.
@@ -121,6 +161,7 @@ def verify(
     """
     if not isinstance(around, Around):
         raise InputError(f"around is {around!r:.60}, no Around")
+    images, labels = arguments.samples(images, labels)
     if images is None or eps is None or (labels is None and around.targets is None):
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
@@ -146,7 +187,7 @@ def verify_properties(
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
-) -> list[Result]:
+) -> Results:
     """Decide for each property whether an input of its box has outputs in its unsafe set.
 
     Args:
@@ -177,7 +218,7 @@ def _answered(
     device: object,
     memory: int | None,
     progress: object,
-) -> list[Result]:
+) -> Results:
     """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
     if not isinstance(method, str):
         raise InputError(f"a method is named by a string, not {method!r:.60}")
@@ -193,12 +234,12 @@ def _answered(
     cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
     believe(network, [query.property for case in cases for query in case.queries])
     if not shown:
-        return run(cases, asked, limits=limits)
+        return Results(run(cases, asked, limits=limits))
     # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
 
     with Watcher(len(cases)) as watcher:
-        return run(cases, asked, observer=watcher, limits=limits)
+        return Results(run(cases, asked, observer=watcher, limits=limits))
 
 
 def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: str) -> Network:

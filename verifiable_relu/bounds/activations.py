@@ -29,6 +29,11 @@ GELU is g(t) = t·Φ(t) = t/2 + k(t) with the even function k(t) = t·(Φ(t) −
 0. With the density φ of the standard normal distribution, k'(t) = Φ(t) − ½ + t·φ(t) and k''(t) = (2 − t²)·φ(t): k is
 convex for |t| < √2 and concave outside.
 
+**A function that jumps**, f, never falls. Where it jumps at 0 alone, it is at least f(l) and at most f(u), with the
+jump between; where it jumps at every whole number or half, max(f(l), x − b) ≤ f(x) ≤ min(f(u), x + a) with the band
+of its row. Either is a lower function that is flat and then rises, and an upper one that rises and then is flat: the
+offset of a line of any slope is at l, at u or at the corner of these.
+
 **Any smooth function of which the bends are known.** The offset of a line of slope s is the least or the largest value
 of f(x) − s·x on [l, u]. That is at an end, at a bend, or where f′(x) = s, and between two neighbouring bends f′ only
 rises or only falls: there is at most one such point, which is found by halving. It is found to the last digit but for
@@ -60,6 +65,7 @@ from verifiable_relu.network.nodes import (
     Node,
     Relu,
     Sigmoid,
+    Step,
     Tanh,
 )
 from verifiable_relu.rounding import above, below, coarse, epsilon, narrow, smooth_divisor, tiny
@@ -600,7 +606,7 @@ def _offset(
     return extremum(extremum(at_lower, at_upper), at_turn)
 
 
-def _increasing_image(node: Sigmoid | Tanh, bounds: Bounds) -> Bounds:
+def _increasing_image(node: Sigmoid | Tanh | Step, bounds: Bounds) -> Bounds:
     return Bounds(node.forward(bounds.lower), node.forward(bounds.upper))
 
 
@@ -674,6 +680,42 @@ def _hardened_lines(node: Hardened, bounds: Bounds, low: Tensor, high: Tensor) -
     return Lines(low, _gelu_floor(node, bounds, low), relu.upper_slope, relu.upper_offset)
 
 
+def _corners_of_steps(node: Step, bounds: Bounds, image: Bounds) -> tuple[Tensor, Tensor]:
+    """Where the lower function begins to rise, and where the upper one ends to."""
+    if node.known.band is None:
+        return 0 * image.lower, 0 * image.upper
+    below_, above_ = node.known.band
+    return image.lower + below_, image.upper - above_
+
+
+def _step_slopes(node: Step, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
+    """Those of the lower and of the upper function: zero, and that with which they rise."""
+    lb, ub, values = bounds.lower, bounds.upper, _increasing_image(node, bounds)
+    zero, gap = torch.zeros_like(lb), values.upper - values.lower
+    first, last = _corners_of_steps(node, bounds, values)
+    low = high = torch.where(gap > 0, 1.0, zero)
+    if node.known.band is None:
+        low, high = (gap / smooth_divisor(side.clamp(min=0)) for side in (ub, -lb))
+        # Where the jump is at an end, its line is upright.
+        low, high = torch.where(ub > 0, low, zero), torch.where(lb < 0, high, zero)
+    if ends:
+        return torch.where(first > lb, zero, low), high, low, torch.where(last < ub, zero, high)
+    middle = lb / 2 + ub / 2
+    return torch.where(middle > first, low, zero), torch.where(middle < last, high, zero)
+
+
+def _step_lines(node: Step, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
+    lb, ub, values = bounds.lower, bounds.upper, _increasing_image(node, bounds)
+    right, left = values.upper, values.lower
+    if node.known.band is not None:
+        below_, above_ = node.known.band
+        right, left = torch.maximum(values.lower, ub - below_), torch.minimum(values.upper, lb + above_)
+    first, last = (corner.clamp(lb, ub) for corner in _corners_of_steps(node, bounds, values))
+    floors = values.lower - low * lb, values.lower - low * first, right - low * ub
+    tops = values.upper - high * ub, values.upper - high * last, left - high * lb
+    return Lines(low, torch.stack(floors).amin(0), high, torch.stack(tops).amax(0))
+
+
 def unstable(node: Node, pre: Bounds) -> Tensor:
     """Which neurons are unstable, that is, need a relaxation and for it tight bounds ``pre``: (batch, *shape) bool."""
     return TABLE[node].unstable(node, pre)
@@ -693,6 +735,11 @@ def _is_soft(node: Gelu | Hardened, pre: Bounds) -> Tensor:
     """Whether λ-GELU may be neither 0 nor x within the bounds: where |λx| ≥ 6 it is one of both, up to 1e-9·|x|."""
     hard = (node.lam * pre.lower >= _SATURATED) | (node.lam * pre.upper <= -_SATURATED)
     return _varies(node, pre) & ~hard
+
+
+def _jumps(node: Step, pre: Bounds) -> Tensor:
+    """Whether the values at both ends differ; so where a bound is NaN."""
+    return ~(node.known.value(pre.lower.detach()) >= node.known.value(pre.upper.detach()))
 
 
 _SATURATED = 6.0
@@ -739,6 +786,8 @@ TABLE: Table[ActivationRow] = Table(
         Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
         Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
         Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),
+        # Halves of a segment that meet in a jump both have its two sides: nothing is gained by splitting there.
+        Step: ActivationRow(_increasing_image, SmoothLines(_step_slopes, _step_lines).relax, ulps=8, unstable=_jumps),
         Curve: _smooth(_smooth_image, _smooth_slopes, _smooth_lines, _smooth_error),
         Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, _soft_error, _is_soft),
     },

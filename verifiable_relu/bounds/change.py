@@ -44,6 +44,7 @@ from verifiable_relu.network.nodes import (
     Identity,
     Input,
     Linear,
+    Maximum,
     Node,
     Permute,
     Relu,
@@ -76,7 +77,8 @@ def substitution_change(
         UnsupportedError: for an activation behind a λ-GELU of which the slopes are not known.
     """
     family = hardened(network)
-    made = _Differences(family, Relaxation(family, box, preactivation_bounds(family, box, memory=memory, stop=stop)))
+    known = preactivation_bounds(family, box, exact=True, memory=memory, stop=stop)
+    made = _Differences(family, Relaxation(family, box, known))
     last = made.at[len(family.nodes) - 1]
     if last is None:
         zero = box.lower.new_zeros(len(box.lower), *family.output_shape)
@@ -210,6 +212,10 @@ class _Differences:
         """An affine map of a difference is the map without its bias."""
         return None if sources[0] is None else self._append(_without_bias(node), sources[0])
 
+    def exact(self, index: int, node: Node, sources: list[int | None]) -> int | None:
+        """A maximum's difference is that of what it is made of."""
+        return sources[1]
+
     def added(self, index: int, node: Node, sources: list[int | None]) -> int | None:
         """The sum of those that there are."""
         first, second = sources
@@ -269,6 +275,7 @@ MAKERS: Table[Callable[..., int | None]] = Table(
     {
         Input: _Differences.nothing,
         Affine: _Differences.mapped,
+        Maximum: _Differences.exact,
         Reshape: _Differences.mapped,
         Permute: _Differences.mapped,
         Add: _Differences.added,

@@ -122,6 +122,7 @@ def crown_relaxation(
     *,
     known: Mapping[int, Bounds] | None = None,
     crown: bool = True,
+    exact: bool = False,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
     search: Search | None = None,
@@ -138,6 +139,8 @@ def crown_relaxation(
         known: bounds of activations' inputs, by activation node index: of these, only neurons that are unstable by them
             are bounded again.
         crown: whether to bound unstable neurons by CROWN; without, only ``search`` does.
+        exact: whether neurons of which maxima are made are bounded so, too; by default they keep their intervals
+            (``Network.spared``).
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser and just
             as sound.
@@ -150,12 +153,12 @@ def crown_relaxation(
             with them.
     """
     relaxation = Relaxation(network, box, known, float32, tuning=tuning)
-    exact = _exact_by_intervals(network)
+    plain = _exact_by_intervals(network)
 
     def tighten(index: int, bounds: Bounds) -> Bounds:
-        if exact[network.nodes[index].inputs[0]]:
+        if plain[network.nodes[index].inputs[0]] or (index in network.spared and not exact):
             return bounds
-        if crown:
+        if crown or index in network.spared:
             bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop).tightened()
         if search is not None:
             bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop, search).tightened()
@@ -172,6 +175,7 @@ def preactivation_bounds(
     network: Network,
     box: Bounds,
     *,
+    exact: bool = False,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
     search: Search | None = None,
@@ -182,7 +186,8 @@ def preactivation_bounds(
 
     Neurons that intervals already prove stable are not bounded again. The arguments are those of ``crown_relaxation``.
     """
-    return crown_relaxation(network, box, memory=memory, stop=stop, search=search, float32=float32, tuning=tuning).pre
+    options = {"exact": exact, "memory": memory, "stop": stop, "search": search, "float32": float32, "tuning": tuning}
+    return crown_relaxation(network, box, **options).pre  # type: ignore[arg-type]
 
 
 class _Layer:
@@ -418,7 +423,7 @@ def _involved(relaxation: Relaxation, target: int) -> list[int]:
     reached = {target}
     for index in range(target, -1, -1):
         if index in reached:
-            reached.update(nodes[index].inputs)
+            reached.update(nodes[index].seen_through)
     return [i for i in sorted(reached) if isinstance(nodes[i], Activation)]
 
 
@@ -440,6 +445,9 @@ class SlopeSearch:
         box = relaxation.box
         network, self.dtype = rough(relaxation.network, rows.device)
         self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
+        for index in network.maxima:
+            if index <= target:
+                self.rough.backward.shifted.lend(index, relaxation.backward.shifted.between(index, False))
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
         for index in self.activations:
@@ -568,9 +576,14 @@ class SlopeSearch:
         found = {}
         for index in range(entry + 1, max(record, default=0) + 1):
             node = network.nodes[index]
-            if any(i not in values for i in node.inputs):
+            if index in network.spared or any(i not in values for i in node.seen_through):
                 continue
-            if not isinstance(node, Activation):
+            if index in network.maxima:
+                if index in record:
+                    between = self.rough.backward.shifted.between(index, False).of_samples(sample)
+                    taken = between.at(values[node.inputs[0]], record[index])
+                    values[index] = taken.reshape(-1, *node.shape)
+            elif not isinstance(node, Activation):
                 values[index] = node.forward(*(values[i] for i in node.inputs))
             elif index in record:
                 z, mine = values[node.inputs[0]], lines[index]

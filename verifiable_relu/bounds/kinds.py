@@ -33,11 +33,13 @@ from verifiable_relu.network.nodes import (
     Input,
     Linear,
     MatMul,
+    Maximum,
     Permute,
     Product,
     Relu,
     Reshape,
     Scale,
+    Sparse,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +76,9 @@ def affine_image(
     node = operator.node
     if isinstance(node, Scale):
         return _scaled(node, operator, box, largest(box) if most is None else most)
+    if isinstance(node, Sparse) and node.moves:
+        # A whole number stays one: within the least error it could jump.
+        return Bounds(node.forward(box.lower), node.forward(box.upper))
     center, radius = rounding.ball(box, None if about is None else about[0])
     middle, terms = None if about is None else about[1], _float32_terms(operator, radius, float32)
     if terms:
@@ -319,6 +324,24 @@ class _MatMul(_Bilinear):
         return Bounds(lower - error, upper + error)
 
 
+class _Maximum(NodeKind):
+    def image(self, node: Maximum, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        """The largest ends, and what is known of the tournament."""
+        seen, made = boxes
+        ends = (node.seen(end, -torch.inf).amax(1).reshape(-1, *node.shape) for end in (seen.lower, seen.upper))
+        low, high = ends
+        return Bounds(torch.maximum(low, made.lower), torch.minimum(high, made.upper))
+
+    def back(self, walk: Walk, index: int, node: Maximum, a: Coefficients) -> None:
+        dense, (source, _), chunk = walk.whole(a, index), node.inputs, walk.chunk
+        if walk.record is not None:
+            walk.record[index] = dense.flatten(0, 1)
+        between = walk.of.shifted.between(index, chunk.rounded).of_samples(chunk.sample)
+        before, constant = between.back(dense, walk.nodes[source].size)
+        walk.plus(constant)
+        walk.give(source, before)
+
+
 class _Moved(NodeKind):
     moves = keeps_box = passes = True
 
@@ -361,6 +384,7 @@ NODE_KINDS: Table[NodeKind] = Table(
         Add: _Sum(),
         Product: _Product(),
         MatMul: _MatMul(),
+        Maximum: _Maximum(),
         Reshape: _Reshape(),
         Permute: _Permute(),
     },

@@ -245,6 +245,25 @@ def backward_activation(
     return error
 
 
+def maxima(size: int, reach: Tensor, sums: int) -> Tensor:
+    """The error of one unit of |A| in replacing maxima by lines of their candidates, about the nodes' points.
+
+    With m = ``reach``: a line, and what it is at the point, is off by at most 16·u of m, and no larger than 4m. Their
+    sums err by γ of that, and so does each of the ``sums`` additions to a row's value. A coefficient of a candidate
+    sums at most two products for each maximum, and counts by at most 2m.
+
+    Args:
+        size: how many maxima there are.
+        reach: (batch,) ≥ the absolute values of candidates, maxima and their points.
+        sums: how many additions to a row's value there are at most.
+
+    Returns:
+        (batch, 1).
+    """
+    dtype = reach.dtype
+    return (16 * gamma(2 * size + sums + 16, dtype) * reach + 16 * size * tiny(dtype))[:, None]
+
+
 def bilinear(reach: Tensor, size: Tensor, terms: int, sums: int) -> Tensor:
     """The error of one unit of |A| in pulling rows A back through a product y = x₁∘x₂, the nonlinear part included.
 

@@ -34,6 +34,7 @@ from verifiable_relu.bounds import rounding, sums
 from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.kinds import NODE_KINDS, NodeKind, of_samples
+from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operators
 from verifiable_relu.bounds.tuning import Bounds, Lines, Tuning
 from verifiable_relu.network.graph import Network
@@ -406,6 +407,7 @@ class ShiftedLines:
         self._bounds, self._lines, self._slack, self._float32 = bounds, lines, slack, float32
         self._tuning = tuning
         self._steps: dict[tuple[int, bool, int], LineStep] = {}
+        self._between: dict[tuple[int, bool], Between] = {}
 
     def depth(self, index: int, count: int | None = None) -> int:
         """In how many float32 additions a product with a neuron of activation ``index`` takes part; 0 in float64.
@@ -437,6 +439,19 @@ class ShiftedLines:
                     self.outward(index, lines, None) if rounded else LineStep.of(self._lines.node(index), lines)
                 )
         return self._steps[key]
+
+    def lend(self, index: int, between: Between) -> None:
+        """Take the lines of another relaxation for the maxima of node ``index``, where rounding does not count."""
+        self._between[index, False] = between.to(self._bounds.values[0].lower.dtype)
+
+    def between(self, index: int, rounded: bool) -> Between:
+        """The step through the maxima of node ``index``."""
+        key = (index, rounded)
+        if key not in self._between:
+            node = self._bounds.network.maxima[index]
+            found = Between.of(node, self._bounds.of(node.inputs[0]))
+            self._between[key] = found.about(self._bounds, index, self._slack.sums) if rounded else found
+        return self._between[key]
 
     def own(self, index: int, lines: Lines, sample: Tensor, rounded: bool) -> LineStep:
         """The step through activation ``index`` of rows that have their own lines, (rows, *shape).

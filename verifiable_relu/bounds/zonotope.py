@@ -46,7 +46,18 @@ from verifiable_relu.bounds.operators import DenseOperator, Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Bounds, Tuning
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Linear, Permute, Relu, Reshape
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Bilinear,
+    Input,
+    Linear,
+    Maximum,
+    Permute,
+    Relu,
+    Reshape,
+)
 from verifiable_relu.rounding import divisor, epsilon, gamma, tiny, unit_roundoff, varies
 
 
@@ -418,6 +429,7 @@ FORMS: Table[Callable[[Zonotopes, int, Any, list[AffineForm]], AffineForm]] = Ta
         Relu: _relu,
         Add: _add,
         Bilinear: Refusal("zonotopes have no form of products"),
+        Maximum: lambda of, index, node, inputs: inputs[1],
         Reshape: _moved,
         Permute: _moved,
     },

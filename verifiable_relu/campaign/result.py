@@ -57,7 +57,7 @@ Key = tuple[str, str, str]
 """The key of a record: query digest, ``repr`` of the verifier, version of this package."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The checked answer to one instance: one or more queries whose answers join.
 
@@ -110,6 +110,10 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=versions)
     files: str = ""
     arithmetic: str = "real"
+
+    def __repr__(self) -> str:
+        margin = "" if self.margin is None else f", margin {self.margin:.6g}"
+        return f"<Result: {self.answer} ({self.reason} by {self.method or 'nothing'}){margin}, {self.seconds:.2f} s>"
 
     @property
     def answer(self) -> str:

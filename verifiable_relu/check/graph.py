@@ -96,7 +96,25 @@ class Ordered:
     size: int
 
 
-Node = Source | Affine | Activation | Smooth | Ordered
+@dataclass(eq=False)
+class Maximum:
+    """The largest of some entries of the value of node ``source``; node ``made`` makes the same of activations.
+
+    Attributes:
+        rivals: (most, size) the numbers of these entries, each maximum's in order, and −1 behind them.
+    """
+
+    source: int
+    made: int
+    rivals: Number
+    name: str
+
+    @property
+    def size(self) -> int:
+        return int(self.rivals.shape[1])
+
+
+Node = Source | Affine | Activation | Smooth | Ordered | Maximum
 
 
 @dataclass(eq=False)
@@ -166,6 +184,8 @@ def sources(node: Node) -> list[int]:
     """The numbers of the nodes that a node reads."""
     if isinstance(node, Affine):
         return [source for source, _ in node.terms]
+    if isinstance(node, Maximum):
+        return [node.source, node.made]
     return [] if isinstance(node, Source) else [node.source]
 
 
@@ -202,6 +222,8 @@ def joined(nodes: list[Node], output: int) -> Graph:
             made.append(Affine(given, bias, node.relative))
         elif isinstance(node, Source):
             made.append(node)
+        elif isinstance(node, Maximum):
+            made.append(replace(node, source=place[node.source], made=place[node.made]))
         else:
             made.append(replace(node, source=place[node.source]))
         place[number] = len(made) - 1

@@ -17,9 +17,11 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy import sparse
 
 from verifiable_relu.check.arithmetic import FLOAT, OWN, SMALL, TINY, UNIT, Exact, Float, Matrix, Number, above, gamma
-from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Smooth
+from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.graph import Activation, Affine, Graph, Maximum, Node, Smooth, pick
 
 WORKING = 1 << 22
 """Most coefficients of one node that are pulled back at once."""
@@ -130,6 +132,22 @@ class Planes:
 
 
 @dataclass(frozen=True, eq=False)
+class Windows:
+    """Bounds of maxima by one entry each, below and above.
+
+    Attributes:
+        below, above: (maxima, entries) of the coefficients of the entries' values.
+        constant: (maxima,) of the upper bounds.
+        unit: (maxima,) how much rounding changes a form into which one unit of a bound is put, at most.
+    """
+
+    below: Matrix
+    above: Matrix
+    constant: Number
+    unit: Number
+
+
+@dataclass(frozen=True, eq=False)
 class Fixed:
     """The same slopes for all rows, whatever the signs of their coefficients.
 
@@ -194,6 +212,7 @@ class Relaxation:
     def __init__(self, graph: Graph, lower: Number, upper: Number) -> None:
         self.graph, self.lower, self.upper = graph, lower, upper
         self.neurons: dict[int, Neurons | CurvedNeurons] = {}
+        self.windows: dict[int, Windows] = {}
         self._ends: dict[int, tuple[Number, Number]] = {0: (lower, upper)}
         self._units: dict[int, tuple[Number, float]] = {}
 
@@ -224,6 +243,38 @@ class Relaxation:
             neurons.first, neurons.given = first, given
             first, given = first + len(neurons.open), given + neurons.count
 
+    def bound(self, number: int, below: Number, above: Number) -> None:
+        """Bound maxima by an entry each (docs/certificates.md), over the bounds claimed so far.
+
+        Args:
+            number: of their node.
+            below: (size,) the entry of the lower bound, by its number among the maximum's rivals.
+            above: (size,) that of the upper one.
+
+        Raises:
+            Refused: if a maximum has no such entry.
+        """
+        node = self.graph.nodes[number]
+        assert isinstance(node, Maximum)
+        every, given = np.arange(node.size), np.stack([below, above])
+        if given.min() < 0 or given.max() >= len(node.rivals) or (node.rivals[given, every] < 0).any():
+            raise Refused(f"a maximum of '{node.name}' has no such entry")
+        low, high = self.ends(node.source)
+        there = node.rivals >= 0
+        there[above, every] = False
+        others = np.where(there, high[node.rivals], -np.inf).max(0)
+        under, entry = node.rivals[given, every]
+        start, end = low[entry], high[entry]
+        level = np.maximum(others, start)
+        slope = np.clip((end - level) / np.where(end > start, end - start, 1), 0, 1)
+        size = np.abs(start) + np.abs(end) + np.abs(level)
+        constant = np.maximum(level - slope * start, end - slope * end) + 8 * UNIT * size + TINY
+        most = self.most(node.source)
+        lost = gamma(2 * node.size + len(self.graph.nodes) + 16)
+        unit = lost * (most[under] + most[entry] + np.abs(constant)) + TINY
+        steep = sparse.csr_array(sparse.diags_array(slope) @ pick(entry, len(low)))
+        self.windows[number] = Windows(pick(under, len(low)), steep, constant, unit)
+
     def ends(self, number: int) -> tuple[Number, Number]:
         """Bounds of a node's value by interval arithmetic from the claimed bounds before it, rounded outward.
 
@@ -247,6 +298,10 @@ class Relaxation:
                 low, high = np.where(kink, np.minimum(low, 0), low), np.where(kink, np.maximum(high, 0), high)
                 slack = 4 * UNIT * (np.abs(low) + np.abs(high)) + TINY
                 self._ends[number] = low - slack, high + slack
+            elif isinstance(node, Maximum):
+                seen, made = self.ends(node.source), self.ends(node.made)
+                low, high = (np.where(node.rivals >= 0, end[node.rivals], -np.inf).max(0) for end in seen)
+                self._ends[number] = np.maximum(low, made[0]), np.minimum(high, made[1])
             else:
                 assert isinstance(node, Affine)
                 self._ends[number] = self._image(node)
@@ -318,6 +373,14 @@ class Relaxation:
                     if not ring.exact:
                         spread = sum(1 + float(self.most(source).sum()) for source, _ in over.terms)
                         error = error + np.abs(mine) @ over.unit + TINY * spread
+            elif isinstance(node, Maximum):
+                given = [(node.made, a)]
+                if number in self.windows and isinstance(slopes, Signed):
+                    by, least, most = self.windows[number], np.minimum(a, 0), np.maximum(a, 0)
+                    given = [(node.source, ring.times(most, by.below) + ring.times(least, by.above))]
+                    constant = constant + least @ ring.of(by.constant)
+                    if not ring.exact:
+                        error = error + np.abs(a) @ by.unit + TINY * (1 + float(self.most(node.source).sum()))
             elif isinstance(node, Affine):
                 constant = constant + a @ ring.of(node.bias)
                 given = [(source, ring.times(a, matrix)) for source, matrix in node.terms]

@@ -10,7 +10,7 @@ import numpy as np
 from verifiable_relu.check.arithmetic import Float, Number, outward
 from verifiable_relu.check.conditions import Disjunct, Row
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Graph, Smooth
+from verifiable_relu.check.graph import Activation, Graph, Maximum, Smooth
 from verifiable_relu.check.least import Least, of_box
 from verifiable_relu.check.lines import WORKING, Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers, rational, require_depth
@@ -117,6 +117,8 @@ class Proof:
         slopes = np.zeros(0)
         for activation in activations:
             slopes = self._bounds(relaxation, activation, slopes)
+            while "maximum" in self.records.peek():
+                self._maxima(relaxation)
         trees = Trees(relaxation.graph, self.records, self.counts)
         for rows in polytopes:
             while "tighter" in self.records.peek():
@@ -162,6 +164,17 @@ class Proof:
         self.counts.bounds += 2 * node.size
         relaxation.claim(number_, low, high)
         return np.concatenate([slopes, numbers(shared, relaxation.neurons[number_].count)])
+
+    def _maxima(self, relaxation: Relaxation) -> None:
+        """The entries by which maxima are bounded whose activations are behind."""
+        name, *entries = self.records.take("maximum", "below", "above")
+        nodes = relaxation.graph.nodes
+        named = (at for at, node in enumerate(nodes) if isinstance(node, Maximum) and node.name == name)
+        number = next(named, -1)
+        waiting = (at for at in relaxation.graph.activations if at not in relaxation.neurons)
+        if number < 0 or next(waiting, number) < number:
+            raise Refused(f"{self.records.place}: no maxima '{str(name)[:40]}' end here")
+        relaxation.bound(number, *(np.array(integers(part, nodes[number].size), np.intp) for part in entries))
 
     def _prove(
         self,

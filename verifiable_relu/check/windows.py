@@ -8,7 +8,7 @@ from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Number
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Activation, Affine, pick
+from verifiable_relu.check.graph import Activation, Affine, Maximum, pick
 from verifiable_relu.check.tensors import LARGEST, Call, Tensor
 
 
@@ -79,7 +79,7 @@ def largest(call: Call) -> Tensor:
         raise BadInput("a window covers nothing but padding")
     # What is there comes first, so that whoever has no rival stays.
     rivals = np.take_along_axis(rivals, np.argsort(rivals < 0, axis=0, kind="stable"), 0)
-    node, build = x.node, call.build
+    node, build, first_rivals = x.node, call.build, rivals
     while len(rivals) > 1:
         count = len(rivals) // 2 * 2
         first, second = rivals[0:count:2], rivals[1:count:2]
@@ -93,4 +93,7 @@ def largest(call: Call) -> Tensor:
         terms = [(node, pick(np.maximum(stay, 0).ravel(), size)), (r.node, gain)]
         node = build.computed(Affine(terms, np.zeros(stay.size)), (stay.size,)).node
         rivals = np.where(stay >= 0, np.arange(stay.size).reshape(stay.shape), -1)
-    return Tensor(node, rivals[0].reshape(shape))
+    if len(first_rivals) == 1:
+        return Tensor(node, rivals[0].reshape(shape))
+    made = build.computed(Affine([(node, pick(rivals[0], build.nodes[node].size))], np.zeros(rivals.shape[1])), shape)
+    return build.computed(Maximum(x.node, made.node, first_rivals, call.name), shape)

@@ -18,7 +18,7 @@ import numpy as np
 from verifiable_relu.check.arithmetic import OWN, TINY, UNIT, Matrix, Number, above, gamma
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph
+from verifiable_relu.check.graph import Activation, Affine, Graph, Maximum
 from verifiable_relu.check.least import integral
 from verifiable_relu.check.records import Records, integer, integers
 from verifiable_relu.check.trees import Counts
@@ -121,6 +121,8 @@ def propagated(graph: Graph, low: Number, high: Number, last: Affine) -> Form:
         elif isinstance(node, Activation):
             found[number] = _activation(node, found[node.source], symbols)
             symbols = found[number].generators.shape[1]
+        elif isinstance(node, Maximum):
+            found[number] = found[node.made]
     return _affine(last, found)
 
 

@@ -7,6 +7,7 @@ a sum of K products, as a part of the sum of their absolute values:
     y = x₁∘x₂, sums of K terms          |x₁|∘e₂ + e₁∘|x₂| + e₁∘e₂ + c(K)·(|x₁| + e₁)∘(|x₂| + e₂)
     y = x₁ + x₂                         e₁ + e₂ + 2u·(|x₁| + e₁ + |x₂| + e₂)
     max(x, 0) + s·min(x, 0)             max(1, |s|)·e + 64u·|y|
+    a function that jumps               as far as it jumps within e of x
     other functions of one variable     the largest slope within e of x, times e, and 64u·(|y| + what is lost beside it)
 
 This is a running error analysis (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
@@ -31,11 +32,13 @@ from verifiable_relu.network.nodes import (
     Identity,
     Kinked,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Reshape,
+    Step,
 )
-from verifiable_relu.rounding import ENCLOSE_OWN, ENCLOSE_ULPS
+from verifiable_relu.rounding import ENCLOSE_OWN, ENCLOSE_ULPS, above, below
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +124,23 @@ def _kinked(by: Arithmetic, node: Kinked, x: Enclosed) -> Enclosed:
     return Enclosed(value, np.maximum(np.abs(below), 1) * x.error + ENCLOSE_ULPS * by.unit * np.abs(value))
 
 
+STEPPED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Sign": np.sign,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Round": np.rint,
+    "Truncate": np.trunc,
+}
+"""The functions that jump, by the names that nodes have for them, apart from the table of nodes."""
+
+
+def _step(by: Arithmetic, node: Step, x: Enclosed) -> Enclosed:
+    at = STEPPED[node.function]
+    value, certain = at(x.value), x.error == 0
+    low, high = (at(np.where(certain, x.value, end)) for end in (below(x.value - x.error), above(x.value + x.error)))
+    return Enclosed(value, np.maximum(high - value, value - low))
+
+
 def _curve(by: Arithmetic, node: Curve, x: Enclosed) -> Enclosed:
     value, steepest, beside = by.curve(node, x)
     return Enclosed(value, steepest * x.error + ENCLOSE_ULPS * by.unit * (np.abs(value) + beside))
@@ -132,10 +152,12 @@ ENCLOSURES: Table[Callable[..., Enclosed]] = Table(
         Affine: _affine,
         Add: _add,
         Bilinear: _bilinear,
+        Maximum: lambda by, node, x, y: y,
         Reshape: _moved,
         Permute: _permuted,
         Identity: lambda by, node, x: x,
         Kinked: _kinked,
+        Step: _step,
         Curve: _curve,
         Hardened: Refusal("stands for a set of activations, not for one value"),
     },

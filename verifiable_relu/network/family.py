@@ -36,7 +36,8 @@ def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Ne
         InputError: if the network has no activation to replace, no λ-GELU where ``lam`` is None, or ``lam`` does not
             fit.
     """
-    places = [i for i in network.activations if _member(network.nodes[i])]
+    # Maxima are the same in all members.
+    places = [i for i in network.activations if _member(network.nodes[i]) and i not in network.spared]
     if not places:
         raise InputError(f"the network '{network.name}' has neither ReLU nor λ-GELU activations")
     if lam is None:

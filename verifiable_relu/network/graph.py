@@ -22,6 +22,7 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Input,
     Kinked,
+    Maximum,
     Node,
     Shape,
 )
@@ -155,6 +156,21 @@ class Network:
     def widest(self) -> tuple[int, ...]:
         """How many neurons the largest node has, of each node and all after it, in node order."""
         return tuple(itertools.accumulate((node.size for node in reversed(self.nodes)), max))[::-1]
+
+    @cached_property
+    def maxima(self) -> dict[int, Maximum]:
+        """The nodes that are maxima, by index."""
+        return {index: node for index, node in enumerate(self.nodes) if isinstance(node, Maximum)}
+
+    @cached_property
+    def spared(self) -> frozenset[int]:
+        """The nodes that nothing needs but the tournaments of maxima: bounds do without them."""
+        last = len(self.nodes) - 1
+        every, needed = {last}, {last}
+        for index in range(last, -1, -1):
+            every.update(self.nodes[index].inputs if index in every else ())
+            needed.update(self.nodes[index].seen_through if index in needed else ())
+        return frozenset(every - needed)
 
     @cached_property
     def last_activation(self) -> int:

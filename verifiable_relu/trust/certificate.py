@@ -34,12 +34,15 @@ class Claim:
         upper: (size,).
         slopes: (open neurons,) the slopes that later rows without slopes of their own use.
         own: neurons' own slopes.
+        maxima: of the maxima that end with this activation, the entries that bound them below and above: (size,) each,
+            by their numbers among each maximum's.
     """
 
     lower: np.ndarray
     upper: np.ndarray
     slopes: np.ndarray
     own: Sequence[OwnSlopes] = ()
+    maxima: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def open(self) -> np.ndarray:

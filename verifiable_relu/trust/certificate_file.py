@@ -141,6 +141,9 @@ def _root(names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
         yield {"activation": name, **bounds, "slopes": encoded(claim.slopes)}
         for own in claim.own:
             yield {"row": [own.neuron, own.sign], "slopes": encoded(own.slopes)}
+        if claim.maxima is not None:
+            below, above = (entries.tolist() for entries in claim.maxima)
+            yield {"maximum": name, "below": below, "above": above}
     for each in proof.excluded:
         for tighter in each.tighter:
             bounds = {"rows": tighter.rows.ravel().tolist(), "least": encoded(tighter.least)}

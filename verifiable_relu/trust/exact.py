@@ -2,9 +2,10 @@
 
 Stored weights are binary floating-point numbers, so that each affine layer is an integer matrix times a power of two.
 A rational input is a vector of integers divided by one common denominator d > 0. ReLU and LeakyReLU are positively
-homogeneous: they commute with multiplication by d. The whole network is therefore evaluated on d times the true values,
-in Python integers with one exponent of two for each array, and the outputs are divided by d at the end. No step rounds.
-The products follow the operators' definitions, and torch computes nothing, because all this checks what torch computes.
+homogeneous: they commute with multiplication by d; functions that jump give whole numbers times d. The whole network is
+therefore evaluated on d times the true values, in Python integers with one exponent of two for each array, and the
+outputs are divided by d at the end. No step rounds. The products follow the operators' definitions, and torch computes
+nothing, because all this checks what torch computes.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from verifiable_relu.network.nodes import (
     Identity,
     Kinked,
     Linear,
+    Maximum,
     Permute,
     Reshape,
     Scale,
     Sparse,
+    Step,
 )
 
 Array = np.ndarray
@@ -131,6 +134,31 @@ def _kinked(node: Kinked, denominator: int, x: Dyadic) -> Dyadic:
     return positive + Dyadic.of(array(node.below)) * negative
 
 
+def _sign(n: Array, d: int) -> Array:
+    return (n > 0).astype(object) - (n < 0).astype(object)
+
+
+def _nearest(n: Array, d: int) -> Array:
+    whole, rest = (2 * n + d) // (2 * d), (2 * n + d) % (2 * d)
+    return whole - ((rest == 0) & (whole % 2 == 1)).astype(object)
+
+
+STEPPED: dict[str, Callable[[Array, int], Array]] = {
+    "Sign": _sign,
+    "Floor": lambda n, d: n // d,
+    "Ceil": lambda n, d: -(-n // d),
+    "Round": _nearest,
+    "Truncate": lambda n, d: _sign(n, d) * (abs(n) // d),
+}
+"""The functions that jump at n/d, for arrays of integers n and an integer d > 0."""
+
+
+def _step(node: Step, denominator: int, x: Dyadic) -> Dyadic:
+    up, down = max(x.exponent, 0), max(-x.exponent, 0)
+    whole = STEPPED[node.function](x.numbers << up, denominator << down)
+    return Dyadic(np.asarray(whole, dtype=object) * denominator, 0)
+
+
 def _reshape(node: Reshape, denominator: int, x: Dyadic) -> Dyadic:
     return Dyadic(x.numbers.reshape(node.shape), x.exponent)
 
@@ -148,9 +176,11 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Scale: _scale,
         Add: _add,
         Kinked: _kinked,
+        Step: _step,
         Identity: lambda node, denominator, x: x,
         # All values are held times one denominator, of which a product would have the square.
         Bilinear: Refusal("multiplies computed values with each other"),
+        Maximum: lambda node, denominator, x, y: y,
         Reshape: _reshape,
         Permute: _permute,
         Curve: Refusal("has irrational values"),
@@ -166,7 +196,8 @@ All values, the function's arguments and its result alike, are the true ones tim
 def evaluable(network: Network) -> bool:
     """Whether rational arithmetic can evaluate the network.
 
-    It can where every node is piecewise linear and every stored weight is the true one (``weight_error`` is 0).
+    It can where every node is piecewise linear or jumps between whole numbers, and every stored weight is the true one
+    (``weight_error`` is 0).
     """
     return network.weight_error == 0 and all(node in VALUES for node in network.nodes[1:])
 
@@ -175,7 +206,7 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     """The outputs of ``network`` at the exact point x, in exact arithmetic.
 
     Args:
-        network: piecewise linear, with ``weight_error`` 0.
+        network: ``evaluable``.
         x: the input variables in row-major order.
 
     Returns:
@@ -208,7 +239,7 @@ MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
         Sparse: lambda node: int(node.weight.numel()),
         Scale: lambda node: int(node.size),
         Bilinear: lambda node: int(node.size * node.terms),
-        **dict.fromkeys((Add, Reshape, Permute, Activation), lambda node: 0),
+        **dict.fromkeys((Add, Maximum, Reshape, Permute, Activation), lambda node: 0),
     },
 )
 """The number of multiplications that each kind of node takes; an activation's are too few to count."""

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Add, Affine, Conv2d, Linear, Node, Sparse
 from verifiable_relu.rounding import above, below
@@ -238,26 +240,40 @@ def _by_operators(network: Network, x: np.ndarray) -> np.ndarray | None:
     Returns:
         The outputs, flat; None where the nodes are no operators: a maximum of the file is several of them.
     """
-    if not all(_is_operator(network, node) for node in network.nodes[1:]):
+    if not all(OPERATORS[node][0](network, node) for node in network.nodes[1:]):
         return None
     operand, result = ROUNDED[network.arithmetic]
     values = [result(torch.from_numpy(x).reshape(1, *network.input_shape))]
     for node in network.to(torch.float32).nodes[1:]:
         inputs = [values[i] for i in node.inputs]
-        if isinstance(node, Linear | Conv2d):
+        if OPERATORS[node][1]:
             inputs, node = [operand(each) for each in inputs], node.map_tensors(operand)
         values.append(result(node.forward(*inputs)))
     return values[-1].numpy().reshape(-1)
 
 
-def _is_operator(network: Network, node: Node) -> bool:
-    """Whether a node rounds as the model says, or computes nothing, so that its forward pass is an evaluation."""
-    if isinstance(node, Add):
-        # The summands of a sum that the file has are off by its rounding; a maximum is a sum here, and none there.
-        return all(getattr(network.nodes[source], "weight_error", 0) for source in node.inputs)
-    if not isinstance(node, Affine) or node.weight_error:
-        return True
-    return isinstance(node, Sparse) and bool(((node.weight != 0).sum(1) <= 1).all() & (node.weight.abs() <= 1).all())
+def _sums(network: Network, node: Add) -> bool:
+    # The summands of a sum that the file has are off by its rounding; a maximum is a sum here, and none there.
+    return all(getattr(network.nodes[source], "weight_error", 0) for source in node.inputs)
+
+
+def _gathers(network: Network, node: Sparse) -> bool:
+    alone = ((node.weight != 0).sum(1) <= 1).all() & (node.weight.abs() <= 1).all()
+    return bool(node.weight_error or alone)
+
+
+OPERATORS: Table[tuple[Callable[[Network, Any], bool], bool]] = Table(
+    "the run operator by operator",
+    {
+        Add: (_sums, False),
+        **dict.fromkeys((Linear, Conv2d), (lambda network, node: bool(node.weight_error), True)),
+        Affine: (lambda network, node: bool(node.weight_error), False),
+        Sparse: (_gathers, False),
+        Node: (lambda network, node: True, False),
+    },
+)
+"""Whether a node rounds as the model says, or computes nothing, so that its forward pass is an evaluation; and whether
+it is a product of matrices, whose operands are rounded."""
 
 
 def _half(x: Tensor) -> Tensor:

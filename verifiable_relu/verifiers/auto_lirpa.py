@@ -47,6 +47,7 @@ from verifiable_relu.network.nodes import (
     Kinked,
     LeakyRelu,
     Linear,
+    Maximum,
     Node,
     Permute,
     Relu,
@@ -55,6 +56,7 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
     Smooth,
     Sparse,
+    Step,
     Tanh,
 )
 from verifiable_relu.rounding import epsilon
@@ -430,11 +432,13 @@ CONVERSIONS: Table[Conversion] = Table(
         Sparse: Refusal("auto_LiRPA takes no affine map that is given term by term"),
         Scale: Conversion(_scale_tensors, _scale, _by_channel),
         Add: Conversion(patches=lambda node: len(node.shape) == 3),
+        Maximum: Refusal("auto_LiRPA has its own relaxation of maxima, which is not tried here"),
         Reshape: Conversion(apply=_reshape, patches=lambda node: len(node.shape) == 1),
         Permute: Conversion(patches=lambda node: False),
         LeakyRelu: Conversion(_leaky_relu_tensors, _leaky_relu, lambda node: False),
         **dict.fromkeys((Relu, Identity, Sigmoid, Tanh, Gelu), Conversion()),
         Bilinear: Refusal("auto_LiRPA's bounds of products of two computed values are not tried here"),
+        Step: Refusal("auto_LiRPA takes no function that jumps"),
         Smooth: Refusal("auto_LiRPA has no sound bounds of this function, or none that are tried here"),
         # The node's forward pass is that of ReLU, and a proof for ReLU says nothing of the smooth members of the set.
         Hardened: Refusal("auto_LiRPA takes one network, not a set of networks"),

@@ -38,6 +38,7 @@ from verifiable_relu.network.nodes import (
     Input,
     Kinked,
     Linear,
+    Maximum,
     Node,
     Permute,
     Reshape,
@@ -221,6 +222,10 @@ def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Dyadic) -> None:
         walk.give(source, a)
 
 
+def _maximum(walk: _Walk, index: int, node: Maximum, a: Dyadic) -> None:
+    walk.give(node.inputs[1], a)
+
+
 def _permute(walk: _Walk, index: int, node: Permute, a: Dyadic) -> None:
     moved = _shaped(node, a).numbers.transpose(0, *(axis + 1 for axis in np.argsort(node.axes)))
     walk.give(node.inputs[0], Dyadic(moved, a.exponent))
@@ -271,6 +276,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
         Activation: _activation,
         Add: _unchanged,
         Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
+        Maximum: _maximum,
         Reshape: _unchanged,
         Permute: _permute,
         Scale: _scale,

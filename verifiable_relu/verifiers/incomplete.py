@@ -108,8 +108,10 @@ class _Bounding(Batched):
         searched = bounded and self.searches
         lower = part.roots.learn(numbers, net, found.pre, rows, values, bounded=bounded, searched=searched)
         margins = rows.least(lower).tolist()
+        # Intervals alone, looser than what a search would start from, are known of the neurons that are spared.
+        told = [unstable(net.nodes[i], bounds) for i, bounds in found.pre.items() if i not in net.spared]
         counts = sum(
-            (unstable(net.nodes[i], bounds).flatten(1).sum(1) for i, bounds in found.pre.items()),
+            (each.flatten(1).sum(1) for each in told),
             start=torch.zeros(len(numbers), dtype=torch.long, device=device),
         ).tolist()
         # Bounds are those of coefficients, slopes and λ as they were given to them.

@@ -120,6 +120,10 @@ class Recorder:
         """The bounds of all activations' inputs over one box, with what proves them."""
         claims: list[Claim] = []
         opened: dict[int, np.ndarray] = {}
+        ends = {
+            max(i for i in relaxation.network.activations if i < at): _entries(relaxation, at, sample)
+            for at in relaxation.network.maxima
+        }
         for index in relaxation.network.activations:
             bounds = relaxation.pre[index]
             low, high = (end[sample].flatten().numpy() for end in (bounds.lower, bounds.upper))
@@ -133,7 +137,7 @@ class Recorder:
                     own.append(OwnSlopes(int(found.neuron[at]), int(found.sign[at]), np.concatenate(parts)))
             shared = kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten().numpy()
             opened[index] = _open(relaxation, index, sample)
-            claims.append(Claim(low, high, shared[opened[index]], own))
+            claims.append(Claim(low, high, shared[opened[index]], own, ends.get(index)))
         return claims
 
     def proof(
@@ -250,6 +254,13 @@ class Recorder:
         return np.concatenate(found)
 
 
+def _entries(relaxation: Relaxation, index: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+    """The candidates that bound the maxima of a node below and above, by their numbers among each maximum's."""
+    node, between = relaxation.network.maxima[index], relaxation.backward.shifted.between(index, False)
+    low, high = ((node.candidates == part[sample]).int().argmax(0).numpy() for part in (between.low, between.high))
+    return low, high
+
+
 def _open(relaxation: Relaxation, index: int, sample: int) -> np.ndarray:
     """Which of the slopes that ``kinked`` tells are those of open neurons."""
     node, bounds = relaxation.network.nodes[index], relaxation.pre[index]
@@ -288,7 +299,7 @@ def _rounded(
     reached = {target}
     for index in range(target, -1, -1):
         if index in reached:
-            reached.update(network.nodes[index].inputs)
+            reached.update(network.nodes[index].seen_through)
     way = [i for i in network.activations if i in reached]
     sizes = [network.nodes[i].size for i in way]
     lower, kept = [], []

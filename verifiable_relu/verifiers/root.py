@@ -209,6 +209,7 @@ def relaxation(
     box: Bounds,
     known: Known | None,
     *,
+    exact: bool = False,
     search: Search | None = None,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
@@ -221,6 +222,7 @@ def relaxation(
         network: in the dtype and on the device of ``box``.
         box: the whole boxes of some queries, shaped (batch, *input_shape).
         known: what is known of these queries. What CROWN, or the search, has done before is not done again.
+        exact: whether neurons of which maxima are made are bounded so, too (``crown_relaxation``).
         search: better bounds of neurons that CROWN leaves unstable (``bounds.neurons``).
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
@@ -230,7 +232,7 @@ def relaxation(
     Raises:
         RuntimeError: if what is known leaves nothing of some box, as bounds of another query would (``met``).
     """
-    options: dict[str, Any] = {"memory": memory, "stop": stop, "float32": float32, "coarse": coarse}
+    options: dict[str, Any] = {"exact": exact, "memory": memory, "stop": stop, "float32": float32, "coarse": coarse}
     if known is None:
         return crown_relaxation(network, box, search=search, **options)
     search = None if known.searched else search

@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
-from verifiable_relu.network.module.recurrent import UNROLLED
+from verifiable_relu.network.module.unrolled import UNROLLED
 from verifiable_relu.nn.gates import HardnessGate
 
 GATE = "hardness_gate"
@@ -432,7 +432,12 @@ class _Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
             if func is HardnessGate.forward:
                 return self.gate(*args, **kwargs)
-            result = UNROLLED.get(func, func)(*args, **kwargs)
+            try:
+                result = UNROLLED.get(func, func)(*args, **kwargs)
+            except UnsupportedError as error:
+                if self.refusal is None and error.place is None:
+                    self.refuse(func.__name__, error.message)
+                raise
         if not harmless(result):
             self.refuse(func.__name__, f"a {type(result).__name__} made of a computed tensor")
         return result

@@ -27,10 +27,11 @@ from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import NotFollowed, capture, once, parametrised
 from verifiable_relu.network.module.operators import OPERATORS, Translator
-from verifiable_relu.network.module.recurrent import Unrolled
+from verifiable_relu.network.module.unrolled import Unrolled
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx import read_onnx
 from verifiable_relu.rounding import unit_roundoff
+from verifiable_relu.settings import as_given
 
 _AS_IT_IS: dict[bool, dict[str, Any]] = {
     False: {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
@@ -237,7 +238,7 @@ def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor],
 
     @torch.no_grad()
     def run(x: Tensor) -> Tensor:
-        with _evaluating(module):
+        with as_given(), _evaluating(module):
             given = x.to(_first(module))
             made: Tensor = _Called(module, argument)(given)
             return made.cpu()

@@ -2,6 +2,7 @@
 
 from verifiable_relu.network.nodes.activations import (
     FUNCTIONS,
+    STEPS,
     Activation,
     Curve,
     Function,
@@ -13,15 +14,18 @@ from verifiable_relu.network.nodes.activations import (
     Relu,
     Sigmoid,
     Smooth,
+    Step,
+    Steps,
     Tanh,
     curve,
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
-from verifiable_relu.network.nodes.node import Add, Input, Node, Permute, Reshape, Shape
+from verifiable_relu.network.nodes.node import Add, Input, Maximum, Node, Permute, Reshape, Shape
 
 __all__ = [
     "FUNCTIONS",
+    "STEPS",
     "Activation",
     "Add",
     "Affine",
@@ -37,6 +41,7 @@ __all__ = [
     "LeakyRelu",
     "Linear",
     "MatMul",
+    "Maximum",
     "Node",
     "Permute",
     "Product",
@@ -47,6 +52,8 @@ __all__ = [
     "Sigmoid",
     "Smooth",
     "Sparse",
+    "Step",
+    "Steps",
     "Tanh",
     "curve",
 ]

@@ -1,8 +1,9 @@
 """Activations: element-wise non-linear nodes of one input, and all that is known of each function.
 
-An activation is ``Kinked`` (ReLU and its like), a ``Curve`` (one row of ``FUNCTIONS``), the ``Identity``, or a set of
-them (``Hardened``). A new curve is one row here; ``bounds.activations`` has better lines for some, ``trust.enclose``
-checks each with code of its own, and certificates take those that ``check`` knows.
+An activation is ``Kinked`` (ReLU and its like), a ``Curve`` (one row of ``FUNCTIONS``), a ``Step`` (one row of
+``STEPS``), the ``Identity``, or a set of them (``Hardened``). A new curve is one row here; ``bounds.activations`` has
+better lines for some, ``trust.enclose`` checks each with code of its own, and certificates take those that ``check``
+knows.
 
 What a row says of a function's slope is all that bound propagation needs: between two neighbouring bends the slope only
 rises or only falls.
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verifiable_relu.network.nodes.node import Node, Shape
+from verifiable_relu.rounding import divisor
 
 _ROOT_2_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -309,6 +311,34 @@ FUNCTIONS: dict[str, Function] = {
 """By the name that nodes have for them. The parameter is α of ELU and λ of GELU; the others take none: 1 is given."""
 
 
+@dataclass(frozen=True)
+class Steps:
+    """A function of one variable that never falls, and is constant but where it jumps from a whole number to a next.
+
+    Attributes:
+        value: f(x), which rounds nothing.
+        band: numbers b and a with x − b ≤ f(x) ≤ x + a; None where f jumps at 0 alone.
+        operator: of ONNX that computes f; empty where several are needed.
+        versions: the opsets in which the definitions of the operator began that are read as f.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    band: tuple[float, float] | None
+    operator: str = ""
+    versions: tuple[int, ...] = ()
+
+
+STEPS: dict[str, Steps] = {
+    "Sign": Steps(torch.sign, None, "Sign", (9, 13)),
+    "Floor": Steps(torch.floor, (1.0, 0.0), "Floor", (6, 13)),
+    "Ceil": Steps(torch.ceil, (0.0, 1.0), "Ceil", (6, 13)),
+    # Halves go to the even neighbour.
+    "Round": Steps(torch.round, (0.5, 0.5), "Round", (11, 22)),
+    "Truncate": Steps(torch.trunc, (1.0, 1.0)),
+}
+"""By the name that nodes have for them."""
+
+
 class Activation(Node):
     """An element-wise non-linear node of one input.
 
@@ -428,6 +458,32 @@ class Smooth(Curve):
     @property
     def place(self) -> str:
         return f"node '{self.name}' ({self.function})"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Step(Activation):
+    """A function that is constant but where it jumps: the row ``function`` of ``STEPS``."""
+
+    op = "Step"
+    function: str
+
+    @property
+    def known(self) -> Steps:
+        """What is known of the function."""
+        return STEPS[self.function]
+
+    @property
+    def place(self) -> str:
+        return f"node '{self.name}' ({self.function})"
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        (x,) = xs
+        found = self.known.value(x.detach())
+        if not x.requires_grad:
+            return found
+        # A search that follows slopes would stand still: it gets those of a function that rises where steps do.
+        rising = x if self.known.band else x / divisor(x.abs() + x.detach().abs().mean())
+        return found + (rising - rising.detach())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -41,6 +41,11 @@ class Node:
         return math.prod(self.shape)
 
     @property
+    def seen_through(self) -> tuple[int, ...]:
+        """The inputs of which bounds of the node are made."""
+        return self.inputs
+
+    @property
     def place(self) -> str:
         """What to call the node in an error message."""
         return f"node '{self.name}' ({self.op})"
@@ -102,3 +107,31 @@ class Permute(Node):
         """The inverse reordering of a, shaped (rows, *shape)."""
         inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
         return a.permute(0, *(axis + 1 for axis in inverse))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Maximum(Node):
+    """Maxima of some elements of the first input, which the second input is in another way: made of ReLUs.
+
+    The value is the second input; bounds may look at the first one alone, and then need nothing of the ReLUs.
+
+    Attributes:
+        candidates: (most, size) the elements of the first input whose maxima they are, by their numbers in row-major
+            order; −1 for none.
+    """
+
+    op = "Maximum"
+    candidates: Tensor
+
+    @property
+    def seen_through(self) -> tuple[int, ...]:
+        return self.inputs[:1]
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[1]
+
+    def seen(self, x: Tensor, nothing: float) -> Tensor:
+        """The candidates' values in x, (batch, *shape of the first input), and ``nothing``: (batch, most, size)."""
+        index = self.candidates.to(x.device)
+        values = x.flatten(1)[:, index.clamp(min=0)]
+        return values.masked_fill(index < 0, nothing)

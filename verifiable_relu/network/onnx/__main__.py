@@ -10,6 +10,7 @@ TITLES = {
     "affine": "Affine: sums, products with constants, movements, reductions, windows",
     "pieces": "Piecewise linear",
     "maxima": "Written with ReLUs when they are read",
+    "steps": "Functions that jump",
     "smooth": "Smooth functions of one variable",
     "products": "Written with products of computed values and functions of one variable",
 }
@@ -25,7 +26,8 @@ the end.
 |---|---|---|---|---|
 | affine | exact, up to rounding | yes | yes | yes, if weights are stored as they are meant |
 | piecewise linear | best lines for each neuron | yes, by phases | yes | yes |
-| written with ReLUs | of two numbers the best lines, of more a tournament; intervals are loose | yes | yes | yes |
+| written with ReLUs | of two numbers the best lines, of more one candidate below and above | yes | yes | yes |
+| functions that jump | lines of an upper and a lower function of two pieces | no | no | yes |
 | smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | yes, by segments | no | enclosed |
 | products of computed values | halfway between McCormick's planes; factors by lines, too | no | no | enclosed |
 """
@@ -43,10 +45,14 @@ def page() -> str:
     rest = (
         "Mul, Div, MatMul, Gemm and Einsum take two computed values, too: products as in the last group, but\n"
         "for what spells GELU, SiLU, Mish, a square or a cube. A quotient is a product with a reciprocal, of which\n"
-        "nothing is known where bounds of the divisor include 0. Cast and CastLike are read where they go to float32\n"
-        "or float64. Constant, Shape and Size are read in every opset. IsNaN of a computed value is false: of what is\n"
-        "no number nothing is ever proved. LinearClassifier, LinearRegressor, Normalizer and Scaler are those of\n"
-        "ai.onnx.ml, as skl2onnx writes them; of a classifier there are the scores, not the label.\n"
+        "nothing is known where bounds of the divisor include 0. Cast and CastLike are read where they go to float32,\n"
+        "float64, int32, int64 or bool. A truth value is 0 or 1, and a number of an integer type a number, however\n"
+        "large; what means something else of whole numbers, such as Div, is refused. Where a condition is computed,\n"
+        "Where is a sum of two products, and affine in the condition if it chooses between constants. ArgMax and\n"
+        "ArgMin are read over up to 64 numbers. Constant, Shape and Size are read in every opset. IsNaN of a computed\n"
+        "value is false: of what is no number nothing is ever proved. LinearClassifier, LinearRegressor, Normalizer\n"
+        "and Scaler are those of ai.onnx.ml, as skl2onnx writes them; of a classifier there are the scores, not the\n"
+        "label.\n"
     )
     folded = ", ".join(sorted(FOLDED))
     return "\n".join([*parts, rest, f"## Of constants alone\n\n{folded}\n"])

@@ -121,9 +121,12 @@ def _pow(call: Call) -> Value:
     if exponent in POWERS:
         return x if POWERS[exponent] is None else _smooth(call, str(POWERS[exponent]))
     whole = int(abs(exponent)) if exponent == int(exponent) else 0
+    if exponent != int(exponent):
+        # Defined for positive numbers alone, as the logarithm is.
+        inside = call.build.scale(_smooth(call, "Log").index, call.name, scale=torch.tensor(exponent).double())
+        return _smooth(call, "Exp", Value(inside, x.leading))
     if not 0 < whole <= MAX_POWER:
-        known = ", ".join(f"{power:g}" for power in POWERS)
-        raise UnsupportedError(f"the exponent {exponent:g}; whole numbers up to ±{MAX_POWER} are read, and {known}")
+        raise UnsupportedError(f"the exponent {exponent:g}, where whole numbers up to ±{MAX_POWER} are read")
     power = Value(_power(call, x.index, whole), x.leading)
     return power if exponent > 0 else _smooth(call, "Reciprocal", power)
 

@@ -18,6 +18,8 @@ from verifiable_relu.network.nodes import Shape
 
 _FLOATS = (np.float16, np.float32, np.float64)
 
+_LARGEST_WHOLE = 2.0**53
+
 
 @dataclass(frozen=True)
 class Value:
@@ -163,11 +165,17 @@ class Call:
 
 
 def tensor(array: np.ndarray) -> Tensor:
-    """A parameter as a tensor: float32 and float64 keep their bits, float16 widens.
+    """A parameter as a tensor: float32 and float64 keep their bits, float16 and whole numbers widen.
 
     Raises:
-        UnsupportedError: if it is of another type.
+        UnsupportedError: if it is of another type, or a whole number beyond those that float64 holds.
     """
+    if array.dtype.kind in "iub":
+        wide = array.astype(np.float64)
+        if wide.size and float(np.abs(wide).max()) > _LARGEST_WHOLE:
+            raise UnsupportedError("a whole number of more than 53 bits")
+        single = wide.astype(np.float32)
+        return torch.from_numpy(single if bool((single == wide).all()) else wide)
     if array.dtype not in _FLOATS:
         raise UnsupportedError(f"a parameter of type {array.dtype}")
     return torch.from_numpy(np.array(array, dtype=np.float64 if array.dtype == np.float64 else np.float32))
@@ -184,9 +192,9 @@ None stands for an output that is not read; a node that takes it is refused.
 """
 
 
-GROUPS = ("affine", "pieces", "maxima", "smooth", "products")
-"""What operators become: affine maps alone, or also piecewise-linear activations, maxima written with ReLUs, smooth
-functions of one variable, or products of computed values."""
+GROUPS = ("affine", "pieces", "maxima", "steps", "smooth", "products")
+"""What operators become: affine maps alone, or also piecewise-linear activations, maxima written with ReLUs,
+functions that jump, smooth functions of one variable, or products of computed values."""
 
 GROUP: dict[str, str] = {}
 """The group of each operator."""

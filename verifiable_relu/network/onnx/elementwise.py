@@ -118,7 +118,12 @@ def _neg(call: Call) -> Value:
 
 @converts("Mul", 7, 13, 14)
 def _mul(call: Call) -> Value:
-    x, y = _operands(call)
+    return times(call, *call.inputs)
+
+
+def times(call: Call, left: Result | None, right: Result | None) -> Value:
+    """The product of two operands of which one is computed at least."""
+    x, y = broadcast(call, left, right)
     if isinstance(x, Value) and isinstance(y, Value):
         return Value(call.build.product(x.index, y.index, call.name), x.leading)
     value, constant = (x, y) if isinstance(x, Value) else (y, x)

@@ -240,7 +240,10 @@ def array(tensor: TensorProto, place: str) -> np.ndarray:
 
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
-"""The types of elements that inputs and outputs may have."""
+"""The types of elements that inputs may have."""
+
+WHOLE = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+"""The types of elements that outputs may have beside them: a truth value is 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +253,8 @@ class Chosen:
     Attributes:
         inputs: all inputs of the file, in the order in which the network takes them; empty: in the file's order.
         outputs: some of the file's outputs, in the order in which the network gives them; empty: all that have elements
-            of floating-point numbers, in the file's order. In the place of a map from classes to numbers (ZipMap) there
-            are the numbers.
+            of floating-point numbers, in the file's order, or where there are none those of whole numbers. In the place
+            of a map from classes to numbers (ZipMap) there are the numbers.
         hidden: computed tensors of the file that are outputs of the network after the others.
     """
 
@@ -306,7 +309,7 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
 
     Raises:
         InputError: if a chosen tensor does not exist, or is chosen twice.
-        UnsupportedError: if no output is a tensor of floating-point numbers, or tensors differ in their types.
+        UnsupportedError: if no output is a tensor of numbers or truth values, or tensors differ in their types.
     """
     graph = model.graph
     inputs = _inputs(model, chosen)
@@ -345,20 +348,23 @@ def _outputs(graph: onnx.GraphProto, chosen: Chosen) -> list[str]:
     computed = {name for node in graph.node for name in node.output if name}
     # What a map's numbers are is not declared; what is read of them shows whether they are floating-point numbers.
     maps = {name: node.input[0] for node in graph.node if node.op_type == "ZipMap" for name in node.output}
-    floats = [
-        maps.get(declared.name, declared.name)
-        for declared in graph.output
-        if declared.name in maps or declared.type.tensor_type.elem_type in FLOATS
-    ]
-    if not graph.output or not (floats or chosen.outputs):
-        raise UnsupportedError("no output is a tensor of floating-point numbers")
+    floats, whole = (
+        [
+            maps.get(declared.name, declared.name)
+            for declared in graph.output
+            if (declared.name in maps and kinds is FLOATS) or declared.type.tensor_type.elem_type in kinds
+        ]
+        for kinds in (FLOATS, WHOLE)
+    )
+    if not graph.output or not (floats or whole or chosen.outputs):
+        raise UnsupportedError("no output is a tensor of numbers or truth values")
     for name in chosen.outputs:
-        if name not in floats:
-            raise InputError(f"no output '{name}' of floating-point numbers; there are {_listed(floats)}")
+        if name not in floats + whole:
+            raise InputError(f"no output '{name}' of numbers; there are {_listed(floats + whole)}")
     for name in chosen.hidden:
         if name not in computed:
             raise InputError(f"no node computes a tensor '{name}'")
-    found = [*(chosen.outputs or floats), *chosen.hidden]
+    found = [*(chosen.outputs or floats or whole), *chosen.hidden]
     types = {one.name: one.type.tensor_type.elem_type for one in graph.output if one.name not in maps}
     if len(kinds := {types[name] for name in found if name in types}) > 1:
         shown = " and ".join(sorted(onnx.TensorProto.DataType.Name(kind).lower() for kind in kinds))

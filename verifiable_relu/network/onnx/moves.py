@@ -31,7 +31,7 @@ def moves(operator: str, *versions: int, data: Sequence[int] = (0,)) -> None:
         versions: of it that are read.
         data: the places of the inputs whose elements are moved; the others must be constants. −1: all of them.
     """
-    converts(operator, *versions)(lambda call: _moved(call, data))
+    converts(operator, *versions)(lambda call: move(call, data))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Numbered:
         return np.arange(start + 1, self.starts[-1] + 1).reshape(shape)
 
 
-def _moved(call: Call, data: Sequence[int]) -> list[Result]:
+def move(call: Call, data: Sequence[int]) -> list[Result]:
     """The results of an operator that only moves numbers, by what it does to the numbers of its inputs' elements."""
     if call.get("reduction", b"none") != b"none":
         raise UnsupportedError(f"its attribute reduction = {call.get('reduction', None)}")
@@ -217,7 +217,6 @@ moves("Tile", 6, 13)
 moves("Pad", 2, 11, 13, 18, 19, *SINCE_21, data=(0, 2))
 moves("DepthToSpace", 1, 11, 13, 28)
 moves("SpaceToDepth", 1, 13, 28)
-moves("Where", 9, 16, data=(1, 2))
 moves("Trilu", 14)
 moves("Compress", 9, 11, 28)
 moves("ReverseSequence", 10, 28)
@@ -251,14 +250,6 @@ def _dropout(call: Call) -> Value:
     training = call.optional(2)
     if training is not None and bool(training.any()):
         raise UnsupportedError("in training mode")
-    return call.value()
-
-
-@converts("Cast", 6, 9, 13, 19, *SINCE_21, 28)
-def _cast(call: Call) -> Value:
-    # A cast to float32 rounds what onnxruntime computes, as each of its operations does, and is no function of its own.
-    if call.get("to", None) not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
-        raise UnsupportedError("casts a computed value to another kind of number than float32 or float64")
     return call.value()
 
 

@@ -33,6 +33,7 @@ from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modu
     products,
     reduce,
     resize,
+    steps,
     windows,
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
@@ -165,7 +166,8 @@ class Reading:
         self.build = Builder(shape, declared.name)
         self.tensors[declared.name] = Value(0, self.batched)
         self.opset = opset_of(self.model)
-        self.thresholds: dict[str, tuple[int, float]] = {}
+        self.thresholds: dict[str, tuple[_Named | None, float]] = {}
+        self.whole: set[str] = set()
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
             self.take(node, node.name or (node.output[0] if node.output else str(position)))
@@ -223,8 +225,8 @@ class Reading:
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")
-        if node.op_type == "Where" and node.input[:1] and node.input[0] in self.thresholds:
-            return self._chosen(node, label)
+        if node.op_type == "Where" and node.input[:1] and (share := self._softplus(node, label)):
+            return share
         found = tuple(self._lookup(name) for name in node.input)
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
@@ -233,9 +235,9 @@ class Reading:
             shape = self._shape(found[0], attributes)
             return shape if node.op_type == "Shape" else shape.prod(dtype=np.int64)[()].reshape(())
         if node.op_type == "CastLike" and len(found) == 2:
-            return self._cast_like(node, found[0], found[1])
-        if node.op_type == "Greater" and len(found) == 2 and isinstance(found[0], Value):
-            return self._compared(node, found[0], found[1])
+            return self._cast_like(node, label, found[0], found[1])
+        if node.op_type == "Greater" and isinstance(found[1], np.ndarray) and found[1].size == 1:
+            self.thresholds[node.output[0]] = found[0], float(found[1].item())
         constants = [value for value in found if not isinstance(value, Value)]
         if found and len(constants) == len(found):
             return list(folded(node, constants, self.opset))
@@ -245,6 +247,8 @@ class Reading:
             version = onnx.defs.get_schema(node.op_type, opset, domain).since_version
         except onnx.defs.SchemaError:
             raise UnsupportedError(f"no operator of opset {opset}") from None
+        if self._counts(node, inputs):
+            self.whole.update(node.output)
         converter = CONVERTERS.get((node.op_type, version))
         if converter is None:
             others = sorted(v for op, v in CONVERTERS if op == node.op_type)
@@ -266,28 +270,25 @@ class Reading:
             inputs.append(value)
         return tuple(inputs)
 
-    def _compared(self, node: onnx.NodeProto, x: Value, with_what: _Named | None) -> list[Result]:
-        """Note a comparison x > c with a number, which is no tensor that may be computed with."""
-        if not isinstance(with_what, np.ndarray) or with_what.size != 1:
-            raise UnsupportedError("a comparison of computed values decides what is computed")
-        self.thresholds[node.output[0]] = x.index, float(with_what.reshape(-1)[0])
-        return []
-
-    def _chosen(self, node: onnx.NodeProto, label: str) -> _Named:
-        """softplus(x) for x ≤ c and x for x > c ≥ 20, as exporters spell softplus.
+    def _softplus(self, node: onnx.NodeProto, label: str) -> Value | None:
+        """softplus(x) for x ≤ c and x for x > c ≥ 20, as exporters spell softplus, if a Where is that.
 
         x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off
         by no more than 2⁻³³.
         """
-        (index, threshold), chosen, other = self.thresholds[node.input[0]], *map(self._lookup, node.input[1:3])
-        if isinstance(chosen, Value) and isinstance(other, Value) and chosen.index == index and threshold >= 20:
+        x, threshold = self.thresholds.get(node.input[0], (None, 0.0))
+        chosen, other = map(self._lookup, node.input[1:3])
+        if isinstance(x, Value) and isinstance(chosen, Value) and isinstance(other, Value) and threshold >= 20:
             function = self.build.nodes[other.index]
-            if isinstance(function, Smooth) and function.function == "Softplus" and function.inputs == (index,):
+            same = chosen.index == x.index and function.inputs == (x.index,)
+            if same and isinstance(function, Smooth) and function.function == "Softplus":
                 factor = torch.tensor(SOFTPLUS_SHARE[0], dtype=torch.float64)
                 return Value(self.build.scale(other.index, label, scale=factor, error=SOFTPLUS_SHARE[1]), other.leading)
-        raise UnsupportedError("a comparison of computed values decides what is computed")
+        return None
 
-    def _cast_like(self, node: onnx.NodeProto, given: _Named | None, like: _Named | None) -> _Named:
+    def _cast_like(
+        self, node: onnx.NodeProto, label: str, given: _Named | None, like: _Named | None
+    ) -> _Named | Sequence[_Named | None]:
         """``given`` in the number type of ``like``."""
         if given is None or like is None:
             raise InputError("an input is missing")
@@ -298,14 +299,23 @@ class Reading:
             dtype = like.dtype
         else:
             raise UnsupportedError("of an unknown type")
-        if isinstance(given, Value):
-            if dtype not in (np.float32, np.float64):
-                raise UnsupportedError(f"casts a computed value to {dtype}")
-            return given
         cast = onnx.helper.make_node(
             "Cast", node.input[:1], node.output, to=onnx.helper.np_dtype_to_tensor_dtype(dtype)
         )
-        return folded(cast, [given], self.opset)[0]
+        return self._converted(cast, label)
+
+    def _counts(self, node: onnx.NodeProto, inputs: Sequence[np.ndarray | Value | None]) -> bool:
+        """Whether a node's result is of whole numbers or truth values.
+
+        Raises:
+            UnsupportedError: for an operator that may mean something else of whole numbers, such as a division.
+        """
+        kinds = [
+            isinstance(value, Value) and name in self.whole for name, value in zip(node.input, inputs, strict=True)
+        ]
+        if any(kinds) and not steps.counts(node.op_type):
+            raise UnsupportedError("of computed whole numbers is not supported")
+        return steps.is_counted(node, inputs, kinds)
 
     @cached_property
     def types(self) -> dict[str, int]:
@@ -316,8 +326,6 @@ class Reading:
     def _lookup(self, name: str) -> _Named | None:
         if not name:
             return None
-        if name in self.thresholds:
-            raise UnsupportedError("computes with a comparison of computed values")
         try:
             return self.tensors[name]
         except KeyError:

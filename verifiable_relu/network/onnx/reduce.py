@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.derived import share
-from verifiable_relu.network.nodes import LeakyRelu, Relu
+from verifiable_relu.network.nodes import LeakyRelu, Maximum, Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import broadcast, negative
 from verifiable_relu.network.onnx.moves import Numbered, Rows, axis_of
@@ -29,8 +29,8 @@ The form for nearer ends has one use of the value instead of two, and so has tig
 """
 
 
-def extreme(call: Call, x: int, candidates: np.ndarray, sign: int) -> int:
-    """The largest (``sign`` 1) or smallest (−1) of some elements of a node, in a tournament.
+def maxima(call: Call, x: int, candidates: np.ndarray) -> int:
+    """The largest of some elements of a node: a tournament, and of what it is the maximum.
 
     Args:
         call: the node that is read.
@@ -43,32 +43,37 @@ def extreme(call: Call, x: int, candidates: np.ndarray, sign: int) -> int:
     """
     # What is there comes before what is not: whoever has no opponent goes on.
     candidates = np.take_along_axis(candidates, np.argsort(candidates < 0, axis=0, kind="stable"), axis=0)
+    source, windows = x, torch.from_numpy(candidates.astype(np.int64))
     while len(candidates) > 1:
         count, results = len(candidates) // 2, candidates.shape[1]
         first, second = candidates[0 : 2 * count : 2], candidates[1 : 2 * count : 2]
         pair = np.stack([second, first], -1).reshape(-1, 2)
         met = np.asarray((pair >= 0).all(1))
-        weight = np.array([sign, -sign], np.float32) * met[:, None]
+        weight = np.array([1, -1], np.float32) * met[:, None]
         # Where there is no opponent, the difference is a negative number, of which the ReLU makes 0.
         away = np.where(met, 0.0, -1.0).astype(np.float32)
         difference = call.sparse(x, np.maximum(pair, 0), weight, (count * results,), away)
         gained = call.build.activation(difference.index, Relu, call.name)
         left = np.concatenate([first, candidates[2 * count :]]).reshape(-1)
-        gain = _select(call, gained, np.arange(len(left)), float(sign), count * results)
-        x = call.build.add(_select(call, x, left, 1.0, call.build.size(x)), gain, call.name)
+        gain = _select(call, gained, np.arange(len(left)), count * results)
+        x = call.build.add(_select(call, x, left, call.build.size(x)), gain, call.name)
         rest = len(candidates) - count
         there = left.reshape(rest, results) >= 0
         candidates = np.where(there, np.arange(rest * results).reshape(rest, results), -1)
-    return _select(call, x, candidates[0], 1.0, call.build.size(x))
+    made = _select(call, x, candidates[0], call.build.size(x))
+    if len(windows) == 1:
+        return made
+    shape = call.build.shape(made)
+    return call.build.append(Maximum(name=call.name, inputs=(source, made), shape=shape, candidates=windows))
 
 
-def _select(call: Call, x: int, index: np.ndarray, weight: float, size: int) -> int:
-    """weight·(elements of x) by their numbers, and 0 for a number that is none of the first ``size``; x itself if that
-    is all of it in order."""
+def _select(call: Call, x: int, index: np.ndarray, size: int) -> int:
+    """Elements of x by their numbers, and 0 for a number that is none of the first ``size``; x itself if that is all of
+    it in order."""
     there = (index >= 0) & (index < size)
-    if weight == 1 and there.all() and np.array_equal(index, np.arange(call.build.size(x))):
+    if there.all() and np.array_equal(index, np.arange(call.build.size(x))):
         return call.build.reshape(x, (size,), call.name)
-    weights = np.where(there, weight, 0.0).astype(np.float32)
+    weights = np.where(there, 1.0, 0.0).astype(np.float32)
     return call.sparse(x, np.where(there, index, 0), weights, (len(index),)).index
 
 
@@ -228,10 +233,12 @@ def _extreme(call: Call, sign: int) -> Value:
     x, axes = call.value(), axes_of(call)
     if not axes:
         return x
+    x = x if sign > 0 else negative(call, x)
     candidates = _columns(call, axes)
     if not candidates.size:
         raise UnsupportedError("the extreme of no values")
-    return call.reshaped(Value(extreme(call, x.index, candidates, sign), False), _shape(call, axes))
+    found = call.reshaped(Value(maxima(call, x.index, candidates), False), _shape(call, axes))
+    return found if sign > 0 else negative(call, found)
 
 
 @converts("ReduceProd", 1, 11, 13, 18, group="products")

@@ -14,7 +14,7 @@ from verifiable_relu.network.derived import quotient
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
 from verifiable_relu.network.onnx.moves import Numbered, moved
-from verifiable_relu.network.onnx.reduce import extreme
+from verifiable_relu.network.onnx.reduce import maxima
 
 MAX_CELLS = 1 << 24
 """Most inputs that all windows together may see."""
@@ -316,4 +316,4 @@ def _max_pool(call: Call) -> Value:
     images, size = math.prod(shape[:2]), math.prod(shape[2:])
     each = np.where(cells >= 0, np.arange(images)[:, None, None] * size + cells, -1)
     candidates = each.reshape(-1, cells.shape[1]).T
-    return call.reshaped(Value(extreme(call, x.index, candidates, 1), False), (*shape[:2], *seen.outputs))
+    return call.reshaped(Value(maxima(call, x.index, candidates), False), (*shape[:2], *seen.outputs))

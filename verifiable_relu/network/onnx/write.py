@@ -25,6 +25,7 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
+    Maximum,
     Node,
     Permute,
     Product,
@@ -32,6 +33,7 @@ from verifiable_relu.network.nodes import (
     Reshape,
     Scale,
     Sparse,
+    Step,
 )
 
 # Old enough for every reader; Gelu came with the second.
@@ -211,6 +213,10 @@ def _reshape(writer: _Writer, node: Reshape, inputs: list[str], output: str) -> 
     writer.emit("Reshape", [*inputs, writer.constant(f"{output}.shape", shape)], output)
 
 
+def _maximum(writer: _Writer, node: Maximum, inputs: list[str], output: str) -> None:
+    writer.emit("Identity", inputs[1:], output)
+
+
 def _permute(writer: _Writer, node: Permute, inputs: list[str], output: str) -> None:
     axes = (0, *(a + 1 for a in node.axes)) if writer.network.batched else node.axes
     writer.emit("Transpose", inputs, output, perm=axes)
@@ -255,6 +261,14 @@ def _curve(writer: _Writer, node: Curve, inputs: list[str], output: str) -> None
         _SPELLED[node.function](writer, node, inputs, output)
 
 
+def _step(writer: _Writer, node: Step, inputs: list[str], output: str) -> None:
+    if node.known.operator:
+        writer.emit(node.known.operator, inputs, output)
+    else:
+        whole = writer.emit("Cast", inputs, f"{output}.whole", to=TensorProto.INT64)
+        writer.emit("Cast", [whole], output, to=TensorProto.FLOAT)
+
+
 def _leaky_relu(writer: _Writer, node: LeakyRelu, inputs: list[str], output: str) -> None:
     slope = writer.parameter(node, f"{output}.slope", writer.wide(node.slope, node))
     writer.emit("PRelu", [*inputs, slope], output)
@@ -280,10 +294,12 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Product: _plain("Mul"),
         MatMul: _plain("MatMul"),
         Identity: _plain("Identity"),
+        Maximum: _maximum,
         Reshape: _reshape,
         Permute: _permute,
         LeakyRelu: _leaky_relu,
         Relu: _plain("Relu"),
+        Step: _step,
         Curve: _curve,
         Hardened: Refusal("a set of networks cannot be written as one ONNX file"),
     },

@@ -18,7 +18,7 @@ from torch import Tensor
 from verifiable_relu.bounds import Bounds, Relaxation
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
-from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Permute, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Maximum, Permute, Reshape
 from verifiable_relu.rounding import LEAST, OWN, TINY, above, gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
@@ -249,6 +249,10 @@ def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Tensor) -> None:
         walk.give(source, a)
 
 
+def _maximum(walk: _Walk, index: int, node: Maximum, a: Tensor) -> None:
+    walk.give(node.inputs[1], a)
+
+
 def _permute(walk: _Walk, index: int, node: Permute, a: Tensor) -> None:
     walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape)))
 
@@ -268,6 +272,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Tensor], None]] = Table(
         Activation: _activation,
         Add: _unchanged,
         Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
+        Maximum: _maximum,
         Reshape: _unchanged,
         Permute: _permute,
         Affine: _affine,

@@ -221,7 +221,8 @@ class BoundedBoxes:
                 known, recorder = None, Recorder.of(network)
                 search, coarse = recorder.search(ascent, memory=memory, stop=stop), recorder.coarse
                 self._recorder = recorder
-            self.relaxation = relaxation(net, box, known, search=search, memory=memory, stop=stop, coarse=coarse)
+            options = {"search": search, "memory": memory, "stop": stop, "coarse": coarse}
+            self.relaxation = relaxation(net, box, known, exact=True, **options)  # type: ignore[arg-type]
             whole = not stop()
             rows = RowBatch.of(properties, network.output_size)
             values = self.relaxation.outputs(rows.matrix, rows.sample, memory=memory, stop=stop)

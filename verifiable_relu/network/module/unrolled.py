@@ -1,7 +1,7 @@
-"""Recurrent cells and layers, over as many steps as the input has, as the products and functions that they consist of.
+"""What torch computes by operators of their own, as the operators that it consists of by torch's documentation.
 
-torch computes each by one operator of its own. What stands here takes its place, by the definitions in torch's
-documentation of ``RNNCell``, ``GRUCell`` and ``LSTMCell``, while a module is followed or exported.
+Recurrent cells, and recurrent layers over as many steps as the input has, are products, sums and functions; and some
+functions are made of others. What stands here takes their place while a module is followed or exported.
 """
 
 from __future__ import annotations
@@ -106,11 +106,50 @@ UNROLLED: dict[Any, Callable[..., Any]] = {
     for name, step in _CELLS.items()
     for kind, make in (("_cell", _cell), ("", _layers))
 }
-"""What takes the place of torch's functions of cells and of layers."""
+"""By the functions of torch, what takes their place."""
+
+
+def _softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    return torch.relu(x - lambd) - torch.relu(-x - lambd)
+
+
+def _threshold(x: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    if threshold != value:
+        raise UnsupportedError(
+            f"a threshold of {threshold:g} below which the value is {value:g}: a function that jumps"
+        )
+    return torch.relu(x - threshold) + threshold
+
+
+def _rrelu(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    if training:
+        raise UnsupportedError("random numbers are drawn in evaluation mode, too")
+    return F.leaky_relu(x, (lower + upper) / 2)
+
+
+def _asin(x: Tensor) -> Tensor:
+    return torch.atan(x * torch.rsqrt(1 - x * x))
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sinh": lambda x: (torch.exp(x) - torch.exp(-x)) / 2,
+    "cosh": lambda x: (torch.exp(x) + torch.exp(-x)) / 2,
+    "tan": lambda x: torch.sin(x) * torch.reciprocal(torch.cos(x)),
+    "asin": _asin,
+    "expm1": lambda x: torch.exp(x) - 1,
+    "log1p": lambda x: torch.log(1 + x),
+}
+
+UNROLLED |= {getattr(of, name): made for name, made in _FUNCTIONS.items() for of in (torch, Tensor)}
+UNROLLED |= dict.fromkeys((F.softshrink, torch._C._nn.softshrink), _softshrink)
+UNROLLED |= dict.fromkeys((F.threshold, torch.threshold), _threshold)
+UNROLLED |= dict.fromkeys((F.rrelu, torch.rrelu), _rrelu)
 
 
 class Unrolled(TorchFunctionMode):
-    """While it is entered, recurrent cells and layers are computed step by step."""
+    """While it is entered, what is in ``UNROLLED`` is computed step by step."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
