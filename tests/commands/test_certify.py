@@ -599,7 +599,7 @@ def test_explain_says_what_auto_would_do_and_answers_nothing(capsys: pytest.Capt
     assert main(["--spec", spec, "--explain"]) == 0
     first, *stages = capsys.readouterr().out.splitlines()
     assert "inputs vary" in first
-    assert stages[0].startswith("  1. crown, with up to 25% of the time: ")
+    assert stages[0].startswith("  1. crown, with up to 50% of the time: ")
     assert any(". bab, with up to " in stage for stage in stages)
     with pytest.raises(SystemExit, match="2"):
         main(["--spec", spec, "--explain", "--method", "crown"])

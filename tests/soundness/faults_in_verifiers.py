@@ -87,13 +87,13 @@ def _intersection(right: Right, rows: RowBatch, largest: Tensor) -> Tensor:
 
 
 def _first_halves(
-    right: Right, frontier: Frontier, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor
+    right: Right, frontier: Frontier, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor, within: Tensor
 ) -> None:
     before = len(frontier.owner)
-    right(frontier, lower, upper, owner, influence)
+    right(frontier, lower, upper, owner, influence, within)
     kept = before + (len(frontier.owner) - before) // 2
     frontier.lower, frontier.upper = frontier.lower[:kept], frontier.upper[:kept]
-    frontier.owner = frontier.owner[:kept]
+    frontier.owner, frontier.within = frontier.owner[:kept], frontier.within[:kept]
 
 
 def _both_active(right: Right, *args: object) -> tuple[Tensor, Tensor]:

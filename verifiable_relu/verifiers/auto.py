@@ -42,7 +42,7 @@ _INTEGER_NEURONS = 200
 _EXACT_NEURONS = 10
 """Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
 
-CROWN_SHARE = 0.25
+CROWN_SHARE = 0.5
 """The part of its time that a query may spend on CROWN's bounds."""
 
 
@@ -149,6 +149,13 @@ STAGES = (
         InputSplit,
         lambda t: t.narrow and t.few,
         lambda t: 0.5,
+    ),
+    Stage(
+        "alpha-crown",
+        "better slopes decide some queries by which boxes would take long, and are where these start",
+        lambda: AlphaCrown(intermediate=Ascent(steps=2)),
+        lambda t: t.narrow and t.foldable and not t.few,
+        lambda t: 0.15,
     ),
     Stage(
         "split",

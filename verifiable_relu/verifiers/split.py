@@ -1,14 +1,15 @@
 """``split``: branch and bound on the input box, complete in the limit, and quick where few inputs vary.
 
 The frontier holds sub-boxes of *all* queries of a network. Every step bounds a full batch of them, drops
-those that are proved, tries points of the others as counterexamples, clips them, and halves them. What is known of a
-query's whole box (``root``) is left alone: the first boxes are cut into many at once, and over these the bounds of the
-whole box are hardly ever the tighter ones.
+those that are proved, tries points of the others as counterexamples, clips them, and halves them.
 
 **Bounds.** Networks of ReLUs of whose inputs few vary are bounded by zonotopes (``bounds.zonotope``), which cost a
 fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. CROWN's bounds of the
 neurons that zonotopes leave unstable would save a tenth to a third of the boxes, and cost more than that. Other
-networks are bounded by CROWN alone.
+networks, and those of which zonotopes leave far more neurons of the whole boxes unstable than CROWN has left (since not
+every neuron has a symbol), or take more than the memory, are bounded by CROWN alone. There what is
+known of a box, or of a query's whole box (``root``), holds for its parts: only neurons that are unstable in the larger
+box are bounded again. Where a box has many of these, few boxes are bounded at once, so that the search goes deep first.
 
 **Which input is halved** is decided by what it has to do with the width of the output's rows: directly, and by way of
 every unstable ReLU's contribution, of which each input has a share (``Zonotopes.influence``). Without zonotopes that is
@@ -37,13 +38,15 @@ Subgradient Methods for Convex Optimization, Operations Research Letters 31, 200
 
 **Certificates** (``RecordedSplit``, ``trust.certificate.Cover``). A box is proven by its zonotope alone, of which
 nothing needs to be written but which row of each polytope is positive; or, where zonotopes do not apply, by CROWN's
-bounds of its neurons, which are written. Nothing is cut off: what halving leaves covers the query's box.
+bounds of its neurons, which are written; what is known of a larger box is then not used, since a box's proof is its
+own. Nothing is cut off: what halving leaves covers the query's box.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -51,14 +54,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import TUNING, Bounds, Relaxation, crown_relaxation, input_box
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, crown_relaxation, input_box, unstable
 from verifiable_relu.bounds.forward import rough
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import chunk_size, groups
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Relu
+from verifiable_relu.network.nodes import Activation, Relu
 from verifiable_relu.network.simplify import without_repeated
 from verifiable_relu.rounding import CLEAR, CUT, above, below, divisor, reach_of_cut, unit_roundoff, varies
 from verifiable_relu.settings import neutral
@@ -70,6 +73,7 @@ from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdi
 from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.recording import Recorder
+from verifiable_relu.verifiers.root import Known
 
 _TIE = 1e-9
 """Heuristic: what the width of an input counts where none has an influence."""
@@ -256,6 +260,12 @@ _SHORT = 0.2
 """Seconds: where one process had no boxes left so soon, copies are not made again at once."""
 
 
+_LOOSE = 2
+"""Zonotopes are not taken that leave more than so many times as many neurons unstable as CROWN does."""
+
+_ROWS = 1 << 27
+"""Coefficients, about, of the rows by which neurons of all boxes of a batch are bounded."""
+
 _WIDE = 128
 """A frontier of fewer boxes has these cut several times at once, so that the next batch is a large one."""
 
@@ -269,12 +279,14 @@ class Lines:
         values: (rows,) lower bounds of matrix·y − bound.
         coefficients: (rows, inputs) of the linear bounds that have these least values.
         influence: (boxes, inputs) what halving each input is worth per unit of its width; of any scale.
+        pre: bounds of every activation's input, by the activation's node index, (boxes, *shape), for the boxes' parts.
     """
 
     rows: RowBatch
     values: Tensor
     coefficients: Tensor
     influence: Tensor
+    pre: Mapping[int, Bounds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +312,13 @@ class Share:
 
 
 class Frontier:
-    """The sub-boxes that are still to be bounded, of all queries of one network."""
+    """The sub-boxes that are still to be bounded, of all queries of one network.
+
+    Attributes:
+        lower, upper: (boxes, inputs) the boxes.
+        owner: (boxes,) the query of each.
+        within: (boxes,) by number, a box that each is a part of and of which bounds are known; −1 for none.
+    """
 
     def __init__(self, options: InputSplit, docket: Docket) -> None:
         self.options = options
@@ -314,16 +332,19 @@ class Frontier:
         box = input_box([q.property for q in queries], network, torch.float64, device).flat()
         self.lower, self.upper = box.lower, box.upper
         varying = int(varies(self.lower, self.upper).any(0).sum())
-        self.by_zonotopes = takes(self.network) and varying <= NARROW
         self._processes = most(self._limits.processes) if device == "cpu" else 1
         # In each process, half for the boxes, half for the rows that are bounded.
         self.memory = self._limits.memory // (2 * self._processes)
-        self.batch = batch_size(self.network, options.batch, self.memory)
+        self._most = self.batch = batch_size(self.network, options.batch, self.memory)
+        each = box_bytes(self.network, varying, options.symbols) if takes(self.network) else math.inf
+        self.by_zonotopes = varying <= NARROW and each <= self.memory
         if self.by_zonotopes:
-            each = box_bytes(self.network, varying, options.symbols)
-            self.batch = max(1, min(self.batch, self.memory // each))
+            self.batch = max(1, min(self.batch, int(self.memory // each)))
         self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
+        self.within = torch.full_like(self.owner, -1)
+        self._bounded: dict[int, Mapping[int, Bounds]] = {}
+        self._begin(docket.roots.known(self.numbers, self.network, box.lower))
         self.margin = self.lower.new_full((len(queries),), torch.inf)
         self._attack = BoxAttack(self.network, options.pgd, options.search, device)
         self._steps = 0
@@ -337,6 +358,36 @@ class Frontier:
     def simplified(self, network: Network) -> Network:
         """The network that is bounded in place of the queries' network, whose function it computes exactly."""
         return without_repeated(network)
+
+    def _begin(self, known: Known | None) -> None:
+        """Start from what is known of the whole boxes, if all of their neurons have been bounded."""
+        shapes, stored = ([node.shape for node in net.nodes] for net in (self.network, self.docket.network))
+        if known is not None and known.bounded and shapes == stored:
+            self.within = self._remembered(known.pre, self.owner)
+
+    def _remembered(self, pre: Mapping[int, Bounds], chosen: Tensor) -> Tensor:
+        """Keep bounds of activations' inputs over some of a batch of boxes, so far as there is memory for them.
+
+        Returns:
+            The numbers (chosen,) of what is kept; −1 for nothing.
+        """
+        self._bounded = {number: self._bounded[number] for number in self.within.unique().tolist() if number >= 0}
+        each = sum(2 * node.size * 8 for node in self.network.nodes if isinstance(node, Activation))
+        room = max(0, self.memory // max(1, each) - len(self._bounded)) if pre else 0
+        first = max(self._bounded, default=-1) + 1
+        for number, box in enumerate(chosen[:room].tolist(), start=first):
+            self._bounded[number] = {i: Bounds(b.lower[box, None], b.upper[box, None]) for i, b in pre.items()}
+        place = torch.arange(len(chosen), device=chosen.device)
+        return torch.where(place < room, first + place, -1)
+
+    def known(self, within: Tensor) -> Mapping[int, Bounds] | None:
+        """What is known of boxes that lie in these (boxes,); None where nothing is known of one of them."""
+        found = [self._bounded.get(number) for number in within.tolist()]
+        given = [bounds for bounds in found if bounds is not None]
+        if not given or len(given) < len(found):
+            return None
+        ends = {i: ([b[i].lower for b in given], [b[i].upper for b in given]) for i in given[0]}
+        return {i: Bounds(torch.cat(lower), torch.cat(upper)) for i, (lower, upper) in ends.items()}
 
     @property
     def frontier_size(self) -> int:
@@ -365,16 +416,20 @@ class Frontier:
 
     def share(self) -> None:
         """Go on with all boxes in several processes, until one of these has none left."""
-        count, boxes = self._processes, (self.lower, self.upper, self.owner)
+        count, boxes = self._processes, (self.lower, self.upper, self.owner, self.within)
         hands = [[part[number::count].clone() for part in boxes] for number in range(count)]
-        self.lower, self.upper, self.owner = hands[0]
+        self.lower, self.upper, self.owner, self.within = hands[0]
         began = time.perf_counter()
         left = self._work(self.undecided()).left
         shares: list[Callable[[Callable[[], bool]], Share | None]] = [self._go_on]
         shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
         for hand, share in zip(hands[1:], at_once(shares, left)[1:], strict=True):
             # Nothing is known of what was dealt to a process that failed.
-            self._put(*(hand if share is None else (share.lower, share.upper, share.owner)))
+            lower, upper, owner, within = hand
+            if share is not None:
+                # What a copy has come to know stays there.
+                lower, upper, owner, within = share.lower, share.upper, share.owner, torch.full_like(share.owner, -1)
+            self._put(lower, upper, owner, within)
             if share is None:
                 self._processes = 1
             else:
@@ -390,8 +445,8 @@ class Frontier:
                 break
 
     def go_on_elsewhere(self, boxes: Sequence[Tensor], pause: Callable[[], bool]) -> Share:
-        """In a copy of the process that holds the frontier: go on with boxes, given as ``lower, upper, owner`` are."""
-        self.lower, self.upper, self.owner = boxes
+        """In a copy of the process that holds the frontier: go on with boxes, given as those of the frontier are."""
+        self.lower, self.upper, self.owner, self.within = boxes
         self.margin = torch.full_like(self.margin, torch.inf)
         known, counted = set(self.outcomes), list(self.boxes)
         self._go_on(pause)
@@ -412,8 +467,9 @@ class Frontier:
         No query is *unsat* by this alone: other processes may have boxes of it.
         """
         cut = max(0, len(self.owner) - self.batch)
-        lower, upper, owner = self.lower[cut:], self.upper[cut:], self.owner[cut:]
+        lower, upper, owner, within = self.lower[cut:], self.upper[cut:], self.owner[cut:], self.within[cut:]
         self.lower, self.upper, self.owner = self.lower[:cut], self.upper[:cut], self.owner[:cut]
+        self.within = self.within[:cut]
         hard = []
         for local, count in enumerate(self._counts(owner)):
             before, self.boxes[local] = self.boxes[local], self.boxes[local] + count
@@ -422,7 +478,7 @@ class Frontier:
         self._steps += 1
         try:
             self._search(hard)
-            self._bound(lower, upper, owner)
+            self._bound(lower, upper, owner, within)
         except OutOfTime:
             # These boxes are not in the frontier any more, and nothing is known of them.
             for local in owner.unique().tolist():
@@ -431,7 +487,7 @@ class Frontier:
         self._charge(owner)
         self._drop()
 
-    def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor) -> None:
+    def _bound(self, lower: Tensor, upper: Tensor, owner: Tensor, within: Tensor) -> None:
         """Drop of these boxes those that are proved, and put the others back, clipped and halved.
 
         Raises:
@@ -441,7 +497,7 @@ class Frontier:
         shape = (len(owner), *self.network.input_shape)
         box = Bounds(lower.reshape(shape), upper.reshape(shape))
         stop = self._work(owner.unique().tolist()).stop
-        lines = self.lines(box, rows, owner, stop)
+        lines = self.lines(box, rows, owner, within, stop)
         margins = lines.rows.margins(lines.values)
 
         proved = margins > 0
@@ -462,27 +518,37 @@ class Frontier:
         left = open_[~clipped.empty[open_]]
         # The boxes at the end of the frontier are the next: those that are furthest from being proved.
         left = left[margins[left].argsort(descending=True, stable=True)]
-        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], lines.influence[left])
+        within = self._remembered(lines.pre, left)
+        self.halve(clipped.box.lower[left], clipped.box.upper[left], owner[left], lines.influence[left], within)
 
-    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, within: Tensor, stop: Callable[[], bool]) -> Lines:
         """Linear lower bounds of the rows over boxes that belong to these queries.
 
         Args:
             box: (batch, *input_shape).
             rows: those of the boxes' properties, as a batch.
             owner: (batch,) the query of each box.
+            within: (batch,) of which boxes they are parts of which bounds are known (``known``).
             stop: asked now and then.
         """
         forms = Zonotopes(self.network, box, self.options.symbols, stop) if self.by_zonotopes else None
+        known = self.known(within)
+        if forms is not None and known is not None and self._unstable(forms.pre) > _LOOSE * self._unstable(known):
+            self.by_zonotopes, forms = False, None
+        if forms is not None:
+            known = forms.pre
         relaxation = crown_relaxation(
             self.network,
             box,
-            known=None if forms is None else forms.pre,
-            crown=forms is None,
+            known=known,
+            # The first boxes are those of which bounds are known.
+            crown=forms is None and (known is None or self._steps > 1),
             memory=self.memory,
             stop=stop,
-            max_unstable=self.options.most,
+            max_unstable=self.options.most if known is None else None,
         )
+        if forms is None:
+            self._limit(relaxation)
         values, coefficients = self._lower(rows, relaxation, forms, len(owner), stop)
 
         def affine(part: Tensor) -> tuple[Tensor, Tensor]:
@@ -499,7 +565,18 @@ class Frontier:
             found = self._lower(more, relaxation, forms, len(owner), stop)
             rows = rows.and_sums(more)
             values, coefficients = torch.cat([values, found[0]]), torch.cat([coefficients, found[1]])
-        return Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms))
+        pre = relaxation.pre if forms is None else {}
+        return Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms), pre)
+
+    def _limit(self, relaxation: Relaxation) -> None:
+        """Bound so few boxes at once that rows of all of their unstable neurons have about ``_ROWS`` coefficients."""
+        neurons = sum(node.size for node in self.network.nodes)
+        coefficients = self._unstable(relaxation.pre) * neurons // relaxation.samples
+        self.batch = max(1, min(self._most, _ROWS // max(1, coefficients)))
+
+    def _unstable(self, pre: Mapping[int, Bounds]) -> int:
+        """How many neurons of all boxes together are unstable by these bounds."""
+        return sum(int(unstable(self.network.nodes[i], bounds).sum()) for i, bounds in pre.items())
 
     def _lower(
         self, rows: RowBatch, relaxation: Relaxation, forms: Zonotopes | None, boxes: int, stop: Callable[[], bool]
@@ -562,7 +639,7 @@ class Frontier:
             if found is not None:
                 self._decide(local, found)
 
-    def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor) -> None:
+    def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor, within: Tensor) -> None:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
         for _ in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
@@ -572,19 +649,21 @@ class Frontier:
             for local in owner[stuck].unique().tolist():
                 detail = "a box of one point is neither proved nor violated in float64"
                 self._decide(local, Outcome.unknown(Reason.INCOMPLETE, self.options.name, detail))
-            lower, upper, owner, influence = lower[~stuck], upper[~stuck], owner[~stuck], influence[~stuck]
+            lower, upper, owner, within = lower[~stuck], upper[~stuck], owner[~stuck], within[~stuck]
+            influence = influence[~stuck]
             dimension = dimension[~stuck, None]
             middle = (lower + (upper - lower) / 2).gather(1, dimension)
             lower = torch.cat([lower, lower.scatter(1, dimension, middle)])
             upper = torch.cat([upper.scatter(1, dimension, middle), upper])
-            owner, influence = owner.repeat(2), influence.repeat(2, 1)
-        self._put(lower, upper, owner)
+            owner, within, influence = owner.repeat(2), within.repeat(2), influence.repeat(2, 1)
+        self._put(lower, upper, owner, within)
 
-    def _put(self, lower: Tensor, upper: Tensor, owner: Tensor) -> None:
+    def _put(self, lower: Tensor, upper: Tensor, owner: Tensor, within: Tensor) -> None:
         """Put boxes behind those of the frontier."""
         self.lower = torch.cat([self.lower, lower])
         self.upper = torch.cat([self.upper, upper])
         self.owner = torch.cat([self.owner, owner])
+        self.within = torch.cat([self.within, within])
 
     def _counts(self, owner: Tensor) -> list[int]:
         """How many boxes each query has among those with these owners."""
@@ -625,6 +704,7 @@ class Frontier:
         closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))], device=self.owner.device)
         keep = ~closed[self.owner]
         self.lower, self.upper, self.owner = self.lower[keep], self.upper[keep], self.owner[keep]
+        self.within = self.within[keep]
 
     def _decide(self, local: int, outcome: Outcome) -> None:
         if local in self.outcomes:
@@ -726,7 +806,10 @@ class _Recorded(Frontier):
         # The network of the file is what the certificate speaks of.
         return network
 
-    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, stop: Callable[[], bool]) -> Lines:
+    def _begin(self, known: Known | None) -> None:
+        """What others have proven is not recorded."""
+
+    def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, within: Tensor, stop: Callable[[], bool]) -> Lines:
         if not self.by_zonotopes:
             return self._by_claims(box, rows, owner, stop)
         forms = _Zonotopes(self.network, box, self.options.symbols, stop)
