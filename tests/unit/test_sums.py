@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from scipy.optimize import linprog
 
 from tests.support import nets
 from tests.support.asking import claims
+from verifiable_relu.bounds import Bounds
+from verifiable_relu.network.nodes import Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers import split
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.split import InputSplit, sums
+from verifiable_relu.verifiers.split import Frontier, InputSplit, sums
 
 
 def rows_of(counts: list[int]) -> RowBatch:
@@ -61,3 +64,47 @@ def test_a_conjunction_that_no_row_proves_takes_one_box(monkeypatch: pytest.Monk
     monkeypatch.setattr(split, "sums", lambda *_: None)
     (without,) = claims(InputSplit(), [query], math.inf)
     assert without.verdict is Verdict.UNSAT and (without.subproblems or 0) > 1
+
+
+def contradicted(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How often something was known of a larger box, and how often a point of its part contradicted that."""
+    rng, generator, counts = np.random.default_rng(3), torch.Generator().manual_seed(0), [0, 0]
+    network = nets.mlp(rng, nets.gaussian(rng), kind=Sigmoid).to(torch.float64)
+    plain = Frontier.lines
+
+    def inside(box: Bounds, count: int) -> torch.Tensor:
+        share = torch.rand(count, *box.lower.shape, dtype=torch.float64, generator=generator)
+        return box.lower + share * (box.upper - box.lower)
+
+    def watched(self: Frontier, box: Bounds, rows: RowBatch, owner: torch.Tensor, within: torch.Tensor, *stop: Any):  # type: ignore[no-untyped-def]
+        known = self.known(within)
+        for x in () if known is None else inside(box, 20):
+            values = self.network.values(x)
+            before = {i: values[self.network.nodes[i].inputs[0]] for i in known or ()}
+            counts[0] += len(owner)
+            counts[1] += any(
+                bool(((before[i] < b.lower) | (before[i] > b.upper)).any()) for i, b in (known or {}).items()
+            )
+        return plain(self, box, rows, owner, within, *stop)
+
+    monkeypatch.setattr(Frontier, "lines", watched)
+    queries = []
+    for low in (-4.0, -3.0, -2.0, 0.0, 1.0):
+        box = Box(np.full(3, low), np.full(3, low + 4.0))
+        y = network(inside(Bounds(torch.full((1, 3), low), torch.full((1, 3), low + 4.0)), 2000)[:, 0])[:, 0]
+        # A little below what is reached, so that the whole box proves nothing and its parts do.
+        bound = Fraction(float(y.min() - 0.002 * (y.max() - y.min())))
+        queries.append(Query(network, Property(box, ((Row(((0, Fraction(1)),), bound),),))))
+    claims(InputSplit(), queries, 1.0)
+    return counts[0], counts[1]
+
+
+def test_what_is_known_of_a_box_holds_for_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, wrong = contradicted(monkeypatch)
+    assert asked > 100 and not wrong
+
+
+def test_a_box_that_is_given_what_is_known_of_another_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Frontier.known
+    monkeypatch.setattr(Frontier, "known", lambda self, within: plain(self, within.roll(1)))
+    assert contradicted(monkeypatch)[1]

@@ -424,12 +424,10 @@ class Frontier:
         shares: list[Callable[[Callable[[], bool]], Share | None]] = [self._go_on]
         shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
         for hand, share in zip(hands[1:], at_once(shares, left)[1:], strict=True):
-            # Nothing is known of what was dealt to a process that failed.
-            lower, upper, owner, within = hand
-            if share is not None:
-                # What a copy has come to know stays there.
-                lower, upper, owner, within = share.lower, share.upper, share.owner, torch.full_like(share.owner, -1)
-            self._put(lower, upper, owner, within)
+            # Nothing is known of what was dealt to a process that failed. What a copy has come to know stays there, and
+            # numbers of what was known before stand for something else by now.
+            lower, upper, owner = hand[:3] if share is None else (share.lower, share.upper, share.owner)
+            self._put(lower, upper, owner, torch.full_like(owner, -1))
             if share is None:
                 self._processes = 1
             else:
