@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug, scheduler, seconds
-from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
@@ -154,10 +153,15 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
         made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
     if options.explain and (options.method != "auto" or options.spec is None):
         made.error("--explain needs --spec and the method auto")
-    if options.arithmetic not in ("real", *ARITHMETICS):
-        made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {', '.join(ARITHMETICS)}")
-    if options.arithmetic != "real" and (options.joint is not None or options.certificates is not None):
-        made.error(f"--arithmetic {options.arithmetic} goes neither with --joint nor with --certificates")
+    if options.arithmetic != "real":
+        # Imported here, because numpy comes with it.
+        from verifiable_relu.rounding import ARITHMETICS
+
+        known = ", ".join(ARITHMETICS)
+        if options.arithmetic not in ARITHMETICS:
+            made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {known}")
+        if options.joint is not None or options.certificates is not None:
+            made.error(f"--arithmetic {options.arithmetic} goes neither with --joint nor with --certificates")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):

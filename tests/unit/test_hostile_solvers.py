@@ -162,7 +162,7 @@ def test_a_linear_program_on_which_the_arithmetic_fails_is_a_hint_less(monkeypat
         return highs.Solved("kSolveError", np.zeros(0), 0.0, np.zeros(0))
 
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
-    cases = [random_query(seed) for seed in (2, 7, 11)]
+    cases = [random_query(seed) for seed in (19, 25, 28)]
     for method in (Bab(rounds=Rounds(None)), Smt()):
         outcomes = claims(method, [query for query, _ in cases], 20)
         for outcome, (_, margin) in zip(outcomes, cases, strict=True):

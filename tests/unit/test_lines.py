@@ -28,6 +28,7 @@ from verifiable_relu.network.nodes import (
     Relu,
     Sigmoid,
     Smooth,
+    Step,
     Tanh,
 )
 
@@ -53,9 +54,9 @@ MADE: st.SearchStrategy[Made] = st.one_of([st.tuples(st.just(kind), drawn) for k
 
 
 def test_activations_of_every_kind_are_drawn() -> None:
-    """All kinds but ``Smooth``: test_activations.py tests each of its functions, over the function's own domain."""
+    """All kinds but ``Smooth`` and ``Step``, of which test_activations.py and test_steps.py test each function."""
     kinds = {kind for kind in vars(nodes).values() if isinstance(kind, type) and issubclass(kind, Activation)}
-    assert {kind for kind in kinds if "op" in vars(kind)} == {Smooth, *PARAMETERS}
+    assert {kind for kind in kinds if "op" in vars(kind)} == {Smooth, Step, *PARAMETERS}
 
 
 def one(kind: type[Activation], parameter: float | None, dtype: torch.dtype) -> Network:

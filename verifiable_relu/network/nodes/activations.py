@@ -329,7 +329,8 @@ class Steps:
 
 
 STEPS: dict[str, Steps] = {
-    "Sign": Steps(torch.sign, None, "Sign", (9, 13)),
+    # torch takes the sign of what is no number for 0, from which something could be proved.
+    "Sign": Steps(lambda x: torch.where(x.isnan(), x, x.sign()), None, "Sign", (9, 13)),
     "Floor": Steps(torch.floor, (1.0, 0.0), "Floor", (6, 13)),
     "Ceil": Steps(torch.ceil, (0.0, 1.0), "Ceil", (6, 13)),
     # Halves go to the even neighbour.
