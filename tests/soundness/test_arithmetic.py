@@ -229,7 +229,13 @@ def residual(rng: Rng) -> bytes:
     return written(nodes, 3, w=w, b=np.full(3, big), v=v - np.eye(3, dtype=np.float32), d=np.full(3, big / 7))
 
 
-KINDS = (absorbed, flushed, planted, convolved, residual)
+def compared(rng: Rng) -> bytes:
+    """A sum of numbers that nothing has rounded before or rounds afterwards: x and the larger of x and 2ᵏ."""
+    nodes = [helper.make_node("Max", ["x", "c"], ["m"]), helper.make_node("Add", ["x", "m"], ["y"])]
+    return written(nodes, 1, c=[np.float32(2.0 ** rng.integers(20, 40))])
+
+
+KINDS = (absorbed, flushed, planted, convolved, residual, compared)
 
 
 def box_of(data: bytes, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
