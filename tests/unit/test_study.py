@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.records import Records
+from verifiable_relu.study.records import Records, read_records
 from verifiable_relu.study.runner import Runner
 from verifiable_relu.study.state import State, each, gathered, question
 from verifiable_relu.study.suite import SHIPPED, find, read
@@ -383,6 +384,33 @@ def test_the_order_of_arms_in_a_suite_changes_no_question_and_no_count(
     assert one == other
     assert one["relu"] == one["gelu-swap"] == one["lambda-gelu"]
     assert any(said[-2] for said in one["relu"]), "no question branches"
+
+
+def test_committed_records_go_on_with_networks_that_are_trained_again_and_compared(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((60, 6), dtype=np.float32)
+    labels = np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    places, said = Places(tmp_path / "out"), list[str]()
+
+    def run(asked: int) -> State:
+        text = ORDERED.format(arms='"relu", "gelu-swap"').replace("images = 10", f"images = {asked}")
+        with Records(places.folder) as records:
+            Runner(read(written(tmp_path, text)), places, records, [Here()], said.append).run()
+        return State.of(read_records(places.folder))
+
+    first = run(3)
+    shutil.rmtree(places.networks)
+    assert run(3).trainings == first.trainings and not any("again" in line for line in said), "nothing was left to ask"
+    second = run(10)
+    assert sum("trained again, the same as recorded" in line for line in said) == 2
+    assert second.trainings == first.trainings and len(second.answers) > len(first.answers)
+    assert all(second.answers[asked]["verdict"] == answer["verdict"] for asked, answer in first.answers.items())
+    shutil.rmtree(places.networks)
+    text = (places.folder / "records.jsonl").read_text()
+    onnx = next(iter(first.trainings.values()))["files"]["onnx"]
+    (places.folder / "records.jsonl").write_text(text.replace(onnx, "0" * 64))
+    with pytest.raises(InputError, match="another network than the recorded one"):
+        run(20)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
