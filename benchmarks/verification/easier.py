@@ -17,16 +17,14 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.study import ROOT, Study
 from verifiable_relu.report.table import Interval, Page, Table, spoken
-from verifiable_relu.study import joined
 from verifiable_relu.study.records import Record, Records, notes, of, read_records
-from verifiable_relu.study.statistics import interval
-from verifiable_relu.study.tables import common
+
+if TYPE_CHECKING:
+    from verifiable_relu.study import joined
 
 ASKED = ROOT / "benchmarks" / "studies" / "e1"
 """The folder of the study."""
@@ -47,6 +45,7 @@ def measure(options: argparse.Namespace, records: Records) -> None:
 
     from verifiable_relu.bounds import preactivation_bounds, unstable
     from verifiable_relu.network import read_onnx
+    from verifiable_relu.study import joined
     from verifiable_relu.study.training import images_of
     from verifiable_relu.train.losses import ball
 
@@ -73,6 +72,8 @@ def measure(options: argparse.Namespace, records: Records) -> None:
 
 def questions(study: joined.Study, network: str, eps: str, features: Mapping[tuple[str, str], Record]) -> Rows:
     """The questions about images that all arms of a seed classify rightly, with their features."""
+    from verifiable_relu.study.tables import common
+
     found: Rows = []
     for setting, cells in study.settings.items():
         for cell in cells if setting.network == network else ():
@@ -95,6 +96,10 @@ def explained(rows: Rows, arms: Sequence[str]) -> dict[str, Any]:
         R² of ``arms``, ``features`` and ``both``, over deviations from the mean over the arms of each seed and image;
         and for each arm the coefficient against ``ARM``, ``alone`` and ``beside`` the features, over the seeds.
     """
+    import numpy as np
+
+    from verifiable_relu.study.statistics import interval
+
     x = np.array([[arm == other for other in arms if other != ARM] + list(terms) for *_, arm, _, terms in rows], float)
     y, seeds = np.array([row[3] for row in rows]), np.array([row[0] for row in rows])
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -106,7 +111,7 @@ def explained(rows: Rows, arms: Sequence[str]) -> dict[str, Any]:
     few = len(arms) - 1
     sides = {"arms": x[:, :few], "features": x[:, few:], "both": x}
 
-    def fit(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, float]:
+    def fit(columns: Any, target: Any) -> tuple[Any, float]:
         found, *_ = np.linalg.lstsq(columns, target, rcond=None)
         left = ((target - columns @ found) ** 2).sum()
         return found, 1 - float(left / (target**2).sum()) if target.any() else math.nan
@@ -130,6 +135,8 @@ def compared(study: joined.Study, network: str, eps: str, other: str) -> dict[st
     The time is the mean over the images that both classify rightly, an undecided question counted twice its limit; the
     ratio's mean and interval are those of its logarithm.
     """
+    from verifiable_relu.study.statistics import interval
+
     first, second = (
         {cell.seed: cell for cell in cells if cell.complete(eps, METHOD)}
         for arm in (ARM, other)
@@ -154,6 +161,9 @@ def compared(study: joined.Study, network: str, eps: str, other: str) -> dict[st
 
 def page(records: Sequence[Record], folder: Path) -> Page:
     """The page: the table of arms, what explains the sub-problems, and the figure."""
+    from verifiable_relu.study import joined
+    from verifiable_relu.study.statistics import interval
+
     study = joined.joined(read_records(ASKED))
     features = {(record["cell"], record["eps"]): record for record in of(records, "features")}
     made = Page("easier")
@@ -175,7 +185,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
                     for cell in group
                     if (setting.network, setting.arm) == (network, arm) and cell.complete(eps, METHOD)
                 ]
-                beside = compared(study, network, eps, arm) if arm != ARM else {"points": None, "ratio": None}
+                beside = dict.fromkeys(("points", "ratio")) if arm == ARM else compared(study, network, eps, arm)
                 if arm != ARM:
                     drawn.setdefault(f"{network}, ε = {eps}", []).append((arm, beside))
                 mine = [row for row in asked if row[2] == arm]

@@ -145,14 +145,15 @@ def outcome(study: Study, claim: Record) -> Outcome:
     elif images:
         test = wilcoxon([statistics.fmean(each) for each in images.values()])
     if not differences:
-        return Outcome(claim, *means, None, by_seed(differences), test)
+        return Outcome(claim, means[0], means[1], None, by_seed(differences), test)
     margin = claim.get("margin") or math.nan
     logs = [math.log(a / b) for a, b in pairs.values()] if measure in COSTS and all(map(min, pairs.values())) else []
     compared, bound = (logs, math.log(margin)) if measure in COSTS else (differences, margin)
     within = least_margin(compared) if len(compared) > 1 else math.nan
     least = math.exp(within) if measure in COSTS else within
     equivalent = math.nan if math.isnan(margin) else equivalence(compared, bound)
-    return Outcome(claim, *means, interval(differences), by_seed(differences), test, least, equivalent)
+    mean, over_seeds = interval(differences), by_seed(differences)
+    return Outcome(claim, means[0], means[1], mean, over_seeds, test, least, equivalent)
 
 
 def by_image(cell: Cell, measure: str, eps: str, method: str) -> Mapping[int, float]:
