@@ -34,6 +34,9 @@ MARKERS = "osD^vPX*"
 GLYPHS = "●■◆▲▼✚✖★"
 """The same markers in text."""
 
+OPEN_GLYPHS = "○□◇△▽✛✕☆"
+"""The same markers in text, without a filling."""
+
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "--")
 """The hatches of bars, by matplotlib's names, in their order."""
 
@@ -56,6 +59,8 @@ _PAGE = (6.6, 4.1)
 
 _MOST = 1e150
 """The largest number that is drawn; larger ones are drawn there."""
+
+_NUMBER = re.compile(r"[0-9]+\.[0-9]{2,}")
 
 _FAR, _WIDEST = 100, 1e6
 """An axis about 0 is logarithmic if half of its values are less than the largest divided by the first number. It then
@@ -225,7 +230,8 @@ class Chart:
             figure.savefig(text, format="svg", transparent=True)
         drawn = text.getvalue()
         drawn = drawn[drawn.index("<g ", drawn.index("</defs>")) : drawn.rindex("</g>") + 4]
-        drawn = re.sub(r"[0-9]+\.[0-9]{2,}", lambda found: f"{float(found[0]):.1f}", drawn)
+        # Coordinates are rounded, the numbers that readers see are not.
+        drawn = re.sub(r"<[^>]+>", lambda tag: _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", tag[0]), drawn)
         # What else than markers and series has a name would have that of another chart; fonts are the page's.
         drawn = re.sub(r' id="(?!m[0-9a-f]{10}"|series)[^"]*"|font(-size|-family)?: [^;"]*(; )?', "", drawn)
         drawn = re.sub(r'</?g>|<!--.*?-->|\s*\n\s*| transform="rotate\(-0 [^"]*"', "", drawn, flags=re.S)
@@ -238,7 +244,7 @@ class Chart:
         width, height = (72 * size for size in _PAGE)
         legend = (
             Markup('<li><span class="s{}" aria-hidden="true">{}</span> {}</li>').format(
-                one.style % 8, GLYPHS[one.style % 8], one.name
+                one.style % 8, (OPEN_GLYPHS if one.bound else GLYPHS)[one.style % 8], one.name
             )
             for one in self.series
         )
