@@ -580,8 +580,8 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
 
 _VOID = """\
 Each arm on the images that all arms of the same seed classify rightly. The seconds of this study are void, and left
-out: its questions were asked in batches that shrink along the list and share their time evenly, so that they compare the
-arms' places in the list. Verdicts and sub-problems are not touched."""
+out: its questions were asked in batches that shrink along the list and share their time evenly, so that they compare
+the arms' places in the list. Verdicts and sub-problems are not touched."""
 
 _RULE = f"""\
 A difference is *shown* if the larger of two p-values is below {LEVEL:g} after Holm's correction over all claims of the
