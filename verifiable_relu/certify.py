@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, parse, parser, workers
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, net, parse, parser, workers
 from verifiable_relu.errors import CallFailed, InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
@@ -86,7 +86,7 @@ def _explain(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign.inputs import Entry, chosen
 
     method, limits = chosen(options.method, options.device, options.memory)
-    case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
+    case = loader(options).case(Entry(options.spec, net(options), options.timeout or TIMEOUT))
     write(list(explained(case, method, limits)), out)
     return 0
 
@@ -114,7 +114,7 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     method, certificates = _certifying(options, method)
     memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
     with _store(options) as store:
-        entry = Entry(options.spec, options.net, options.timeout or TIMEOUT)
+        entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
         if until is not None:
             until(entry.timeout + GRACE, memory)
         case = loader(options).case(entry)

@@ -168,17 +168,18 @@ def test_bad_requests_are_one_line_and_status_2(folder: Path, capsys: pytest.Cap
     good = PAIR.format(relation="(equal-to f)", more=SHARED + "(assert (>= V[0] Y[0]))")
     own = good.replace("(equal-to f)", "")
     third = "(== U[2] X[2]) (>= X[2] 0.0) (<= X[2] 0.0)"
-    f, g, other = (f"--network={name}={folder / 'f.onnx'}" for name in ("f", "g", "h"))
+    f, other = (f"--network={name}={folder / 'f.onnx'}" for name in ("f", "h"))
+    apart = f"--network=g={folder / 'other.onnx'}"
     for text, networks, said in (
         (good, [], "no file for the network 'f'"),
-        (good, [f, g], "'g' equals 'f'"),
+        (good, [f, apart], "'g' equals 'f'"),
         (own, [f], "no file for the network 'g'"),
-        (own, [f, g, other], "no network 'h'"),
+        (own, [f, apart, other], "no network 'h'"),
         (own, [f, f], "named twice"),
-        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "shape [3]"),
+        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "3 inputs are declared"),
         (good.replace("float32", "float64"), [f], "declared as float64"),
         (good.replace("(<= X[0] 1.0)", ""), [f], "X[0]"),
-        (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0]) 1.0"), [f], "linear"),
+        (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0] " + "V[0] " * 15 + ") 1.0"), [f], "more than 16 variables"),
         (good.replace("X[0] U[0]", "X[0] U[5]"), [f], ""),
         ("(", [f], ""),
     ):

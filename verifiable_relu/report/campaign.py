@@ -17,6 +17,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.report.figures import ANSWERS, Axis, Bars, Chart, Series
 from verifiable_relu.report.table import Cell, Column, Table, spelled, tabulate
+from verifiable_relu.spec.find import named
 
 _SOLVED = ("sat", "unsat")
 _COMMENT = re.compile(r"^;.*\beps(?:ilon)?\s*[=:]?\s*([0-9./e-]+)", re.IGNORECASE | re.MULTILINE)
@@ -80,7 +81,7 @@ def _by_network(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]
     groups: dict[tuple[str, str], list[Result]] = {}
     names = verifier_names(results)
     for result in results:
-        groups.setdefault((Path(result.onnx).name, names[result.verifier]), []).append(result)
+        groups.setdefault((named(result.onnx), names[result.verifier]), []).append(result)
     return groups
 
 
@@ -275,7 +276,7 @@ def instances(results: Sequence[Result]) -> Table:
         return Table(("property", "network", *heads), rows, caption="All instances")
     columns: list[Column[Result]] = [
         ("property", "", lambda result: Path(result.vnnlib).name),
-        ("network", "", lambda result: Path(result.onnx).name),
+        ("network", "", lambda result: named(result.onnx)),
         ("asked", "", lambda result: names[result.verifier]),
         ("answer", "", lambda result: result.answer),
         ("trust", "", lambda result: "" if result.trust is None else str(result.trust)),
