@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.draws import draws
-from tests.support.vnnlib_cases import Writer, holds
+from tests.support.vnnlib_cases import Writer, holds, reached
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.read import read_vnnlib
-from verifiable_relu.spec.specfile import DeclaredTensor, Form, SpecFile
 
 POINTS = 8
 
@@ -93,36 +92,6 @@ class TwoNetworks(Writer):
             if self.rng.random() < 0.9:
                 found[second] = found[first]
         return found
-
-
-def elements(tensors: tuple[DeclaredTensor, ...]) -> list[str]:
-    """The names of the elements of some tensors, one tensor after another."""
-    return [f"{tensor.variable.name}[{i}]" for tensor in tensors for i in range(tensor.variable.size)]
-
-
-def product(pair: tuple[Form, Form], values: list[Fraction]) -> Fraction:
-    first, second = (sum((c * values[i] for i, c in form), Fraction(constant)) for form, constant in pair)
-    return first * second
-
-
-def reached(spec: SpecFile, point: dict[str, Fraction]) -> bool:
-    """Whether the properties of a query of two networks call a point a counterexample."""
-    query = spec.joined
-    assert query is not None
-    inputs: dict[int, set[Fraction]] = {}
-    outputs: dict[int, Fraction] = {}
-    for network in query.networks:
-        for name, place in zip(elements(network.inputs), network.places, strict=True):
-            inputs.setdefault(place, set()).add(point[name])
-        for i, name in enumerate(elements(network.given)):
-            outputs[network.start + i] = point[name]
-    if any(len(values) > 1 for values in inputs.values()):
-        return False
-    x = [min(inputs[i]) for i in range(query.size)]
-    y = [outputs[i] for i in range(len(outputs))] + (x if query.passed else [])
-    for pair in query.products:
-        y.append(product(pair, y))
-    return any(prop.box.contains(x) and prop.violated(y) for prop in spec.properties)
 
 
 @pytest.mark.thorough

@@ -167,7 +167,16 @@ def test_files_of_the_competition_are_read(family: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    "cartpole drones dubinsrejoin lunarlander acc acc_nonlinear intermediate_nodes single_network".split(),
+    [
+        "cartpole",
+        "drones",
+        "dubinsrejoin",
+        "lunarlander",
+        "acc",
+        "acc_nonlinear",
+        "intermediate_nodes",
+        "single_network",
+    ],
 )
 def test_the_examples_of_2_0_are_read(name: str) -> None:
     spec = read_vnnlib(data("vnnlib2") / f"{name}.vnnlib")
