@@ -35,6 +35,7 @@ from verifiable_relu.network.nodes import (
     Identity,
     Kinked,
     Linear,
+    MatMul,
     Maximum,
     Node,
     Permute,
@@ -132,9 +133,7 @@ def _add(node: Add, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
     return x + y
 
 
-def _bilinear(node: Bilinear, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
-    if isinstance(node, Product):
-        return x * y
+def _matmul(node: MatMul, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
     return Dyadic(np.matmul(x.numbers, y.numbers), x.exponent + y.exponent)
 
 
@@ -197,7 +196,8 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Kinked: _kinked,
         Step: _step,
         Identity: lambda node, denominator, x: x,
-        Bilinear: _bilinear,
+        Product: lambda node, denominator, x, y: x * y,
+        MatMul: _matmul,
         Maximum: lambda node, denominator, x, y: y,
         Reshape: _reshape,
         Permute: _permute,
