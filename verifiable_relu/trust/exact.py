@@ -4,8 +4,8 @@ Stored weights are binary floating-point numbers, so that each affine layer is a
 A rational input is a vector of integers divided by one common denominator d > 0. ReLU and LeakyReLU are positively
 homogeneous: they commute with multiplication by d; functions that jump give whole numbers times d. The whole network is
 therefore evaluated on d times the true values, in Python integers with one exponent of two for each array, and the
-outputs are divided by d at the end. No step rounds. The products follow the operators' definitions, and torch computes
-nothing, because all this checks what torch computes.
+outputs are divided by d at the end. What the network divides by is a factor of d. No step rounds. The products follow
+the operators' definitions, and torch computes nothing, because all this checks what torch computes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from verifiable_relu.network.nodes import (
     Kinked,
     Linear,
     Maximum,
+    Node,
     Permute,
     Reshape,
     Scale,
@@ -122,7 +123,20 @@ def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
 
 def _scale(node: Scale, denominator: int, x: Dyadic) -> Dyadic:
     center, shift = (_constant(array(tensor), denominator) for tensor in (node.center, node.shift))
-    return Dyadic.of(array(node.scale)) * (x - center) + shift
+    if not node.weight_error:
+        return Dyadic.of(array(node.scale)) * (x - center) + shift
+    assert node.divisor is not None
+    odd, twos = _divisor(node.divisor)
+    moved, most = x - center, max(twos.flat)
+    # The common denominator has all odd parts for factors, this node's once for each node in the order of values.
+    return Dyadic(moved.numbers // odd << (most - twos), moved.exponent - most) + shift
+
+
+def _divisor(stored: Tensor) -> tuple[Array, Array]:
+    """The odd integers m and the exponents e of numbers m·2^e, which are not 0, as object arrays."""
+    exact = Dyadic.of(array(stored))
+    twos = np.asarray(np.frompyfunc(lambda n: (n & -n).bit_length() - 1, 1, 1)(exact.numbers), dtype=object)
+    return np.asarray(exact.numbers >> twos, dtype=object), np.asarray(twos + exact.exponent, dtype=object)
 
 
 def _add(node: Add, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
@@ -197,9 +211,14 @@ def evaluable(network: Network) -> bool:
     """Whether rational arithmetic can evaluate the network.
 
     It can where every node is piecewise linear or jumps between whole numbers, and every stored weight is the true one
-    (``weight_error`` is 0).
+    (``weight_error`` is 0), or the reciprocal of a divisor that is.
     """
-    return network.weight_error == 0 and all(node in VALUES for node in network.nodes[1:])
+    known = network.arithmetic == "real" and all(node in VALUES for node in network.nodes[1:])
+    return known and all(not node.weight_error or _divides(node) for node in network.affine)
+
+
+def _divides(node: Node) -> bool:
+    return isinstance(node, Scale) and node.divisor is not None
 
 
 def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
@@ -217,7 +236,9 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     """
     if not evaluable(network):
         raise UnsupportedError(f"the network '{network.name}' cannot be evaluated in rational arithmetic")
-    denominator = math.lcm(*(value.denominator for value in x))
+    divisors = (node.divisor for node in network.nodes if isinstance(node, Scale) and node.divisor is not None)
+    parts = (abs(math.lcm(*_divisor(divisor)[0].flat)) for divisor in divisors)
+    denominator = math.lcm(*(value.denominator for value in x)) * math.prod(parts)
     point = np.array([value.numerator * (denominator // value.denominator) for value in x], dtype=object)
     values = [Dyadic(point.reshape(network.input_shape), 0)]
     for node in network.nodes[1:]:

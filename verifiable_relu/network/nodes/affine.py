@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -159,7 +159,8 @@ class Conv2d(Affine):
 class Scale(Affine):
     """y = scale·(x − center) + shift, element by element; each tensor is broadcastable to ``shape``.
 
-    Additions and multiplications by constants, normalisation and batch normalisation are all of this form.
+    Additions and multiplications by constants, normalisation and batch normalisation are all of this form. A division
+    is the product with the rounded reciprocal of its ``divisor``, which is kept for exact evaluation.
     """
 
     op = "Scale"
@@ -168,6 +169,7 @@ class Scale(Affine):
     shift: Tensor
     weight_error: float = 0.0
     offset_terms: float = 0.0
+    divisor: Tensor | None = None
 
     def forward(self, *xs: Tensor) -> Tensor:
         return self.scale * (xs[0] - self.center) + self.shift
@@ -193,28 +195,6 @@ class Scale(Affine):
 
     def row_sums(self) -> Tensor:
         return self.scale.abs()
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Division(Scale):
-    """x divided by one number: a ``Scale`` that still knows its divisor, a scalar tensor. No network keeps it.
-
-    Files spell λ-GELU as GELU(λx)/λ, which is one only where the divisor is the factor; of a division a ``Scale`` knows
-    the rounded reciprocal alone. Of all consumers only simplification meets this kind.
-    """
-
-    op = "Division"
-    divisor: Tensor
-
-    @staticmethod
-    def of(made: Scale, divisor: Tensor) -> Division:
-        """A product with the rounded reciprocal of a number as the division that it stands for."""
-        return Division(**{f.name: getattr(made, f.name) for f in fields(Scale)}, divisor=divisor)
-
-    @property
-    def kept(self) -> Scale:
-        """What a network keeps of it."""
-        return Scale(**{f.name: getattr(self, f.name) for f in fields(Scale)})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
