@@ -35,7 +35,6 @@ from verifiable_relu.network.nodes import (
     Kinked,
     Linear,
     Maximum,
-    Node,
     Permute,
     Reshape,
     Scale,
@@ -214,11 +213,7 @@ def evaluable(network: Network) -> bool:
     (``weight_error`` is 0), or the reciprocal of a divisor that is.
     """
     known = network.arithmetic == "real" and all(node in VALUES for node in network.nodes[1:])
-    return known and all(not node.weight_error or _divides(node) for node in network.affine)
-
-
-def _divides(node: Node) -> bool:
-    return isinstance(node, Scale) and node.divisor is not None
+    return known and all(not node.weight_error or node.divisor is not None for node in network.affine)
 
 
 def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
@@ -236,8 +231,7 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     """
     if not evaluable(network):
         raise UnsupportedError(f"the network '{network.name}' cannot be evaluated in rational arithmetic")
-    divisors = (node.divisor for node in network.nodes if isinstance(node, Scale) and node.divisor is not None)
-    parts = (abs(math.lcm(*_divisor(divisor)[0].flat)) for divisor in divisors)
+    parts = (math.lcm(*_divisor(n.divisor)[0].flat) for n in network.affine if n.divisor is not None)
     denominator = math.lcm(*(value.denominator for value in x)) * math.prod(parts)
     point = np.array([value.numerator * (denominator // value.denominator) for value in x], dtype=object)
     values = [Dyadic(point.reshape(network.input_shape), 0)]

@@ -19,11 +19,12 @@ class Affine(Node):
     ``weight_error`` bounds |W_true − W| ≤ weight_error·|W| entry by entry, and so of every other stored number, b
     among them; 0.0 means that the stored numbers are the operator's own (``network.derived``). Where W·x + b is what a
     runtime computes by rounding (``network.onnx.running``), W_true and b_true are other numbers at every x, and
-    |b_true − b| ≤ weight_error·(|b| + ``offset_terms``).
+    |b_true − b| ≤ weight_error·(|b| + ``offset_terms``). Of a division the ``divisor`` is exact.
     """
 
     weight_error: float
     offset_terms: float
+    divisor: Tensor | None = None
 
     def linear(self, x: Tensor) -> Tensor:
         """W·x for x of shape (batch, *input shape)."""

@@ -206,9 +206,9 @@ class Reading:
             made = self.build.nodes[index]
             if self.off and isinstance(made, Affine):
                 # A divisor that is off is none to divide by exactly.
-                known = {"divisor": None} if isinstance(made, Scale) else {}
+                exact = {"divisor": None} if isinstance(made, Scale) else {}
                 error = both(made.weight_error, self.off)
-                self.build.nodes[index] = replace(made, weight_error=error, **known)  # type: ignore[call-arg]
+                self.build.nodes[index] = replace(made, weight_error=error, **exact)  # type: ignore[call-arg]
         if any(made.size == 0 for made in self.build.nodes[known:]):
             raise UnsupportedError("a tensor without elements", place=place)
         self._size += sum(made.size for made in self.build.nodes[known:])
