@@ -295,9 +295,8 @@ def _converted(node: Node, dtype: torch.dtype, device: torch.device) -> Node:
             error = max(error, lost(before, getattr(made, f.name)))
     if not error:
         return made
-    error = both(node.weight_error, error) if error < 1 else math.inf
-    known = {"divisor": None} if isinstance(made, Scale) else {}
-    return replace(made, weight_error=error, **known)  # type: ignore[call-arg]
+    assert isinstance(made, Affine)
+    return made.with_error(both(node.weight_error, error) if error < 1 else math.inf)
 
 
 def whole(nodes: Sequence[Node]) -> frozenset[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,11 @@ class Affine(Node):
     weight_error: float
     offset_terms: float
     divisor: Tensor | None = None
+
+    def with_error(self, error: float) -> Affine:
+        """The node with another ``weight_error``, which leaves nothing exact to divide by."""
+        changed: dict[str, Any] = {"weight_error": error}
+        return replace(self, **changed if self.divisor is None else {**changed, "divisor": None})
 
     def linear(self, x: Tensor) -> Tensor:
         """W·x for x of shape (batch, *input shape)."""

@@ -10,7 +10,7 @@ compared with what the file computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from verifiable_relu.network.build import Builder, as_network
 from verifiable_relu.network.derived import Derived, both, rounded
 from verifiable_relu.network.factors import bounded_factors
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Affine, Scale, Shape, Smooth
+from verifiable_relu.network.nodes import Affine, Shape, Smooth
 from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modules fills the table of converters
     activations,
     elementwise,
@@ -205,10 +205,7 @@ class Reading:
         for index in range(known, len(self.build.nodes)):
             made = self.build.nodes[index]
             if self.off and isinstance(made, Affine):
-                # A divisor that is off is none to divide by exactly.
-                exact = {"divisor": None} if isinstance(made, Scale) else {}
-                error = both(made.weight_error, self.off)
-                self.build.nodes[index] = replace(made, weight_error=error, **exact)  # type: ignore[call-arg]
+                self.build.nodes[index] = made.with_error(both(made.weight_error, self.off))
         if any(made.size == 0 for made in self.build.nodes[known:]):
             raise UnsupportedError("a tensor without elements", place=place)
         self._size += sum(made.size for made in self.build.nodes[known:])
