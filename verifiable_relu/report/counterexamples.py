@@ -6,7 +6,7 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError
 
 _SHOWN_INPUTS = 64
@@ -32,6 +33,9 @@ class Shown:
         inputs: for few inputs that are no picture, rows: name, lower and upper bound, counterexample.
         outputs: rows: name, output at the middle of the box (empty if it is not known), output at the counterexample.
         note: why something is missing; empty if nothing is.
+        key: the files of network and property, as the user named them.
+        id: its anchor in the page.
+        file: the file of the counterexample, relative to the folder of the results.
     """
 
     title: str
@@ -41,6 +45,9 @@ class Shown:
     inputs: Sequence[Sequence[str]] = ()
     outputs: Sequence[Sequence[str]] = ()
     note: str = ""
+    key: tuple[str, str] = ("", "")
+    id: str = ""
+    file: str = ""
 
 
 @dataclass
@@ -55,9 +62,11 @@ class Gallery:
 
     def show(self, results: Sequence[Result]) -> Iterator[Shown]:
         """The counterexamples of results that are *sat*, in their order."""
-        for result in results:
+        for number, result in enumerate(results):
             if result.counterexample is not None:
-                yield self._shown(result, result.counterexample)
+                place = {"key": (result.onnx, result.vnnlib), "id": f"counterexample-{number}"}
+                shown = self._shown(result, result.counterexample)
+                yield replace(shown, **place, file=counterexample_file(result))  # type: ignore[arg-type]
 
     def _shown(self, result: Result, point: np.ndarray) -> Shown:
         title, network = Path(result.vnnlib).name, Path(result.onnx).name
