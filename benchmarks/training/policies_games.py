@@ -108,7 +108,9 @@ GAMES = {
             each
             for turn in ((0.5, 1.0), (1.0, 2.0), (2.0, 4.0))
             for each in _both(
-                Region("it hangs straight and the joint turns R: no torque L", (*_STRAIGHT, (-0.5, 0.5), turn), 0, False),
+                Region(
+                    "it hangs straight and the joint turns R: no torque L", (*_STRAIGHT, (-0.5, 0.5), turn), 0, False
+                ),
                 (1, -1, 1, -1, -1, -1),
                 (2, 1, 0),
             )

@@ -111,8 +111,6 @@ def swapped(smooth: nn.Module, hard: nn.Module, game: Game, seed: int) -> Record
     }
 
 
-
-
 def _decisions(policy: nn.Module, states: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         return policy(torch.from_numpy(states)).argmax(1).numpy()
