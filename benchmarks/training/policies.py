@@ -1,4 +1,4 @@
-"""What does hardening do to a controller: which decisions does the swap change, what is proven, does it keep its course?
+"""What does hardening do to a controller: which decisions does the swap change, and what is proven of it?
 
     python -m benchmarks.training.policies
     python -m benchmarks.training.policies --game cartpole --seeds 2 --screened 0
@@ -25,7 +25,7 @@ from verifiable_relu.study.records import Record, Records
 TRAINED = ("lambda-gelu", "gelu", "gelu-swap-finetune", "relu")
 """The trainings; that of GELU gives two arms, with and without the swap."""
 
-SEEDS = {"cartpole": 10, "acrobot": 5, "lander": 3}
+SEEDS = {"cartpole": 10, "acrobot": 5, "lander": 2}
 """The seeds of each arm."""
 
 RATES = {
@@ -77,10 +77,10 @@ def page(records: Sequence[Record], folder: Path) -> Page:
 def options(parser: argparse.ArgumentParser) -> None:
     """Which games, and how many trainings."""
     parser.add_argument("--game", nargs="+", choices=GAMES, default=list(GAMES), help="(default all)")
-    parser.add_argument("--seeds", type=int, help="of each arm (default 10; acrobot 5, lander 3)")
+    parser.add_argument("--seeds", type=int, help="of each arm (default 10; acrobot 5, lander 2)")
     parser.add_argument("--first", type=int, default=10, help="the first seed (default 10)")
-    parser.add_argument("--screened", type=int, default=4, help="seeds of each learning rate screened (default 4)")
-    parser.add_argument("--random", type=int, default=40, help="runs with random settings (default 40)")
+    parser.add_argument("--screened", type=int, default=3, help="seeds of each learning rate screened (default 3)")
+    parser.add_argument("--random", type=int, default=30, help="runs with random settings (default 30)")
 
 
 STUDY = Study("benchmarks.training.policies", __doc__, options, measure, page)

@@ -20,7 +20,7 @@ from benchmarks.training.policies_playing import EARLY, Settings, late, played, 
 from verifiable_relu import Around, verify, verify_properties
 from verifiable_relu.bounds import Bounds, substitution_change
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.nn import substitute_relu
 from verifiable_relu.spec import Instance, Property, box_property, write_instances, write_vnnlib
 from verifiable_relu.study.records import Record
 from verifiable_relu.train.loop import Diverged
