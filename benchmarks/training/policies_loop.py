@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.training.policies_games import GAMES
+from benchmarks.training.policies_playing import environment
 from verifiable_relu.bounds import Bounds, crown_relaxation
 from verifiable_relu.network import Network, deployed
 
@@ -45,7 +46,7 @@ Ends = tuple[np.ndarray, np.ndarray]
 """The lower and the upper ends of intervals."""
 
 
-def reached(policy: nn.Sequential, network: Network) -> dict[str, Any]:
+def reached(policy: nn.Module, network: Network) -> dict[str, Any]:
     """What is proven and refuted for each width: the number of steps, of boxes, and the processor seconds.
 
     Returns:
@@ -53,14 +54,14 @@ def reached(policy: nn.Sequential, network: Network) -> dict[str, Any]:
         after which one has (None if none was found), ``boxes`` of the last step, and ``seconds``.
     """
     # How runtimes round GELU is not modelled: what is said of it is said of real arithmetic.
-    smooth = any(isinstance(module, nn.GELU) for module in policy)
+    smooth = any(isinstance(module, nn.GELU) for module in policy.modules())
     single = deployed(network, "real" if smooth else "float32").to(torch.float64)
     found = {}
     for width, steps in STEPS.items():
         began = time.process_time()
         proven, boxes = 0, 1
-        for step, count in enumerate(_steps(single, width, steps), 1):
-            proven, boxes = step, count
+        for step, (low, _) in enumerate(paved(single, width, steps), 1):
+            proven, boxes = step, len(low)
         refuted = _refuted(policy, width, steps)
         found[str(width)] = {
             "proven": proven,
@@ -71,8 +72,8 @@ def reached(policy: nn.Sequential, network: Network) -> dict[str, Any]:
     return found
 
 
-def _steps(network: Network, width: float, steps: int) -> Iterator[int]:
-    """The number of boxes after each step, as long as all are within the bounds."""
+def paved(network: Network, width: float, steps: int) -> Iterator[Ends]:
+    """Boxes (n, 4) that hold every state after each step, as long as all are within the bounds."""
     low, high = np.full((1, 4), -width), np.full((1, 4), width)
     for _ in range(steps):
         low, high, left, right = _parted(network, low, high)
@@ -81,7 +82,7 @@ def _steps(network: Network, width: float, steps: int) -> Iterator[int]:
         if (low < -_ENDS).any() or (high > _ENDS).any():
             return
         low, high = _merged(low, high)
-        yield len(low)
+        yield low, high
 
 
 def _parted(network: Network, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -181,7 +182,7 @@ def _refuted(policy: nn.Module, width: float, steps: int) -> int | None:
         gone = (abs(now) > _ENDS).any(1)
         outside[gone & (outside > steps)] = step
         now[gone] = 0
-    player = gymnasium.make("CartPole-v1", disable_env_checker=True).unwrapped
+    player = environment(GAMES["cartpole"]).unwrapped
     for first in np.argsort(outside, kind="stable")[:10]:
         if outside[first] <= steps and (found := fallen(player, policy, states[first], steps)):
             return found

@@ -185,7 +185,7 @@ def screened(title: Mapping[str, Any]) -> Record:
         training, policy, seconds = trained(title["game"], "relu", settings, title["seed"], screened=True)
     except Diverged as error:
         return {"early": None, "return": None, "error": str(error)}
-    first = round(EARLY * training.updates)
+    first = max(1, round(EARLY * training.updates))
     early = {name: float(np.mean([each[name] for each in training.early])) for name in training.early[0]}
     # Patterns are a state, and are taken where it is looked; the others are moves, of which the mean says more.
     early |= {name: value for name, value in training.early[-1].items() if name.startswith("oui")}

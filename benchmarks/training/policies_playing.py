@@ -15,7 +15,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -44,9 +43,13 @@ def environment(game: Game) -> Any:
         InputError: if what it needs is not installed.
     """
     try:
+        import gymnasium
+
         return gymnasium.make(game.environment, disable_env_checker=True)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise InputError(f"{game.environment} needs what is not installed: pip install Box2D ({error})") from None
+    except Exception as error:  # gymnasium has an error of its own for a game whose parts are missing.
+        raise InputError(
+            f'{game.environment} cannot be played: pip install "verifiable-relu[policies]" ({error})'
+        ) from error
 
 
 class Agent(nn.Module):
@@ -220,7 +223,7 @@ class Training:
     @property
     def watched(self) -> bool:
         """Whether this is an update that screening looks at."""
-        return self.screened and len(self.early) < round(EARLY * self.updates)
+        return self.screened and len(self.early) < max(1, round(EARLY * self.updates))
 
     def patterns(self) -> list[list[Tensor]]:
         """Of policy and estimate, the patterns of their neurons on 256 of the states that were played."""

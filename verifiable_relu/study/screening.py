@@ -1,4 +1,4 @@
-"""Rules that tell early which trainings end well: a band for each number, chosen on some trainings and tried on others."""
+"""Rules that tell early which trainings end well: bands of numbers, chosen on some trainings and tried on others."""
 
 from __future__ import annotations
 
