@@ -167,6 +167,7 @@ class Docket:
             RuntimeError: if the verifier leaves a query out.
         """
         missing = dict.fromkeys(self.queries)
+        self.stage(verifier.name, 0, len(self.queries))
         for number, claim in verifier.claims(self):
             missing.pop(number, None)
             # An outcome that is held here was judged where a verifier asked others.
@@ -192,6 +193,8 @@ class Docket:
         elif outcome.margin is not None and math.isnan(outcome.margin):
             outcome = replace(outcome, margin=None)
         self.outcomes[number] = outcome
+        if outcome.margin is not None:
+            self.limits.tell({"margin": outcome.margin})
         if outcome.verdict is not Verdict.UNKNOWN:
             self.close(number)
 
