@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, parse, parser, workers
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, net, parse, parser, workers
 from verifiable_relu.errors import CallFailed, InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
@@ -87,7 +87,7 @@ def _explain(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign.inputs import Entry, chosen
 
     method, limits = chosen(options.method, options.device, options.memory)
-    case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
+    case = loader(options).case(Entry(options.spec, net(options), options.timeout or TIMEOUT))
     write(list(explained(case, method, limits)), out)
     return 0
 
@@ -115,7 +115,7 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     method, limits = chosen(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
     memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
-    entry = Entry(options.spec, options.net, options.timeout or TIMEOUT)
+    entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
     with _store(options) as store, Line(entry.timeout, options.quiet) as line:
         limits = replace(limits, clock=line.clock, tell=line.tell)
         if until is not None:

@@ -18,6 +18,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.report.figures import ANSWERS, Axis, Bars, Chart, Series
 from verifiable_relu.report.table import Cell, Column, Link, Table, spelled, tabulate
+from verifiable_relu.spec.find import named
 
 _SOLVED = ("sat", "unsat")
 _COMMENT = re.compile(r"^;.*\beps(?:ilon)?\s*[=:]?\s*([0-9./e-]+)", re.IGNORECASE | re.MULTILINE)
@@ -81,7 +82,7 @@ def _by_network(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]
     groups: dict[tuple[str, str], list[Result]] = {}
     names = verifier_names(results)
     for result in results:
-        groups.setdefault((Path(result.onnx).name, names[result.verifier]), []).append(result)
+        groups.setdefault((named(result.onnx), names[result.verifier]), []).append(result)
     return groups
 
 
@@ -291,7 +292,7 @@ def instances(results: Sequence[Result], shown: Mapping[tuple[str, str], str]) -
     columns: list[Column[Result]] = [
         ("property", "", lambda result: Link(Path(result.vnnlib).name, shown.get((result.onnx, result.vnnlib), ""))),
         ("answer", "", lambda result: result.answer),
-        ("network", "", lambda result: Path(result.onnx).name),
+        ("network", "", lambda result: named(result.onnx)),
         ("trust", "", lambda result: "" if result.trust is None else str(result.trust)),
         ("reason", "", lambda result: str(result.reason)),
         ("decided by", "", lambda result: result.method),

@@ -16,6 +16,7 @@ from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError
+from verifiable_relu.spec.find import named, onnx_files
 
 _SHOWN_INPUTS = 64
 _SHOWN_OUTPUTS = 12
@@ -69,7 +70,7 @@ class Gallery:
                 yield replace(shown, **place, file=counterexample_file(result))  # type: ignore[arg-type]
 
     def _shown(self, result: Result, point: np.ndarray) -> Shown:
-        title, network = Path(result.vnnlib).name, Path(result.onnx).name
+        title, network = Path(result.vnnlib).name, named(result.onnx)
         outputs = np.array(result.outputs or ())
         try:
             lower, upper, before = self._original(result, point)
@@ -103,7 +104,7 @@ class Gallery:
         """
         import torch
 
-        case = self.loader.case(Entry(Path(result.vnnlib), Path(result.onnx), result.timeout))
+        case = self.loader.case(Entry(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
         assert result.witness is not None
         box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
         network = case.queries[0].network
