@@ -258,7 +258,7 @@ def draw(found: Mapping[str, Sequence[tuple[str, Mapping[str, Interval | None]]]
         for number, (network, arms) in enumerate(found.items()):
             shift = 0.25 * (number - (len(found) - 1) / 2)
             points = [
-                (Interval(*(scale * end for end in value.numbers), value.n), names.index(arm) + shift)
+                (Interval(scale * value.mean, scale * value.low, scale * value.high, value.n), names.index(arm) + shift)
                 for arm, each in arms
                 if (value := each[what]) is not None
             ]
