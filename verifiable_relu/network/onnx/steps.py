@@ -168,6 +168,18 @@ for _operator, _versions, _of, _turned, _inverted in (
     )
 
 
+@converts("ThresholdedRelu", 10, 22, group="steps")
+def _thresholded_relu(call: Call) -> Value:
+    # x where x > α, else 0: relu(x − α) + α·[x > α].
+    x, alpha = call.value(), torch.tensor(call.get("alpha", 1.0))
+    beyond = Value(call.build.scale(x.index, call.name, scale=ONE, shift=-alpha), x.leading)
+    above = Value(call.build.activation(beyond.index, Relu, call.name), x.leading)
+    if not alpha:
+        return above
+    step = _positive(call, beyond)
+    return added(call, above, Value(call.build.scale(step.index, call.name, scale=alpha, shift=0 * ONE), x.leading))
+
+
 @converts("Not", 1)
 def _inverse(call: Call) -> Value:
     return _not(call, call.value())
