@@ -273,4 +273,12 @@ def _narrowed(node: Node, operator: onnx.NodeProto, name: str) -> Node:
     if derived or factors - {1.0} or quantises(operator.op_type):
         place = f"node '{node.name}' ({operator.op_type})"
         raise UnsupportedError(f"numbers that are computed from stored ones are not modelled in {name}", place=place)
-    return node.map_tensors(lambda t: t.to(getattr(torch, name)).to(t.dtype))
+
+    def rounded(numbers: Tensor) -> Tensor:
+        found = numbers.to(getattr(torch, name)).to(numbers.dtype)
+        if not bool(found.isfinite().all()):
+            place = f"node '{node.name}' ({operator.op_type})"
+            raise UnsupportedError(f"a stored number is beyond the range of {name}", place=place)
+        return found
+
+    return node.map_tensors(rounded)
