@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common.study import Study
 from benchmarks.common.tables import estimate
@@ -33,6 +32,9 @@ ARMS = ("lambda-gelu", "gelu-swap", "gelu-swap-finetune", "relu", "gelu")
 SEEDS = {"cartpole": 10, "acrobot": 5, "lander": 2}
 """The seeds of each arm."""
 
+LOOPS = 2
+"""The seeds of each arm whose closed loop is asked about."""
+
 RATES = {
     "cartpole": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
     "acrobot": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
@@ -48,6 +50,9 @@ def wanted(asked: argparse.Namespace) -> Iterator[tuple[str, Record]]:
             for arm in TRAINED:
                 about = {"arm": arm, "seed": seed, "first": asked.first}
                 yield "policy", {"game": game, **about, "steps": GAMES[game].steps, "rate": GAMES[game].rate}
+        if game == "cartpole":
+            for seed in range(asked.first, asked.first + min(seeds, LOOPS)):
+                yield from (("loop", {"game": game, "arm": arm, "seed": seed}) for arm in ARMS)
         if game in RATES:
             about = {"game": game, "steps": GAMES[game].steps}
             if game == "cartpole":
@@ -64,14 +69,14 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     import torch
 
     from benchmarks.common.progress import bars
-    from benchmarks.training.policies_measuring import measured, screened
+    from benchmarks.training.policies_measuring import looped, measured, screened
 
+    ways: dict[str, Callable[[Record], Record]] = {"policy": measured, "loop": looped, "screened": screened}
     torch.set_num_threads(1)
     with bars() as bar:
         for kind, title in bar.track(list(wanted(asked)), description="trainings"):
             if not records.has(kind, title):
-                found: dict[str, Any] = {"arms": measured(title)} if kind == "policy" else screened(title)
-                records.append(kind, {**title, **found})
+                records.append(kind, {**title, **ways[kind](title)})
 
 
 def groups(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
@@ -173,17 +178,16 @@ def _early(run: Record, name: str) -> float:
 def loops(records: Sequence[Record]) -> Table:
     """A row for each arm and box: for how many steps it is proven that no episode ends."""
     rows: list[tuple[Cell, ...]] = []
-    for (_, arm), group in groups(records).items():
-        asked = [record["loop"] for record in group if "loop" in record]
+    for arm in ARMS:
+        asked = [record["boxes"] for record in of(records, "loop") if record["arm"] == arm]
         for width in asked[0] if asked else ():
             found = [loop[width] for loop in asked]
             proven = ", ".join(str(each["proven"]) for each in found)
             refuted = ", ".join(str(each["refuted"] or "–") for each in found)
             seconds = sum(each["seconds"] for each in found) / len(found)
             rows.append((spoken(arm), f"±{width}", proven, refuted, max(each["boxes"] for each in found), seconds))
-    return Table(
-        ("arm", "box", "steps proven, by seed", "steps to the end", "boxes", "seconds"), rows, {"seconds": ".1f"}
-    )
+    columns = ("arm", "box", "steps proven, by seed", "steps to the end", "boxes", "seconds")
+    return Table(columns, rows, {"seconds": ".1f"})
 
 
 def figure(records: Sequence[Record], path: Path) -> None:
