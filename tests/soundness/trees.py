@@ -390,7 +390,7 @@ def _values(strip: Strip, system: System, point: np.ndarray) -> list[float]:
     e = ((x - folded.center) / folded.radius)[folded.free]
     if strip.planes is not None:
         over = strip.planes.neurons
-        rows = strip.planes.rows(slice(0, len(over)), len(e), len(r))
+        rows = strip.planes.rows(torch.arange(len(over)), len(e), len(r))
         base[over] = rows.inputs @ e + rows.neurons @ r + rows.constant - strip.width[over]
     q = (r - base) / strip.width
     return (strip.rows.matrix @ torch.cat([e, q]) + strip.rows.constant).tolist()

@@ -128,6 +128,7 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
     below, above = system.slope.clamp(max=1), system.slope.clamp(min=1)
     slopes = below + torch.from_numpy(rng.random(system.size)) * (above - below)
     strip = Strip(system, outputs, slopes)
+    inside = strip.neurons.of(torch.arange(system.size))
     for _ in range(5):
         x = [Fraction(float(v)) for v in box.lower + rng.random(box.size) * (box.upper - box.lower)]
         values = exact_values(network, x)
@@ -148,7 +149,7 @@ def test_forms_are_the_network_but_for_their_errors(seed: int, leaky: bool | Non
                 at = zip([*rows.inputs[k].tolist(), *rows.neurons[k].tolist()], [*e, *r], strict=True)
                 value = Fraction(float(rows.constant[k])) + sum(Fraction(c) * v for c, v in at)
                 assert abs(value - target) <= Fraction(float(rows.error[k])) < 1e-12
-        for forms, targets in ((strip.neurons, z), (strip.rows, list(values[-1].reshape(-1)))):
+        for forms, targets in ((inside, z), (strip.rows, list(values[-1].reshape(-1)))):
             for k, target in enumerate(targets):
                 at = zip(forms.matrix[k].tolist(), [*e, *q], strict=True)
                 value = Fraction(float(forms.constant[k])) + sum(Fraction(c) * v for c, v in at)

@@ -8,13 +8,17 @@ up to an error that every form comes with; of a smooth activation, r_j is its va
 unstable that are not lines. A system whose bounds have been tightened is a smaller one: neurons that
 have become stable are substituted (``Folded.tightened``). So is one that only a few rows depend on
 (``Folded.restricted``).
+
+The coefficients of all pre-activations are as many as the square of their number. Where that is too much, or nobody
+asks for them, a few are made at a time, and so are sums of many, by the network itself (``Pull``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +28,12 @@ from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.nodes import Activation
 from verifiable_relu.rounding import FEW, OWN, TINY, divisor, gamma
+
+_WHOLE = 3 << 23
+"""The most coefficients of a system that is held as a whole, which takes a few copies of them."""
+
+_PART = 1 << 22
+"""About how many coefficients of pre-activations are made at once."""
 
 _SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
 """Slopes are multiples of one part of so many, so that certificates need not write many digits.
@@ -74,6 +84,19 @@ class Rows:
         return Rows(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
 
 
+class Pull(Protocol):
+    """Sums of pre-activations as forms, made when they are asked for.
+
+    Both take the first neuron of a block and its end, and weights (rows, neurons of the block).
+    """
+
+    def __call__(self, start: int, end: int, weight: Tensor) -> Rows:
+        """The forms weight·z in float64."""
+
+    def loosely(self, start: int, end: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients of e and r, (rows, n + m), and constants (rows,), in the weights' dtype, for searches."""
+
+
 @dataclass(frozen=True, eq=False)
 class Folded:
     """The unstable neurons of one box, and their pre-activations as affine forms.
@@ -87,7 +110,7 @@ class Folded:
         places: (m, 2) the activation node of each, and its number there.
         blocks: for each activation with unstable neurons its first one and the end, in the order of evaluation: a
             neuron depends on neurons of earlier blocks alone.
-        neurons: the pre-activations, m rows.
+        given: the pre-activations, m rows, or what makes them.
         functions: the smooth activations, by node.
         straight: for each of these the slopes (size,) of the lines that stand for its neurons that are not here.
     """
@@ -100,7 +123,7 @@ class Folded:
     slope: Tensor
     places: Tensor
     blocks: tuple[tuple[int, int], ...]
-    neurons: Rows
+    given: Rows | Pull
     functions: Mapping[int, Activation] = field(default_factory=dict)
     straight: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -113,6 +136,65 @@ class Folded:
     def size(self) -> int:
         """m, the number of unstable neurons."""
         return len(self.lower)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the system may be held as a whole."""
+        return self.size * (self.inputs + self.size) <= _WHOLE
+
+    @cached_property
+    def neurons(self) -> Rows:
+        """All pre-activations, m rows."""
+        if isinstance(self.given, Rows):
+            return self.given
+        return Rows.cat([Rows.none(self.inputs, self.size), *(form for _, form in self.forms(torch.arange(self.size)))])
+
+    def forms(self, chosen: Tensor) -> Iterator[tuple[Tensor, Rows]]:
+        """The pre-activations of some neurons, in ascending order, a few at a time, and which these are."""
+        for part in chosen.split(max(1, _PART // (1 + self.inputs + self.size))):
+            for start, end in self.blocks:
+                mine = part[(part >= start) & (part < end)]
+                if not len(mine):
+                    continue
+                if self._is_here:
+                    yield mine, self.neurons[mine]
+                else:
+                    assert not isinstance(self.given, Rows)
+                    unit = torch.zeros(len(mine), end - start, dtype=torch.float64)
+                    yield mine, self.given(start, end, unit.scatter_(1, mine[:, None] - start, 1.0))
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether all pre-activations have been made."""
+        return isinstance(self.given, Rows) or "neurons" in vars(self)
+
+    def combined(self, start: int, end: int, weight: Tensor) -> Rows:
+        """The forms weight·z, of e and r, of the neurons of a block; weight is (rows, neurons of the block)."""
+        if not self._is_here:
+            assert not isinstance(self.given, Rows)
+            return self.given(start, end, weight)
+        mine, size = self.neurons[start:end], weight.abs()
+        underflow = 8 * TINY * (end - start + 1) * (1 + self.inputs + self.size) * (1 + self.reach.sum())
+        error = size @ mine.error + gamma(end - start + 8, torch.float64) * (size @ self._sizes[start:end]) + underflow
+        return Rows(weight @ mine.inputs, weight @ mine.neurons, weight @ mine.constant, OWN * error)
+
+    def loosely(self, start: int, end: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """``combined`` for searches, in float32: the coefficients of e and r, (rows, n + m), and constants (rows,)."""
+        if not self._is_here:
+            assert not isinstance(self.given, Rows)
+            return self.given.loosely(start, end, weight)
+        matrix, constant = self._single
+        return weight @ matrix[start:end], weight @ constant[start:end]
+
+    @cached_property
+    def _single(self) -> tuple[Tensor, Tensor]:
+        """Coefficients and constants of all pre-activations in float32."""
+        return torch.cat([self.neurons.inputs, self.neurons.neurons], 1).float(), self.neurons.constant.float()
+
+    @cached_property
+    def _sizes(self) -> Tensor:
+        """(m,) ≥ the sum of the magnitudes of each pre-activation's terms over the box."""
+        return sizes(self.neurons, self.reach)
 
     @cached_property
     def smooth(self) -> Tensor:
@@ -134,7 +216,7 @@ class Folded:
         """(m,) how far each neuron's chord is from its activation, at most."""
         return (self.slope - 1).abs() * -self.lower * self.upper / (self.upper - self.lower)
 
-    @property
+    @cached_property
     def reach(self) -> Tensor:
         """(m,) ≥ |value| of each neuron over the box."""
         found = torch.maximum(self.upper, -self.lower * self.slope.abs()) * FEW + TINY
@@ -206,7 +288,7 @@ class Folded:
         stable = (active | (upper <= 0)) & ~self.smooth
         gone, kept = stable.nonzero().squeeze(1), (~stable).nonzero().squeeze(1)
         if not len(gone):
-            return replace(self, lower=lower, upper=upper), rows
+            return replace(self, given=self.neurons, lower=lower, upper=upper), rows
         substitution = _Substitution(self, gone, kept, slopes_of(active, self.slope))
         forms = substitution.of(self.neurons[kept])
         return self._of(kept, forms, lower, upper, self.free), substitution.of(rows)
@@ -223,6 +305,11 @@ class Folded:
         bounds = (lower[kept], upper[kept])
         lines = (self.functions, self.straight)
         return Folded(self.center, self.radius, free, *bounds, *places, tuple(blocks), neurons, *lines)
+
+
+def sizes(rows: Rows, reach: Tensor) -> Tensor:
+    """(rows,) the sum of the magnitudes of each form's terms over the box, given |value| ≤ reach of each neuron."""
+    return rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons.abs() @ reach
 
 
 def slopes_of(active: Tensor, below: Tensor) -> Tensor:
@@ -264,7 +351,7 @@ class _Substitution:
                 # A neuron depends on neurons of earlier blocks alone, whose forms are there.
                 found = self.of(folded.neurons[gone[start:end]])
                 self._forms = Rows.cat([self._forms, found])
-                self._sizes = torch.cat([self._sizes, self._size(found)])
+                self._sizes = torch.cat([self._sizes, sizes(found, self._reach)])
             start = end
 
     def of(self, rows: Rows) -> Rows:
@@ -278,12 +365,8 @@ class _Substitution:
         inputs = torch.addmm(rows.inputs, direct, forms.inputs)
         neurons = torch.addmm(rows.neurons[:, self._kept], direct, forms.neurons)
         constant = rows.constant + direct @ forms.constant
-        sizes = rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons[:, self._kept].abs() @ self._reach
-        sizes = sizes + direct.abs() @ self._sizes
+        kept = Rows(rows.inputs, rows.neurons[:, self._kept], rows.constant, rows.error)
+        terms = sizes(kept, self._reach) + direct.abs() @ self._sizes
         underflow = 8 * TINY * (known + 1) * (inputs.shape[1] + neurons.shape[1] + 1) * (1 + self._reach.sum())
-        error = rows.error + direct.abs() @ forms.error + gamma(known + 8, torch.float64) * sizes + underflow
+        error = rows.error + direct.abs() @ forms.error + gamma(known + 8, torch.float64) * terms + underflow
         return Rows(inputs, neurons, constant, OWN * error)
-
-    def _size(self, rows: Rows) -> Tensor:
-        """(rows,) ≥ the sum of the magnitudes of each form's terms over the box."""
-        return rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons.abs() @ self._reach

@@ -4,18 +4,21 @@ Over the box most neurons of a ReLU network are stable, and so are smooth neuron
 The network is affine in what is left: the inputs, scaled
 to e ∈ [−1, 1]ⁿ, and the values r of the m unstable neurons. Rows of coefficients are pulled back from a node towards
 the input, through affine maps and stable neurons, and end at unstable ones. The pull-back is done in float64, and
-every row comes with a bound of what rounding has changed in its value, for any point of the box.
+every row comes with a bound of what rounding has changed in its value, for any point of the box. The rows of unstable
+neurons are made when they are asked for (``folded``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Relaxation
+from verifiable_relu.bounds.forward import rough
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Maximum, Permute, Reshape
@@ -113,15 +116,8 @@ class _Folding:
 
     def folded(self, matrix: Tensor) -> tuple[Folded, Rows]:
         """The system, and the forms of matrix·y, for rows (rows, outputs) on the network's output y."""
-        parts = [self._empty()]
-        for index, chosen in self._unstable.items():
-            node = self.network.nodes[index]
-            for part in chosen.split(self._chunk()):
-                unit = torch.zeros(len(part), node.size, dtype=torch.float64)
-                unit[torch.arange(len(part)), part] = 1
-                parts.append(self._pull_back(node.inputs[0], unit))
-        last = len(self.network.nodes) - 1
-        rows = [self._pull_back(last, part) for part in matrix.double().split(self._chunk())]
+        rows = self._pull_back(len(self.network.nodes) - 1, matrix.double())
+        self._stop = lambda: False
         folded = Folded(
             self.center,
             self.radius,
@@ -131,17 +127,28 @@ class _Folding:
             self._slope,
             self._places,
             tuple(self._blocks),
-            Rows.cat(parts),
+            self,
             self._functions,
             {index: line.slope for index, line in self._straight.items()},
         )
-        return folded, Rows.cat([self._empty(), *rows])
+        return folded, rows
 
-    def _empty(self) -> Rows:
-        return Rows.none(len(self.free), self.unstable)
+    def __call__(self, start: int, end: int, weight: Tensor) -> Rows:
+        """As ``Pull``."""
+        return self._pull_back(*self._given(start, end, weight))
 
-    def _chunk(self) -> int:
-        return max(1, _WORKING // (8 * 6 * max(node.size for node in self.network.nodes)))
+    def loosely(self, start: int, end: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``Pull``."""
+        walk = self._walked(*self._given(start, end, weight), rounded=False)
+        radius, center = self.radius.to(walk.entry), self.center.to(walk.entry)
+        matrix = torch.cat([(walk.entry * radius)[:, self.free], walk.neurons], 1)
+        return matrix.to(weight), (walk.constant + walk.entry @ center).to(weight)
+
+    def _given(self, start: int, end: int, weight: Tensor) -> tuple[int, Tensor]:
+        """Weights of a block's pre-activations, as rows of the node that these are of."""
+        index, number = self._places[start:end].T
+        node = self.network.nodes[int(index[0])]
+        return node.inputs[0], weight.new_zeros(len(weight), node.size).index_add(1, number, weight)
 
     def phases(self, index: int) -> tuple[Tensor, int, Tensor]:
         """Of an activation: its unstable neurons, the number of the first among all, and the others' slopes (size,)."""
@@ -184,15 +191,29 @@ class _Folding:
 
     def _pull_back(self, target: int, rows: Tensor) -> Rows:
         """The forms of rows·(value of node ``target``), for rows (rows, size of the node)."""
+        chunk = max(1, _WORKING // (8 * 6 * max(node.size for node in self.network.nodes)))
+        return Rows.cat([self._form(target, part) for part in rows.split(chunk)])
+
+    @cached_property
+    def _rough(self) -> tuple[Network, torch.dtype]:
+        """The network for searches that prove nothing."""
+        return rough(self.network)
+
+    def _walked(self, target: int, rows: Tensor, rounded: bool = True) -> _Walk:
         if self._stop():
             raise OutOfTime
-        nodes = self.network.nodes
-        walk = _Walk(self, rows)
-        walk.give(target, rows)
+        network, dtype = (self.network, torch.float64) if rounded else self._rough
+        walk = _Walk(self, rows.to(dtype), rounded)
+        walk.give(target, rows.to(dtype))
         while walk.pending:
             # What is given on the way goes to earlier nodes.
             index = max(walk.pending)
-            STEPS[nodes[index]](walk, index, nodes[index], walk.pending.pop(index))
+            node = network.nodes[index]
+            STEPS[node](walk, index, node, walk.pending.pop(index))
+        return walk
+
+    def _form(self, target: int, rows: Tensor) -> Rows:
+        nodes, walk = self.network.nodes, self._walked(target, rows)
         # x = center + radius·e.
         magnitude = gamma(nodes[0].size + len(nodes) + 8, torch.float64) * (self.center.abs() + self.radius)
         error = walk.error + walk.entry.abs() @ (magnitude + _LEAST) + 4 * nodes[0].size * TINY
@@ -206,11 +227,12 @@ class _Walk:
     Attributes:
         pending: by node, the rows (rows, size) that multiply its value and are still to be pulled back.
         entry: (rows, inputs of the network) the coefficients of the input.
-        neurons, constant, error: of the forms (``Rows``), as far as they are known.
+        neurons, constant, error: of the forms (``Rows``), as far as they are known; no error of rows that are not
+            ``rounded``.
     """
 
-    def __init__(self, folding: _Folding, rows: Tensor) -> None:
-        self.folding = folding
+    def __init__(self, folding: _Folding, rows: Tensor, rounded: bool) -> None:
+        self.folding, self.rounded = folding, rounded
         self.pending: dict[int, Tensor] = {}
         self.entry = rows.new_zeros(len(rows), folding.network.input_size)
         self.neurons = rows.new_zeros(len(rows), folding.unstable)
@@ -222,7 +244,8 @@ class _Walk:
         a = a.reshape(len(a), self.folding.network.nodes[index].size)
         if index in self.pending:
             a = self.pending[index] + a
-            self.error = self.error + a.abs() @ (_UNIT * self.folding.magnitude(index) + _LEAST)
+            if self.rounded:
+                self.error = self.error + a.abs() @ (_UNIT * self.folding.magnitude(index) + _LEAST)
         self.pending[index] = a
 
 
@@ -233,15 +256,17 @@ def _input(walk: _Walk, index: int, node: Input, a: Tensor) -> None:
 def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
     chosen, start, passing = walk.folding.phases(index)
     walk.neurons[:, start : start + len(chosen)] = a[:, chosen]
-    before = walk.folding.magnitude(node.inputs[0])
-    walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before + _LEAST) + TINY * before.sum()
+    if walk.rounded:
+        before = walk.folding.magnitude(node.inputs[0])
+        walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before + _LEAST) + TINY * before.sum()
     line = walk.folding.straight(index)
     if line is not None:
         offset, error = line
-        walk.constant = walk.constant + a @ offset
-        rounding = gamma(node.size + len(walk.folding.network.nodes) + 8, torch.float64)
-        walk.error = walk.error + a.abs() @ (error + rounding * offset.abs() + _LEAST) + 8 * TINY * node.size
-    walk.give(node.inputs[0], a * passing)
+        walk.constant = walk.constant + a @ offset.to(a)
+        if walk.rounded:
+            rounding = gamma(node.size + len(walk.folding.network.nodes) + 8, torch.float64)
+            walk.error = walk.error + a.abs() @ (error + rounding * offset.abs() + _LEAST) + 8 * TINY * node.size
+    walk.give(node.inputs[0], a * passing.to(a))
 
 
 def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Tensor) -> None:
@@ -259,8 +284,9 @@ def _permute(walk: _Walk, index: int, node: Permute, a: Tensor) -> None:
 
 def _affine(walk: _Walk, index: int, node: Affine, a: Tensor) -> None:
     walk.constant = walk.constant + a @ node.offset().expand(node.shape).flatten()
-    unit, lost = walk.folding.unit(index, node)
-    walk.error = walk.error + a.abs() @ unit + lost
+    if walk.rounded:
+        unit, lost = walk.folding.unit(index, node)
+        walk.error = walk.error + a.abs() @ unit + lost
     before = walk.folding.network.nodes[node.inputs[0]].shape
     walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape), before))
 
