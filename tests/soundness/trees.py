@@ -185,7 +185,7 @@ class System:
 
     def plane(self, planes: Planes, number: int) -> np.ndarray:
         """The form of one of the planes, whose variables are scaled inputs and values of neurons."""
-        rows = planes.rows(slice(number, number + 1), len(self.folded.free), self.folded.size)
+        rows = planes.rows(torch.tensor([number]), len(self.folded.free), self.folded.size)
         form = np.full(1 + self.inputs + self.folded.size, ZERO, dtype=object)
         form[0] = Fraction(float(rows.constant[0]))
         for e, i in zip(rows.inputs[0].tolist(), self.folded.free.tolist(), strict=True):

@@ -84,6 +84,11 @@ class Rows:
         return Rows(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
 
 
+def is_whole(inputs: int, neurons: int) -> bool:
+    """Whether a system of so many inputs that vary and unstable neurons may be held as a whole."""
+    return neurons * (inputs + neurons) <= _WHOLE
+
+
 class Pull(Protocol):
     """Sums of pre-activations as forms, made when they are asked for.
 
@@ -140,7 +145,7 @@ class Folded:
     @property
     def whole(self) -> bool:
         """Whether the system may be held as a whole."""
-        return self.size * (self.inputs + self.size) <= _WHOLE
+        return is_whole(self.inputs, self.size)
 
     @cached_property
     def neurons(self) -> Rows:

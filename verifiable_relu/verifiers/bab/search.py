@@ -371,7 +371,7 @@ class _Search:
         self._query, self._candidates, self._options = query, candidates, options
         self._rounds, self._limits, self._record = rounds, limits, record
         # A neuron that no other one feeds has its exact interval.
-        self._refinement = rounds.refinement if len(query.folded.blocks) > 1 else None
+        self._refinement = rounds.refinement if len(query.folded.blocks) > 1 and query.folded.whole else None
         self._size = query.folded.size
         self.found = Searched(IN_TIME)
 

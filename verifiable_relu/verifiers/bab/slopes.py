@@ -269,7 +269,7 @@ class Planes:
         over, count = self.neurons[first:last], last - first
         entries, values = self.entries[:, terms] - torch.tensor([[first], [0]]), self.coefficients[terms]
         mine = amount[:, over - start]
-        whole = torch.sparse_coo_tensor(entries.flip(0), values, (n + start, count))
+        whole = torch.sparse_coo_tensor(entries.flip(0), values, (n + start, count), check_invariants=True)
         found, level = torch.sparse.mm(whole, mine.T).T, self.constant[first:last] - width[over]
         reach = torch.cat([torch.ones(n, dtype=torch.float64), folded.reach])
         size = self.constant[first:last].abs() + width[over]
