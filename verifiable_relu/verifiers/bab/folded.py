@@ -10,12 +10,12 @@ have become stable are substituted (``Folded.tightened``). So is one that only a
 (``Folded.restricted``).
 
 The coefficients of all pre-activations are as many as the square of their number. Where that is too much, or nobody
-asks for them, a few are made at a time, and so are sums of many, by the network itself (``Pull``).
+asks for them, those of a few are made, by walks through the network itself (``Pull``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -27,13 +27,10 @@ from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.nodes import Activation
-from verifiable_relu.rounding import FEW, OWN, TINY, divisor, gamma
+from verifiable_relu.rounding import FEW, OWN, TINY, divisor, gamma, unit_roundoff
 
 _WHOLE = 3 << 23
 """The most coefficients of a system that is held as a whole, which takes a few copies of them."""
-
-_PART = 1 << 22
-"""About how many coefficients of pre-activations are made at once."""
 
 _SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
 """Slopes are multiples of one part of so many, so that certificates need not write many digits.
@@ -78,9 +75,9 @@ class Rows:
         )
 
     @staticmethod
-    def none(inputs: int, neurons: int) -> Rows:
-        """No rows, of so many inputs and neurons."""
-        shapes = ((0, inputs), (0, neurons), (0,), (0,))
+    def zeros(rows: int, inputs: int, neurons: int) -> Rows:
+        """Forms that are zero, of so many inputs and neurons."""
+        shapes = ((rows, inputs), (rows, neurons), (rows,), (rows,))
         return Rows(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
 
 
@@ -89,17 +86,19 @@ def is_whole(inputs: int, neurons: int) -> bool:
     return neurons * (inputs + neurons) <= _WHOLE
 
 
+Lines = Callable[[int, int, Tensor], "tuple[Tensor, Rows | None]"]
+"""What takes the place of the values r of a block's neurons.
+
+Given the block's first neuron, its end, and coefficients (rows, neurons of the block) of r: what the pre-activations z
+are multiplied by in their place, of the same shape, and further forms of e and of r before the block, or None.
+"""
+
+
 class Pull(Protocol):
-    """Sums of pre-activations as forms, made when they are asked for.
+    """A system whose pre-activations are made when they are asked for; as the methods of ``Folded``."""
 
-    Both take the first neuron of a block and its end, and weights (rows, neurons of the block).
-    """
-
-    def __call__(self, start: int, end: int, weight: Tensor) -> Rows:
-        """The forms weight·z in float64."""
-
-    def loosely(self, start: int, end: int, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients of e and r, (rows, n + m), and constants (rows,), in the weights' dtype, for searches."""
+    def substituted(self, rows: Rows, lines: Lines | None, rounded: bool = True) -> Rows: ...
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,44 +151,62 @@ class Folded:
         """All pre-activations, m rows."""
         if isinstance(self.given, Rows):
             return self.given
-        return Rows.cat([Rows.none(self.inputs, self.size), *(form for _, form in self.forms(torch.arange(self.size)))])
-
-    def forms(self, chosen: Tensor) -> Iterator[tuple[Tensor, Rows]]:
-        """The pre-activations of some neurons, in ascending order, a few at a time, and which these are."""
-        for part in chosen.split(max(1, _PART // (1 + self.inputs + self.size))):
-            for start, end in self.blocks:
-                mine = part[(part >= start) & (part < end)]
-                if not len(mine):
-                    continue
-                if self._is_here:
-                    yield mine, self.neurons[mine]
-                else:
-                    assert not isinstance(self.given, Rows)
-                    unit = torch.zeros(len(mine), end - start, dtype=torch.float64)
-                    yield mine, self.given(start, end, unit.scatter_(1, mine[:, None] - start, 1.0))
+        return self.given.of_neurons(torch.arange(self.size))
 
     @property
-    def _is_here(self) -> bool:
+    def here(self) -> bool:
         """Whether all pre-activations have been made."""
         return isinstance(self.given, Rows) or "neurons" in vars(self)
 
-    def combined(self, start: int, end: int, weight: Tensor) -> Rows:
-        """The forms weight·z, of e and r, of the neurons of a block; weight is (rows, neurons of the block)."""
-        if not self._is_here:
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows:
+        """The pre-activations of some neurons; ``substituted`` if there are lines."""
+        if not self.here:
             assert not isinstance(self.given, Rows)
-            return self.given(start, end, weight)
+            return self.given.of_neurons(chosen, lines)
+        rows = self.neurons[chosen]
+        return rows if lines is None else self.substituted(rows, lines)
+
+    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows:
+        """Forms of e and r with the values r of each block replaced, those of the last one first.
+
+        Args:
+            rows: the forms.
+            lines: what takes the place of the values.
+            rounded: whether to account for rounding. Without, all is in float32, for searches.
+
+        Returns:
+            Forms of e and of what the lines leave of each r, with the coefficient that r had.
+        """
+        if not self.here:
+            assert not isinstance(self.given, Rows)
+            return self.given.substituted(rows, lines, rounded)
+        n, kept, constant, error = self.inputs, [rows.neurons[:, :0]], rows.constant, rows.error
+        a = torch.cat([rows.inputs, rows.neurons], 1)
+        for start, end in reversed(self.blocks):
+            mine = a[:, n + start : n + end]
+            weight, more = lines(start, end, mine)
+            kept.insert(1, mine)
+            a = a[:, : n + start]
+            for part in (self._combined(start, end, weight, rounded), more):
+                if part is None:
+                    continue
+                a = a + torch.cat([part.inputs, part.neurons[:, :start]], 1)
+                constant = constant + part.constant
+                if rounded:
+                    size = a[:, :n].abs().sum(1) + a[:, n:].abs() @ self.reach[:start] + constant.abs()
+                    error = error + part.error + unit_roundoff(torch.float64) * size
+        return Rows(a[:, :n], torch.cat(kept, 1), constant, OWN * error)
+
+    def _combined(self, start: int, end: int, weight: Tensor, rounded: bool) -> Rows:
+        """The forms weight·z of the neurons of a block; weight is (rows, neurons of the block)."""
+        if not rounded:
+            matrix, constant = self._single
+            found = weight @ matrix[start:end]
+            return Rows(found[:, : self.inputs], found[:, self.inputs :], weight @ constant[start:end], constant[:0])
         mine, size = self.neurons[start:end], weight.abs()
         underflow = 8 * TINY * (end - start + 1) * (1 + self.inputs + self.size) * (1 + self.reach.sum())
         error = size @ mine.error + gamma(end - start + 8, torch.float64) * (size @ self._sizes[start:end]) + underflow
         return Rows(weight @ mine.inputs, weight @ mine.neurons, weight @ mine.constant, OWN * error)
-
-    def loosely(self, start: int, end: int, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """``combined`` for searches, in float32: the coefficients of e and r, (rows, n + m), and constants (rows,)."""
-        if not self._is_here:
-            assert not isinstance(self.given, Rows)
-            return self.given.loosely(start, end, weight)
-        matrix, constant = self._single
-        return weight @ matrix[start:end], weight @ constant[start:end]
 
     @cached_property
     def _single(self) -> tuple[Tensor, Tensor]:
@@ -347,7 +364,7 @@ class _Substitution:
     def __init__(self, folded: Folded, gone: Tensor, kept: Tensor, slope: Tensor) -> None:
         self._gone, self._kept, self._slope = gone, kept, slope[gone]
         self._reach = folded.reach[kept]
-        self._forms = Rows.none(folded.inputs, len(kept))
+        self._forms = Rows.zeros(0, folded.inputs, len(kept))
         self._sizes = torch.zeros(0, dtype=torch.float64)
         ends = torch.searchsorted(gone, torch.tensor([end for _, end in folded.blocks], dtype=torch.long)).tolist()
         start = 0

@@ -24,7 +24,6 @@ from verifiable_relu.verifiers.bab.slopes import Above, Planes, Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.copies import at_once
 
-
 _ROWS = 512
 """The neurons of a system that is not held as a whole of which a tree makes rows, about."""
 

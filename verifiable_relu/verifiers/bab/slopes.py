@@ -40,6 +40,10 @@ _FEW = 64
 at most."""
 
 
+_PART = 1 << 22
+"""About how many coefficients of pre-activations are looked at at once."""
+
+
 @dataclass(frozen=True)
 class Slopes:
     """How the lines of a relaxation are searched for.
@@ -158,8 +162,7 @@ class _Bound:
     def __init__(self, folded: Folded, rows: Rows) -> None:
         single = torch.float32
         self._folded = folded
-        self._first = torch.cat([rows.inputs, rows.neurons], 1).to(single)
-        self._constant = rows.constant.to(single)
+        self._rows = Rows(*(t.to(single) for t in vars(rows).values()))
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         self._curvature, self._chord = folded.curvature.to(single), folded.chords(single)
         self._offset = (slope - self._chord) * lower
@@ -187,31 +190,37 @@ class _Bound:
         return self._walked(lines, planes)[:2]
 
     def _walked(self, lines: Tensor, planes: Sequence[_Over]) -> tuple[Tensor, Tensor, Tensor]:
-        n, a, constant = self._folded.inputs, self._first.expand(len(lines), -1), self._constant
-        slopes, fars = [lines[:, :0]], [lines[:, :0] > 0]
-        for number, (start, end) in reversed(list(enumerate(self._folded.blocks))):
-            mine, given, part = a[:, n + start : n + end], lines[:, start:end], slice(start, end)
+        n, blocks, smooth = self._folded.inputs, self._folded.blocks, self._folded.smooth
+        slopes, fars = {0: lines[:, :0]}, {0: lines[:, :0] > 0}
+
+        def taken(start: int, end: int, mine: Tensor) -> tuple[Tensor, Rows]:
+            given, part = lines[:, start:end], slice(start, end)
             # The chord is above a convex activation, and below a concave one.
             far = mine * self._curvature[part] < 0
-            if self._fan is not None and bool(self._folded.smooth[start]):
+            if self._fan is not None and bool(smooth[start]):
                 slope, shift = self._fan.at(part, mine < 0, given)
             else:
                 slope = torch.where(far, self._chord[part], self._least[part] + self._room[part] * given)
                 shift = torch.where(far, self._offset[part], 0.0)
+            slopes[start], fars[start] = slope, far
             weight, rest = mine * slope, mine * shift
+            before, constant = mine.new_zeros(1, n + start), 0.0
             if planes:
-                over = planes[number]
+                over = planes[blocks.index((start, end))]
                 covered = far & over.covers
                 weight, rest = torch.where(covered, 0.0, weight), torch.where(covered, 0.0, rest)
                 amount = torch.where(covered, mine, 0.0)[0, over.covers]
-                constant = constant + amount @ over.constant
-                a = a.index_add(1, over.places.flatten(), (amount[:, None] * over.coefficients).flatten()[None])
-            before, offset = self._folded.loosely(start, end, weight)
-            constant = constant + rest.sum(1) + offset
-            a = a[:, : n + start] + before[:, : n + start]
-            slopes.insert(0, slope)
-            fars.insert(0, far)
-        return constant - a[:, :n].abs().sum(1), torch.cat(slopes, 1), torch.cat(fars, 1)
+                constant = amount @ over.constant
+                terms = (amount[:, None] * over.coefficients).flatten()[None]
+                before = before.index_add(1, over.places.flatten(), terms)
+            constant = rest.sum(1) + constant
+            return weight, Rows(before[:, :n], before[:, n:], constant, constant)
+
+        first = Rows(*(t.expand(len(lines), *t.shape[1:]) for t in vars(self._rows).values()))
+        found = self._folded.substituted(first, taken, rounded=False)
+        every = [start for start, _ in blocks] or [0]
+        slope, far = (torch.cat([found[start] for start in every], 1) for found in (slopes, fars))
+        return found.constant - found.inputs.abs().sum(1), slope, far
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +272,7 @@ class Planes:
             folded: the system.
             width: (m,).
         """
-        n, (start, end) = folded.inputs, block
+        n, start = folded.inputs, block[0]
         first, last = torch.searchsorted(self.neurons, torch.tensor(block)).tolist()
         terms = slice(*torch.searchsorted(self.entries[0], torch.tensor([first, last])).tolist())
         over, count = self.neurons[first:last], last - first
@@ -327,8 +336,9 @@ class _Terms:
     def of(folded: Folded, start: int, end: int, stop: Callable[[], bool]) -> _Terms:
         """The terms, in float64, of those neurons of a block that have few enough; of none once ``stop`` says so."""
         most = folded.inputs + folded.size if folded.whole else _FEW
-        found = [_Terms._of(folded, torch.arange(0), Rows.none(folded.inputs, folded.size))]
-        for neurons, forms in folded.forms(torch.arange(start, end)):
+        found = [_Terms._of(folded, torch.arange(0), Rows.zeros(0, folded.inputs, folded.size))]
+        for neurons in torch.arange(start, end).split(max(1, _PART // (1 + folded.inputs + folded.size))):
+            forms = folded.of_neurons(neurons)
             few = ((forms.inputs != 0).sum(1) + (forms.neurons != 0).sum(1) <= most).nonzero().squeeze(1)
             # What neurons of one block read is alike.
             if not len(few) or stop():

@@ -135,7 +135,7 @@ class Strip:
         self.rows = self._substituted(rows)
 
     def _of_neurons(self, chosen: Tensor) -> Forms:
-        return Forms.cat([self._substituted(rows) for _, rows in self.folded.forms(chosen)])
+        return self._forms(self.folded.of_neurons(chosen, self._lines))
 
     def _of_planes(self, chosen: Tensor) -> Forms:
         assert self.planes is not None
@@ -143,6 +143,30 @@ class Strip:
         width = self.width[self.planes.neurons[chosen]]
         error = OWN * 2 * epsilon(torch.float64) * (rows.constant.abs() + width)
         return self._substituted(Rows(rows.inputs, rows.neurons, rows.constant - width, error))
+
+    def _substituted(self, rows: Rows) -> Forms:
+        """Rows of e and r as forms of e and q̃."""
+        return self._forms(self.folded.substituted(rows, self._lines))
+
+    def _lines(self, start: int, end: int, mine: Tensor) -> tuple[Tensor, Rows]:
+        """Lines and planes in the place of a block's values, with what the products lose (``Folded.substituted``)."""
+        folded, part = self.folded, slice(start, end)
+        weight, size = mine * self.slopes[part], torch.maximum(-folded.lower, folded.upper)[part]
+        error = unit_roundoff(torch.float64) * (weight.abs() @ size) + TINY * (1 + size.sum())
+        if self.planes is not None:
+            found = self.planes.combined(mine, (start, end), folded, self.width)
+            return weight, Rows(found.inputs, found.neurons, found.constant, found.error + error)
+        more, constant = torch.zeros(1, folded.inputs + start, dtype=torch.float64), torch.zeros_like(error)
+        if self._offset is not None:
+            constant, terms = mine @ self._offset[part], mine.abs() @ self._offset[part].abs()
+            error = error + gamma(end - start + 4, torch.float64) * terms + TINY * (end - start)
+        return weight, Rows(more[:, : folded.inputs], more[:, folded.inputs :], constant, OWN * error)
+
+    def _forms(self, rows: Rows) -> Forms:
+        """Forms of e and of the remainders q, which the lines have left, as forms of e and q̃."""
+        rest = rows.neurons * self.width
+        rounding = unit_roundoff(torch.float64) * rest.abs().sum(1) + TINY * (1 + rest.shape[1])
+        return Forms(torch.cat([rows.inputs, rest], 1), rows.constant, OWN * (rows.error + rounding))
 
     def over_of(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Which of some neurons have planes, by their places among these, and the numbers of these planes."""
@@ -171,34 +195,3 @@ class Strip:
         if self.curves is not None:
             found[:, self.curves.neurons] = self.curves.gaps(split)
         return found
-
-    def _substituted(self, rows: Rows) -> Forms:
-        """Rows of e and r as forms of e and q̃: the values of each block are put in, those of the last one first.
-
-        Every product and sum is off by the unit roundoff of itself, at most, and counts by how large that with which it
-        is multiplied may be: 1 for e and q̃, ``reach`` for r, the ends of its interval for a pre-activation.
-        """
-        folded, unit, n = self.folded, unit_roundoff(torch.float64), self.folded.inputs
-        inputs, direct, constant, error = rows.inputs, rows.neurons.clone(), rows.constant, rows.error
-        magnitude = torch.maximum(-folded.lower, folded.upper)
-        underflow = 8 * TINY * (1 + n + folded.size) * (1 + folded.reach.sum() + magnitude.sum())
-        for start, end in reversed(folded.blocks):
-            mine, part = direct[:, start:end], slice(start, end)
-            if not bool(mine.any()):
-                continue
-            weight = mine * self.slopes[part]
-            found = folded.combined(start, end, weight)
-            parts = [Rows(found.inputs, found.neurons[:, :start], found.constant, found.error)]
-            if self._offset is not None:
-                off = gamma(end - start + 4, torch.float64) * (mine.abs() @ self._offset[part].abs())
-                parts.append(Rows(0 * inputs, 0 * direct[:, :start], mine @ self._offset[part], off))
-            if self.planes is not None:
-                parts.append(self.planes.combined(mine, (start, end), folded, self.width))
-            error = error + unit * (weight.abs() @ magnitude[part]) + underflow
-            for more in parts:
-                inputs, constant = inputs + more.inputs, constant + more.constant
-                direct[:, :start] += more.neurons
-                rounding = inputs.abs().sum(1) + constant.abs() + direct[:, :start].abs() @ folded.reach[:start]
-                error = error + more.error + unit * rounding
-        rest = direct * self.width
-        return Forms(torch.cat([inputs, rest], 1), constant, OWN * (error + unit * rest.abs().sum(1) + underflow))
