@@ -186,7 +186,7 @@ class PhaseTree(Loop[Nodes, Bounded]):
         stalled |= (found.blame < 0).all(1)
         one = max(1.0, self._work(1, options.finishing, self._size))
         for part in stalled.nonzero().squeeze(1).split(max(1, min(_MOST, int(_TOGETHER / one)))):
-            if self._left() > 0 and self.now.state is State.OPEN:
+            if len(part) and self._left() > 0 and self.now.state is State.OPEN:
                 is_open[part] = self._finish(nodes, found.blame, part)
         return is_open
 
