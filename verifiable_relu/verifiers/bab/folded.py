@@ -86,18 +86,18 @@ def is_whole(inputs: int, neurons: int) -> bool:
     return neurons * (inputs + neurons) <= _WHOLE
 
 
-Lines = Callable[[int, int, Tensor], "tuple[Tensor, Rows | None]"]
+Lines = Callable[[int, int, Tensor], tuple[Tensor, "Rows"]]
 """What takes the place of the values r of a block's neurons.
 
 Given the block's first neuron, its end, and coefficients (rows, neurons of the block) of r: what the pre-activations z
-are multiplied by in their place, of the same shape, and further forms of e and of r before the block, or None.
+are multiplied by in their place, of the same shape, and further forms of e and of r before the block.
 """
 
 
 class Pull(Protocol):
     """A system whose pre-activations are made when they are asked for; as the methods of ``Folded``."""
 
-    def substituted(self, rows: Rows, lines: Lines | None, rounded: bool = True) -> Rows: ...
+    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows: ...
     def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows: ...
 
 
@@ -188,8 +188,6 @@ class Folded:
             kept.insert(1, mine)
             a = a[:, : n + start]
             for part in (self._combined(start, end, weight, rounded), more):
-                if part is None:
-                    continue
                 a = a + torch.cat([part.inputs, part.neurons[:, :start]], 1)
                 constant = constant + part.constant
                 if rounded:

@@ -297,14 +297,12 @@ class _Walk:
         if self._lines is None or not len(chosen):
             return torch.zeros_like(a[:, chosen])
         weight, more = self._lines(start, end, mine)
-        if more is not None:
-            self.inputs, self.constant = self.inputs + more.inputs, self.constant + more.constant
-            self.neurons = torch.cat([self.neurons[:, :start] + more.neurons[:, :start], self.neurons[:, start:]], 1)
-            if self.rounded:
-                reach = self.folding.reach[:start]
-                own = gamma(2 * len(self.network.nodes) + 8, torch.float64) * more.constant.abs()
-                size = self.inputs.abs().sum(1) + self.neurons[:, :start].abs() @ reach
-                self.error = self.error + more.error + own + _UNIT * size
+        self.inputs, self.constant = self.inputs + more.inputs, self.constant + more.constant
+        self.neurons = torch.cat([self.neurons[:, :start] + more.neurons[:, :start], self.neurons[:, start:]], 1)
+        if self.rounded:
+            own = gamma(2 * len(self.network.nodes) + 8, torch.float64) * more.constant.abs()
+            size = self.inputs.abs().sum(1) + self.neurons[:, :start].abs() @ self.folding.reach[:start]
+            self.error = self.error + more.error + own + _UNIT * size
         return weight.to(a)
 
     def give(self, index: int, a: Tensor) -> None:

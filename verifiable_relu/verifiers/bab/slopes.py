@@ -204,16 +204,16 @@ class _Bound:
                 shift = torch.where(far, self._offset[part], 0.0)
             slopes[start], fars[start] = slope, far
             weight, rest = mine * slope, mine * shift
-            before, constant = mine.new_zeros(1, n + start), 0.0
+            before, above = mine.new_zeros(1, n + start), mine.new_zeros(1)
             if planes:
                 over = planes[blocks.index((start, end))]
                 covered = far & over.covers
                 weight, rest = torch.where(covered, 0.0, weight), torch.where(covered, 0.0, rest)
                 amount = torch.where(covered, mine, 0.0)[0, over.covers]
-                constant = amount @ over.constant
+                above = amount @ over.constant
                 terms = (amount[:, None] * over.coefficients).flatten()[None]
                 before = before.index_add(1, over.places.flatten(), terms)
-            constant = rest.sum(1) + constant
+            constant = rest.sum(1) + above
             return weight, Rows(before[:, :n], before[:, n:], constant, constant)
 
         first = Rows(*(t.expand(len(lines), *t.shape[1:]) for t in vars(self._rows).values()))

@@ -194,8 +194,8 @@ class PhaseTree(Loop[Nodes, Bounded]):
         """Which of the nodes ``part`` stay open after more steps and, where these have settled, a linear program."""
         if not self._strip.folded.whole:
             # Nothing but splits closes it.
-            last = bool((blame[part] < 0).all(1).any())
-            self.now.state = State.STUCK if last else self.now.state
+            if bool((blame[part] < 0).all(1).any()):
+                self.now.state = State.STUCK
             blame[part] = self._or_gaps(blame[part], nodes.split[part]).to(blame)
             return torch.ones(len(part), dtype=torch.bool)
         if self._everywhere is None:
