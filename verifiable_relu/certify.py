@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, parse, parser, workers
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, net, parse, parser, workers
 from verifiable_relu.errors import CallFailed, InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
@@ -86,7 +87,7 @@ def _explain(options: argparse.Namespace, out: TextIO) -> int:
     from verifiable_relu.campaign.inputs import Entry, chosen
 
     method, limits = chosen(options.method, options.device, options.memory)
-    case = loader(options).case(Entry(options.spec, options.net, options.timeout or TIMEOUT))
+    case = loader(options).case(Entry(options.spec, net(options), options.timeout or TIMEOUT))
     write(list(explained(case, method, limits)), out)
     return 0
 
@@ -104,6 +105,7 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     if isinstance(until, Ended):
         return until.status if until.status is not None and until.status >= 0 else _lost(options, out, until)
     from verifiable_relu.campaign import run
+    from verifiable_relu.campaign.console import Line
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, chosen
     from verifiable_relu.campaign.worker import GRACE
@@ -113,15 +115,16 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     method, limits = chosen(options.method, options.device, options.memory, options.jobs or sharing())
     method, certificates = _certifying(options, method)
     memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
-    with _store(options) as store:
-        entry = Entry(options.spec, options.net, options.timeout or TIMEOUT)
+    entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
+    with _store(options) as store, Line(entry.timeout, options.quiet) as line:
+        limits = replace(limits, clock=line.clock, tell=line.tell)
         if until is not None:
             until(entry.timeout + GRACE, memory)
         case = loader(options).case(entry)
         if until is not None:
             # Certificates come on top of the limit.
             until(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
-        (result,) = run([case], method, store, certificates=certificates, limits=limits)
+        (result,) = run([case], method, store, line, certificates, limits)
     if until is not None:
         until(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
@@ -140,7 +143,9 @@ def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
     where = "reading its files" if ended.named == 1 else options.method
     why = "timeout" if late else "memory" if ended.memory else "error"
     if not options.quiet:
-        print(f"{options.spec}: {answer} ({why} by {where}); its process has ended", file=sys.stderr)
+        # The process that has ended may have left the line of its progress.
+        erased = "\r\x1b[2K" if sys.stderr.isatty() else ""
+        print(f"{erased}{options.spec}: {answer} ({why} by {where}); its process has ended", file=sys.stderr)
     if why == "error":
         _fault(options.spec, where, f"its process ended with the status {ended.status}")
     if options.out is not None:

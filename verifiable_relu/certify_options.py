@@ -15,6 +15,7 @@ from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
+    from verifiable_relu.spec.find import Networks
     from verifiable_relu.verifiers.solvers.process import Worker
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
@@ -47,7 +48,11 @@ def parser() -> Parser:
     )
     asked = made.add_argument_group("what is asked")
     asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
-    asked.add_argument("--net", type=Path, metavar="FILE", help="the network, where the property file names none")
+    asked.add_argument(
+        "--net",
+        metavar="FILE",
+        help="the network, where the property file names none, or several as instances.csv has them",
+    )
     asked.add_argument(
         "--network",
         type=_named_file,
@@ -185,12 +190,21 @@ def loader(options: argparse.Namespace) -> Loader:
     return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
 
 
-def entries(options: argparse.Namespace, listed: Iterable[tuple[Path, Path | None, float | None]]) -> Iterator[Entry]:
+def net(options: argparse.Namespace) -> Path | Networks | None:
+    """What ``--net`` names."""
+    from verifiable_relu.spec.find import onnx_files
+
+    return None if options.net is None else onnx_files(options.net)
+
+
+def entries(
+    options: argparse.Namespace, listed: Iterable[tuple[Path, Path | Networks | None, float | None]]
+) -> Iterator[Entry]:
     """The instances of the folder or list that ``--spec`` names (``spec.find``), as the options ask for them."""
     from verifiable_relu.campaign.inputs import Entry
 
     for spec, onnx, limit in listed:
-        yield Entry(spec, options.net or onnx, options.timeout or limit or TIMEOUT)
+        yield Entry(spec, net(options) or onnx, options.timeout or limit or TIMEOUT)
 
 
 def launched(jobs: int, threads: int | None) -> list[Worker]:

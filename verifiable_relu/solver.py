@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.streams import complain, guarded
 
 if TYPE_CHECKING:
-    from verifiable_relu.campaign import Result
-    from verifiable_relu.network import Network
-    from verifiable_relu.spec.vnnlib2 import Declared, Joined
+    from verifiable_relu.spec import Variable
 
 _BEGAN = time.perf_counter()
 
@@ -42,11 +39,6 @@ _UNLIMITED = 1e6
 _SPARE = 0.3
 """The seconds before the time limit at which methods are told to stop, so that the answer comes before it."""
 
-_TYPES = {"Real": "Real", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-
-Assignment = tuple[tuple[str, tuple[int, ...], str], list[str]]
-"""The name, shape and element type of a variable, and its elements in row-major order."""
-
 THEORIES = {
     "--vnnlib-versions": "1.0\n2.0",
     "--onnx-element-types": "real",
@@ -54,14 +46,12 @@ THEORIES = {
     "--multiple-input-output-theories": "MIO",
     "--multiple-network-theories": "MNET",
     "--multiple-node-comparison-theories": "MNC",
-    "--arithmetic-complexity-theories": "LIN",
+    "--arithmetic-complexity-theories": "POLY",
     "--optimised-disjunctive-reasoning": "false",
     "--serialise-assignments": "true",
     "--unsat-proofs": "false",
 }
 """The answers to ``supports`` that are known without reading the tables of operators."""
-
-_ONNX = {"F16": "tensor(float16)", "F32": "tensor(float)", "F64": "tensor(double)"}
 
 _OPERATORS = ("--onnx-opset-versions", "--onnx-operators", "--onnx-operators-unsat-proofs")
 
@@ -77,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--network", type=_named_file, action="append", default=[], metavar="NAME=FILE", help="may be repeated"
     )
-    verify.add_argument("--net", type=Path, metavar="FILE", help="the file of the query's only network, by no name")
+    verify.add_argument("--net", metavar="FILE", help="the query's only network, or several as instances.csv has them")
     verify.add_argument("--timeout", type=seconds, default=_UNLIMITED, metavar="SECONDS", help="start-up included")
     verify.add_argument("--serialise-assignments", type=Path, metavar="DIR", help="write assignments as ONNX tensors")
     verify.add_argument("--method", default="auto", help="of verifiable_relu.certify (default: auto)")
@@ -201,174 +191,44 @@ def _verify(options: argparse.Namespace, started: float) -> int:
 
 def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]:
     """The lines of the answer."""
-    networks = dict(options.network)
-    if len(networks) < len(options.network):
-        raise InputError("a network is named twice", place="--network")
-    if networks and options.net is not None:
+    if options.network and options.net is not None:
         raise InputError("either --net or --network is given", place="--net")
-    from verifiable_relu.files import on_disk, read_text
-    from verifiable_relu.spec import limits
-    from verifiable_relu.spec.read import source
-
-    options.query = on_disk(options.query)
-    networks = {name: on_disk(file) for name, file in networks.items()}
-    text = source(read_text(options.query, limits.BYTES))
-    return (_second_version if text.version == "2.0" else _first_version)(options, networks, left)
-
-
-def _first_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
     from verifiable_relu.campaign import run
+    from verifiable_relu.campaign.counterexample import assignment, tensors
     from verifiable_relu.campaign.inputs import Entry, Loader, chosen
-    from verifiable_relu.files import on_disk
+    from verifiable_relu.spec.find import Networks, onnx_files
+    from verifiable_relu.spec.specfile import decimal
     from verifiable_relu.verifiers.copies import sharing
 
-    if options.net is not None:
-        networks = {"": on_disk(options.net)}
-    if len(networks) != 1:
-        raise InputError(f"{len(networks)} networks for a VNN-LIB 1.0 query, which speaks of one", place="--network")
-    (file,) = networks.values()
     method, limits = chosen(options.method, processes=sharing())
-    case = Loader().case(Entry(options.query, file, _UNLIMITED))
+    files = Networks(tuple(options.network)) if options.net is None else onnx_files(options.net)
+    case = Loader().case(Entry(options.query, files, _UNLIMITED))
     spec = case.spec
     assert spec is not None
-    (result,) = run([replace(case, timeout=left())], method, limits=limits)
-    _complain(result)
-    if result.answer != "sat" or result.witness is None or result.outputs is None:
-        return [result.answer]
-    values = [*_numbers(result.witness), *(repr(float(v)) for v in result.outputs)]
-    names = [*spec.inputs.elements("1.0"), *spec.outputs.elements("1.0")]
-    lines = [f"({name} {value})" for name, value in zip(names, values, strict=True)]
-    return [result.answer, f"({lines[0]}", *(f" {line}" for line in lines[1:-1]), f" {lines[-1]})"]
-
-
-def _second_version(options: argparse.Namespace, networks: dict[str, Path], left: Callable[[], float]) -> list[str]:
-    from verifiable_relu.campaign import Case, run
-    from verifiable_relu.campaign.inputs import Loader, believe, chosen
-    from verifiable_relu.files import on_disk
-    from verifiable_relu.network import Chosen
-    from verifiable_relu.network.product import Part, product
-    from verifiable_relu.spec import Query
-    from verifiable_relu.spec.vnnlib2 import read_joined
-    from verifiable_relu.verifiers.copies import sharing
-
-    method, limits = chosen(options.method, processes=sharing())
-    joined = read_joined(options.query)
-    if options.net is not None:
-        own = [declared.name for declared in joined.networks if not declared.equal_to]
-        if len(own) != 1:
-            raise InputError(
-                f"the query declares {len(own)} networks ({', '.join(own)}): give --network", place="--net"
-            )
-        networks = {own[0]: on_disk(options.net)}
-    files = _files(joined, networks)
-    loader = Loader()
-    parts = []
-    for declared in joined.networks:
-        network = loader.network(files[declared.name], Chosen(hidden=tuple(tensor.node for tensor in declared.hidden)))
-        _require_fit(network, declared, options.query)
-        parts.append(Part(declared.name, network, declared.places))
-    alone = len(parts) == 1 and not joined.passed and list(parts[0].inputs) == list(range(joined.size))
-    whole = parts[0].network if alone else product(parts, joined.size, joined.passed)
-    believe(whole, joined.properties)
-    queries = tuple(Query(whole, prop) for prop in joined.properties)
-    case = Case(" ".join(map(str, networks.values())), str(options.query), queries, left())
-    (result,) = run([case], method, limits=limits)
-    _complain(result)
-    if result.answer != "sat" or result.witness is None or result.outputs is None:
-        return [result.answer]
-    return [result.answer, *_assigned(options, _tensors(joined, result))]
-
-
-def _complain(result: Result) -> None:
-    """Say on stderr if a verdict was claimed and not confirmed, or the program was at fault."""
+    declared = () if spec.joined is None else spec.joined.networks
+    if any(tensor.kind != "Real" for each in declared for tensor in (*each.inputs, *each.given)):
+        print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
+    (result,) = run([replace(case, timeout=left(), spent=0.0)], method, limits=limits)
     if result.reason in ("unconfirmed", "error"):
         complain("solver", f"{result.reason} by {result.method}: {result.detail}")
+    if result.answer != "sat" or result.witness is None or result.outputs is None:
+        return [result.answer]
+    if spec.joined is None:
+        return [result.answer, *assignment(result, spec)]
+    # The standard's numbers have no quotients.
+    said = tensors(result, spec, lambda value: decimal(value) or repr(float(value)))
+    return [result.answer, *_assigned(options, list(said))]
 
 
-def _files(joined: Joined, networks: dict[str, Path]) -> dict[str, Path]:
-    """The file of each declared network.
-
-    Raises:
-        InputError: if a network has none, or a file is given that none has.
-    """
-    files = dict(networks)
-    for declared in joined.networks:
-        if not declared.equal_to and declared.name not in networks:
-            raise InputError(f"no file for the network '{declared.name}'", place="--network")
-        if declared.equal_to:
-            if declared.name in networks:
-                said = f"the network '{declared.name}' equals '{declared.equal_to}' and has no file of its own"
-                raise InputError(said, place="--network")
-            files[declared.name] = files[declared.equal_to]
-    for name in networks:
-        if name not in {declared.name for declared in joined.networks}:
-            raise InputError(f"the query declares no network '{name}'", place="--network")
-    return files
-
-
-def _require_fit(network: Network, declared: Declared, path: Path) -> None:
-    """Make certain that a network has the inputs and outputs that a query declares, in their shapes and types.
-
-    Raises:
-        InputError: if it does not.
-    """
-    from verifiable_relu.runtime import kept_session
-    from verifiable_relu.spec.find import without_batch
-
-    place = f"network '{declared.name}'"
-    tensors = (*declared.inputs, *declared.given)
-    ports = network.ports or {"input": network.input_shape, "output": network.output_shape}
-    if len(ports) != len(tensors):
-        counts = f"{len(tensors)} inputs, outputs and hidden nodes are declared, but the file has {len(ports)}"
-        raise InputError(f"{counts}: {', '.join(ports)}", path=path, place=place)
-    for tensor, (name, shape) in zip(tensors, ports.items(), strict=True):
-        if without_batch(tensor.variable.shape) != without_batch(shape):
-            said = f"'{tensor.variable.name}' is declared with shape {list(tensor.variable.shape)}, but the file's "
-            raise InputError(f"{said}'{name}' has {list(shape)}", path=path, place=place)
-    if network.onnx is None:
-        return
-    session = kept_session(network.onnx)
-    kinds = [session.get_inputs()[0].type] * len(declared.inputs) + [session.get_outputs()[0].type] * len(
-        declared.given
-    )
-    for tensor, kind in zip(tensors, kinds, strict=True):
-        if tensor.kind in _ONNX and kind != _ONNX[tensor.kind]:
-            said = f"'{tensor.variable.name}' is declared as {_TYPES[tensor.kind]}, but the file has {kind}"
-            raise InputError(said, path=path, place=place)
-    if any(tensor.kind in _ONNX for tensor in tensors):
-        print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
-
-
-def _tensors(joined: Joined, result: Result) -> list[Assignment]:
-    """The name, shape and type of each variable of a query, and its elements."""
-    assert result.witness is not None and result.outputs is not None
-    witness, outputs = _numbers(result.witness), [repr(float(v)) for v in result.outputs]
-    found = []
-    for declared in joined.networks:
-        inputs = [witness[i] for i in declared.places]
-        theirs = outputs[declared.start :]
-        for tensors, values in ((declared.inputs, inputs), (declared.given, theirs)):
-            start = 0
-            for tensor in tensors:
-                variable, kind = tensor.variable, _TYPES.get(tensor.kind, tensor.kind)
-                found.append(((variable.name, variable.shape, kind), values[start : start + variable.size]))
-                start += variable.size
-    return found
-
-
-def _numbers(witness: Sequence[Fraction]) -> list[str]:
-    """Exact decimals, or where there is none the nearest float64 number."""
-    from verifiable_relu.spec.specfile import decimal
-
-    return [decimal(value) or repr(float(value)) for value in witness]
-
-
-def _assigned(options: argparse.Namespace, tensors: Sequence[Assignment]) -> list[str]:
+def _assigned(options: argparse.Namespace, tensors: Sequence[tuple[Variable, str, list[str]]]) -> list[str]:
     """The assignment in VNN-LIB 2.0's form, or none if it is written into a folder."""
+    from verifiable_relu.spec.specfile import KINDS
+
     if options.serialise_assignments is None:
         lines = []
-        for (name, shape, kind), values in tensors:
-            lines += [f"{name} {kind} [{','.join(map(str, shape))}]", *values]
+        for variable, kind, values in tensors:
+            shape = ",".join(map(str, variable.shape))
+            lines += [f"{variable.name} {KINDS[kind]} [{shape}]", *values]
         return lines
     import numpy as np
     from onnx import numpy_helper
@@ -376,10 +236,11 @@ def _assigned(options: argparse.Namespace, tensors: Sequence[Assignment]) -> lis
     folder = options.serialise_assignments
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for (name, shape, kind), values in tensors:
-            dtype: Any = {"float64": np.float64, "Real": np.float64}.get(kind, np.float32)
-            array = np.array([float(value) for value in values]).astype(dtype).reshape(shape)
-            (folder / f"{name}.pb").write_bytes(numpy_helper.from_array(array, name).SerializeToString())
+        for variable, kind, values in tensors:
+            dtype: Any = {"F64": np.float64, "Real": np.float64}.get(kind, np.float32)
+            array = np.array([float(value) for value in values]).astype(dtype).reshape(variable.shape)
+            data = numpy_helper.from_array(array, variable.name).SerializeToString()
+            (folder / f"{variable.name}.pb").write_bytes(data)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=folder) from None
     return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,21 @@ def test_an_example_ends_with_a_certified_relu_network(name: str, tmp_path: Path
         elif path.suffix == ".vnnlib":
             assert read_vnnlib(path).properties
     assert list(tmp_path.iterdir())
+
+
+def test_the_cells_of_the_notebook_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "quickstart.ipynb", "exec"), names)
+            assert cell["outputs"] == [], "outputs are made where the notebook is opened"
+    certified = {name: [each.summary["certified"] for each in found] for name, found in names["results"].items()}
+    assert certified["hardened"][0] >= 35 and certified["hardened"] == sorted(certified["hardened"], reverse=True)
+    assert names["again"].summary["certified"] >= 4
+    drawn = names["left"].lines
+    assert [y * 40 for y in drawn[0].get_ydata()] == pytest.approx(certified["hardened"])
+    assert len(names["right"].lines) == 2
 
 
 def run_page(name: str) -> dict[str, Any]:

@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from verifiable_relu import __version__
+from verifiable_relu.certify import main as certify
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.network.product import Part, product
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.solver import THEORIES, main
+from verifiable_relu.spec.find import Instance, Networks, write_instances
 
 PAIR = """(vnnlib-version <2.0>)
 (declare-network f (declare-input X float32 [2]) (declare-output Y float32 [1]))
@@ -139,14 +141,38 @@ def test_serialised_assignments_and_both_versions(folder: Path, capsys: pytest.C
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def test_a_list_names_several_networks_as_the_competition_does(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    equal = PAIR.format(relation="(equal-to f)", more=SHARED + "(assert (>= V[0] (+ Y[0] 0.25)))")
+    (tmp_path / "equal.vnnlib").write_text(equal)
+    (tmp_path / "apart.vnnlib").write_text(equal.replace("equal-to", "isomorphic-to"))
+    both, apart = (Networks((("f", folder / "f.onnx"), ("g", folder / name))) for name in ("f.onnx", "other.onnx"))
+    rows = [("equal", both), ("apart", apart), ("equal", apart)]
+    write_instances(tmp_path / "instances.csv", [Instance(onnx, tmp_path / f"{name}.vnnlib", 9) for name, onnx in rows])
+    assert certify(["--spec", str(tmp_path), "--jobs", "1"]) == 2
+    answers = [line.split(",")[-2] for line in capsys.readouterr().out.splitlines()]
+    assert answers == ["unsat", "sat", "unknown"]
+    # A single property finds its row; a single network's file serves networks that are equal.
+    assert certify(["--spec", str(tmp_path / "apart.vnnlib"), "--quiet"]) == 0
+    answer, *lines = capsys.readouterr().out.splitlines()
+    assert answer == "sat" and [line.split()[0] for line in lines] == ["X[0]", "X[1]", "Y[0]", "U[0]", "U[1]", "V[0]"]
+    for options in (["--net", str(folder / "f.onnx")], ["--net", str(both)]):
+        assert certify(["--spec", str(tmp_path / "equal.vnnlib"), "--quiet", *options]) == 0
+        assert capsys.readouterr().out == "unsat\n"
+
+
 def test_the_competitions_scripts_write_the_answer_into_a_file(folder: Path, tmp_path: Path) -> None:
     text = PAIR.format(relation="(equal-to f)", more=SHARED + "(assert (>= V[0] (+ Y[0] 0.25)))")
     (tmp_path / "q.vnnlib").write_text(text)
     scripts = ROOT / "benchmarks" / "competition"
-    about = ["v1", "test", str(folder / "f.onnx"), str(tmp_path / "q.vnnlib")]
+    files = Networks((("f", folder / "f.onnx"), ("g", folder / "f.onnx")))
+    about = ["v1", "test", str(files), str(tmp_path / "q.vnnlib")]
     environment = {**os.environ, "VERIFIABLE_RELU_PYTHON": sys.executable}
     run = partial(subprocess.run, env=environment, capture_output=True, text=True, check=False)
     assert run([scripts / "prepare_instance.sh", *about]).returncode == 0
+    missing = [*about[:2], about[2].replace("f.onnx", "none.onnx"), about[3]]
+    assert run([scripts / "prepare_instance.sh", *missing]).returncode == 1
     done = run([scripts / "run_instance.sh", *about, str(tmp_path / "out.txt"), "60"])
     assert done.returncode == 0 and (tmp_path / "out.txt").read_text() == "unsat\n", done.stderr
 
@@ -168,17 +194,18 @@ def test_bad_requests_are_one_line_and_status_2(folder: Path, capsys: pytest.Cap
     good = PAIR.format(relation="(equal-to f)", more=SHARED + "(assert (>= V[0] Y[0]))")
     own = good.replace("(equal-to f)", "")
     third = "(== U[2] X[2]) (>= X[2] 0.0) (<= X[2] 0.0)"
-    f, g, other = (f"--network={name}={folder / 'f.onnx'}" for name in ("f", "g", "h"))
+    f, other = (f"--network={name}={folder / 'f.onnx'}" for name in ("f", "h"))
+    apart = f"--network=g={folder / 'other.onnx'}"
     for text, networks, said in (
         (good, [], "no file for the network 'f'"),
-        (good, [f, g], "'g' equals 'f'"),
+        (good, [f, apart], "'g' equals 'f'"),
         (own, [f], "no file for the network 'g'"),
-        (own, [f, g, other], "no network 'h'"),
+        (own, [f, apart, other], "no network 'h'"),
         (own, [f, f], "named twice"),
-        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "shape [3]"),
+        (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "3 inputs are declared"),
         (good.replace("float32", "float64"), [f], "declared as float64"),
         (good.replace("(<= X[0] 1.0)", ""), [f], "X[0]"),
-        (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0]) 1.0"), [f], "linear"),
+        (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0] " + "V[0] " * 15 + ") 1.0"), [f], "more than 16 variables"),
         (good.replace("X[0] U[0]", "X[0] U[5]"), [f], ""),
         ("(", [f], ""),
     ):

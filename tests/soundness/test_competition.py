@@ -14,10 +14,10 @@ from tests.support.asking import claims
 from tests.support.exact import violated
 from verifiable_relu.files import on_disk
 from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.network.source import replay
 from verifiable_relu.spec.find import read_instances
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
-from verifiable_relu.trust.replay import replay
 from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.registry import make
 

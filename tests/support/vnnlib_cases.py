@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verifiable_relu.spec import SpecFile
 
 Point = Sequence[Fraction]
 
@@ -86,6 +89,29 @@ _COMBINED: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
 def holds(text: str, point: dict[str, Fraction]) -> bool:
     """Whether all assertions of a file hold at a point."""
     return all(value(command[1], point) for command in expressions(text) if command[0] == "assert")
+
+
+def reached(spec: SpecFile, point: dict[str, Fraction]) -> bool:
+    """Whether the properties of a file, as it was read, call a point a counterexample."""
+    if spec.joined is None:
+        x, y = ([point[name] for name in each.elements("1.0")] for each in (spec.inputs, spec.outputs))
+        return any(prop.box.contains(x) and prop.violated(y) for prop in spec.properties)
+    inputs: dict[int, set[Fraction]] = {}
+    outputs: dict[int, Fraction] = {}
+    for network in spec.joined.networks:
+        names = [name for tensor in network.inputs for name in tensor.variable.elements("2.0")]
+        for name, place in zip(names, network.places, strict=True):
+            inputs.setdefault(place, set()).add(point[name])
+        names = [name for tensor in network.given for name in tensor.variable.elements("2.0")]
+        outputs |= {network.start + i: point[name] for i, name in enumerate(names)}
+    if any(len(values) > 1 for values in inputs.values()):
+        return False
+    x = [min(inputs[i]) for i in range(spec.joined.size)]
+    y = [outputs[i] for i in range(len(outputs))] + (x if spec.joined.passed else [])
+    for pair in spec.joined.products:
+        first, second = (sum((c * y[i] for i, c in form), Fraction(constant)) for form, constant in pair)
+        y.append(first * second)
+    return any(prop.box.contains(x) and prop.violated(y) for prop in spec.properties)
 
 
 # ---- random formulas -------------------------------------------------------------------------------------------

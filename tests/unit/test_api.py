@@ -87,6 +87,8 @@ def test_what_people_bring_and_take_home() -> None:
     assert set(dir(verifiable_relu)) == set(verifiable_relu.__all__)
     with pytest.raises(InputError, match="eps is 'wide'"):
         verify(MODEL, IMAGES, LABELS, eps="wide")
+    with pytest.raises(InputError, match="eps is '1e999999999'"):
+        verify(MODEL, IMAGES, LABELS, eps="1e999999999")
     with pytest.raises(InputError, match="no others are given"):
         verify(MODEL, torch.utils.data.DataLoader(pairs), LABELS, eps=0.1)
 

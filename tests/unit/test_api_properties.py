@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from tests.support.asking import claims
-from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
+from verifiable_relu import (
+    Around,
+    certified_radius,
+    plot_certified,
+    plot_times,
+    verify,
+    verify_properties,
+    verify_radii,
+)
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, write_onnx
@@ -203,11 +212,18 @@ def test_boxes_polytopes_and_files(tmp_path: Path) -> None:
 
 def test_several_radii_are_each_answered_from_the_last() -> None:
     x = np.array([[1.0, 2.0], [0.25, 0.5], [0.0, 0.0]])
-    found = verify_radii(PLANE, x, [0, 0, 0], [2, Fraction(1, 8), 1, 0.125], method="auto", around=Around(clip=WIDE))
+    found = verify_radii(PLANE, x, [0, 0, 0], [2, "1/8", 1, 0.125], method="auto", around=Around(clip=WIDE))
     assert [answers(each) for each in found] == [
         ["sat", "sat", "sat"], ["unsat", "unsat", "sat"], ["unsat", "sat", "sat"], ["unsat", "unsat", "sat"]
     ]  # fmt: skip
     assert found[0][1] is found[2][1], "a counterexample is kept for larger radii"
+    axes = Figure().subplots()
+    assert plot_certified(["1/8", 1, 2], {"plane": [found[1], found[2], found[0]]}, ax=axes) is axes
+    assert [line.get_ydata().tolist() for line in axes.lines] == [pytest.approx([2 / 3, 1 / 3, 0])] * 2  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="plane has results for 1 of 2 radii"):
+        plot_certified(["1/8", 1], {"plane": found[:1]}, ax=axes)
+    times = plot_times({"plane": found[1], "others": found[0]}, ax=Figure().subplots())
+    assert [line.get_xdata().tolist() for line in times.lines] == [[1, 2, 3]] * 2  # type: ignore[union-attr]
     radii = certified_radius(PLANE, x, [0, 0, 0], upper=1, method="auto", around=Around(clip=WIDE))
     assert radii.certified[0] == 1 and radii.refuted[0] == math.inf
     assert radii.certified[1] == pytest.approx(1.75 / 7, abs=1e-3) and radii.certified[1] <= 1.75 / 7

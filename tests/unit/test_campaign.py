@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,13 +17,13 @@ import pytest
 
 from tests.support.scripted import NETWORK, Answer, Scripted, at_least, case, truth
 from verifiable_relu import __version__
-from verifiable_relu.campaign import Case, Result, Store, run
+from verifiable_relu.campaign import Case, Result, Store, console, run
 from verifiable_relu.campaign.result import join
 from verifiable_relu.campaign.runner import unasked
 from verifiable_relu.campaign.store import COLUMNS
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec import Query
-from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.docket import Docket
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
@@ -295,3 +297,47 @@ def test_records_have_the_version_of_the_package() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == __version__
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class _Talkative(Scripted):
+    """A verifier that tells where it stands, in a copy of its process too."""
+
+    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        docket.limits.tell({"margin": -0.25, "sub-problems": 1234, "closed": 0.5})
+        if os.fork() == 0:
+            docket.limits.tell({"sub-problems": 7})
+            docket.limits.clock()
+            os._exit(0)
+        os.wait()
+        docket.limits.clock()
+        yield from super().claims(docket)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_where_the_work_on_one_question_stands(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = _Terminal() if terminal else io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(console, "_REDRAWN", 0.0)
+    with console.Line(10.0) as line:
+        run([case(0.5)], _Talkative(), observer=line, limits=Limits(clock=line.clock, tell=line.tell))
+    drawn = stream.getvalue().split("\r\x1b[2K")
+    if not terminal:
+        assert drawn == [""]
+        return
+    first, shown, *_, last = drawn
+    assert (first, last) == ("", "")
+    assert re.fullmatch(r"reading, \d+ s left", shown)
+    assert any(
+        re.fullmatch(r"scripted, margin at least -0.25, 1,234 sub-problems, 50% closed, \d+ s left", one)
+        for one in drawn
+    )
+    assert not any(" 7 sub-problems" in one for one in drawn)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.draws import draws
-from tests.support.vnnlib_cases import Writer, holds
+from tests.support.vnnlib_cases import Writer, holds, reached
 from verifiable_relu.errors import InputError
-from verifiable_relu.spec.vnnlib2 import DeclaredTensor, Joined, read_joined
+from verifiable_relu.spec.read import read_vnnlib
 
 POINTS = 8
 
@@ -43,8 +43,10 @@ class TwoNetworks(Writer):
         ]
 
     def related(self) -> str:
-        """A comparison of inputs with each other or with outputs."""
+        """A comparison of inputs with each other or with outputs, or of products of them."""
         rng = self.rng
+        if rng.random() < 0.4:
+            return f"({rng.choice(['<=', '>', '==', '!='])} {self.polynomial(rng.randint(1, 3))} {self.output()})"
         x, other = rng.choice(self.names[: self.inputs]), rng.choice(self.names)
         operator = rng.choice(["<=", ">=", "<", ">", "==", "!="])
         match rng.randrange(4):
@@ -55,6 +57,13 @@ class TwoNetworks(Writer):
             case 2:
                 return f"({operator} (+ {x} (* -2.0 {other})) 0.0)"
         return f"({operator} {x} {other})"
+
+    def polynomial(self, depth: int) -> str:
+        rng = self.rng
+        if depth == 0:
+            return rng.choice([*self.names, self.constant()])
+        parts = " ".join(self.polynomial(rng.randrange(depth)) for _ in range(rng.randint(2, 3)))
+        return f"({rng.choice('*+-*')} {parts})"
 
     def atom(self) -> str:
         return self.related() if self.rng.random() < 0.3 else super().atom()
@@ -85,30 +94,9 @@ class TwoNetworks(Writer):
         return found
 
 
-def elements(tensors: tuple[DeclaredTensor, ...]) -> list[str]:
-    """The names of the elements of some tensors, one tensor after another."""
-    return [f"{tensor.variable.name}[{i}]" for tensor in tensors for i in range(tensor.variable.size)]
-
-
-def reached(query: Joined, point: dict[str, Fraction]) -> bool:
-    """Whether the properties of a query of two networks call a point a counterexample."""
-    inputs: dict[int, set[Fraction]] = {}
-    outputs: dict[int, Fraction] = {}
-    for network in query.networks:
-        for name, place in zip(elements(network.inputs), network.places, strict=True):
-            inputs.setdefault(place, set()).add(point[name])
-        for i, name in enumerate(elements(network.given)):
-            outputs[network.start + i] = point[name]
-    if any(len(values) > 1 for values in inputs.values()):
-        return False
-    x = [min(inputs[i]) for i in range(query.size)]
-    y = [outputs[i] for i in range(len(outputs))] + (x if query.passed else [])
-    return any(prop.box.contains(x) and prop.violated(y) for prop in query.properties)
-
-
 @pytest.mark.thorough
 def test_a_query_of_two_networks_means_what_its_formula_says(tmp_path: Path) -> None:
-    read = satisfied = passed = 0
+    read = satisfied = passed = multiplied = 0
     path = tmp_path / "query.vnnlib"
     for seed in range(draws(600)):
         writer = TwoNetworks(random.Random(seed))
@@ -117,16 +105,18 @@ def test_a_query_of_two_networks_means_what_its_formula_says(tmp_path: Path) -> 
         points = [writer.point() for _ in range(POINTS)]
         expected = [holds(text, point) for point in points]
         try:
-            query = read_joined(path)
+            query = read_vnnlib(path)
         except InputError as error:
             # The bounds may leave no input, or not bound one; a formula must then hold nowhere, or not in a box.
             assert "bound" in str(error) or ("is empty" in str(error) and not any(expected)), (seed, text, error)
             continue
         read += 1
-        passed += query.passed
+        passed += query.joined is not None and query.joined.passed
+        multiplied += query.joined is not None and bool(query.joined.products)
         for point, is_unsafe in zip(points, expected, strict=True):
             satisfied += is_unsafe
             assert reached(query, point) is is_unsafe, (seed, text, point)
     assert read > draws(600) // 2
     assert passed > read // 3
+    assert multiplied > read // 10
     assert satisfied > read // 8

@@ -164,6 +164,13 @@ def test_the_page_says_what_was_answered(page: str) -> None:
         assert ("td", eps) in reader.texts
 
 
+def test_the_row_of_a_violation_leads_to_its_counterexample(page: str) -> None:
+    reader = Reader(page)
+    (card,) = (a["id"] for a in reader.all("article"))
+    assert [a["href"] for _, a, where in reader.elements if "href" in a and where[-1] == "td"] == [f"#{card}"]
+    assert sum(data.startswith("counterexamples/") for _, data in reader.texts) == 2
+
+
 def test_a_counterexample_is_shown_pixel_by_pixel(page: str, folder: Path) -> None:
     addresses = [str(a["src"]).partition(",")[2] for a in Reader(page).all("img")]
     before, after, change = (np.array(Image.open(io.BytesIO(base64.b64decode(one)))) for one in addresses)
@@ -188,14 +195,17 @@ def test_files_that_are_gone_cost_the_originals_alone(folder: Path, tmp_path: Pa
 
 CLICKS = """<script>
 const table = [...document.querySelectorAll("table[id]")].at(-1);
-const button = table.tHead.rows[0].cells[7].querySelector("button");
-const seconds = () => [...table.tBodies[0].rows].map(row => Number(row.cells[7].dataset.v));
+const button = table.tHead.rows[0].cells[6].querySelector("button");
+const seconds = () => [...table.tBodies[0].rows].map(row => Number(row.cells[6].dataset.v));
 button.click(); const up = seconds(); button.click(); const down = seconds();
 const search = document.querySelector("input[type=search]");
-search.value = "p2 sat"; search.dispatchEvent(new Event("input"));
-const left = [...table.tBodies[0].rows].filter(row => !row.hidden).map(row => row.cells[0].textContent);
+const found = words => {
+  search.value = words; search.dispatchEvent(new Event("input"));
+  return [...table.tBodies[0].rows].filter(row => !row.hidden).map(row => row.cells[0].textContent);
+};
+const left = found("p2 sat"), sat = found("sat").length, unsat = found("answer:unsat").length;
 const narrow = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
-document.title = JSON.stringify({ up, down, left, narrow });
+document.title = JSON.stringify({ up, down, left, sat, unsat, narrow });
 </script></body>"""
 
 
@@ -218,6 +228,8 @@ def test_a_browser_sorts_and_filters_and_a_phone_need_not_scroll_sideways(page: 
     said = json.loads(html.unescape(found[1]))
     assert said["up"] == sorted(said["up"]) and said["down"] == said["up"][::-1] and len(said["up"]) == 4
     assert said["left"] == ["p2.vnnlib"] and said["narrow"]
+    # The page has one sat and two unsats.
+    assert (said["sat"], said["unsat"]) == (1, 2)
 
 
 def test_a_study_is_shown_by_its_tables_and_figures(tmp_path: Path) -> None:
@@ -333,6 +345,21 @@ def test_a_chart_has_room_for_all_points_and_a_few_ticks(values: list[float], sc
     assert len(shown) == len(tips) and {data for tag, data in reader.texts if tag == "title"} == {"A & B", *tips}
     assert all(0 <= x <= 475.2 and 0 <= y <= 295.2 for x, y in shown)
     assert 3 <= len(reader.all("text")) < 30
+
+
+def test_a_chart_says_small_numbers_as_they_are() -> None:
+    chart = Chart(
+        "A", [Series("some", [(0.015, 1e-4), (0.05, 10.0)])], Axis("x", ticks={0.015: "0.015"}), Axis("y", "log")
+    )
+    texts = {data for tag, data in Reader(chart.svg()).texts if tag == "text"}
+    assert {"0.015", "0.0001", "0.001", "0.01", "0.1", "1", "10"} <= texts
+
+
+def test_radii_beside_each_other_share_a_text() -> None:
+    rows = [AtRadius("net", "crown", Fraction(eps), 3, 1, 1) for eps in ("1/255", "2/255", "1/10", "3/20")]
+    chart = certified(rows)
+    assert chart is not None and chart.x.ticks is not None
+    assert list(chart.x.ticks.values()) == ["1/255", "0.1", "0.15"]
 
 
 def test_values_far_below_the_largest_have_room_on_an_axis_about_zero() -> None:

@@ -17,10 +17,11 @@ from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.network.graph import Network as Graph
+from verifiable_relu.network.source import replay
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.enclose import enclose
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
-from verifiable_relu.trust.replay import confirm, replay
+from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.attack import Attack
 from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
 from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.records import Records
+from verifiable_relu.study.records import Records, read_records
 from verifiable_relu.study.runner import Runner
 from verifiable_relu.study.state import State, each, gathered, question
 from verifiable_relu.study.suite import SHIPPED, find, read
@@ -114,6 +115,18 @@ def test_cells_are_all_combinations_seed_by_seed_with_names_of_their_own(tmp_pat
     assert suite.setting("two").methods == ("crown",) and suite.setting("one").methods == ("crown", "auto")
 
 
+def test_a_suite_has_arms_and_seeds_of_its_own(tmp_path: Path) -> None:
+    own = '[[arm]]\nname = "late"\nof = "gelu-swap-finetune"\n[arm.training]\nswitch = 0.75\nrate = 0.05\n\n[training]'
+    text = SUITE.replace('arms = ["relu", ', 'arms = ["late", "relu", ').replace("[training]", own, 1)
+    suite = read(written(tmp_path, text.replace("seeds = 2", "seeds = [4, 11]")))
+    cells = [cell for cell in suite.cells() if cell.network == "one"]
+    assert sorted({cell.options.seed for cell in cells}) == [4, 11]
+    late = [cell.options for cell in cells if cell.arm == "late"]
+    assert {(each.arm, each.switch, each.rate) for each in late} == {("gelu-swap-finetune", 0.75, 0.05)}
+    others = [cell.options for cell in cells if cell.arm == "gelu-swap-finetune"]
+    assert {each.switch for each in others} == {0.25} and len(others) == len(late)
+
+
 def test_a_claim_names_another_network_by_what_both_have(tmp_path: Path) -> None:
     beside = SUITE.replace('measure = "certified"\neps = "1/50"\nmethod = "auto"', 'measure = "clean"')
     (claim,) = read(written(tmp_path, beside.replace('against = "gelu-swap-finetune"', 'against = "relu"') +
@@ -149,6 +162,22 @@ WRONG = (
     ("weight = 0.2", "weight = 0.3", 53, "has no weight 0.3"),
     ('against = "gelu-swap-finetune"', 'against = "prelu"', 51, "'prelu' is none of"),
     ('expected = "more"', 'expected = "better"', 57, "'better' is none of more"),
+    (
+        'expected = "more"',
+        'expected = "more"\nmargin = 0.1',
+        58,
+        "a margin belongs to a claim that expects no difference",
+    ),
+    (
+        '"certified"\neps = "1/50"\nmethod = "auto"\nexpected = "more"',
+        '"seconds"\neps = "1/50"\nmethod = "auto"\nexpected = "no difference"\nmargin = 0.8',
+        58,
+        "ratio, above 1",
+    ),
+    ("seeds = 2\n", "seeds = [1, 1]\n", 5, "a list of different seeds"),
+    ("seeds = 2\n", "seeds = [-1]\n", 5, "a list of different seeds"),
+    ("[training]\n", '[[arm]]\nname = "relu"\nof = "relu"\n[training]\n', 9, "'relu' is an arm of the trainer"),
+    ("[training]\n", '[[arm]]\nname = "late"\nof = "later"\n[training]\n', 10, "'later' is none of"),
     ("images = 10", "images = ten", 6, "no TOML"),
     ("[[method]]", "[method]", 38, "method: must be a list"),
 )
@@ -169,7 +198,19 @@ def test_a_fault_of_a_suite_is_an_error_with_its_line(
 
 def test_suites_of_the_package_are_read_and_announce_claims() -> None:
     names = sorted(path.stem for path in SHIPPED.glob("*.toml"))
-    assert names == ["certified", "cnn", "fronts", "full", "pareto", "pixels", "screening", "small", "smoke", "solvers"]
+    assert names == [
+        "certified",
+        "cnn",
+        "e1",
+        "fronts",
+        "full",
+        "pareto",
+        "pixels",
+        "screening",
+        "small",
+        "smoke",
+        "solvers",
+    ]
     for name in names:
         suite = read(find(name))
         assert suite.name == name and suite.claims and suite.cut and suite.tuning
@@ -343,6 +384,33 @@ def test_the_order_of_arms_in_a_suite_changes_no_question_and_no_count(
     assert one == other
     assert one["relu"] == one["gelu-swap"] == one["lambda-gelu"]
     assert any(said[-2] for said in one["relu"]), "no question branches"
+
+
+def test_committed_records_go_on_with_networks_that_are_trained_again_and_compared(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((60, 6), dtype=np.float32)
+    labels = np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    places, said = Places(tmp_path / "out"), list[str]()
+
+    def run(asked: int) -> State:
+        text = ORDERED.format(arms='"relu", "gelu-swap"').replace("images = 10", f"images = {asked}")
+        with Records(places.folder) as records:
+            Runner(read(written(tmp_path, text)), places, records, [Here()], said.append).run()
+        return State.of(read_records(places.folder))
+
+    first = run(3)
+    shutil.rmtree(places.networks)
+    assert run(3).trainings == first.trainings and not any("again" in line for line in said), "nothing was left to ask"
+    second = run(10)
+    assert sum("trained again, the same as recorded" in line for line in said) == 2
+    assert second.trainings == first.trainings and len(second.answers) > len(first.answers)
+    assert all(second.answers[asked]["verdict"] == answer["verdict"] for asked, answer in first.answers.items())
+    shutil.rmtree(places.networks)
+    text = (places.folder / "records.jsonl").read_text()
+    onnx = next(iter(first.trainings.values()))["files"]["onnx"]
+    (places.folder / "records.jsonl").write_text(text.replace(onnx, "0" * 64))
+    with pytest.raises(InputError, match="another network than the recorded one"):
+        run(20)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

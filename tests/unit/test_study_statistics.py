@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from verifiable_relu.study.statistics import by_seed, holm, interval, mcnemar, par2, wilcoxon
+from verifiable_relu.study.statistics import by_seed, equivalence, holm, interval, least_margin, mcnemar, par2, wilcoxon
 
 
-def test_the_interval_is_the_percentile_bootstraps() -> None:
+def test_the_interval_is_students() -> None:
     values = [0.61, 0.66, 0.58, 0.7, 0.63]
     found = interval(values)
-    # All 5⁵ samples, each as likely as any other.
-    means = np.mean(list(product(values, repeat=5)), axis=1)
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     assert found.mean == pytest.approx(np.mean(values)) and found.n == 5
-    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))), abs=3e-3)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_one_number_has_no_interval_and_equal_numbers_have_one_of_no_width() -> None:
@@ -27,12 +26,34 @@ def test_one_number_has_no_interval_and_equal_numbers_have_one_of_no_width() -> 
     assert f"{alone:.1%}" == "50.0%" and f"{interval([1, 1]):.1f}" == "1.0 [1.0, 1.0]"
 
 
-def test_intervals_of_few_seeds_hold_the_mean_as_often_as_is_said() -> None:
-    random = np.random.default_rng(0)
-    for n, said in ((3, 0.75), (5, 0.86), (10, 0.90)):
-        samples = random.normal(size=(400, n))
-        hits = np.mean([(found := interval(sample)).low <= 0 <= found.high for sample in samples])
-        assert hits == pytest.approx(said, abs=0.06)
+@pytest.mark.parametrize("n", (2, 3, 5, 10))
+def test_intervals_of_few_seeds_hold_the_mean_as_often_as_is_said(n: int) -> None:
+    samples = np.random.default_rng(0).normal(size=(2000, n))
+    hits = np.mean([(found := interval(sample)).low <= 0 <= found.high for sample in samples])
+    assert hits == pytest.approx(0.95, abs=0.015)
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    given, margin = [0.004, -0.012, 0.009, 0.001, 0.003], 0.02
+    above = stats.ttest_1samp(given, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(given, margin, alternative="less").pvalue
+    assert equivalence(given, margin) == pytest.approx(max(above, below))
+    assert equivalence([-each for each in given], margin) == pytest.approx(max(above, below))
+    # The least margin is the one at which the p-value is 0.05, and the farther end of the 90 % interval.
+    assert equivalence(given, least_margin(given)) == pytest.approx(0.05)
+    low, high = stats.ttest_1samp(given, 0.0).confidence_interval(0.9)
+    assert least_margin(given) == pytest.approx(max(-low, high))
+
+
+def test_arms_at_the_margin_are_called_equivalent_as_rarely_as_is_said() -> None:
+    samples = np.random.default_rng(0).normal(0.02, 0.004, (2000, 5))
+    assert np.mean([equivalence(sample.tolist(), 0.02) < 0.05 for sample in samples]) == pytest.approx(0.05, abs=0.015)
+
+
+def test_equal_differences_are_equivalent_by_their_signs_and_one_seed_is_no_test() -> None:
+    assert equivalence([0.01] * 5, 0.02) == 2**-5 and equivalence([0.0] * 3, 0.02) == 2**-3
+    assert equivalence([0.03] * 5, 0.02) == 1 == equivalence([0.02] * 5, 0.02)
+    assert math.isnan(equivalence([0.0], 0.02)) and math.isnan(least_margin([0.0]))
 
 
 def test_the_test_over_seeds_is_students_paired_t() -> None:

@@ -87,7 +87,35 @@ def test_what_is_shown_against_the_expectation_is_said_so() -> None:
     records = study_of(planted, 6, claim("fewer", expected="fewer"), claim("same", expected="no difference"))
     assert outcome(records, "fewer").reading == outcome(records, "same").reading == "refuted: more"
     level = study_of(lambda arm, seed: 10, 6, claim("same", expected="no difference"))
-    assert outcome(level, "same").reading == "no difference shown"
+    assert outcome(level, "same").reading == "not shown"
+
+
+def test_arms_that_hardly_differ_are_equivalent_within_the_margin_of_the_claim() -> None:
+    same = {"expected": "no difference", "against": "gelu-swap"}
+    claims = [claim("near", margin=0.1, **same), claim("nearer", margin=0.01, **same), claim("none", **same)]
+    near, nearer, none = outcomes(joined(study_of(planted, 6, *claims)))
+    assert near.reading == "equivalent within 10 points" and near.least == none.least < 0.1
+    assert near.corrected_equivalent == pytest.approx(2 * near.equivalent), "two claims have a margin"
+    assert nearer.reading == none.reading == "not shown" and math.isnan(none.equivalent)
+    far = outcome(study_of(planted, 6, claim("far", expected="no difference", margin=0.02)), "far")
+    assert far.reading == "refuted: more" and far.equivalent > 0.5
+    (row, *_) = rows(tables.claim_table([near]))
+    assert row["margin"] == 0.1 and row["equivalent within"] == near.least
+    assert "equivalence within 10 points: p = " in findings([near])[0]
+
+
+def test_times_are_equivalent_by_the_ratio_of_the_seeds_means() -> None:
+    def timed(arm: str, weight: float, seed: int, image: int, eps: str, method: str) -> tuple[str, float]:
+        return "unsat", 0.1 * (image + 1) * (1.1 + 0.01 * seed if arm == "relu" else 1.0)
+
+    times = {"measure": "seconds", "expected": "no difference"}
+    made = [suite(5, [claim("near", margin=1.25, **times), claim("nearer", margin=1.05, **times)])]
+    made += [
+        record for seed in range(5) for arm in ("lambda-gelu", "relu") for record in network(arm, seed, ALL, timed)
+    ]
+    near, nearer = outcomes(joined(made))
+    assert near.reading == "equivalent within a factor of 1.25, fewer" and nearer.reading == "refuted: fewer"
+    assert 1.12 < near.least < 1.14
 
 
 def test_holm_takes_away_what_a_claim_alone_would_show() -> None:

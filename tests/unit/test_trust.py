@@ -33,8 +33,9 @@ from verifiable_relu.network.nodes import (
     Sigmoid,
     Tanh,
 )
+from verifiable_relu.network.source import replay
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.trust import confirm, evaluate_exact, replay
+from verifiable_relu.trust import confirm, evaluate_exact
 from verifiable_relu.trust.enclose import enclose, margin_range
 from verifiable_relu.trust.replay import _EXACT_PRODUCTS
 

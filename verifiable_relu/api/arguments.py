@@ -143,11 +143,6 @@ def radii(eps: object) -> object:
         if found.dtype.kind not in "fiu":
             raise InputError(f"radii of dtype {found.dtype} where real numbers are expected")
         return found if found.ndim else found.item()
-    if isinstance(eps, str):
-        try:
-            return Fraction(eps)
-        except (ValueError, ZeroDivisionError):
-            raise InputError(f"eps is {eps!r:.40}, no number such as '1/255' or '0.01'") from None
     if isinstance(eps, list | tuple):
         try:
             return np.array(eps, dtype=object)

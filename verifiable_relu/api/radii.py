@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
-from verifiable_relu.api.verifying import Around, Number, verify
+from verifiable_relu.api.verifying import Around, Number, Results, verify
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.settings import neutral
@@ -44,7 +44,7 @@ def verify_radii(
     labels: Sequence[int] | np.ndarray | Tensor,
     radii: Sequence[Number],
     **options: Any,
-) -> list[list[Result]]:
+) -> list[Results]:
     """Answer every image for several radii, each from the last.
 
     A counterexample for a radius is one for every larger radius, and a proof for a radius is one for every smaller
@@ -81,7 +81,7 @@ def verify_radii(
         results = dict(zip(open_, answers, strict=True))
         found[radius] = [results.get(i, known.get(i)) for i in range(len(pixels))]  # type: ignore[misc]
         known |= {i: result for i, result in results.items() if result.verdict is Verdict.SAT}
-    return [found[radius] for radius in exact]
+    return [Results(found[radius]) for radius in exact]
 
 
 @neutral()

@@ -61,7 +61,7 @@ class Results(list[Result]):
         return f"<Results: {', '.join(f'{count} {name}' for name, count in counts.items())}, {seconds:.1f} s>"
 
 
-Number = Fraction | float
+Number = Fraction | float | str
 Asked = Property | SpecFile | Path | str
 """A property, or a VNN-LIB file as it was read or by its path."""
 
@@ -129,7 +129,7 @@ def verify(
             ``DataLoader`` that yields images and labels stands for both, and with a single label there is one image.
         labels: (n,), the true classes; not needed with ``around.targets``.
         eps: the radius, ≥ 0, in the same units; ``Fraction(1, 255)`` and ``"1/255"`` stay exact. Several
-            numbers are one for each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of
+            are one for each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of
             ``images``. All numbers may be numpy scalars, or tensors without axes.
         method: the name of a verifier.
         timeout: seconds for each image.

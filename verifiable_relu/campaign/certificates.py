@@ -20,6 +20,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.journal import plain
 from verifiable_relu.network.family import least_hardness
+from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_sat, write_unsat
@@ -124,7 +125,9 @@ class Certificates:
     ) -> Kept:
         size = path.stat().st_size if path.exists() else 0
         seconds = (f"{write:.3f}", f"{checking:.3f}")
-        files = (path.name if size else "", str(Path(onnx).resolve()), str(Path(vnnlib).resolve()))
+        network = onnx_files(onnx)
+        named = str(network.resolve() if isinstance(network, Path) else Path.cwd() / network)
+        files = (path.name if size else "", named, str(Path(vnnlib).resolve()))
         self._append((*files, claim, str(kept.accepted).lower(), kept.detail, str(size), *seconds))
         return kept
 

@@ -104,7 +104,8 @@ class Cluster:
     def tell(self, message: Answered) -> None:
         """Hand on an answer, with file names relative to the current folder where they are below it."""
         start, told = f"{self._folder}/", message.result
-        named = replace(told, onnx=told.onnx.removeprefix(start), vnnlib=told.vnnlib.removeprefix(start))
+        onnx = told.onnx.removeprefix(start).replace(f"'{start}", "'")
+        named = replace(told, onnx=onnx, vnnlib=told.vnnlib.removeprefix(start))
         self._ask(replace(message, result=named))
 
     def await_workers(self) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
+import time
 from collections import Counter
 from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
+from rich.control import Control
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,6 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +30,7 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import write
+from verifiable_relu.verifiers.base import Told
 
 _COLOURS = {"sat": "red", "unsat": "green"}
 
@@ -34,6 +39,75 @@ _SHOWN = 1000
 
 _RECENT = 300.0
 """The seconds of the past by which the time that is left is estimated."""
+
+_REDRAWN = 0.2
+"""Seconds between two drawings of the line of one question."""
+
+ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+
+
+class Line:
+    """An observer of one instance, which shows where the work on it stands in a line, if stderr is a terminal.
+
+    A line is a context manager, and gone when it is left. It is drawn when its clock is read, which work does all the
+    time: a thread that drew it would be at work while processes are copied.
+
+    Args:
+        seconds: the instance's time limit.
+        quiet: whether nothing is shown.
+    """
+
+    def __init__(self, seconds: float, quiet: bool = False) -> None:
+        self._seconds, self._console, self._process = seconds, Console(stderr=True), os.getpid()
+        self._shown = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
+        self._began = time.perf_counter()
+        self._due = 0.0
+        self._stage, self._done, self._total = "reading", 0, 1
+        self._told: dict[str, float] = {}
+
+    def __enter__(self) -> Line:
+        self.clock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            self._console.control(ERASE)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        if name != self._stage:
+            self._told = {"margin": self._told["margin"]} if "margin" in self._told else {}
+        self._stage, self._done, self._total = name, done, total
+
+    def result(self, number: int, result: Result, recorded: bool) -> None:
+        pass
+
+    def tell(self, told: Told) -> None:
+        """As ``Limits.tell``."""
+        self._told |= told
+
+    def clock(self) -> float:
+        """The present time in seconds, by ``time.perf_counter``."""
+        now = time.perf_counter()
+        # A copy of the process has the same terminal.
+        if self._shown and now >= self._due and os.getpid() == self._process:
+            self._due = now + _REDRAWN
+            self._console.control(ERASE)
+            self._console.print(Text(self._text(now)), end="", no_wrap=True, overflow="ellipsis")
+        return now
+
+    def _text(self, now: float) -> str:
+        parts = [self._stage]
+        if self._total > 1:
+            parts.append(f"{self._done} of {self._total} boxes")
+        elif "margin" in self._told:
+            parts.append(f"margin at least {self._told['margin']:.4g}")
+        if "sub-problems" in self._told:
+            parts.append(f"{self._told['sub-problems']:,.0f} sub-problems")
+        if "closed" in self._told:
+            parts.append(f"{self._told['closed']:.0%} closed")
+        return ", ".join([*parts, f"{max(0.0, self._seconds - now + self._began):.0f} s left"])
 
 
 class Watcher:

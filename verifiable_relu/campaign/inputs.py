@@ -24,7 +24,8 @@ from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, onn
 from verifiable_relu.network.graph import require_device
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
-from verifiable_relu.spec.specfile import stem
+from verifiable_relu.spec.find import Networks, assigned, paths
+from verifiable_relu.spec.specfile import Declared, stem
 from verifiable_relu.verifiers.base import Limits, Verifier
 from verifiable_relu.verifiers.registry import limited, make
 
@@ -80,12 +81,12 @@ class Entry:
 
     Attributes:
         vnnlib: the property file.
-        onnx: the network's file; None where it is searched for (``spec.find_network``).
+        onnx: the network's file, or those of several; None where it is searched for (``spec.find_network``).
         timeout: the time limit in seconds.
     """
 
     vnnlib: Path
-    onnx: Path | None
+    onnx: Path | Networks | None
     timeout: float
 
 
@@ -251,15 +252,20 @@ class Loader:
         try:
             if entry.onnx is None or self._prepared is None:
                 return ""
-            digest = self._digests.get(entry.onnx)
-            if digest is None:
-                digest = self._digests[entry.onnx] = hashlib.sha256(onnx_bytes(entry.onnx)).hexdigest()
-            return self._files(digest, _digest(read_text(entry.vnnlib, limits.BYTES)))
+            for path in paths(entry.onnx):
+                if path not in self._digests:
+                    self._digests[path] = hashlib.sha256(onnx_bytes(path)).hexdigest()
+            digests = [self._digests[path] for path in paths(entry.onnx)]
+            return self._files(entry.onnx, digests, _digest(read_text(entry.vnnlib, limits.BYTES)))
         except InputError:
             return ""
 
-    def _files(self, network: str, text: str) -> str:
-        return "" if self._prepared is None else "files:" + _digest(f"{network} {text} {self._prepared}")
+    def _files(self, onnx: Path | Networks, digests: Sequence[str], text: str) -> str:
+        if self._prepared is None or not all(digests):
+            return ""
+        names = [f"{name}=" for name, _ in onnx.files] if isinstance(onnx, Networks) else [""]
+        said = " ".join(map("".join, zip(names, digests, strict=True)))
+        return "files:" + _digest(f"{said} {text} {self._prepared}")
 
     @neutral()
     def case(self, entry: Entry) -> Case:
@@ -274,19 +280,26 @@ class Loader:
             digest = _digest(text)
             known = self._property(entry.vnnlib, text, digest)
             spec = known.spec if known.spec.path == entry.vnnlib else replace(known.spec, path=entry.vnnlib)
-            path = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
+            onnx = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
+            files = assigned(spec, onnx)
         before = self.clock()
-        network = self.network(path)
-        read = self._network(path)
+        wanted = [EVERYTHING] if spec.joined is None else [_chosen(each) for each in spec.joined.networks]
+        networks = [self.network(*named) for named in zip(files, wanted, strict=True)]
+        read = {named: self._network(*named) for named in zip(files, wanted, strict=True)}
         after = self.clock()
         with _bounded(entry.vnnlib):
-            asked = tuple(queries(spec, network))
-        if not (read.digest and read.digest in known.believed):
-            believe(network, spec.properties, path)
-            known.believed.add(read.digest)
-        files = self._files(read.digest, digest) if read.digest and entry.onnx is not None else ""
-        spent = before - start + read.seconds + self.clock() - after
-        return Case(str(path), str(entry.vnnlib), asked, entry.timeout, spec, files, spent)
+            asked = tuple(queries(spec, *networks))
+        for index, network in enumerate(networks):
+            digest_of = read[files[index], wanted[index]].digest
+            if not (digest_of and digest_of in known.believed):
+                places = None if spec.joined is None or spec.joined.alone else spec.joined.networks[index].places
+                believe(network, spec.properties, files[index], places)
+                known.believed.add(digest_of)
+        digests = {path: each.digest for (path, _), each in read.items()}
+        named = entry.onnx is not None and set(paths(onnx)) <= digests.keys()
+        key = self._files(onnx, [digests[path] for path in paths(onnx)], digest) if named else ""
+        spent = before - start + sum(each.seconds for each in read.values()) + self.clock() - after
+        return Case(str(onnx), str(entry.vnnlib), asked, entry.timeout, spec, key, spent)
 
     def read(self, entry: Entry, debug: bool = False) -> Case | Result:
         """The instance, or the result that says why it cannot be read.
@@ -303,7 +316,13 @@ class Loader:
             return unasked(str(entry.onnx or ""), str(entry.vnnlib), error, entry.timeout)
 
 
-def believe(network: Network, properties: Sequence[Property], path: Path | None = None) -> None:
+def _chosen(declared: Declared) -> Chosen:
+    return Chosen(hidden=tuple(tensor.node for tensor in declared.hidden)) if declared.hidden else EVERYTHING
+
+
+def believe(
+    network: Network, properties: Sequence[Property], path: Path | None = None, places: Sequence[int] | None = None
+) -> None:
     """Compare a network with its ONNX file at points of properties' boxes.
 
     The points are the centre, a uniform point and a corner of each of at most ``_COMPARED_BOXES`` boxes.
@@ -312,16 +331,18 @@ def believe(network: Network, properties: Sequence[Property], path: Path | None 
         network: as it was read; a network that came from no ONNX file is not compared.
         properties: the properties that the network is asked about, any number of them.
         path: the network's file, which the error names.
+        places: for each of its inputs the property's input that it is, where these are not the same.
 
     Raises:
         InputError: if the outputs differ by more than rounding explains.
     """
     rng = np.random.default_rng(0)
     points = [np.zeros((0, network.input_size))]
+    chosen = slice(None) if places is None else list(places)
     for prop in properties[:: max(1, -(-len(properties) // _COMPARED_BOXES))]:
         box = prop.box
         shares = np.stack([np.full(box.size, 0.5), rng.random(box.size), rng.integers(0, 2, box.size)])
-        points.append(box.lower * (1 - shares) + box.upper * shares)
+        points.append((box.lower * (1 - shares) + box.upper * shares)[:, chosen])
     try:
         compare_at(network, np.concatenate(points))
     except InputError as error:

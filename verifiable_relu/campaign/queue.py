@@ -28,6 +28,7 @@ from verifiable_relu.campaign.runner import QUIET, Late, Observer, Records, keep
 from verifiable_relu.campaign.worker import Answered, Ask, Job, Limit, Part, Stage, Wanted, perform
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.files import on_disk
+from verifiable_relu.spec.find import paths
 from verifiable_relu.verifiers.base import described
 from verifiable_relu.verifiers.solvers.process import Worker, most_memory
 
@@ -341,8 +342,8 @@ class _Queue:
         """The number of instances at the beginning of a part whose files are small enough together."""
         size, seen = 0, set[Path]()
         for count, number in enumerate(part):
-            for path in (self.open[number].vnnlib, self.open[number].onnx):
-                if path is not None and path not in seen:
+            for path in (self.open[number].vnnlib, *paths(self.open[number].onnx)):
+                if path not in seen:
                     seen.add(path)
                     with suppress(OSError, ValueError):
                         size += os.stat(on_disk(path)).st_size

@@ -1,9 +1,11 @@
-"""Several networks as one: inputs that may be shared, and all outputs after one another."""
+"""Several networks as one: inputs that may be shared, and all outputs after one another, with products of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +13,11 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import curve
+from verifiable_relu.network.source import replay
+
+Form = tuple[Sequence[tuple[int, int]], int]
+"""An affine form Σ coefficient·v_i + constant, of pairs of i and coefficient; its integers are below 2²⁴."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +35,24 @@ class Part:
     inputs: Sequence[int]
 
 
-def product(parts: Sequence[Part], size: int, passed: bool = False) -> Network:
+def product(
+    parts: Sequence[Part], size: int, passed: bool = False, products: Sequence[tuple[Form, Form]] = ()
+) -> Network:
     """The network that computes several networks at once, on inputs (size,).
 
-    Its outputs are those of the parts, one after the other, each in row-major order, and with ``passed`` its own inputs
-    after them. What is added to the parts are matrices of zeros and ones, so that nothing is rounded.
+    Its outputs are those of the parts, one after the other, each in row-major order, with ``passed`` its own inputs
+    after them, and then ``products``: each of two forms over the outputs before it. What is added to the parts are
+    matrices of integers that every precision holds, so that nothing is rounded. What runs the parts runs it (``run``).
 
     Raises:
-        InputError: if ``inputs`` do not fit.
+        InputError: if ``inputs`` do not fit, or a part is not taken as a function of real numbers.
     """
     build = Builder((size,))
     total = sum(part.network.output_size for part in parts) + size * passed
     summands, start = [], 0
     for part in parts:
+        if part.network.arithmetic != "real":
+            raise InputError(f"a query that joins networks is about real numbers, not {part.network.arithmetic}")
         if len(part.inputs) != part.network.input_size:
             raise InputError(f"{len(part.inputs)} inputs for the network '{part.network.name}'")
         at = 0
@@ -53,15 +65,69 @@ def product(parts: Sequence[Part], size: int, passed: bool = False) -> Network:
             places[index] = build.append(moved)
         count = part.network.output_size
         flat = build.reshape(places[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
-        matrix = _ones(range(start, start + count), range(count), total, count)
-        summands.append(build.linear(flat, matrix, None, f"{part.label}/placed"))
+        summands.append((flat, range(start, start + count)))
         start += count
     if passed:
-        summands.append(build.linear(0, _ones(range(start, total), range(size), total, size), None, "passed"))
-    output, *others = summands
+        summands.append((0, range(start, total)))
+    output = _placed(build, summands, total)
+    left = products
+    while left:
+        # Those at the beginning that are of no product among them.
+        count = build.size(output)
+        level = next((n for n, pair in enumerate(left) if _reach(pair) >= count), len(left))
+        output, left = _multiplied(build, output, left[:level]), left[level:]
+    name = " and ".join(part.label for part in parts)
+    return replace(build.network(output, name=name), run=partial(_run, parts=parts, passed=passed, pairs=products))
+
+
+def _run(x: Tensor, parts: Sequence[Part], passed: bool, pairs: Sequence[tuple[Form, Form]]) -> Tensor:
+    """The product's outputs (1, …) at x (1, size), float32, with the parts' as what runs them computes them."""
+    point = x.reshape(-1)
+    given = [replay(part.network, point[list(part.inputs)].numpy()).astype(float).tolist() for part in parts]
+    values = [*(value for each in given for value in each), *(point.tolist() if passed else ())]
+    for pair in pairs:
+        values.append(math.prod(sum(c * values[i] for i, c in form) + constant for form, constant in pair))
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def _reach(pair: tuple[Form, Form]) -> int:
+    return max(i for form, _ in pair for i, _ in form)
+
+
+def _multiplied(build: Builder, x: int, pairs: Sequence[tuple[Form, Form]]) -> int:
+    """The values of a node (n,), and after them the products of pairs of forms over them."""
+    count = build.size(x)
+    squares = [n for n, (first, second) in enumerate(pairs) if first == second]
+    others = [n for n in range(len(pairs)) if n not in set(squares)]
+    summands = [(x, list(range(count)))]
+    if squares:
+        side = _forms(build, x, [pairs[n][0] for n in squares], "root")
+        node = build.append(curve("Square", "square", (side,), build.shape(side)))
+        summands.append((node, [count + n for n in squares]))
+    if others:
+        left, right = (_forms(build, x, [pairs[n][side] for n in others], f"factor {side}") for side in (0, 1))
+        summands.append((build.product(left, right, "product"), [count + n for n in others]))
+    return _placed(build, summands, count + len(pairs))
+
+
+def _forms(build: Builder, x: int, forms: Sequence[Form], name: str) -> int:
+    """The values of forms over the values of a node."""
+    weight, bias = torch.zeros(len(forms), build.size(x)), torch.tensor([float(constant) for _, constant in forms])
+    for row, (form, _) in enumerate(forms):
+        for i, c in form:
+            weight[row, i] = c
+    return build.linear(x, weight, bias, name)
+
+
+def _placed(build: Builder, summands: Sequence[tuple[int, Sequence[int]]], total: int) -> int:
+    """A vector of ``total`` values that has those of some nodes at the places that are given with each."""
+    output, *others = (
+        build.linear(node, _ones(places, range(len(places)), total, len(places)), None, "placed")
+        for node, places in summands
+    )
     for other in others:
         output = build.add(output, other, "joined")
-    return build.network(output, name=" and ".join(part.label for part in parts))
+    return output
 
 
 def _ones(rows: Sequence[int], columns: Sequence[int], height: int, width: int) -> Tensor:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from verifiable_relu.arguments import fraction
 from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.report.figures import ANSWERS, Axis, Bars, Chart, Series
-from verifiable_relu.report.table import Cell, Column, Table, spelled, tabulate
+from verifiable_relu.report.table import Cell, Column, Link, Table, spelled, tabulate
+from verifiable_relu.spec.find import named
 
 _SOLVED = ("sat", "unsat")
 _COMMENT = re.compile(r"^;.*\beps(?:ilon)?\s*[=:]?\s*([0-9./e-]+)", re.IGNORECASE | re.MULTILINE)
@@ -80,7 +82,7 @@ def _by_network(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]
     groups: dict[tuple[str, str], list[Result]] = {}
     names = verifier_names(results)
     for result in results:
-        groups.setdefault((Path(result.onnx).name, names[result.verifier]), []).append(result)
+        groups.setdefault((named(result.onnx), names[result.verifier]), []).append(result)
     return groups
 
 
@@ -236,11 +238,20 @@ def certified(rows: Sequence[AtRadius]) -> Chart | None:
     return Chart(
         "Certified accuracy against the radius",
         series,
-        Axis("radius ε", ticks={float(eps): spelled(eps) for eps in radii} if len(radii) < _TICKS else None),
+        Axis("radius ε", ticks={float(eps): spelled(eps) for eps in _apart(radii)} if len(radii) < _TICKS else None),
         Axis("share of the instances", percent=True, ends=(0.0, 1.02)),
         "The share of the instances of each radius that is verified, and the share for which no counterexample was "
         "found; the exact share lies between the two.",
     )
+
+
+def _apart(radii: Sequence[Fraction]) -> list[Fraction]:
+    """Those of at least two sorted radii whose texts have room beside each other at an axis."""
+    found = [radii[0]]
+    for eps in radii[1:]:
+        if eps - found[-1] >= (radii[-1] - radii[0]) / _TICKS:
+            found.append(eps)
+    return found
 
 
 def radii_table(rows: Sequence[AtRadius]) -> Table:
@@ -260,13 +271,18 @@ def radii_table(rows: Sequence[AtRadius]) -> Table:
     )
 
 
-def instances(results: Sequence[Result]) -> Table:
-    """A row for each instance; where there are several methods, each has columns of its own."""
+def instances(results: Sequence[Result], shown: Mapping[tuple[str, str], str]) -> Table:
+    """A row for each instance; where there are several methods, each has columns of its own.
+
+    Args:
+        results: the results.
+        shown: where counterexamples are shown, by network and property: an address within the page.
+    """
     names = verifier_names(results)
     if len(names) > 1:
         rows = []
         for (onnx, vnnlib), members in by_instance(results).items():
-            row: list[Cell] = [Path(vnnlib).name, Path(onnx).name]
+            row: list[Cell] = [Link(Path(vnnlib).name, shown.get((onnx, vnnlib), "")), Path(onnx).name]
             for verifier in names:
                 mine = next((result for result in members if result.verifier == verifier), None)
                 row += [None] * 4 if mine is None else [mine.answer, mine.seconds, mine.margin, mine.detail]
@@ -274,10 +290,9 @@ def instances(results: Sequence[Result]) -> Table:
         heads = [f"{what}, {name}" for name in names.values() for what in ("answer", "seconds", "margin", "note")]
         return Table(("property", "network", *heads), rows, caption="All instances")
     columns: list[Column[Result]] = [
-        ("property", "", lambda result: Path(result.vnnlib).name),
-        ("network", "", lambda result: Path(result.onnx).name),
-        ("asked", "", lambda result: names[result.verifier]),
+        ("property", "", lambda result: Link(Path(result.vnnlib).name, shown.get((result.onnx, result.vnnlib), ""))),
         ("answer", "", lambda result: result.answer),
+        ("network", "", lambda result: named(result.onnx)),
         ("trust", "", lambda result: "" if result.trust is None else str(result.trust)),
         ("reason", "", lambda result: str(result.reason)),
         ("decided by", "", lambda result: result.method),
@@ -285,6 +300,7 @@ def instances(results: Sequence[Result]) -> Table:
         ("limit, seconds", "", lambda result: result.timeout),
         ("margin", "", lambda result: result.margin),
         ("unstable neurons", "", lambda result: result.unstable),
+        ("counterexample", "", lambda result: counterexample_file(result)),
         ("note", "", lambda result: result.detail),
     ]
     return tabulate(results, columns, "All instances")

@@ -6,7 +6,7 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -14,7 +14,9 @@ import numpy as np
 
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError
+from verifiable_relu.spec.find import named, onnx_files
 
 _SHOWN_INPUTS = 64
 _SHOWN_OUTPUTS = 12
@@ -32,6 +34,9 @@ class Shown:
         inputs: for few inputs that are no picture, rows: name, lower and upper bound, counterexample.
         outputs: rows: name, output at the middle of the box (empty if it is not known), output at the counterexample.
         note: why something is missing; empty if nothing is.
+        key: the files of network and property, as the user named them.
+        id: its anchor in the page.
+        file: the file of the counterexample, relative to the folder of the results.
     """
 
     title: str
@@ -41,6 +46,9 @@ class Shown:
     inputs: Sequence[Sequence[str]] = ()
     outputs: Sequence[Sequence[str]] = ()
     note: str = ""
+    key: tuple[str, str] = ("", "")
+    id: str = ""
+    file: str = ""
 
 
 @dataclass
@@ -55,12 +63,14 @@ class Gallery:
 
     def show(self, results: Sequence[Result]) -> Iterator[Shown]:
         """The counterexamples of results that are *sat*, in their order."""
-        for result in results:
+        for number, result in enumerate(results):
             if result.counterexample is not None:
-                yield self._shown(result, result.counterexample)
+                place = {"key": (result.onnx, result.vnnlib), "id": f"counterexample-{number}"}
+                shown = self._shown(result, result.counterexample)
+                yield replace(shown, **place, file=counterexample_file(result))  # type: ignore[arg-type]
 
     def _shown(self, result: Result, point: np.ndarray) -> Shown:
-        title, network = Path(result.vnnlib).name, Path(result.onnx).name
+        title, network = Path(result.vnnlib).name, named(result.onnx)
         outputs = np.array(result.outputs or ())
         try:
             lower, upper, before = self._original(result, point)
@@ -94,7 +104,7 @@ class Gallery:
         """
         import torch
 
-        case = self.loader.case(Entry(Path(result.vnnlib), Path(result.onnx), result.timeout))
+        case = self.loader.case(Entry(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
         assert result.witness is not None
         box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
         network = case.queries[0].network

@@ -11,8 +11,10 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis as Drawn
 
+    from verifiable_relu.campaign.result import Result
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#f0e442")
 """The colours of series, in their order; a page has its own shade of each, the variable ``--c0``, ``--c1`` …"""
 
@@ -33,6 +37,9 @@ MARKERS = "osD^vPX*"
 
 GLYPHS = "●■◆▲▼✚✖★"
 """The same markers in text."""
+
+OPEN_GLYPHS = "○□◇△▽✛✕☆"
+"""The same markers in text, without a filling."""
 
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "--")
 """The hatches of bars, by matplotlib's names, in their order."""
@@ -56,6 +63,8 @@ _PAGE = (6.6, 4.1)
 
 _MOST = 1e150
 """The largest number that is drawn; larger ones are drawn there."""
+
+_NUMBER = re.compile(r"[0-9]+\.[0-9]{2,}")
 
 _FAR, _WIDEST = 100, 1e6
 """An axis about 0 is logarithmic if half of its values are less than the largest divided by the first number. It then
@@ -225,7 +234,8 @@ class Chart:
             figure.savefig(text, format="svg", transparent=True)
         drawn = text.getvalue()
         drawn = drawn[drawn.index("<g ", drawn.index("</defs>")) : drawn.rindex("</g>") + 4]
-        drawn = re.sub(r"[0-9]+\.[0-9]{2,}", lambda found: f"{float(found[0]):.1f}", drawn)
+        # Coordinates are rounded, the numbers that readers see are not.
+        drawn = re.sub(r"<[^>]+>", lambda tag: _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", tag[0]), drawn)
         # What else than markers and series has a name would have that of another chart; fonts are the page's.
         drawn = re.sub(r' id="(?!m[0-9a-f]{10}"|series)[^"]*"|font(-size|-family)?: [^;"]*(; )?', "", drawn)
         drawn = re.sub(r'</?g>|<!--.*?-->|\s*\n\s*| transform="rotate\(-0 [^"]*"', "", drawn, flags=re.S)
@@ -238,7 +248,7 @@ class Chart:
         width, height = (72 * size for size in _PAGE)
         legend = (
             Markup('<li><span class="s{}" aria-hidden="true">{}</span> {}</li>').format(
-                one.style % 8, GLYPHS[one.style % 8], one.name
+                one.style % 8, (OPEN_GLYPHS if one.bound else GLYPHS)[one.style % 8], one.name
             )
             for one in self.series
         )
@@ -326,6 +336,59 @@ def cactus(title: str, lines: Mapping[str, Sequence[float]], limit: float | None
         for style, (name, seconds) in enumerate(lines.items())
     ]
     return Chart(title, series, Axis("answered"), Axis("seconds", "log"), limit=limit)
+
+
+def plot_times(results: Mapping[str, Sequence[Result]], ax: Axes | None = None) -> Axes:
+    """Plot how many questions (x) are decided within a number of seconds each (y): a cactus plot.
+
+    Args:
+        results: for each name in the legend, what ``verify`` returned.
+        ax: where to draw; by default pyplot's current axes.
+
+    Returns:
+        The axes.
+    """
+    lines = {name: [one.seconds for one in each if one.verdict != "unknown"] for name, each in results.items()}
+    return _plotted(cactus("", lines), ax)
+
+
+def plot_certified(
+    radii: Sequence[Fraction | float | str], results: Mapping[str, Sequence[Sequence[Result]]], ax: Axes | None = None
+) -> Axes:
+    """Plot the share of images that is certified against the radius, and above it the share that is not violated.
+
+    Args:
+        radii: the radii, in ascending order.
+        results: for each name in the legend, what ``verify_radii`` returned for them.
+        ax: where to draw; by default pyplot's current axes.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InputError: if there is another number of results than of radii, or a radius without results.
+    """
+    places = [float(Fraction(radius)) for radius in radii]
+    series = []
+    for style, (name, each) in enumerate(results.items()):
+        if len(each) != len(places) or not all(each):
+            raise InputError(f"{name} has results for {sum(map(bool, each))} of {len(places)} radii")
+        counts = [Counter(str(one.verdict) for one in found) for found in each]
+        certified = [(x, count["unsat"] / count.total()) for x, count in zip(places, counts, strict=True)]
+        standing = [(x, 1 - count["sat"] / count.total()) for x, count in zip(places, counts, strict=True)]
+        series += [Series(name, certified, style=style), Series("", standing, style=style, bound=True)]
+    shown = Chart("", series, Axis("radius ε"), Axis("certified", percent=True, ends=(0.0, 1.02)))
+    return _plotted(shown, ax)
+
+
+def _plotted(chart: Chart, ax: Axes | None) -> Axes:
+    if ax is None:
+        from matplotlib import pyplot
+
+        ax = pyplot.gca()
+    chart.draw(ax)
+    ax.legend()
+    return ax
 
 
 def draw(panels: Sequence[Panel], path: Path, width: float = COLUMN, height: float = 2.5) -> list[Path]:

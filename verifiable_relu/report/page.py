@@ -153,6 +153,7 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     refuted = [result for result in results if result.counterexample is not None]
     violated = [members[0] for members in campaign.by_instance(refuted).values()]
     shown = list(Gallery().show(spread(violated, pictures)))
+    places = {one.key: f"#{one.id}" for one in shown}
     texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime."]
     if len(shown) < len(violated):
         texts.append(f"{len(shown)} of {len(violated)}, spread over the networks.")
@@ -160,7 +161,7 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
         Section("answers", "Answers", [warning] if disputed else [], answers, tables=[campaign.by_network(results)]),
         Section("measures", "Time, margins and radii", charts=drawn, tables=tables),
         *([Section("counterexamples", "Counterexamples", texts, gallery=shown)] if shown else []),
-        Section("instances", "Instances", tables=[campaign.instances(results)], filter=True),
+        Section("instances", "Instances", tables=[campaign.instances(results, places)], filter=True),
         Section("made-with", "Made with", facts=campaign.facts(results)),
     ]
     return Found(subtitle, sections, results)

@@ -49,6 +49,22 @@ class Interval:
         return format(self, "")
 
 
+class Link(str):
+    """A text that leads to another place, on an HTML page.
+
+    Attributes:
+        address: of the place; empty for none.
+    """
+
+    address: str
+
+    def __new__(cls, text: str, address: str) -> Link:
+        """The text with its address."""
+        made = super().__new__(cls, text)
+        made.address = address
+        return made
+
+
 Cell = str | int | float | Interval | None
 """A cell of a table. None and NaN are shown as a dash, and are empty in CSV."""
 
@@ -143,13 +159,13 @@ class Table:
         """Which columns have numbers."""
         return [not any(isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
 
-    def sortable(self) -> Iterator[list[tuple[str, str]]]:
-        """For each row and cell the text, and the number by which an HTML page sorts the cell (empty for texts).
+    def sortable(self) -> Iterator[list[tuple[str, str, str]]]:
+        """For each row and cell the text, the number by which a page sorts the cell (empty for texts), and a link.
 
         Numbers have four significant digits where ``forms`` asks for nothing else.
         """
         for row, texts in zip(self.rows, self._shown(".4g"), strict=True):
-            yield [(text, _key(cell)) for text, cell in zip(texts, row, strict=True)]
+            yield [(text, _key(cell), getattr(cell, "address", "")) for text, cell in zip(texts, row, strict=True)]
 
     def _shown(self, form: str = ".3g") -> list[list[str]]:
         forms = [self.forms.get(column) for column in self.columns]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from verifiable_relu.arguments import fraction
 from verifiable_relu.errors import InputError
 from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import (
@@ -216,7 +218,7 @@ def _other_class(label: int, classes: int) -> tuple[Polytope, ...]:
 
 
 def exact_number(value: object, what: str) -> Fraction:
-    """The exact value of a Python or numpy number, a fraction, or an array or tensor without axes.
+    """The exact value of a number, of a text such as ``1/255``, or of an array or tensor without axes.
 
     Raises:
         InputError: for any other value, NaN and infinity; the message calls the value ``what``.
@@ -228,6 +230,9 @@ def exact_number(value: object, what: str) -> Fraction:
             return Fraction(value)
         except (ValueError, OverflowError):
             raise InputError(f"{what} is {value}, not a finite number") from None
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return fraction(value)
     raise InputError(f"{what} is {_shown(value)}, not a number")
 
 

@@ -1,6 +1,7 @@
 """Which network belongs to a property file: lists of instances (`instances.csv`), and the search for an ONNX file.
 
-A line `onnx,vnnlib,timeout` of a list is an instance. The format is the verification competition's (VNN-COMP).
+A line `onnx,vnnlib,timeout` of a list is an instance. The format is the verification competition's (VNN-COMP), which
+names several networks in the place of one as ``[('f', 'f.onnx'), ('g', 'g.onnx')]``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import csv
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,10 +22,47 @@ from verifiable_relu.errors import InputError, path_end
 from verifiable_relu.files import on_disk, read_lines
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.specfile import SpecFile, stem
+from verifiable_relu.spec.specfile import KINDS, Declared, SpecFile, Variable, stem
 
 if TYPE_CHECKING:
     from verifiable_relu.network.graph import Network
+
+_NAME = r"""\(\s*['"]([^'"]*)['"]\s*,\s*['"]([^'"]*)['"]\s*,?\s*\)"""
+_NAMES = re.compile(rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*,?\s*\]")
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The files of networks by the names with which a VNN-LIB 2.0 property declares them.
+
+    As a text it is what the competition's lists have in the place of one file. A folder divided by it (``/``, as for a
+    path) takes the files from there.
+    """
+
+    files: tuple[tuple[str, Path], ...]
+
+    def __str__(self) -> str:
+        return repr([(name, str(path)) for name, path in self.files])
+
+    def __rtruediv__(self, folder: Path) -> Networks:
+        return Networks(tuple((name, folder / path) for name, path in self.files))
+
+
+def onnx_files(text: str) -> Path | Networks:
+    """The file, or the files of several networks, that a text names as the competition's lists do."""
+    if _NAMES.fullmatch(text.strip()) is None:
+        return Path(text)
+    return Networks(tuple((name, Path(file)) for name, file in re.findall(_NAME, text)))
+
+
+def paths(onnx: Path | Networks | None) -> tuple[Path, ...]:
+    """All files of what an instance names as its network."""
+    return tuple(path for _, path in onnx.files) if isinstance(onnx, Networks) else () if onnx is None else (onnx,)
+
+
+def named(onnx: str) -> str:
+    """The names of the files that a text names, without their folders."""
+    return " and ".join(path.name for path in paths(onnx_files(onnx)))
 
 
 @dataclass(frozen=True)
@@ -31,13 +70,13 @@ class Instance:
     """One row of an ``instances.csv``.
 
     Attributes:
-        onnx: the network's file, joined to the folder of the table; only the file with ``.gz`` appended may exist
-            (:func:`verifiable_relu.files.on_disk`).
+        onnx: the network's file, or those of several networks, joined to the folder of the table; only the file with
+            ``.gz`` appended may exist (:func:`verifiable_relu.files.on_disk`).
         vnnlib: the property file, likewise.
         timeout: the time limit in seconds.
     """
 
-    onnx: Path
+    onnx: Path | Networks
     vnnlib: Path
     timeout: float
 
@@ -85,10 +124,10 @@ def _instance(row: list[str], folder: Path) -> Instance:
         raise InputError(f"'{timeout}' is no number of seconds") from None
     if not 0 < seconds < math.inf:
         raise InputError(f"the timeout is {timeout} s, which is not positive and finite")
-    return Instance(folder / onnx, folder / vnnlib, seconds)
+    return Instance(folder / onnx_files(onnx), folder / vnnlib, seconds)
 
 
-def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | None, float | None]], int]:
+def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | Networks | None, float | None]], int]:
     """The instances of an ``instances.csv`` or a folder: property file, network's file and time limit in seconds.
 
     A folder with an ``instances.csv`` has the instances that this table lists; any other folder has one for each
@@ -127,12 +166,18 @@ def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for instance in instances:
-        names = [Path(os.path.relpath(file, path.parent)).as_posix() for file in (instance.onnx, instance.vnnlib)]
-        writer.writerow([*names, f"{instance.timeout:g}"])
+        onnx, vnnlib = (_relative(file, path.parent) for file in (instance.onnx, instance.vnnlib))
+        writer.writerow([str(onnx), str(vnnlib), f"{instance.timeout:g}"])
     try:
         path.write_text(buffer.getvalue(), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=path) from None
+
+
+def _relative(file: Path | Networks, folder: Path) -> Path | Networks:
+    if isinstance(file, Networks):
+        return Networks(tuple((name, Path(os.path.relpath(path, folder))) for name, path in file.files))
+    return Path(os.path.relpath(file, folder))
 
 
 _FOLDERS = 3
@@ -140,15 +185,17 @@ _LISTED = 5
 
 
 def find_network(
-    spec: SpecFile, net: Path | str | None = None, networks: Mapping[str, Path | str] | None = None
-) -> Path:
-    """The ONNX file of a property file's network, which is an existing file.
+    spec: SpecFile,
+    net: Path | Networks | str | None = None,
+    networks: Mapping[str, Path | str] | None = None,
+) -> Path | Networks:
+    """The ONNX file of a property file's network, or those of the networks that it declares; they exist.
 
     The first of these sources that names a file decides:
 
     1. ``net``;
     2. a comment ``; network: x.onnx`` in the property file, relative to that file's folder;
-    3. ``networks``, by the name of the network that a VNN-LIB 2.0 file declares;
+    3. ``networks``, by the names of the networks that a VNN-LIB 2.0 file declares;
     4. the property file's row in the ``instances.csv`` of its folder or of one of the two folders above (the
        verification competition keeps properties in a folder of their own);
     5. the file ``*.onnx`` in the property file's folder that has the property file's name or is the only one.
@@ -165,19 +212,22 @@ def find_network(
         if name not in spec.networks:
             declared = f"it declares {', '.join(spec.networks)}" if spec.networks else "VNN-LIB 1.0 names no network"
             raise InputError(f"no network '{name}' is declared; {declared}", path=spec.path)
-    chosen = next(iter((networks or {}).values()), None)
     if net is not None:
-        return _existing(Path(net), "--net", spec)
+        return _existing(Path(net) if isinstance(net, str) else net, "--net", spec)
+    named = Networks(tuple((name, Path(file)) for name, file in (networks or {}).items()))
+    chosen = _existing(named, "--network", spec) if named.files else None
     if spec.network is not None:
-        commented = _existing(folder / spec.network, "the network comment", spec)
-        if chosen is not None and not commented.samefile(_existing(Path(chosen), "--network", spec)):
+        commented = folder / spec.network
+        _existing(commented, "the network comment", spec)
+        if chosen is not None and not all(on_disk(commented).samefile(path) for path in paths(chosen)):
             raise InputError(
-                f"--network names {chosen}, but the network comment names {spec.network}; choose one with --net",
+                f"--network names {', '.join(str(path) for path in paths(named))}, but the network comment names "
+                f"{spec.network}; choose one with --net",
                 path=spec.path,
             )
-        return commented
+        return on_disk(commented)
     if chosen is not None:
-        return _existing(Path(chosen), "--network", spec)
+        return chosen
     found = _in_instances(spec) or _sibling(spec)
     if found is None:
         siblings = len(_networks_in(folder))
@@ -190,8 +240,37 @@ def find_network(
     return found
 
 
-def queries(spec: SpecFile, network: Network) -> list[Query]:
-    """The queries of a property file about a network, one for each of the file's properties.
+def assigned(spec: SpecFile, onnx: Path | Networks) -> list[Path]:
+    """The file of each network that a property file declares, in its order; in VNN-LIB 1.0 of the only one.
+
+    A network that is declared to equal another may have a file of its own (``queries`` compares the networks).
+
+    Raises:
+        InputError: if a network has no file, or a file is given that none has.
+    """
+    declared = spec.joined.networks if spec.joined is not None else ()
+    given = paths(onnx)
+    if not declared or not isinstance(onnx, Networks):
+        own = [network.name for network in declared if not network.equal_to]
+        said = f"{len(own)} networks ({', '.join(own)})" if declared else "one network"
+        if len(own) > 1 or len(given) != 1:
+            raise InputError(f"the query is about {said}, and {len(given)} are given", path=spec.path)
+        return [given[0]] * max(1, len(declared))
+    files = dict(onnx.files)
+    if len(files) < len(given):
+        raise InputError("a network is named twice", path=spec.path, place="--network")
+    for name in files:
+        if name not in spec.networks:
+            raise InputError(f"the query declares no network '{name}'", path=spec.path, place="--network")
+    found = [files.get(network.name) or files.get(network.equal_to) for network in declared]
+    for network, file in zip(declared, found, strict=True):
+        if file is None:
+            raise InputError(f"no file for the network '{network.name}'", path=spec.path, place="--network")
+    return [file for file in found if file is not None]
+
+
+def queries(spec: SpecFile, *networks: Network) -> list[Query]:
+    """The queries of a property file about networks, one for each of the file's properties.
 
     The file's answer joins theirs: *sat* if any is *sat*, *unsat* if all are *unsat*.
 
@@ -199,25 +278,81 @@ def queries(spec: SpecFile, network: Network) -> list[Query]:
     file declares shapes, which must be the network's; leading axes of length 1 do not count, because a network may have
     a batch axis or none.
 
+    Args:
+        spec: the file's content.
+        networks: one for each that the file declares, in its order; for VNN-LIB 1.0 a single one.
+
     Raises:
-        InputError: if the file declares another number or another shape of inputs or outputs than the network has.
+        InputError: if the file declares another number or another shape of inputs or outputs than a network has, or
+            networks as equal that are not.
     """
-    for role, declared, actual in (
-        ("input", spec.inputs, network.input_shape),
-        ("output", spec.outputs, network.output_shape),
-    ):
-        size = math.prod(actual)
-        if declared.size != size:
-            raise InputError(
-                f"{declared.size} {role}s are declared, but the network '{network.name}' has {size}", path=spec.path
-            )
-        if spec.version != "1.0" and without_batch(declared.shape) != without_batch(actual):
-            raise InputError(
-                f"the {role} {declared.name} is declared with shape {list(declared.shape)}, but the network "
-                f"'{network.name}' has {list(actual)}",
-                path=spec.path,
-            )
-    return [Query(network, prop) for prop in spec.properties]
+    if spec.joined is None:
+        (network,) = networks
+        _require(spec, network, "input", spec.inputs, network.input_shape)
+        _require(spec, network, "output", spec.outputs, network.output_shape)
+        return [Query(network, prop) for prop in spec.properties]
+    declared = spec.joined.networks
+    if len(networks) != len(declared):
+        raise InputError(f"{len(networks)} networks are given for {len(declared)}", path=spec.path)
+    of = dict(zip(spec.networks, networks, strict=True))
+    for each, network in zip(declared, networks, strict=True):
+        _require_fit(spec, network, each)
+        if each.equal_to and network.digest != of[each.equal_to].digest:
+            said = f"the network '{each.name}' equals '{each.equal_to}', but their files hold different networks"
+            raise InputError(said, path=spec.path)
+    whole = networks[0]
+    if not spec.joined.alone:
+        # Imported here: the reading and writing of property files must not wait for torch.
+        from verifiable_relu.network.product import Part, product
+
+        parts = [Part(each.name, network, each.places) for each, network in zip(declared, networks, strict=True)]
+        whole = product(parts, spec.joined.size, spec.joined.passed, spec.joined.products)
+    return [Query(whole, prop) for prop in spec.properties]
+
+
+_TYPES = {"F16": "tensor(float16)", "F32": "tensor(float)", "F64": "tensor(double)"}
+"""What onnxruntime calls the types of elements."""
+
+
+def _require_fit(spec: SpecFile, network: Network, declared: Declared) -> None:
+    """Make certain that a network has the inputs and outputs that a file declares for it."""
+    tensors = (*declared.inputs, *declared.given)
+    if network.onnx is not None and any(tensor.kind in _TYPES for tensor in tensors):
+        # Imported here: the reading and writing of property files must not wait for onnxruntime.
+        from verifiable_relu.runtime import kept_session
+
+        session = kept_session(network.onnx)
+        for each, port in ((declared.inputs, session.get_inputs()[0]), (declared.given, session.get_outputs()[0])):
+            for tensor in each:
+                if port.type != _TYPES.get(tensor.kind, port.type) and port.type in _TYPES.values():
+                    kind = KINDS[tensor.kind]
+                    said = f"'{tensor.variable.name}' is declared as {kind}, but the file has {port.type}"
+                    raise InputError(said, path=spec.path)
+    if not network.ports and len(tensors) == 2:
+        _require(spec, network, "input", tensors[0].variable, network.input_shape)
+        _require(spec, network, "output", tensors[1].variable, network.output_shape)
+        return
+    ports = network.ports or {"input": network.input_shape, "output": network.output_shape}
+    if len(ports) != len(tensors):
+        counts = f"{len(tensors)} inputs, outputs and hidden nodes are declared, but the file has {len(ports)}"
+        raise InputError(f"{counts}: {', '.join(ports)}", path=spec.path, place=f"network '{declared.name}'")
+    for tensor, (name, shape) in zip(tensors, ports.items(), strict=True):
+        _require(spec, network, "tensor", tensor.variable, shape, name)
+
+
+def _require(
+    spec: SpecFile, network: Network, role: str, declared: Variable, shape: tuple[int, ...], name: str = ""
+) -> None:
+    """Make certain that a network has a tensor as a file declares it; ``name`` is that of the tensor in its file."""
+    size = math.prod(shape)
+    of = f"'{name}' of '{network.name}'" if name else f"the network '{network.name}'"
+    if declared.size != size and not name:
+        raise InputError(f"{declared.size} {role}s are declared, but {of} has {size}", path=spec.path)
+    if spec.version != "1.0" and without_batch(declared.shape) != without_batch(shape):
+        raise InputError(
+            f"the {role} {declared.name} is declared with shape {list(declared.shape)}, but {of} has {list(shape)}",
+            path=spec.path,
+        )
 
 
 def without_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -225,15 +360,17 @@ def without_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dropwhile(lambda extent: extent == 1, shape))
 
 
-def _existing(path: Path, source: str, spec: SpecFile) -> Path:
-    found = on_disk(path)
-    # Path.is_file raises for a name that is too long.
-    if not os.path.isfile(found):
-        raise InputError(f"the network {path_end(path)} that {source} names does not exist", path=spec.path)
-    return found
+def _existing(onnx: Path | Networks, source: str, spec: SpecFile) -> Path | Networks:
+    for path in paths(onnx):
+        # Path.is_file raises for a name that is too long.
+        if not os.path.isfile(on_disk(path)):
+            raise InputError(f"the network {path_end(path)} that {source} names does not exist", path=spec.path)
+    if isinstance(onnx, Networks):
+        return Networks(tuple((name, on_disk(path)) for name, path in onnx.files))
+    return on_disk(onnx)
 
 
-def _in_instances(spec: SpecFile) -> Path | None:
+def _in_instances(spec: SpecFile) -> Path | Networks | None:
     mine = _plain(spec.path)
     for folder in mine.parents[:_FOLDERS]:
         csv = folder / "instances.csv"
@@ -243,7 +380,8 @@ def _in_instances(spec: SpecFile) -> Path | None:
         rows = _listed(csv, status.st_mtime_ns, status.st_size).get(mine.name, ())
         named = list(dict.fromkeys(onnx for onnx, vnnlib in rows if _plain(vnnlib) == mine))
         if len(named) > 1:
-            shown = ", ".join(path.name for path in named[:_LISTED]) + (" …" if len(named) > _LISTED else "")
+            shown = ", ".join(path.name for onnx in named[:_LISTED] for path in paths(onnx))
+            shown += " …" if len(named) > _LISTED else ""
             message = f"{csv} names {len(named)} networks for this property ({shown}); choose one with --net"
             raise InputError(message, path=spec.path)
         if named:
@@ -252,12 +390,12 @@ def _in_instances(spec: SpecFile) -> Path | None:
 
 
 @lru_cache(maxsize=_FOLDERS)
-def _listed(csv: Path, changed: int, size: int) -> dict[str, list[tuple[Path, Path]]]:
+def _listed(csv: Path, changed: int, size: int) -> dict[str, list[tuple[Path | Networks, Path]]]:
     """The networks and properties of a table, by the properties' names, since resolving all paths takes long.
 
     ``changed`` and ``size`` are the table's: another table at the same path is read again.
     """
-    found: dict[str, list[tuple[Path, Path]]] = {}
+    found: dict[str, list[tuple[Path | Networks, Path]]] = {}
     for row in read_instances(csv):
         found.setdefault(row.vnnlib.name.removesuffix(".gz"), []).append((row.onnx, row.vnnlib))
     return found

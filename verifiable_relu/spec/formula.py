@@ -165,12 +165,24 @@ class Arithmetic:
             return _sum(terms)
         if operator == "/" and len(terms) < 2:
             raise InputError("'/' needs two arguments")
-        operation: Callable[[LinearTerm, LinearTerm], LinearTerm] = _product if operator == "*" else _quotient
+        operation: Callable[[LinearTerm, LinearTerm], LinearTerm] = self.product if operator == "*" else _quotient
         result = terms[0]
         for term in terms[1:]:
             result = operation(result, term)
             self._spend([result])
         return result
+
+    def product(self, a: LinearTerm, b: LinearTerm) -> LinearTerm:
+        """The product of two terms.
+
+        Raises:
+            UnsupportedError: if both have variables.
+        """
+        if b.is_constant:
+            return a.scaled(b.constant)
+        if a.is_constant:
+            return b.scaled(a.constant)
+        raise UnsupportedError("the product of two variables is not linear")
 
     def compare(self, operator: str, left: LinearTerm, right: LinearTerm, mark: int) -> Formula:
         """The formula ``left operator right``.
@@ -245,12 +257,18 @@ class Arithmetic:
         return row
 
     def _spend(self, terms: Iterable[LinearTerm]) -> None:
+        steps = 0
         for term in terms:
             for value in term.values():
                 bits = _bits(value)
-                self.steps += 1 + bits // 64
+                steps += 1 + bits // 64
                 if bits > limits.BITS:
                     raise _long()
+        self.spend(steps)
+
+    def spend(self, steps: int) -> None:
+        """Count steps towards ``limits.ARITHMETIC``."""
+        self.steps += steps
         if self.steps > limits.ARITHMETIC:
             raise InputError(f"the arithmetic of this file takes more than {limits.ARITHMETIC:,} steps")
 
@@ -296,14 +314,6 @@ def _added(a: Fraction, b: Fraction) -> Fraction:
     if total.denominator.bit_length() > limits.BITS:
         raise _long()
     return total
-
-
-def _product(a: LinearTerm, b: LinearTerm) -> LinearTerm:
-    if b.is_constant:
-        return a.scaled(b.constant)
-    if a.is_constant:
-        return b.scaled(a.constant)
-    raise UnsupportedError("the product of two variables is not linear")
 
 
 def _quotient(a: LinearTerm, b: LinearTerm) -> LinearTerm:

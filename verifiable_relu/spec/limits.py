@@ -33,6 +33,12 @@ BITS = 3_500
 ARITHMETIC = 2_000_000
 """The most steps of a file's arithmetic with constants: one per coefficient, and one more per 64 bits of it."""
 
+PRODUCTS = 1_000
+"""The most different products of variables in a 2.0 file."""
+
+DEGREE = 16
+"""The most variables in one product of a 2.0 file, counted as often as they occur."""
+
 PAIRS = 10_000
 """The most pairs of terms in one ``distinct``; 141 terms make fewer."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.property import Box, Property, Row
@@ -48,6 +49,86 @@ class Variable:
         return (self.element(index, version) for index in range(self.size))
 
 
+KINDS = {"Real": "Real", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+"""The types of real numbers by what the standard's parser calls them."""
+
+
+@dataclass(frozen=True)
+class DeclaredTensor:
+    """An input, output or hidden node of a network as a query of VNN-LIB 2.0 declares it.
+
+    Attributes:
+        variable: its name and shape.
+        kind: the type of its elements, one of ``KINDS``.
+        node: of a hidden node, the tensor of the ONNX file that it is. Inputs and outputs are the file's in its order:
+            the standard's parser knows no names for them. Empty for these.
+    """
+
+    variable: Variable
+    kind: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A network as a query of VNN-LIB 2.0 declares it.
+
+    Attributes:
+        name: its name in the query.
+        equal_to: the network that it equals, whose file is also this one's; empty if it has a file of its own.
+        inputs: its inputs.
+        hidden: nodes within it.
+        outputs: its outputs.
+        places: for each element of its inputs, one input after another, the input of the network asked about that it
+            is.
+        start: the output of the network asked about at which its outputs begin, which its hidden nodes follow.
+    """
+
+    name: str
+    equal_to: str
+    inputs: tuple[DeclaredTensor, ...]
+    hidden: tuple[DeclaredTensor, ...]
+    outputs: tuple[DeclaredTensor, ...]
+    places: tuple[int, ...]
+    start: int
+
+    @property
+    def given(self) -> tuple[DeclaredTensor, ...]:
+        """The outputs and then the hidden nodes: what the network gives the one asked about."""
+        return (*self.outputs, *self.hidden)
+
+
+class Form(NamedTuple):
+    """An affine form Σ coefficient·v_i + constant of values that are numbered; coefficients are not zero."""
+
+    coefficients: tuple[tuple[int, int], ...]
+    constant: int
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The network that a query of VNN-LIB 2.0 asks about, made of those that it declares.
+
+    Its outputs are those of the declared networks, then its inputs if they are passed on, and then products.
+
+    Attributes:
+        networks: the networks, in the order of their declarations.
+        size: the number of inputs.
+        passed: whether the inputs are passed on among the outputs.
+        products: pairs of forms over the outputs before each, which is the product of the two.
+    """
+
+    networks: tuple[Declared, ...]
+    size: int
+    passed: bool = False
+    products: tuple[tuple[Form, Form], ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is the one network that is declared, as its file has it."""
+        return len(self.networks) == 1 and not self.passed and self.networks[0].places == tuple(range(self.size))
+
+
 @dataclass(frozen=True)
 class SpecFile:
     """The content of a property file.
@@ -56,11 +137,12 @@ class SpecFile:
         path: the file.
         version: the VNN-LIB version, "1.0" or "2.0".
         properties: at least one; the file is *sat* if any of them is, and *unsat* if all are.
-        inputs: the declared input.
-        outputs: the declared output.
+        inputs: the declared input; where there are several, all of them as one vector.
+        outputs: the declared output, likewise.
         networks: the names of the declared networks in 2.0; 1.0 declares none.
         network: the file that a comment ``; network: file.onnx`` names, relative to the folder of ``path``; None
             without such a comment.
+        joined: what a 2.0 file says of the network asked about; None in 1.0.
     """
 
     path: Path
@@ -70,6 +152,7 @@ class SpecFile:
     outputs: Variable
     networks: tuple[str, ...] = ()
     network: str | None = None
+    joined: Joined | None = None
 
 
 def stem(path: Path | str) -> str:
@@ -109,7 +192,7 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
     """The text that :func:`write_vnnlib` writes.
 
     Raises:
-        InputError: for an unknown version, or a property of a ball.
+        InputError: for an unknown version, a property of a ball, or one of several networks or of products.
     """
     if version not in ("1.0", "2.0"):
         raise InputError(f"there is no VNN-LIB '{version}' to write, only 1.0 and 2.0")
@@ -118,6 +201,8 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
         spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
     if any(prop.ball is not None for prop in spec.properties):
         raise InputError("VNN-LIB's linear constraints describe no L1 or L2 ball")
+    if spec.joined is not None and not spec.joined.alone:
+        raise InputError("a property of several networks, of related inputs or of products is not written")
     lines = [f"; {line}" for comment in comments for line in comment.splitlines()]
     if spec.network is not None:
         lines.append(f"; network: {spec.network}")
@@ -201,8 +286,8 @@ def _row(row: Row, names: Sequence[str]) -> str:
     return f"({operator} {left} {text(row.bound)})"
 
 
-def decimal(value: Fraction) -> str | None:
-    """The exact decimal of a rational, with a decimal point.
+def decimal_places(value: Fraction) -> int | None:
+    """The number of places, at least 1, of the exact decimal of a rational.
 
     The result is None if no finite decimal equals the rational, or none with at most 4,000 places and below 10³⁰⁰
     (Python turns no integer of more than 4,300 digits into text).
@@ -214,7 +299,13 @@ def decimal(value: Fraction) -> str | None:
         rest //= 5
         fives += 1
     places = max(twos, fives, 1)
-    if rest != 1 or places > _MOST_PLACES or abs(value) >= _LARGEST:
+    return places if rest == 1 and places <= _MOST_PLACES and abs(value.numerator) < _LARGEST * denominator else None
+
+
+def decimal(value: Fraction) -> str | None:
+    """The exact decimal of a rational, with a decimal point; None where ``decimal_places`` is."""
+    denominator, places = value.denominator, decimal_places(value)
+    if places is None:
         return None
     digits = str(abs(value.numerator) * 10**places // denominator).rjust(places + 1, "0")
     return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"

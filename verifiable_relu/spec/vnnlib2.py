@@ -8,15 +8,16 @@ comment at a line feed only, not at a carriage return.
 A query of several networks, or one that relates inputs to each other or to outputs, becomes one of a single network
 (``network.product``). Inputs that the query makes equal, as in ``(== X_f[0] X_g[0])``, are one input. What else relates
 inputs to each other is a constraint on the product's outputs, among which the inputs are then passed on. Bounds that
-such a constraint implies for an input, as ``(<= X_f[0] X_g[0])`` does, bound its box.
+such a constraint implies for an input, as ``(<= X_f[0] X_g[0])`` does, bound its box. A product of variables is one
+more of the product's outputs, so that all constraints are linear in its outputs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +26,6 @@ from typing import Any
 import vnnlib as standard
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.files import read_text
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.formula import (
     ONE,
@@ -39,9 +39,8 @@ from verifiable_relu.spec.formula import (
     number,
     properties,
 )
-from verifiable_relu.spec.property import Property
-from verifiable_relu.spec.read import Source, located, source
-from verifiable_relu.spec.specfile import SpecFile, Variable, stem
+from verifiable_relu.spec.read import Source
+from verifiable_relu.spec.specfile import KINDS, Declared, DeclaredTensor, Form, Joined, SpecFile, Variable, stem
 
 _COMPARISONS = {
     standard.LessEqual: "<=",
@@ -52,7 +51,6 @@ _COMPARISONS = {
     standard.NotEqual: "!=",
 }
 _OPERATORS = {standard.Negate: "-", standard.Plus: "+", standard.Minus: "-", standard.Multiply: "*"}
-_REALS = {"Real", "F16", "BF16", "F32", "F64"}
 # The standard's examples write Real, while its parser knows the type real. The parser accepts any unknown word as a
 # type, and then checks no types.
 _REAL = re.compile(r"(\(\s*declare-(?:input|hidden|output)\s+[^\s()]+\s+)Real\b")
@@ -60,11 +58,16 @@ _SHOWN = 60
 """The most characters of a token that a message quotes."""
 _SYNTAX = re.compile(r"syntax error at line (\d+), column \d+: '(.*)'", re.DOTALL)
 _LONG = re.compile(rf"[0-9.]{{{limits.DIGITS + 1}}}")
+# Some of the competition's files write the version without its brackets.
+_VERSION = re.compile(r"(\(\s*vnnlib-version\s+)([0-9.]+)(?=\s*\))")
 # The parser's integers have 64 bits.
 _INTEGER = re.compile(r"(?<![0-9.])[0-9]{19}(?![0-9]*\.[0-9])")
 # The parser reads 2.0Y[0] and -1.0-0.5 as two tokens each, which nobody who writes them means.
 _RUN_TOGETHER = re.compile(r"(?<![\w.])[0-9]+(?:\.[0-9]+)?[A-Za-z_-]")
 
+
+_SHORT = 1 << 24
+"""Integers below this are exact in float32."""
 
 _PASSES = 10
 """The most passes over the constraints in which bounds of inputs are implied by those of others."""
@@ -77,18 +80,50 @@ def parse(source: Source, path: Path) -> SpecFile:
         InputError, UnsupportedError: with the place in the file, but naming no file.
     """
     query = parsed(source)
-    network = _only_network(query, source.text)
-    inputs, outputs = _variable(network.inputs[0]), _variable(network.outputs[0])
-    for variable in (inputs, outputs):
-        if variable.size > limits.ELEMENTS_2:
-            raise InputError(f"'{variable.name}' has {variable.size:,} elements, more than {limits.ELEMENTS_2:,}")
-    translator = _Translator(source, (inputs, outputs), {inputs.name: range(inputs.size)}, {outputs.name: 0})
-    formula = And(tuple(translator.value(assertion.expr) for assertion in query.assertions))
-    found = properties(formula, inputs.size, lambda i: inputs.element(i, "2.0"), stem(path), place)
-    return SpecFile(path, "2.0", found, inputs, outputs, (network.name,))
+    inputs: dict[str, Variable] = {}
+    given: dict[str, Variable] = {}
+    outputs: dict[str, int] = {}
+    total = 0
+    for network in query.networks:
+        inputs |= {one.name: _variable(one, source.text) for one in network.inputs}
+        for one in (*network.outputs, *network.hidden):
+            given[one.name], outputs[one.name] = _variable(one, source.text), total
+            total += given[one.name].size
+    if max(total, sum(variable.size for variable in inputs.values())) > limits.ELEMENTS_2:
+        raise InputError(f"the networks have more than {limits.ELEMENTS_2:,} inputs or outputs together")
+    conditions = [part for assertion in query.assertions for part in _conjuncts(assertion.expr)]
+    ties = _Ties(inputs)
+    rest = [condition for condition in conditions if not ties.take(condition)]
+    numbers, size = ties.numbered()
+    relations = _Relations(total, size)
+    translator = _Translator(source, (*inputs.values(), *given.values()), numbers, outputs, relations)
+    formula: Formula = And(tuple(translator.value(condition) for condition in rest))
+    formula = And((formula, *_implied(formula, total, size)))
+    names = {
+        number: variable.element(i, "2.0")
+        for variable in reversed(inputs.values())
+        for i, number in enumerate(numbers[variable.name])
+    }
+    joined = Joined(
+        tuple(_declared(network, numbers, outputs) for network in query.networks),
+        size,
+        relations.used,
+        tuple(relations.products),
+    )
+    found = properties(formula, size, names.__getitem__, stem(path), place)
+    x, y = (
+        next(iter(each.values())) if len(each) == 1 else Variable(name, (count,))
+        for each, name, count in ((inputs, "X", size), (given, "Y", total))
+    )
+    return SpecFile(path, "2.0", found, x, y, tuple(network.name for network in query.networks), joined=joined)
 
 
-def _variable(declared: Any) -> Variable:
+def _variable(declared: Any, text: str) -> Variable:
+    """A variable of real numbers that a network declares."""
+    if declared.dtype.name not in KINDS:
+        found = re.search(rf"declare-(?:input|hidden|output)\s+{re.escape(declared.name)}\s", text)
+        line = place(text.count("\n", 0, found.start() if found else 0) + 1)
+        raise UnsupportedError(f"the element type of '{declared.name}' is not supported", place=line)
     return Variable(declared.name, tuple(declared.shape))
 
 
@@ -100,7 +135,7 @@ def parsed(source: Source) -> Any:
     """
     _check_size(source)
     try:
-        query = standard.parse_query_string(_REAL.sub(r"\1real", source.text))
+        query = standard.parse_query_string(_VERSION.sub(r"\1<\2>", _REAL.sub(r"\1real", source.text), count=1))
     except standard.VNNLibException as error:
         raise _explained(str(error), source) from None
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -143,41 +178,6 @@ def _explained(message: str, source: Source) -> InputError:
     return InputError(said, place=place(line))
 
 
-def _only_network(query: Any, text: str) -> Any:
-    """The network of a query that declares one network, with one input and one output of real numbers."""
-    if len(query.networks) > 1:
-        names = ", ".join(network.name for network in query.networks)
-        raise _refused(f"a property of several networks ({names})", "network", 1, text)
-    (network,) = query.networks
-    for kind, declared in (("input", network.inputs), ("output", network.outputs), ("hidden", network.hidden)):
-        if kind == "hidden" and declared:
-            raise _refused(f"a property of the hidden node '{declared[0].name}'", "hidden", 0, text)
-        if len(declared) > 1:
-            raise _refused(f"a network with {len(declared)} {kind}s", kind, 1, text)
-        for variable in declared:
-            if variable.dtype.name not in _REALS:
-                raise _refused(f"the element type of '{variable.name}'", kind, 0, text, solver=False)
-    return network
-
-
-def _refused(what: str, kind: str, number: int, text: str, solver: bool = True) -> UnsupportedError:
-    """The error for a declaration that is not supported.
-
-    Args:
-        what: is not supported.
-        kind: of the declaration: network, input, hidden or output.
-        number: of the declaration among those of its kind.
-        text: the file's.
-        solver: whether the standard's command line supports it.
-    """
-    places = [match.start() for match in re.finditer(rf"\(\s*declare-{kind}\b", text)]
-    start = places[number] if number < len(places) else 0
-    instead = "here, but by `python -m verifiable_relu.solver verify`"
-    return UnsupportedError(
-        f"{what} is not supported{f' {instead}' * solver}", place=place(text.count("\n", 0, start) + 1)
-    )
-
-
 class _Translator:
     """The translation of the parser's expressions into terms and formulas.
 
@@ -195,11 +195,10 @@ class _Translator:
         variables: Sequence[Variable],
         inputs: Mapping[str, Sequence[int]],
         outputs: Mapping[str, int],
-        arithmetic: Arithmetic | None = None,
+        arithmetic: Arithmetic,
     ) -> None:
-        self.source, self.inputs, self.outputs = source, inputs, outputs
+        self.source, self.inputs, self.outputs, self.arithmetic = source, inputs, outputs, arithmetic
         self.shapes = {variable.name: variable.shape for variable in variables}
-        self.arithmetic = arithmetic or Arithmetic()
 
     def value(self, root: Any) -> Any:
         """The formula of a condition, or the linear term of an arithmetic expression.
@@ -275,123 +274,18 @@ def _line_of(expression: Any) -> int:
     return int(expression.line)
 
 
-# --- queries of several networks -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DeclaredTensor:
-    """An input, output or hidden node of a network as a query declares it.
-
-    Attributes:
-        variable: its name and shape.
-        kind: the type of its elements, as VNN-LIB writes it.
-        node: of a hidden node, the tensor of the ONNX file that it is. Inputs and outputs are the file's in its order:
-            the standard's parser knows no names for them. Empty for these.
-    """
-
-    variable: Variable
-    kind: str
-    node: str
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A network as a query declares it.
-
-    Attributes:
-        name: its name in the query.
-        equal_to: the network that it equals, whose file is also this one's; empty if it has a file of its own.
-        inputs: its inputs.
-        hidden: nodes within it.
-        outputs: its outputs.
-        places: for each element of its inputs, one input after another, the product's input that it is.
-        start: the product's output at which its outputs begin, which its hidden nodes follow.
-    """
-
-    name: str
-    equal_to: str
-    inputs: tuple[DeclaredTensor, ...]
-    hidden: tuple[DeclaredTensor, ...]
-    outputs: tuple[DeclaredTensor, ...]
-    places: tuple[int, ...]
-    start: int
-
-    @property
-    def given(self) -> tuple[DeclaredTensor, ...]:
-        """The outputs and then the hidden nodes: what the network gives the product."""
-        return (*self.outputs, *self.hidden)
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A query of one or several networks as properties of their product.
-
-    Attributes:
-        path: the file.
-        networks: the networks, in the order of their declarations.
-        properties: the query is *sat* if any of them is, and *unsat* if all are.
-        size: the number of the product's inputs.
-        passed: whether the product passes its inputs on among its outputs.
-    """
-
-    path: Path
-    networks: tuple[Declared, ...]
-    properties: tuple[Property, ...]
-    size: int
-    passed: bool
-
-
-def read_joined(path: Path | str) -> Joined:
-    """Read a VNN-LIB 2.0 query of any number of networks.
-
-    Raises:
-        InputError: if the file is no well-formed query, or an input has no bounds; with file, line and reason.
-        UnsupportedError: for elements that are no floating-point numbers, or constraints that are not linear.
-    """
-    path = Path(path)
-    with located(path):
-        text = source(read_text(path, limits.BYTES))
-        return _joined(text, path, parsed(text))
-
-
-def _joined(source: Source, path: Path, query: Any) -> Joined:
-    inputs: dict[str, Variable] = {}
-    given: dict[str, Variable] = {}
-    outputs: dict[str, int] = {}
-    total = 0
-    for network in query.networks:
-        inputs |= {one.name: _variable(one) for one in network.inputs}
-        for one in (*network.outputs, *network.hidden):
-            given[one.name], outputs[one.name] = _variable(one), total
-            total += given[one.name].size
-    if max(total, sum(variable.size for variable in inputs.values())) > limits.ELEMENTS_2:
-        raise InputError(f"the networks have more than {limits.ELEMENTS_2:,} inputs or outputs together")
-    conditions = [part for assertion in query.assertions for part in _conjuncts(assertion.expr)]
-    ties = _Ties(inputs)
-    rest = [condition for condition in conditions if not ties.take(condition)]
-    numbers, size = ties.numbered()
-    relations = _Relations(total)
-    translator = _Translator(source, (*inputs.values(), *given.values()), numbers, outputs, relations)
-    formula: Formula = And(tuple(translator.value(condition) for condition in rest))
-    formula = And((formula, *_implied(formula, total)))
-    names = {
-        number: variable.element(i, "2.0")
-        for variable in reversed(inputs.values())
-        for i, number in enumerate(numbers[variable.name])
-    }
-    declared = tuple(_declared(network, numbers, outputs) for network in query.networks)
-    return Joined(path, declared, properties(formula, size, names.__getitem__, stem(path), place), size, relations.used)
+# --- several networks, related inputs, products ----------------------------------------------------------------------
 
 
 def _declared(network: Any, numbers: Mapping[str, list[int]], outputs: Mapping[str, int]) -> Declared:
     """A network of the query, given the product's inputs and outputs that its own are."""
     inputs, hidden, given = (
-        tuple(DeclaredTensor(_variable(one), one.dtype.name, (one.onnx_name or "").strip('"')) for one in each)
+        tuple(
+            DeclaredTensor(Variable(one.name, tuple(one.shape)), one.dtype.name, (one.onnx_name or "").strip('"'))
+            for one in each
+        )
         for each in (network.inputs, network.hidden, network.outputs)
     )
-    for tensor in (*inputs, *hidden, *given):
-        if tensor.kind not in _REALS:
-            raise UnsupportedError(f"the element type of '{tensor.variable.name}' is not supported")
     places = tuple(number for tensor in inputs for number in numbers[tensor.variable.name])
     start = outputs[given[0].variable.name]
     return Declared(network.name, network.equal_to, inputs, hidden, given, places, start)
@@ -452,43 +346,88 @@ class _Ties:
 
 
 class _Relations(Arithmetic):
-    """Comparisons in which inputs that are related stand for outputs that pass them on.
+    """Arithmetic in which inputs that are related, and products, stand for outputs of the network asked about.
 
     Args:
-        start: the first of these outputs.
+        start: the first output that passes an input on.
+        size: how many inputs there are.
 
     Attributes:
-        used: whether there was such a comparison.
+        used: whether something stands for such an output.
+        products: the factors of each product, the first of which is the output ``start + size``.
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, size: int) -> None:
         super().__init__()
-        self.start = start
+        self.start, self.size = start, size
         self.used = False
+        self.products: dict[tuple[Form, Form], int] = {}
+        self.degrees: dict[int, int] = {}
 
     def compare(self, operator: str, left: LinearTerm, right: LinearTerm, mark: int) -> Formula:
         if operator not in ("=", "!="):
             term = left if right.is_constant and not right.constant else self.apply("-", [left, right])
             if len(term.inputs) > 1 or (term.inputs and term.outputs):
                 self.used = True
-                passed = {self.start + i: c for i, c in term.inputs.items()}
-                left, right = LinearTerm(outputs={**term.outputs, **passed}, constant=term.constant), LinearTerm()
+                left, right = LinearTerm(outputs=self._numbered(term), constant=term.constant), LinearTerm()
         return super().compare(operator, left, right, mark)
 
+    def product(self, a: LinearTerm, b: LinearTerm) -> LinearTerm:
+        if a.is_constant or b.is_constant:
+            return super().product(a, b)
+        self.used = True
+        (first, one), (second, other) = self._form(a), self._form(b)
+        if max(map(_longest, (one, other))) >= _SHORT:
+            # Forms become weights, which are to be exact in every precision.
+            parts = [(c * d, x, y) for x, c in self._parts(a) for y, d in self._parts(b)]
+            self.spend(len(parts))
+            return self.apply("+", [self.product(x, y).scaled(c) for c, x, y in parts])
+        factors = min(one, other), max(one, other)
+        index = self.products.setdefault(factors, self.start + self.size + len(self.products))
+        self.degrees[index] = sum(max(self.degrees.get(i, 1) for i, _ in form.coefficients) for form in factors)
+        if self.degrees[index] > limits.DEGREE:
+            raise UnsupportedError(f"a product of more than {limits.DEGREE} variables is not supported")
+        if len(self.products) > limits.PRODUCTS:
+            raise UnsupportedError(f"more than {limits.PRODUCTS:,} products of variables are not supported")
+        return LinearTerm(outputs={index: first * second})
 
-def _implied(formula: Formula, start: int) -> list[Bound]:
+    def _numbered(self, term: LinearTerm) -> dict[int, Fraction]:
+        """The coefficients of a term by outputs."""
+        return {**term.outputs, **{self.start + i: c for i, c in term.inputs.items()}}
+
+    def _parts(self, term: LinearTerm) -> Iterator[tuple[LinearTerm, Fraction]]:
+        """Terms with coefficients of 1 whose weighted sum a term is, and the weights."""
+        yield from ((LinearTerm({i: ONE}), c) for i, c in term.inputs.items())
+        yield from ((LinearTerm(outputs={j: ONE}), c) for j, c in term.outputs.items())
+        yield from [(LinearTerm(constant=ONE), term.constant)] * bool(term.constant)
+
+    def _form(self, term: LinearTerm) -> tuple[Fraction, Form]:
+        """A term as a number times the form of coprime integers whose first coefficient is positive."""
+        coefficients = sorted(self._numbered(term).items())
+        values = [c for _, c in coefficients] + [term.constant] * bool(term.constant)
+        unit = Fraction(math.gcd(*(v.numerator for v in values)), math.lcm(*(v.denominator for v in values)))
+        unit = unit if coefficients[0][1] > 0 else -unit
+        return unit, Form(tuple((i, int(c / unit)) for i, c in coefficients), int(term.constant / unit))
+
+
+def _longest(form: Form) -> int:
+    return max(abs(form.constant), *(abs(c) for _, c in form.coefficients))
+
+
+def _implied(formula: Formula, start: int, size: int) -> list[Bound]:
     """The bounds of inputs that follow from the bounds of others, by rows over passed inputs that always hold.
 
     Args:
         formula: the whole formula.
         start: the first output that passes an input on.
+        size: how many inputs there are.
     """
     ends: dict[tuple[int, bool], Fraction] = {}
     bounds, given, _ = conjunction(formula, True)
     for bound in bounds:
         key, better = (bound.variable, bound.upper), min if bound.upper else max
         ends[key] = better(ends.get(key, bound.value), bound.value)
-    rows = [row for row in given if all(i >= start for i, _ in row.coefficients)]
+    rows = [row for row in given if all(start <= i < start + size for i, _ in row.coefficients)]
     found: dict[tuple[int, bool], Fraction] = {}
     for _ in range(_PASSES):
         changed = False

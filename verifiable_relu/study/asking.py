@@ -85,7 +85,7 @@ class Balls(Loader):
 
     def case(self, entry: Entry) -> Case:
         """The instance of a ball; the first of each network is used to compare the network with its ONNX file."""
-        assert isinstance(entry, Ball) and entry.onnx is not None
+        assert isinstance(entry, Ball) and isinstance(entry.onnx, Path)
         new = not self.knows(entry.onnx)
         network = self.network(entry.onnx)
         asked = ball(images_of(entry.source), entry.image, entry.eps, entry.outputs)

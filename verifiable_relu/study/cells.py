@@ -34,16 +34,6 @@ def variant_options(variant: str, base: Options) -> Options:
     return replace(base, arm=VARIANTS[variant], finetune_extra=extra)
 
 
-def variant_name(options: Mapping[str, Any]) -> str:
-    """The name of the variant that a training's options describe, given by the fields of ``Options``."""
-    return str(options["arm"]) + (_EXTRA if options["finetune_extra"] else "")
-
-
-def place(variant: str) -> int:
-    """The position of a variant in the order of the tables."""
-    return list(VARIANTS).index(variant)
-
-
 def architecture(options: Mapping[str, Any]) -> str:
     """The name of a training's architecture in tables, such as "MLP 2×128", "CNN 16,32 + 1×100" or "CNN3, width 2"."""
     if options["model"] not in ("mlp", "cnn"):

@@ -12,7 +12,16 @@ from verifiable_relu.report.table import Interval
 from verifiable_relu.study.joined import Cell, Setting, Study
 from verifiable_relu.study.outcomes import COSTS, SHARES
 from verifiable_relu.study.records import Record
-from verifiable_relu.study.statistics import Paired, by_seed, holm, interval, mcnemar, wilcoxon
+from verifiable_relu.study.statistics import (
+    Paired,
+    by_seed,
+    equivalence,
+    holm,
+    interval,
+    least_margin,
+    mcnemar,
+    wilcoxon,
+)
 
 LEVEL = 0.05
 """The chance of one false claim or more in a family."""
@@ -29,8 +38,12 @@ class Outcome:
         difference: the mean over the seeds of the first arm's value minus the second's; None without a seed.
         seeds: the test over seeds.
         images: the test over images; None for a measure without a value for each image.
-        corrected: the larger p-value of the two tests, after Holm's correction over all claims of the suite; NaN if
-            there is none.
+        least: the least margin within which the seeds alone would show the arms to be equivalent, without a correction:
+            a difference, or of ``outcomes.COSTS`` a ratio of at least 1; NaN for one seed.
+        equivalent: the p-value of the test of equivalence over the seeds; NaN for a claim without a margin.
+        corrected: the larger p-value of the two tests of a difference, after Holm's correction over all claims of the
+            suite; NaN if there is none.
+        corrected_equivalent: ``equivalent`` after Holm's correction over all claims with a margin.
     """
 
     claim: Record
@@ -39,7 +52,10 @@ class Outcome:
     difference: Interval | None
     seeds: Paired
     images: Paired | None
+    least: float = math.nan
+    equivalent: float = math.nan
     corrected: float = math.nan
+    corrected_equivalent: float = math.nan
 
     @property
     def p(self) -> float:
@@ -58,8 +74,7 @@ class Outcome:
 
         Without a seed of both arms it is ``not measured``, and with one ``not tested``.
 
-        A difference is shown if the corrected p-value is below ``LEVEL``, if seeds and images agree in its sign, and if
-        the interval over the seeds lies on the same side of zero.
+        A difference is shown if the corrected p-value is below ``LEVEL``, and if seeds and images agree in its sign.
         """
         if self.difference is None:
             return "not measured"
@@ -67,27 +82,37 @@ class Outcome:
             return "not tested"
         sign = math.copysign(1, self.difference.mean)
         agree = self.images is None or self.images.effect * sign > 0
-        clear = min(self.difference.low * sign, self.difference.high * sign) > 0
-        if not (self.corrected < LEVEL and agree and clear):
+        if not (self.corrected < LEVEL and agree):
             return "not shown"
         return "more" if sign > 0 else "fewer"
 
     @property
     def reading(self) -> str:
-        """What the direction says on the claim's expectation."""
+        """What the tests say on the claim's expectation.
+
+        A claim that expects no difference is ``equivalent within`` its margin if the test of equivalence shows it, and
+        else, as one without a margin always, ``not shown``, unless a difference is shown. A difference that is shown
+        and lies within the margin is both.
+        """
         expected, found = self.claim["expected"], self.direction
-        if found == "not shown" and expected == "no difference":
-            return "no difference shown"
+        within = f"equivalent within {margin_of(self.claim)}" if self.corrected_equivalent < LEVEL else ""
         if found.startswith("not "):
-            return found
-        return "shown" if found == expected else f"refuted: {found}"
+            return within or found
+        if found == expected:
+            return "shown"
+        return f"{within}, {found}" if within else f"refuted: {found}"
 
 
 def outcomes(study: Study) -> list[Outcome]:
     """The outcomes of all claims of a study, in the suite's order, with corrected p-values."""
     found = [outcome(study, claim) for claim in study.suite.get("claims", ())]
     corrected = holm([each.p for each in found])
-    return [replace(each, corrected=p) for each, p in zip(found, corrected, strict=True)]
+    bounded = [each for each in found if each.claim.get("margin")]
+    equivalent = dict(zip(map(id, bounded), holm([each.equivalent for each in bounded]), strict=True))
+    return [
+        replace(each, corrected=p, corrected_equivalent=equivalent.get(id(each), math.nan))
+        for each, p in zip(found, corrected, strict=True)
+    ]
 
 
 def outcome(study: Study, claim: Record) -> Outcome:
@@ -119,14 +144,30 @@ def outcome(study: Study, claim: Record) -> Outcome:
         test = mcnemar(sum(d > 0 for d in over), sum(d < 0 for d in over))
     elif images:
         test = wilcoxon([statistics.fmean(each) for each in images.values()])
-    mean = interval(differences) if differences else None
-    return Outcome(claim, means[0], means[1], mean, by_seed(differences), test)
+    if not differences:
+        return Outcome(claim, means[0], means[1], None, by_seed(differences), test)
+    margin = claim.get("margin") or math.nan
+    logs = [math.log(a / b) for a, b in pairs.values()] if measure in COSTS and all(map(min, pairs.values())) else []
+    compared, bound = (logs, math.log(margin)) if measure in COSTS else (differences, margin)
+    within = least_margin(compared) if len(compared) > 1 else math.nan
+    least = math.exp(within) if measure in COSTS else within
+    equivalent = math.nan if math.isnan(margin) else equivalence(compared, bound)
+    mean, over_seeds = interval(differences), by_seed(differences)
+    return Outcome(claim, means[0], means[1], mean, over_seeds, test, least, equivalent)
 
 
 def by_image(cell: Cell, measure: str, eps: str, method: str) -> Mapping[int, float]:
     """The value of ``SHARES`` or ``COSTS`` for each image; empty if it is unknown."""
     found = cell.costs(measure, eps, method) if measure in COSTS else cell.holds(measure, eps, method)
     return {} if found is None else {image: float(value) for image, value in found.items()}
+
+
+def margin_of(claim: Record) -> str:
+    """The margin of a claim in words: points of a percentage, a ratio or a number."""
+    margin, measure = claim["margin"], claim["measure"]
+    if measure in COSTS:
+        return f"a factor of {margin:g}"
+    return f"{100 * margin:g} points" if _form(measure) == ".2%" else f"{margin:g}"
 
 
 def findings(found: Sequence[Outcome]) -> list[str]:
@@ -152,6 +193,9 @@ def _sentence(found: Outcome) -> str:
         tests += f" and {found.images.p:.2g} over {found.images.n} images ({found.images.test})"
     if not math.isnan(found.corrected):
         tests += f", {found.corrected:.2g} corrected"
+    if not math.isnan(found.equivalent):
+        tests += f"; equivalence within {margin_of(claim)}: p = {found.equivalent:.2g}"
+        tests += f", {found.corrected_equivalent:.2g} corrected"
     form = _form(claim["measure"])
     return (
         f"{said}; {claim['arm']} {found.first:{form}} against {other(claim)} {found.second:{form}}, "

@@ -227,7 +227,8 @@ class Study:
         """The number of seeds that the suite asks for; without a suite, of those that there are."""
         for each in self.suite.get("networks", ()):
             if each["name"] == network:
-                return int(each["seeds"])
+                seeds = each["seeds"]  # Records of version 0.2 have their number.
+                return seeds if isinstance(seeds, int) else len(seeds)
         return len({cell.seed for cell in self.cells if cell.setting.network == network})
 
     @property

@@ -11,21 +11,19 @@ from typing import Any
 
 from verifiable_relu.campaign.queue import Hand, run_parallel, share
 from verifiable_relu.campaign.worker import Job
+from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
 from verifiable_relu.study import asking
 from verifiable_relu.study.asking import Answers, Ball, Balls
 from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.study.records import Records
-from verifiable_relu.study.state import State, gathered, of_seed
+from verifiable_relu.study.state import FAILED, State, gathered, of_seed
 from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import limited, make
 from verifiable_relu.verifiers.solvers.process import processor_seconds
-
-FAILED = "failed"
-"""The name of the measure that is recorded where measuring failed, which the next run tries again."""
 
 Say = Callable[[str], None]
 """A function that tells the user one line."""
@@ -103,9 +101,21 @@ class Runner:
             build(cell.options, data_of(cell.source)[0])
 
     def train(self, cells: Sequence[Cell]) -> None:
-        """Train those of the cells whose networks are missing; a training that fails is recorded as such."""
+        """Train those of the cells whose networks are missing; a training that fails is recorded as such.
+
+        A network that the records know, but whose file is missing, as in a folder of which the records alone were kept,
+        is trained again where something is left to ask of it.
+
+        Raises:
+            InputError: if it is another network than the recorded one.
+        """
         state = self.state
-        missing = [cell for cell in cells if not state.settled(cell)]
+        again = [
+            cell
+            for cell in cells
+            if state.trained(cell) and not self.places.network(cell).is_file() and state.left(self.suite, cell)
+        ]
+        missing = [*(cell for cell in cells if not state.settled(cell)), *again]
         for cell in cells:
             if state.settled(cell):
                 # A run that was killed can have recorded a training and left its checkpoint.
@@ -114,6 +124,18 @@ class Runner:
 
         def keep(task: Training, result: Any) -> None:
             nonlocal done
+            if task.cell in again:
+                if isinstance(result, Exception):
+                    raise result
+                if result.get("files") != state.trainings[task.cell.name]["files"]:
+                    self.places.network(task.cell).unlink(missing_ok=True)
+                    raise InputError(
+                        f"{task.cell.name}: trained again, it is another network than the recorded one: equal seeds on "
+                        "another processor, or with other libraries, are not equal networks",
+                        path=self.places.folder,
+                    )
+                self.say(f"{task.cell.name}: trained again, the same as recorded")
+                return
             failed = isinstance(result, Exception)
             fields = untrained(task.cell, "failed", f"{type(result).__name__}: {result}") if failed else result
             self.records.append("training", {**task.cell.record, **fields})
@@ -141,7 +163,7 @@ class Runner:
     def measure(self, cells: Sequence[Cell]) -> None:
         """Measure those of the cells' networks that have no measures; a failure is recorded as such."""
         state = self.state
-        known = {cell for cell, name in state.measures if name != FAILED}
+        known = state.measured
         tasks = []
         for cell in cells:
             setting = self.suite.setting(cell.network)

@@ -28,6 +28,9 @@ MANY = "answers"
 _LISTED = ("image", "seconds", "subproblems", "unstable", "margin")
 """The fields that an answer has for itself; the others are equal in all answers of a record."""
 
+FAILED = "failed"
+"""The name of the measure that is recorded where measuring failed, which the next run tries again."""
+
 _DIGITS = 3
 """The significant digits of seconds and margins, which are told for tables and prove nothing."""
 
@@ -178,6 +181,18 @@ class State:
             for image in self.right(cell, setting.images) or ()
             if not self.answered((cell.name, eps, method.name, image), method.limit)
         ]
+
+    @property
+    def measured(self) -> set[str]:
+        """The names of the cells whose networks were measured."""
+        return {cell for cell, name in self.measures if name != FAILED}
+
+    def left(self, suite: Suite, cell: Cell) -> bool:
+        """Whether something is left to choose, measure or ask of a trained network."""
+        chosen = self.right(cell, suite.setting(cell.network).images) is not None
+        return not (chosen and cell.name in self.measured) or any(
+            self.open(suite, cell, each) for each in suite.methods
+        )
 
     def answered(self, question: Question, limit: float) -> bool:
         """Whether a question has an answer to which another run with a time limit in seconds would add nothing."""

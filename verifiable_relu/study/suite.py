@@ -15,7 +15,7 @@ from verifiable_relu.arguments import fraction
 from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.study.cells import VARIANTS, Cell, variant_options
-from verifiable_relu.study.outcomes import CLAIMED
+from verifiable_relu.study.outcomes import CLAIMED, COSTS
 from verifiable_relu.study.toml_table import Keys, count, number, one_of, positive, text, texts
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.options import number as radius
@@ -39,8 +39,8 @@ class Architecture:
         data: the name of a data set, or an ``.npz`` file as the suite names it.
         eps: the radii of the L∞ balls, as text.
         images: the number of test images that are asked about, the first exact ones.
-        seeds: the number of seeds, from 0 on.
-        arms: the names of the variants.
+        seeds: the seeds.
+        arms: the names of the variants, of the trainer or of the suite's own (``Variant``).
         methods: the names of the methods that are asked.
         training: the options of its trainings, by name.
     """
@@ -49,7 +49,7 @@ class Architecture:
     data: str
     eps: tuple[str, ...]
     images: int
-    seeds: int
+    seeds: tuple[int, ...]
     arms: tuple[str, ...]
     methods: tuple[str, ...]
     training: Mapping[str, Any]
@@ -69,6 +69,21 @@ class Objective:
     name: str
     option: str
     weights: tuple[float, ...]
+    training: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm of a suite's own: one of the trainer's with other options.
+
+    Attributes:
+        name: its name in records and tables.
+        of: the variant (``cells.VARIANTS``) that it is.
+        training: the options of its trainings, by name; they go before those of setting and objective.
+    """
+
+    name: str
+    of: str
     training: Mapping[str, Any]
 
 
@@ -102,6 +117,8 @@ class Claim:
         eps: the radius; empty for a measure without one.
         method: the name of the method; empty for a measure without one.
         expected: one of ``EXPECTED``.
+        margin: the largest difference that counts as none; of ``outcomes.COSTS`` the largest ratio, above 1. Given for
+            claims that expect no difference; 0 for none.
     """
 
     name: str
@@ -116,6 +133,7 @@ class Claim:
     method: str
     expected: str
     against_network: str = ""
+    margin: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +147,7 @@ class Suite:
         tuning: how much each arm was tuned.
         cut: what was left out, and why.
         settings: the architectures on their data.
+        variants: the suite's own arms, by name.
         objectives: the objectives.
         methods: the methods of verification, in the order in which they are asked.
         claims: the family of claims over which p-values are corrected.
@@ -140,6 +159,7 @@ class Suite:
     tuning: str
     cut: str
     settings: tuple[Architecture, ...]
+    variants: Mapping[str, Variant]
     objectives: tuple[Objective, ...]
     methods: tuple[Method, ...]
     claims: tuple[Claim, ...]
@@ -158,6 +178,7 @@ class Suite:
             "cut": self.cut,
             "networks": [asdict(each) for each in self.settings],
             "arms": list(dict.fromkeys(arm for each in self.settings for arm in each.arms)),
+            "variants": [asdict(each) for each in self.variants.values()],
             "objectives": [asdict(each) for each in self.objectives],
             "methods": [asdict(each) for each in self.methods],
             "claims": [asdict(each) for each in self.claims],
@@ -169,6 +190,10 @@ class Suite:
         """The setting of a name."""
         return next(each for each in self.settings if each.name == name)
 
+    def variant(self, arm: str) -> Variant:
+        """The arm of a name, one of the suite's own or of the trainer's."""
+        return self.variants.get(arm) or Variant(arm, arm, {})
+
     def source(self, setting: Architecture) -> str:
         """The data of a setting as the trainer takes it: a name, or a file's path, which is relative to the suite."""
         return str((self.path.parent / setting.data).resolve()) if setting.data.endswith(".npz") else setting.data
@@ -176,11 +201,11 @@ class Suite:
     def cells(self) -> list[Cell]:
         """All trainings, those of the first seed first: a study that is stopped has few seeds of all arms."""
         made = []
-        for seed in range(max(setting.seeds for setting in self.settings)):
+        for seed in sorted({seed for setting in self.settings for seed in setting.seeds}):
             for setting, objective in product(self.settings, self.objectives):
-                if seed < setting.seeds:
+                if seed in setting.seeds:
                     for weight, arm in product(objective.weights, setting.arms):
-                        options = _options(setting, objective, weight, arm, seed)
+                        options = _options(setting, objective, weight, self.variant(arm), seed)
                         source = self.source(setting)
                         made.append(Cell(setting.name, arm, objective.name, weight, options, source))
         return made
@@ -189,7 +214,7 @@ class Suite:
 def find(name: str) -> Path:
     """The file of a suite: a path, or the name of a suite that comes with the package."""
     shipped = SHIPPED / f"{name}.toml"
-    return shipped if re.fullmatch("[a-z]+", name) and os.path.isfile(shipped) else Path(name)
+    return shipped if re.fullmatch("[a-z0-9]+", name) and os.path.isfile(shipped) else Path(name)
 
 
 def read(path: Path) -> Suite:
@@ -200,8 +225,13 @@ def read(path: Path) -> Suite:
     """
     table = Keys.read(path)
     about, tuning, cut = (table.take(key, text) for key in ("about", "tuning", "cut"))
-    arms = table.take("arms", _variants)
-    seeds, images = table.take("seeds", count), table.take("images", count)
+    changed = table.tables("arm")
+    own = [_variant(each) for each in changed]
+    _different(changed, [each.name for each in own])
+    variants = {each.name: each for each in own}
+    read_arms = _some_of((*VARIANTS, *variants))
+    arms = table.take("arms", read_arms)
+    seeds, images = table.take("seeds", _seeds), table.take("images", count)
     shared = table.table("training")
     common = _training(shared)
     settings, objectives = [], []
@@ -220,8 +250,8 @@ def read(path: Path) -> Suite:
                 each.take("data", _data),
                 each.take("eps", _radii),
                 each.take("images", count, images),
-                each.take("seeds", count, seeds),
-                each.take("arms", _variants, arms),
+                each.take("seeds", _seeds, seeds),
+                each.take("arms", read_arms, arms),
                 each.take("methods", _some_of(every), every),
                 {**common, **_training(options)},
             )
@@ -242,15 +272,32 @@ def read(path: Path) -> Suite:
     _different(ways, every)
     _different(announced, [claim.name for claim in claims])
     table.done()
-    for (setting, own), (objective, aim) in product(
+    found = Suite(
+        path, table.text, about, tuning, cut, tuple(settings), variants, tuple(objectives), tuple(asked), tuple(claims)
+    )
+    for (setting, of_network), (objective, aim) in product(
         zip(settings, networks, strict=True), zip(objectives, aims, strict=True)
     ):
-        _check_options(setting, objective, (aim, own, shared))
-    return Suite(path, table.text, about, tuning, cut, tuple(settings), tuple(objectives), tuple(asked), tuple(claims))
+        _check_options(found, setting, objective, (aim, of_network, shared))
+    return found
 
 
 _WEIGHTED = ("certified", "stability", "l1", "decay")
 """The options that can be the weight of an objective."""
+
+
+def _variant(table: Keys) -> Variant:
+    """The arm that a table describes.
+
+    Raises:
+        InputError: for the name of an arm of the trainer.
+    """
+    name, of = table.take("name", _name), table.take("of", one_of(tuple(VARIANTS)))
+    if name in VARIANTS:
+        raise table.error(f"'{name}' is an arm of the trainer", "name")
+    found = Variant(name, of, _training(table.table("training")))
+    table.done()
+    return found
 
 
 def _claim(table: Keys, settings: list[Architecture], objectives: list[Objective]) -> Claim:
@@ -276,12 +323,17 @@ def _claim(table: Keys, settings: list[Architecture], objectives: list[Objective
     eps = table.take("eps", one_of(shared)) if "eps" in CLAIMED[measure] else ""
     method = table.take("method", one_of(asked)) if "method" in CLAIMED[measure] else ""
     expected = table.take("expected", one_of(EXPECTED))
+    margin = table.take("margin", positive, 0.0)
+    if margin and expected != "no difference":
+        raise table.error("a margin belongs to a claim that expects no difference", "margin")
+    if margin and measure in COSTS and margin <= 1:
+        raise table.error(f"the margin of {measure} is a ratio, above 1", "margin")
     table.done()
     named = "" if beside == network else beside
-    return Claim(name, says, network, arm, against, aim, weight, measure, eps, method, expected, named)
+    return Claim(name, says, network, arm, against, aim, weight, measure, eps, method, expected, named, margin)
 
 
-def _options(setting: Architecture, objective: Objective, weight: float, arm: str, seed: int) -> Options:
+def _options(setting: Architecture, objective: Objective, weight: float, arm: Variant, seed: int) -> Options:
     """The options of a training; ε is the middle radius of the questions unless the suite says otherwise.
 
     Raises:
@@ -290,13 +342,14 @@ def _options(setting: Architecture, objective: Objective, weight: float, arm: st
     values = {"eps": radius(setting.eps[len(setting.eps) // 2]), **setting.training, **objective.training}
     if objective.option:
         values[objective.option] = weight
-    return replace(variant_options(arm, Options(setting.data, **values)), seed=seed)
+    return replace(variant_options(arm.of, Options(setting.data, **{**values, **arm.training})), seed=seed)
 
 
-def _check_options(setting: Architecture, objective: Objective, tables: Sequence[Keys]) -> None:
+def _check_options(suite: Suite, setting: Architecture, objective: Objective, tables: Sequence[Keys]) -> None:
     """Check the options of all trainings of a setting with an objective.
 
     Args:
+        suite: the suite.
         setting: the setting.
         objective: the objective.
         tables: the tables of options; the first one that has an option decides on it.
@@ -306,7 +359,7 @@ def _check_options(setting: Architecture, objective: Objective, tables: Sequence
     """
     for weight, arm in product(objective.weights, setting.arms):
         try:
-            _options(setting, objective, weight, arm, 0)
+            _options(setting, objective, weight, suite.variant(arm), 0)
         except InputError as error:
             option = (error.place or "").lstrip("-").replace("-", "_")
             table = next((each for each in tables if option in each.names), tables[0])
@@ -367,7 +420,13 @@ def _some_of(names: Sequence[str]) -> Callable[[object], tuple[str, ...]]:
     return lambda value: tuple(read_one(each) for each in texts(value))
 
 
-_variants = _some_of(tuple(VARIANTS))
+def _seeds(value: object) -> tuple[int, ...]:
+    """The seeds from 0 on, given by their number, or those of a list."""
+    if not isinstance(value, list):
+        return tuple(range(count(value)))
+    if not value or len(set(value)) < len(value) or any(type(each) is not int or each < 0 for each in value):
+        raise ValueError("must be a number of seeds, or a list of different seeds, of at least 0 each")
+    return tuple(value)
 
 
 def _radii(value: object) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def main_table(study: Study) -> Table:
         *(_mean(f"certified, {method}", ".1%", "certified", method) for method in study.methods if proves(method)),
         _mean("clean, test set", ".1%", "clean_test"),
     )
-    caption = "Clean, attacked and certified accuracy: means over the seeds with 95 % bootstrap intervals."
+    caption = "Clean, attacked and certified accuracy: means over the seeds with 95 % intervals."
     return tabulate(by_radius(study), columns, caption)
 
 
@@ -116,6 +116,10 @@ def claim_table(found: Sequence[Outcome]) -> Table:
         ("p, seeds", "", lambda each: each.seeds.p),
         *map(of_images, ("images", "effect, images", "p, images"), ("n", "effect", "p")),
         ("p, corrected", "", lambda each: each.corrected),
+        ("equivalent within", "", lambda each: each.least),
+        ("margin", "", lambda each: each.claim.get("margin") or None),
+        ("p, equivalence", "", lambda each: each.equivalent),
+        ("p, equivalence, corrected", "", lambda each: each.corrected_equivalent),
         ("outcome", "", lambda each: each.reading),
     )
     return tabulate(found, columns, "The claims that were declared beforehand, and what the records say on them.")
@@ -278,9 +282,7 @@ def unstable_table(study: Study) -> Table:
         ("per layer", "", each),
         _mean("norm of weights", ".1f", "norm"),
     )
-    caption = (
-        "Neurons per image that CROWN's bounds leave unstable: means over the seeds with 95 % bootstrap intervals."
-    )
+    caption = "Neurons per image that CROWN's bounds leave unstable: means over the seeds with 95 % intervals."
     return tabulate(by_radius(study), columns, caption)
 
 
@@ -464,11 +466,10 @@ def screening_table(study: Study) -> Table:
 SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
     "main": (
         "Accuracy",
-        "Means over the seeds and 95 % percentile-bootstrap intervals over the seeds, which with few seeds are too "
-        "narrow: of normal numbers, they hold the true mean in about 75 % of cases for 3 seeds, 86 % for 5 and 90 % "
-        "for 10. Fractions of the asked images, but for the last column. *attacked*: classified rightly and refuted by "
-        "no method. *certified*: classified rightly and proven by the method, rounding accounted for. *answered*: the "
-        "seeds of which all questions at this ε are answered; others have no attacked or certified accuracy yet.",
+        "Means over the seeds and their 95 % intervals by Student's t. Fractions of the asked images, but for the last "
+        "column. *attacked*: classified rightly and refuted by no method. *certified*: classified rightly and proven "
+        "by the method, rounding accounted for. *answered*: the seeds of which all questions at this ε are answered; "
+        "others have no attacked or certified accuracy yet.",
         main_table,
     ),
     "differences": (
@@ -579,9 +580,12 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
 
 _RULE = f"""\
 A difference is *shown* if the larger of two p-values is below {LEVEL:g} after Holm's correction over all claims of the
-suite, if both tests agree in its sign, and if the interval over the seeds leaves out zero. The first test, Student's
+suite, and if both tests agree in its sign. The first test, Student's
 paired t over the seeds, asks whether the difference is more than chance among trainings; the second, over images
 (McNemar's exact test for verdicts, Wilcoxon's signed-rank test for costs; an image that is asked of several seeds
 counts once), whether it is more than chance among images. Claims are tested two-sided, whatever was expected. *Not
-shown* does not mean that there is no difference. d_z: mean difference divided by its deviation over the seeds; effect
-over images: Cohen's g, or the rank-biserial correlation."""
+shown* does not mean that there is no difference. Arms are *equivalent* within the margin that a claim declares if two
+one-sided t-tests over the seeds show the difference, or of costs the ratio of the seeds' means, to be smaller, after
+Holm's correction over all claims with a margin. *equivalent within* is the least margin for which one test alone would
+do so; where no margin was declared it describes, and shows nothing. d_z: mean difference divided by its deviation over
+the seeds; effect over images: Cohen's g, or the rank-biserial correlation."""

@@ -1,11 +1,12 @@
-"""Exact evaluation of piecewise-linear networks at rational points.
+"""Exact evaluation of networks at rational points: of piecewise linear ones, and of those that multiply.
 
 Stored weights are binary floating-point numbers, so that each affine layer is an integer matrix times a power of two.
-A rational input is a vector of integers divided by one common denominator d > 0. ReLU and LeakyReLU are positively
-homogeneous: they commute with multiplication by d; functions that jump give whole numbers times d. The whole network is
-therefore evaluated on d times the true values, in Python integers with one exponent of two for each array, and the
-outputs are divided by d at the end. No step rounds. The products follow the operators' definitions, and torch computes
-nothing, because all this checks what torch computes.
+A rational input is a vector of integers divided by one common denominator: an odd d > 0, beside a power of two. ReLU
+and LeakyReLU are positively homogeneous: they commute with multiplication by d; functions that jump give whole numbers
+times d, and what a network divides by is a factor of d. A network is therefore evaluated on d times the true values,
+behind a product of two values on d² times these, and so on, in Python integers with one exponent of two for each array,
+and the outputs are divided at the end. No step rounds. The products follow the operators' definitions, and torch
+computes nothing, because all this checks what torch computes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ from verifiable_relu.network.nodes import (
     Identity,
     Kinked,
     Linear,
+    MatMul,
     Maximum,
+    Node,
     Permute,
+    Product,
     Reshape,
     Scale,
     Sparse,
@@ -122,11 +126,38 @@ def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
 
 def _scale(node: Scale, denominator: int, x: Dyadic) -> Dyadic:
     center, shift = (_constant(array(tensor), denominator) for tensor in (node.center, node.shift))
-    return Dyadic.of(array(node.scale)) * (x - center) + shift
+    if not node.weight_error:
+        return Dyadic.of(array(node.scale)) * (x - center) + shift
+    assert node.divisor is not None
+    odd, twos = _divisor(node.divisor)
+    moved, most = x - center, max(twos.flat)
+    # The common denominator has the odd part of each node's divisors for a factor, so that nothing is left over.
+    return Dyadic(moved.numbers // odd << (most - twos), moved.exponent - most) + shift
+
+
+def _divisor(stored: Tensor) -> tuple[Array, Array]:
+    """The odd integers m and the exponents e of numbers m·2^e, which are not 0, as object arrays."""
+    exact = Dyadic.of(array(stored))
+    twos = np.asarray(np.frompyfunc(lambda n: (n & -n).bit_length() - 1, 1, 1)(exact.numbers), dtype=object)
+    return np.asarray(exact.numbers >> twos, dtype=object), np.asarray(twos + exact.exponent, dtype=object)
 
 
 def _add(node: Add, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
     return x + y
+
+
+def _matmul(node: MatMul, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
+    return Dyadic(np.matmul(x.numbers, y.numbers), x.exponent + y.exponent)
+
+
+_POWERS = {"Square": 2, "Cube": 3}
+"""The curves that are polynomials."""
+
+
+def _power(node: Curve, denominator: int, x: Dyadic) -> Dyadic:
+    if node.function not in _POWERS:
+        raise UnsupportedError("has irrational values", place=node.place)
+    return Dyadic(x.numbers ** _POWERS[node.function], x.exponent * _POWERS[node.function])
 
 
 def _kinked(node: Kinked, denominator: int, x: Dyadic) -> Dyadic:
@@ -178,28 +209,49 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Kinked: _kinked,
         Step: _step,
         Identity: lambda node, denominator, x: x,
-        # All values are held times one denominator, of which a product would have the square.
-        Bilinear: Refusal("multiplies computed values with each other"),
+        Product: lambda node, denominator, x, y: x * y,
+        MatMul: _matmul,
         Maximum: lambda node, denominator, x, y: y,
         Reshape: _reshape,
         Permute: _permute,
-        Curve: Refusal("has irrational values"),
+        Curve: _power,
         Hardened: Refusal("stands for a set of activations, not for one value"),
     },
 )
-"""The value of each kind of node: a function of the node, the common denominator and the values of the node's inputs.
+"""The value of each kind of node: a function of the node, a denominator and the values of the node's inputs.
 
-All values, the function's arguments and its result alike, are the true ones times the denominator.
+All arguments are the true ones times the denominator; so is the result, but that of a product, which is the true one
+times as high a power of the denominator as the number of its factors.
 """
+
+_DEGREE = 64
+"""The largest degree of a network that is evaluated, which numbers' lengths grow with."""
+
+
+def _factors(node: Node) -> int:
+    """How many values a node multiplies with each other."""
+    return 2 if isinstance(node, Bilinear) else _POWERS.get(node.function, 1) if isinstance(node, Curve) else 1
+
+
+def _degrees(network: Network) -> list[int]:
+    """The power of the inputs' denominator that each node's values are held with: their degree in the inputs."""
+    degrees = [1]
+    for node in network.nodes[1:]:
+        degrees.append(_factors(node) * max(degrees[i] for i in node.inputs))
+    return degrees
 
 
 def evaluable(network: Network) -> bool:
     """Whether rational arithmetic can evaluate the network.
 
-    It can where every node is piecewise linear or jumps between whole numbers, and every stored weight is the true one
-    (``weight_error`` is 0).
+    It can where every node is piecewise linear, a polynomial, or jumps between whole numbers, and every stored weight
+    is the true one (``weight_error`` is 0), or the reciprocal of a divisor that is.
     """
-    return network.weight_error == 0 and all(node in VALUES for node in network.nodes[1:])
+    known = network.arithmetic == "real" and all(
+        node in VALUES and (not isinstance(node, Curve) or node.function in _POWERS) for node in network.nodes[1:]
+    )
+    exact = all(not node.weight_error or node.divisor is not None for node in network.affine)
+    return known and exact and max(_degrees(network)) <= _DEGREE
 
 
 def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
@@ -217,14 +269,23 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     """
     if not evaluable(network):
         raise UnsupportedError(f"the network '{network.name}' cannot be evaluated in rational arithmetic")
-    denominator = math.lcm(*(value.denominator for value in x))
-    point = np.array([value.numerator * (denominator // value.denominator) for value in x], dtype=object)
-    values = [Dyadic(point.reshape(network.input_shape), 0)]
+    parts = (math.lcm(*_divisor(n.divisor)[0].flat) for n in network.affine if n.divisor is not None)
+    common = math.lcm(*(value.denominator for value in x)) * math.prod(parts)
+    point = np.array([value.numerator * (common // value.denominator) for value in x], dtype=object)
+    twos = (common & -common).bit_length() - 1
+    odd, degrees = common >> twos, _degrees(network)
+    values = [Dyadic(point.reshape(network.input_shape), -twos)]
     for node in network.nodes[1:]:
-        values.append(VALUES[node](node, denominator, *(values[i] for i in node.inputs)))
+        degree = max(degrees[i] for i in node.inputs)
+        inputs = (_times(values[i], odd ** (degree - degrees[i])) for i in node.inputs)
+        values.append(VALUES[node](node, odd**degree, *inputs))
     last = values[-1]
-    unit = Fraction(2) ** last.exponent / denominator
+    unit = Fraction(2) ** last.exponent / odd ** degrees[-1]
     return [int(number) * unit for number in last.numbers.flatten()]
+
+
+def _times(value: Dyadic, factor: int) -> Dyadic:
+    return value if factor == 1 else Dyadic(value.numbers * factor, value.exponent)
 
 
 def _per_weight(node: Linear | Conv2d) -> int:

@@ -131,6 +131,15 @@ class Outcome:
         )
 
 
+Told = Mapping[str, float]
+"""Where the work on a query stands: the best lower bound of its ``margin``, how many ``sub-problems`` have been bounded
+and which part of them is ``closed``, or some of these."""
+
+
+def _untold(told: Told) -> None:
+    pass
+
+
 PATIENCE = 0.5
 """The seconds after its time limit in which work may still return a result before it is broken off."""
 
@@ -147,6 +156,7 @@ class Limits:
             copy processes (Linux). The process that asks should have no other threads at work then.
         clock: returns the present time in seconds, by which work is charged: wall-clock time by default.
         start: when the work began, by the clock.
+        tell: told now and then where the work stands, in the process that was asked.
         named: those of these limits by which records tell methods apart (``described``).
     """
 
@@ -156,6 +166,7 @@ class Limits:
     processes: int = 1
     clock: Callable[[], float] = time.perf_counter
     start: float = 0.0
+    tell: Callable[[Told], None] = field(default=_untold, repr=False, compare=False)
     named: tuple[str, ...] = ()
 
     def begun(self, seconds: float) -> Limits:

@@ -763,6 +763,7 @@ class InputSplit:
                         else:
                             search.step()
                         search.settle()
+                    docket.limits.tell({"sub-problems": sum(search.boxes)})
                 except Exception as error:
                     search.give_up(fault(error, self.name))
                 for local in search.decided():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from verifiable_relu.verifiers.base import Told
+
 ALONE = 3e9
 """A work of some tenths of a second; to make copies of a process takes some hundredths."""
 
@@ -19,6 +21,7 @@ class Limits:
         processes: how many processes share the work.
         alone: the work (``loop.Progress``) that one process does alone before others share the rest.
         done: how much has been done already.
+        tell: as ``base.Limits.tell``.
     """
 
     memory: int
@@ -26,6 +29,7 @@ class Limits:
     processes: int = 1
     alone: float = ALONE
     done: float = 0.0
+    tell: Callable[[Told], None] = lambda told: None
 
     def over(self) -> bool:
         """Whether no time is left."""

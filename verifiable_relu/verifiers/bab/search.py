@@ -157,6 +157,7 @@ class Forest:
         self._trees: dict[int, PhaseTree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
+        self._tell = limits.tell
         self._most = max(1, min(len(polytopes), limits.memory // query.bytes_of_trees(polytopes)))
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
         self._alone, self._step = limits.alone - limits.done, limits.alone
@@ -281,6 +282,7 @@ class Forest:
         if tree.now.state is not State.OPEN:
             self._ended.add(tree.now.state)
             del self._trees[polytope]
+        self._tell({"sub-problems": self.nodes, "closed": self.closed()} if self._trees else {})
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class Bab(Decider):
             if system is None:
                 return candidates.anywhere()
             record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
-            within = limits.Limits(work.memory // 2, work.left, most(work.processes), self.alone)
+            within = limits.Limits(work.memory // 2, work.left, most(work.processes), self.alone, tell=work.tell)
             found = search(system, candidates, self.search, self.rounds, within, record)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
