@@ -21,7 +21,6 @@ import verifiable_relu
 from benchmarks.verification.competition_instances import Instance
 from verifiable_relu.certify_options import cores
 from verifiable_relu.errors import InputError
-from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.study.machine import commit, load_average
 from verifiable_relu.study.records import Records
 
@@ -81,6 +80,9 @@ class Question:
 
     def files(self, instance: Instance) -> tuple[str, str]:
         """The network and the property."""
+        # Imported here, since --help need not wait for the import.
+        from verifiable_relu.spec.find import onnx_files
+
         return str(self.folder / onnx_files(instance.onnx)), str(self.folder / instance.vnnlib)
 
 

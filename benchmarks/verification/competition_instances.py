@@ -11,7 +11,6 @@ from typing import Any
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
-from verifiable_relu.spec.find import named
 from verifiable_relu.study.records import Record, Records, of
 
 STANDING = (
@@ -65,6 +64,9 @@ class Instance:
     @property
     def names(self) -> tuple[str, str]:
         """The names of the two files without their folders, as peers.csv has them."""
+        # Imported here, since --help need not wait for the import.
+        from verifiable_relu.spec.find import named
+
         return named(self.onnx), Path(self.vnnlib).name
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from benchmarks.verification.competition_instances import COMPETITORS
 from verifiable_relu.report.table import Cell, Page, Table
-from verifiable_relu.spec.find import named
-from verifiable_relu.spec.specfile import stem
 from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
@@ -171,11 +169,14 @@ def deciders(records: Sequence[Record]) -> Table:
 
 def undecided(records: Sequence[Record]) -> Table:
     """A row per instance that is not decided, with what is known of it."""
+    # Imported here, since --help need not wait for the import.
+    from verifiable_relu.spec.find import named
+
     columns = ("family", "mode", "network", "property", "truth", "reason", "last method", "unstable", "sub-problems")
     rows: list[tuple[Cell, ...]] = []
     for record in of(records, "answer"):
         if record["verdict"] not in SOLVED:
-            names = (stem(named(record["onnx"])), Path(record["vnnlib"]).stem)
+            names = (named(record["onnx"]).replace(".onnx", ""), Path(record["vnnlib"]).stem)
             # Infinities are texts in JSON.
             margin = record["margin"] if isinstance(record["margin"], float) else None
             title = (record["family"], record["mode"], *names, record["truth"], record["reason"])
