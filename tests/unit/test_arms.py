@@ -287,6 +287,9 @@ def test_the_overlap_index_on_small_patterns() -> None:
     assert monitor.overlap_index([first]) == pytest.approx(2.5 / 3)
     assert monitor.overlap_index([first, second]) == pytest.approx(2.5 / 6)
     assert monitor.overlap_index([first[:, 1:2]]) == pytest.approx(2 / 3)
+    # Of three images, ⌊3/2⌋ = 1: a neuron that is active for one or two of them tells as much apart as can be.
+    assert monitor.balance_index(first) == pytest.approx(sum(0 < n < 3 for n in first.sum(0).tolist()) / first.shape[1])
+    assert monitor.balance_index(torch.eye(4, dtype=torch.bool)) == 0.5
     other = first.clone()
     other[0, 0] = False
     assert monitor.changed([first, second], [other, second]) == pytest.approx(1 / 27)

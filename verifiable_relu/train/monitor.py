@@ -154,6 +154,20 @@ def overlap_index(layers: list[Tensor]) -> float:
     return sum(indices) / len(indices)
 
 
+def balance_index(active: Tensor) -> float:
+    """The overlap index (OUI) of one layer's activation patterns in its batch form, in [0, 1].
+
+    With s_j of B images for which neuron j is active, it is the mean over neurons of min(s_j, B − s_j)/⌊B/2⌋: 0 if no
+    neuron tells images apart, and 1 if each is active for half of them. Of a network, it is taken of the layer before
+    the outputs (arXiv 2603.09950, in the form of its authors' code).
+
+    Args:
+        active: bool (images, neurons), of at least two images (``patterns``).
+    """
+    on = active.sum(0)
+    return (torch.minimum(on, len(active) - on) / (len(active) // 2)).mean().item()
+
+
 def changed(before: list[Tensor], after: list[Tensor]) -> float:
     """The fraction of all neurons' states, over all images, in which two results of ``patterns`` differ."""
     flips = sum(int((a != b).sum()) for a, b in zip(before, after, strict=True))

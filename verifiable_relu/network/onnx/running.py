@@ -41,7 +41,6 @@ from verifiable_relu.network.nodes import (
     Scale,
     Smooth,
 )
-from verifiable_relu.network.nodes.affine import Division
 from verifiable_relu.network.onnx.call import Value
 from verifiable_relu.network.onnx.model import load_model
 from verifiable_relu.network.onnx.read import Reading
@@ -198,7 +197,7 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
     given: list[bool] = []
     for index, read in enumerate(reading.build.nodes):
         before = max((terms[i] for i in read.inputs), default=0)
-        node = replace(read.kept if isinstance(read, Division) else read, inputs=tuple(at[i] for i in read.inputs))
+        node = replace(read, inputs=tuple(at[i] for i in read.inputs))
         operator = reading.operators.get(index)
         if operator is None:
             found, count = made.result(made.add(node)), 0
