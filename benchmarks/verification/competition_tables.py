@@ -116,7 +116,7 @@ def families(records: Sequence[Record]) -> Table:
 def every(records: Sequence[Record]) -> Table:
     """A row per family of the set ``every``, asked for certificates, and one for all of them together."""
     columns = ("family", "asked", "read", "decided", "sat", "unsat", "wrong", "certificates", "CPU s")
-    columns += ("sat by votes", "unsat by votes", "decided by votes alone")
+    known = ("sat by votes", "unsat by votes", "decided by votes alone")
     asked = [r for r in of(records, "answer") if (r["set"], r["mode"]) == ("every", "certified")]
     rows: list[tuple[Cell, ...]] = []
     for family, mine in (*grouped(asked, "family").items(), (("all",), asked)):
@@ -127,7 +127,7 @@ def every(records: Sequence[Record]) -> Table:
         ours_ = (count["sat"] + count["unsat"], count["sat"], count["unsat"], sum(map(wrong, mine)), accepted)
         cpu = fsum(record["cpu"] for record in mine)
         rows.append((*family, len(mine), read, *ours_, cpu, votes["sat"], votes["unsat"], lost))
-    return Table(columns, rows if asked else [], {"CPU s": ".1f"})
+    return Table((*columns, *known), rows if asked else [], {"CPU s": ".1f"})
 
 
 def shared(records: Sequence[Record]) -> Table:
