@@ -444,6 +444,13 @@ Runtimes compute them by polynomials or quotients of exponentials in float32 tha
 grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it.
 """
 
+TIE = 2.0**-12
+"""What a quotient by a scale may be off by, beside its rounding, before it is rounded to a whole number.
+
+Kernels of quantised sums and products add zero points, times quotients of scales, before they round, and take them off
+after: numbers of at most 2¹⁰, for 8 bits and scales that differ by a factor of 4, each rounded in float32 a few times.
+"""
+
 
 # Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries
 
