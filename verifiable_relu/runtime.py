@@ -9,7 +9,6 @@ variable ``ORT_DISABLE_TELEMETRY`` prevents all of it, but is read once, on impo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -31,13 +30,15 @@ def load(part: str = "") -> Any:
     return import_module(f"onnxruntime.{part}") if part else module
 
 
-def session(model: bytes, threads: int = 1, entries: Mapping[str, str] | None = None) -> Any:
+def session(model: bytes, threads: int = 1, precise: bool = False) -> Any:
     """An ONNX file loaded by onnxruntime, to run on the CPU.
 
     Args:
         model: the file's content.
         threads: how many threads an operator may use.
-        entries: further entries of the session's configuration, by onnxruntime's names for them.
+        precise: whether quantised files are computed as the standard says: on processors without VNNI, sums of two
+            products of int8 numbers saturate at 16 bits by default, and what is quantised in no more than its weights
+            is by default quantised in the numbers that these are multiplied with, too.
 
     Returns:
         An ``onnxruntime.InferenceSession``. It logs fatal errors only: other errors are raised as exceptions, and log
@@ -50,12 +51,22 @@ def session(model: bytes, threads: int = 1, entries: Mapping[str, str] | None = 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
-    for name, value in (entries or {}).items():
-        options.add_session_config_entry(name, value)
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    providers = ["CPUExecutionProvider"]
+    if precise:
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        try:
+            return onnxruntime.InferenceSession(model, options, providers=providers)
+        except Exception:
+            # Version 1.31 refuses some files so that it runs otherwise; they are run as they are written.
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=providers)
 
 
 @lru_cache(maxsize=2)
-def kept_session(model: bytes) -> Any:
-    """The ``session`` of a file's content; the last two are kept, and no more, because large networks fill memory."""
-    return session(model)
+def kept_session(model: bytes, precise: bool = False) -> Any:
+    """The ``session`` of a file's content; the last two are kept, and no more, because large networks fill memory.
+
+    The arguments are those of ``session``.
+    """
+    return session(model, precise=precise)

@@ -248,18 +248,25 @@ def draw(found: Mapping[str, Sequence[tuple[str, Mapping[str, Interval | None]]]
 
     names = list(dict.fromkeys(arm for compared in found.values() for arm, _ in compared))
     panels = []
-    titles = {"points": "certified accuracy, hardened − arm", "ratio": "time, hardened : arm"}
-    for what, title in titles.items():
+    axes = {
+        "points": Axis("certified accuracy, hardened − arm, points"),
+        "ratio": Axis("time, hardened : arm", "log", ends=(0.05, 20)),
+    }
+    for what, axis in axes.items():
+        scale, margins = (100, (-100 * POINTS, 100 * POINTS)) if what == "points" else (1, (1 / FACTOR, FACTOR))
         series = []
         for number, (network, arms) in enumerate(found.items()):
             shift = 0.25 * (number - (len(found) - 1) / 2)
-            points = [(value, names.index(arm) + shift) for arm, each in arms if (value := each[what]) is not None]
+            points = [
+                (Interval(scale * value.mean, scale * value.low, scale * value.high, value.n), names.index(arm) + shift)
+                for arm, each in arms
+                if (value := each[what]) is not None
+            ]
             series.append(Series(network, points, joined=False, style=number))
-        margins = (-POINTS, POINTS) if what == "points" else (1 / FACTOR, FACTOR)
         ends = (-0.6, len(names) - 0.4)
         series += [Series("", [(x, y) for y in ends], style=6) for x in margins]
         ticks = {float(place): spoken(arm) for place, arm in enumerate(names)}
-        panels.append(Chart(title, series, Axis(title, percent=what == "points"), Axis("", ends=ends, ticks=ticks)))
+        panels.append(Chart(axis.label, series, axis, Axis("", ends=ends, ticks=ticks)))
     drawn(panels, folder / "easier.png", height=2.8)
 
 

@@ -35,7 +35,8 @@ def suite(seeds: int, claims: Sequence[Record] = (), weights: Sequence[float] = 
     network["methods"] = list(METHODS)
     described = {
         "about": "Is it so?", "tuning": "None.", "cut": "Much.", "networks": [{**network, "training": {}}],
-        "arms": list(ARMS), "objectives": [{"name": "plain", "option": "l1", "weights": list(weights), "training": {}}],
+        "arms": list(ARMS), "variants": [],
+        "objectives": [{"name": "plain", "option": "l1", "weights": list(weights), "training": {}}],
         "methods": [{"name": method, "limit": LIMIT} for method in METHODS], "claims": list(claims),
     }  # fmt: skip
     return {"kind": "suite", "name": "made", "digest": "", "suite": described, "text": ""}

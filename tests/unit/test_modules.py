@@ -423,7 +423,6 @@ def mixed(m: Function, x: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[[Function, Tensor], Tensor], str]] = {
     "branch on a number": (lambda m, x: m.a(x) if x.sum() > 0 else x, r"'' \(aten.sum\)|depends on computed numbers"),
-    "comparison": (lambda m, x: torch.where(m.a(x) > 0, x, 0), r"aten.gt.*depends on computed numbers"),
     "number as a float": (lambda m, x: m.a(x) * float(x[0, 0]), "aten"),
     "caught by the module": (caught, "depends on computed numbers"),
     "numpy": (lambda m, x: m.a(x) + torch.from_numpy(x.detach().numpy()), "numpy"),
@@ -433,7 +432,8 @@ REFUSED: dict[str, tuple[Callable[[Function, Tensor], Tensor], str]] = {
     "remainder": (lambda m, x: torch.fmod(m.a(x), 2.0), "fmod is not supported"),
     "half": (lambda m, x: m.a(x).half().float(), r"aten._to_copy.*rounds to torch.float16"),
     "bfloat16": (lambda m, x: m.a(x).bfloat16().float(), "rounds to torch.bfloat16"),
-    "int": (lambda m, x: m.a(x).int().float(), "rounds to torch.int32"),
+    "chosen samples": (lambda m, x: m.a(x)[x[:, 0] > 0], "NonZero"),
+    "branch on a comparison": (lambda m, x: m.a(x) if bool((x > 0).all()) else x, "depends on computed numbers"),
     "float64 and back": (lambda m, x: m.a(x).double().float(), "rounds to torch.float32"),
     "autocast": (mixed, "'a' .*rounds to torch.bfloat16"),
     "random numbers": (lambda m, x: m.a(x) + torch.rand(4), "random numbers"),
@@ -470,6 +470,11 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "gelu by tanh": lambda m, x: F.gelu(m.a(x), approximate="tanh"),
     "max pool": lambda m, x: F.max_pool2d(m.a(x).view(-1, 1, 2, 2), 2),
     "pool by ceiling": lambda m, x: F.avg_pool2d(m.a(x).view(-1, 1, 2, 2), (2, 1), (2, 1), ceil_mode=True),
+    "comparison": lambda m, x: torch.where(m.a(x) > 0.25, x, 0),
+    "comparison of two": lambda m, x: (m.a(x) >= x).float(),
+    "whole numbers": lambda m, x: (5 * m.a(x)).int().float(),
+    "filled where": lambda m, x: x.masked_fill(m.a(x) < 0, 0.5),
+    "threshold that jumps": lambda m, x: F.threshold(m.a(x), 0.25, -1.0),
     "soft gate of the other kind": lambda m, x: LambdaSwish(2.0)(m.a(x)),
 }
 

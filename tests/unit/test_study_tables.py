@@ -154,6 +154,15 @@ def test_costs_are_compared_on_images_that_both_arms_classify_rightly() -> None:
     assert time.reading == "shown" and work.reading == "refuted: fewer"
 
 
+def test_seconds_of_questions_that_were_asked_in_batches_are_void(full: list[Record]) -> None:
+    batched = deepcopy(full)
+    del batched[0]["suite"]["variants"]
+    study = joined(batched)
+    assert all(row["median s"] is row["mean s (PAR-2)"] is None for row in rows(tables.time_table(study)))
+    assert [each.reading for each in outcomes(study) if each.claim["measure"] == "seconds"] == ["void"]
+    assert not list(figures.times(study, "net")) and list(figures.times(joined(full), "net"))
+
+
 def test_undecided_questions_count_twice_their_limit() -> None:
     made = study_of(lambda arm, seed: 20 if arm == "relu" else 10, 2, claim("time", measure="seconds"))
     found = outcome(made, "time")

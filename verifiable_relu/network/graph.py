@@ -231,8 +231,8 @@ class Network:
         for node in self.nodes:
             for f in fields(node):
                 value = getattr(node, f.name)
-                # Networks have kept the digests of the time before there was a second kind of error.
-                if f.name == "name" or (f.name == "offset_terms" and not value):
+                # Networks have kept the digests of the time before there was a second kind of error, and divisors.
+                if f.name in ("name", "divisor") or (f.name == "offset_terms" and not value):
                     continue
                 if isinstance(value, Tensor):
                     array = value.detach().cpu().contiguous().numpy()
@@ -295,8 +295,8 @@ def _converted(node: Node, dtype: torch.dtype, device: torch.device) -> Node:
             error = max(error, lost(before, getattr(made, f.name)))
     if not error:
         return made
-    error = both(node.weight_error, error) if error < 1 else math.inf
-    return replace(made, weight_error=error)  # type: ignore[call-arg]
+    assert isinstance(made, Affine)
+    return made.with_error(both(node.weight_error, error) if error < 1 else math.inf)
 
 
 def whole(nodes: Sequence[Node]) -> frozenset[int]:

@@ -22,7 +22,6 @@ from verifiable_relu.network.derived import both, hardness, multiple, narrow, pr
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Curve, Gelu, Linear, Node, Product, Relu, Scale, Smooth, curve
-from verifiable_relu.network.nodes.affine import Division
 from verifiable_relu.rounding import COMMON_STEP, MODERATE, not_below
 
 Graph = tuple[list[Node], int]
@@ -44,7 +43,7 @@ def simplify(nodes: Sequence[Node], output: int) -> Graph:
         before = len(graph[0])
         graph = live(*_merged_neighbours(*live(*_without_identities(*graph))))
         if len(graph[0]) == before:
-            return [_kept(node) for node in graph[0]], graph[1]
+            return graph
 
 
 def needed(nodes: Sequence[Node], output: int) -> list[int]:
@@ -118,16 +117,11 @@ def _bias(made: Sequence[Node], first: Linear, second: Node) -> Node | None:
     return replace(first, bias=shift.reshape(-1).expand(first.bias.shape))
 
 
-def _kept(node: Any) -> Any:
-    """The node as a network keeps it."""
-    return node.kept if isinstance(node, Division) else node
-
-
 def _shift(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
     """scale·(x − center) and + shift."""
     if not (_only_shifts(second) and _is(first.shift, 0)):
         return None
-    return replace(_kept(first), shift=second.shift)
+    return replace(first, shift=second.shift)
 
 
 def _factor(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
@@ -135,16 +129,15 @@ def _factor(made: Sequence[Node], first: Scale, second: Node) -> Node | None:
     if not (_only_scales(second) and _is(first.shift, 0)):
         return None
     if _is(first.scale, 1) and not first.weight_error:
-        return replace(_kept(first), scale=second.scale, weight_error=second.weight_error)
+        return replace(first, scale=second.scale, weight_error=second.weight_error, divisor=second.divisor)
     if not (first.scale.numel() == second.scale.numel() == 1 and _only_scales(first)):
         return None
     scale = product(first.scale, second.scale)
     if scale is None:
         return None
     shape = torch.broadcast_shapes(first.scale.shape, second.scale.shape)
-    return replace(
-        _kept(first), scale=scale.expand(shape).clone(), weight_error=both(first.weight_error, second.weight_error)
-    )
+    error = both(first.weight_error, second.weight_error)
+    return replace(first, scale=scale.expand(shape).clone(), weight_error=error, divisor=None)
 
 
 def _hardness(made: Sequence[Node], first: Gelu, second: Node) -> Node | None:
@@ -157,7 +150,8 @@ def _hardness(made: Sequence[Node], first: Gelu, second: Node) -> Node | None:
     if times.scale.numel() != 1 or second.scale.numel() != 1 or not float(times.scale) > 0:
         return None
     # The product with a rounded 1/λ is another function than the division by λ.
-    by_the_same = isinstance(second, Division) and float(second.divisor) == float(times.scale)
+    divisor = second.divisor
+    by_the_same = divisor is not None and divisor.numel() == 1 and float(divisor) == float(times.scale)
     inverse = not second.weight_error and _are_inverse(float(second.scale), float(times.scale))
     if not (by_the_same or inverse):
         return None
@@ -184,7 +178,6 @@ RULES: Table[tuple[Rule, ...]] = Table(
     {
         Linear: (_bias,),
         Scale: (_shift, _factor),
-        Division: (_shift, _factor),
         Gelu: (_hardness,),
         Smooth: (_inverse_root,),
         Node: (),

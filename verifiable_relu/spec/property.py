@@ -230,14 +230,28 @@ class Box:
         x64 = np.clip(np.where(np.isnan(given), self.lower, given), self.lower, self.upper)
         # A coordinate beyond float32's range becomes the largest float32 number, and then the box's bound if need be.
         near = np.clip(x64, -LARGEST_SINGLE, LARGEST_SINGLE).astype(np.float32)
-        point: list[Fraction] = []
-        for i, value in enumerate(near):
+        low, high = self._missed(near.astype(np.float64))
+        movable = np.abs(near) < LARGEST_SINGLE
+        # The neighbours of numbers that stay may lie beyond float32's range.
+        with np.errstate(over="ignore"):
+            near = np.where(movable & low, above(near), np.where(movable & high & ~low, below(near), near))
+        point = [Fraction(value) for value in near.tolist()]
+        for i in np.flatnonzero(np.logical_or(*self._missed(near.astype(np.float64)))).tolist():
             lower, upper = self.bounds(i)
-            candidate = Fraction(float(value))
-            if abs(value) < LARGEST_SINGLE and not lower <= candidate <= upper:
-                candidate = Fraction(float(above(value) if candidate < lower else below(value)))
-            point.append(min(max(candidate, lower), upper))
+            point[i] = min(max(point[i], lower), upper)
         return tuple(point)
+
+    def _missed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where floats (n,) are below the exact lower bounds, and where they are above the exact upper bounds."""
+        # The float64 bounds are the exact ones rounded outward: a float is at such a bound, or on the exact one's side.
+        low, high = x < self.lower, x > self.upper
+        for missed, ends, bound in ((low, self.exact_lower, self.lower), (high, self.exact_upper, self.upper)):
+            if isinstance(ends, Ends):
+                missed |= ends.coarse & (x == bound)
+            else:
+                for i in ends:
+                    missed[i] |= x[i] == bound[i]
+        return low, high
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,9 +133,12 @@ class RowBatch:
         owner: list[int] = []
         origin: list[int] = []
         given = 0
+        # Properties of one class share their unsafe set.
+        known = {id(prop.unsafe): prop.unsafe for prop in properties}
+        made = {key: [_float_rows(polytope) for polytope in unsafe] for key, unsafe in known.items()}
         for index, prop in enumerate(properties):
-            for polytope in prop.unsafe:
-                for part in _float_rows(polytope):
+            for parts in made[id(prop.unsafe)]:
+                for part in parts:
                     for row in part:
                         entries += [(len(bound), column, value) for column, value in row.coefficients]
                         bound.append(row.bound)

@@ -286,8 +286,8 @@ def _row(row: Row, names: Sequence[str]) -> str:
     return f"({operator} {left} {text(row.bound)})"
 
 
-def decimal(value: Fraction) -> str | None:
-    """The exact decimal of a rational, with a decimal point.
+def decimal_places(value: Fraction) -> int | None:
+    """The number of places, at least 1, of the exact decimal of a rational.
 
     The result is None if no finite decimal equals the rational, or none with at most 4,000 places and below 10³⁰⁰
     (Python turns no integer of more than 4,300 digits into text).
@@ -299,7 +299,13 @@ def decimal(value: Fraction) -> str | None:
         rest //= 5
         fives += 1
     places = max(twos, fives, 1)
-    if rest != 1 or places > _MOST_PLACES or abs(value) >= _LARGEST:
+    return places if rest == 1 and places <= _MOST_PLACES and abs(value.numerator) < _LARGEST * denominator else None
+
+
+def decimal(value: Fraction) -> str | None:
+    """The exact decimal of a rational, with a decimal point; None where ``decimal_places`` is."""
+    denominator, places = value.denominator, decimal_places(value)
+    if places is None:
         return None
     digits = str(abs(value.numerator) * 10**places // denominator).rjust(places + 1, "0")
     return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"

@@ -44,6 +44,7 @@ class Outcome:
         corrected: the larger p-value of the two tests of a difference, after Holm's correction over all claims of the
             suite; NaN if there is none.
         corrected_equivalent: ``equivalent`` after Holm's correction over all claims with a margin.
+        void: whether the claim is about seconds that cannot be compared (``Study.timed``).
     """
 
     claim: Record
@@ -56,6 +57,7 @@ class Outcome:
     equivalent: float = math.nan
     corrected: float = math.nan
     corrected_equivalent: float = math.nan
+    void: bool = False
 
     @property
     def p(self) -> float:
@@ -94,6 +96,8 @@ class Outcome:
         else, as one without a margin always, ``not shown``, unless a difference is shown. A difference that is shown
         and lies within the margin is both.
         """
+        if self.void:
+            return "void"
         expected, found = self.claim["expected"], self.direction
         within = f"equivalent within {margin_of(self.claim)}" if self.corrected_equivalent < LEVEL else ""
         if found.startswith("not "):
@@ -105,7 +109,8 @@ class Outcome:
 
 def outcomes(study: Study) -> list[Outcome]:
     """The outcomes of all claims of a study, in the suite's order, with corrected p-values."""
-    found = [outcome(study, claim) for claim in study.suite.get("claims", ())]
+    claims = study.suite.get("claims", ())
+    found = [replace(outcome(study, each), void=each["measure"] == "seconds" and not study.timed) for each in claims]
     corrected = holm([each.p for each in found])
     bounded = [each for each in found if each.claim.get("margin")]
     equivalent = dict(zip(map(id, bounded), holm([each.equivalent for each in bounded]), strict=True))

@@ -89,9 +89,10 @@ def times(study: Study, network: str) -> Iterator[Panel]:
     """The seconds of the strongest method's answers, a panel for each ε, of the first objective and weight.
 
     Every arm is asked about the images that all arms classify rightly. There are no panels of a network that no
-    complete method is asked about: bounds and attacks alone decide too little for a time to tell anything.
+    complete method is asked about: bounds and attacks alone decide too little for a time to tell anything; nor of one
+    whose seconds are void (``Study.timed``).
     """
-    method = next(filter(decides, reversed(study.asked_with(network))), "")
+    method = next(filter(decides, reversed(study.asked_with(network))), "") if study.timed else ""
     for eps in study.radii(network) if method else ():
         lines, limit = {}, 0.0
         for setting, cells in _first(study, network):

@@ -237,6 +237,15 @@ class Study:
         named = [each["name"] for each in self.suite.get("methods", ())]
         return tuple(dict.fromkeys([*named, *(method for cell in self.cells for method in cell.methods)]))
 
+    @property
+    def timed(self) -> bool:
+        """Whether seconds can be compared: each question was asked by itself, in random order over the arms.
+
+        The suites of records from before that have no arms of their own in them. Their questions were asked in batches
+        that share their time evenly, and shrink along the list: their seconds are void.
+        """
+        return "variants" in self.suite
+
     def asked_with(self, network: str) -> tuple[str, ...]:
         """The methods with which a network is asked, the strongest one last."""
         return next((cell.methods for cell in self.cells if cell.setting.network == network), ())

@@ -228,8 +228,8 @@ def time_table(study: Study) -> Table:
                 (
                     *(*setting, eps, method, answers[0]["limit"], len(times), len(answers)),
                     *(verdicts.count(verdict) for verdict in ("unsat", "sat", "unknown")),
-                    statistics.median([time for each in times for time in each]),
-                    interval(list(map(statistics.fmean, times))),
+                    statistics.median([time for each in times for time in each]) if study.timed else None,
+                    interval(list(map(statistics.fmean, times))) if study.timed else None,
                     statistics.median(counts) if counts else None,
                 )
             )
@@ -486,8 +486,8 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
     ),
     "times": (
         "Verification time",
-        "Each arm on the images that all arms of the same seed classify rightly. Seconds are those charged to a "
-        "question: a batch shares its time among its questions.",
+        "Each arm on the images that all arms of the same seed classify rightly. Seconds are processor time; each "
+        "question is asked by itself, in random order over the arms.",
         time_table,
     ),
     "unstable": (
@@ -560,7 +560,7 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
     page.add(*((_RULE, made["claims"]) if claimed else ("The suite declares no claims.",)))
     for name, (title, explanation, _) in SECTIONS.items():
         if name in made:
-            page.add(f"## {title}", explanation, made[name])
+            page.add(f"## {title}", explanation if study.timed or name != "times" else _VOID, made[name])
     files: dict[Path, str] = {}
     for name, table in made.items():
         forms = {"csv": table.csv(), "md": table.markdown(), "tex": table.latex(name)}
@@ -577,6 +577,11 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
             raise InputError(f"cannot be written: {error.strerror}", path=path) from None
     return [*files, *drawn]
 
+
+_VOID = """\
+Each arm on the images that all arms of the same seed classify rightly. The seconds of this study are void, and left
+out: its questions were asked in batches that shrink along the list and share their time evenly, so that they compare
+the arms' places in the list. Verdicts and sub-problems are not touched."""
 
 _RULE = f"""\
 A difference is *shown* if the larger of two p-values is below {LEVEL:g} after Holm's correction over all claims of the

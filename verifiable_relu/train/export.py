@@ -195,10 +195,7 @@ def quantize(network: bytes, images: np.ndarray, per_channel: bool = True) -> by
 
 def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
     """The outputs (n, classes) that onnxruntime computes of an ONNX file's content at float32 images (n, …)."""
-    # On a processor without VNNI, sums of two products of int8 numbers saturate at 16 bits by default. With this entry
-    # they do not, and the outputs are the same on all processors.
-    entries = {"session.x64quantprecision": "1"}
-    loaded = session(network, torch.get_num_threads(), entries)
+    loaded = session(network, torch.get_num_threads(), precise=True)
     name = loaded.get_inputs()[0].name
     batches = (images[start : start + 1000] for start in range(0, len(images), 1000))
     return np.concatenate([loaded.run(None, {name: batch})[0] for batch in batches])

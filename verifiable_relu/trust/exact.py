@@ -3,10 +3,10 @@
 Stored weights are binary floating-point numbers, so that each affine layer is an integer matrix times a power of two.
 A rational input is a vector of integers divided by one common denominator: an odd d > 0, beside a power of two. ReLU
 and LeakyReLU are positively homogeneous: they commute with multiplication by d; functions that jump give whole numbers
-times d. A network is therefore evaluated on d times the true values, behind a product of two values on d² times these,
-and so on, in Python integers with one exponent of two for each array, and the outputs are divided at the end. No step
-rounds. The products follow the operators' definitions, and torch computes nothing, because all this checks what torch
-computes.
+times d, and what a network divides by is a factor of d. A network is therefore evaluated on d times the true values,
+behind a product of two values on d² times these, and so on, in Python integers with one exponent of two for each array,
+and the outputs are divided at the end. No step rounds. The products follow the operators' definitions, and torch
+computes nothing, because all this checks what torch computes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,20 @@ def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
 
 def _scale(node: Scale, denominator: int, x: Dyadic) -> Dyadic:
     center, shift = (_constant(array(tensor), denominator) for tensor in (node.center, node.shift))
-    return Dyadic.of(array(node.scale)) * (x - center) + shift
+    if not node.weight_error:
+        return Dyadic.of(array(node.scale)) * (x - center) + shift
+    assert node.divisor is not None
+    odd, twos = _divisor(node.divisor)
+    moved, most = x - center, max(twos.flat)
+    # The common denominator has the odd part of each node's divisors for a factor, so that nothing is left over.
+    return Dyadic(moved.numbers // odd << (most - twos), moved.exponent - most) + shift
+
+
+def _divisor(stored: Tensor) -> tuple[Array, Array]:
+    """The odd integers m and the exponents e of numbers m·2^e, which are not 0, as object arrays."""
+    exact = Dyadic.of(array(stored))
+    twos = np.asarray(np.frompyfunc(lambda n: (n & -n).bit_length() - 1, 1, 1)(exact.numbers), dtype=object)
+    return np.asarray(exact.numbers >> twos, dtype=object), np.asarray(twos + exact.exponent, dtype=object)
 
 
 def _add(node: Add, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
@@ -232,12 +245,13 @@ def evaluable(network: Network) -> bool:
     """Whether rational arithmetic can evaluate the network.
 
     It can where every node is piecewise linear, a polynomial, or jumps between whole numbers, and every stored weight
-    is the true one (``weight_error`` is 0).
+    is the true one (``weight_error`` is 0), or the reciprocal of a divisor that is.
     """
-    known = all(
+    known = network.arithmetic == "real" and all(
         node in VALUES and (not isinstance(node, Curve) or node.function in _POWERS) for node in network.nodes[1:]
     )
-    return known and network.weight_error == 0 and max(_degrees(network)) <= _DEGREE
+    exact = all(not node.weight_error or node.divisor is not None for node in network.affine)
+    return known and exact and max(_degrees(network)) <= _DEGREE
 
 
 def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
@@ -255,7 +269,8 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     """
     if not evaluable(network):
         raise UnsupportedError(f"the network '{network.name}' cannot be evaluated in rational arithmetic")
-    common = math.lcm(*(value.denominator for value in x))
+    parts = (math.lcm(*_divisor(n.divisor)[0].flat) for n in network.affine if n.divisor is not None)
+    common = math.lcm(*(value.denominator for value in x)) * math.prod(parts)
     point = np.array([value.numerator * (common // value.denominator) for value in x], dtype=object)
     twos = (common & -common).bit_length() - 1
     odd, degrees = common >> twos, _degrees(network)

@@ -17,7 +17,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.rounding import MAGNITUDE, MOST_WHOLE
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.specfile import decimal, decimal_near
+from verifiable_relu.spec.specfile import decimal_near, decimal_places
 from verifiable_relu.trust.replay import Confirmation, confirm, representable
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.root import NONE, Roots
@@ -256,12 +256,11 @@ def in_decimals(
         The point and its confirmation.
     """
     given = tuple(point)
-    if all(decimal(v) is not None for v in given):
+    others = [i for i, v in enumerate(given) if decimal_places(v) is None]
+    if not others:
         return given, judged
-    bounds = map(query.property.box.bounds, range(query.property.box.size))
-    moved = tuple(
-        v if decimal(v) is not None else decimal_near(v, *between) for v, between in zip(given, bounds, strict=True)
-    )
+    near = {i: decimal_near(given[i], *query.property.box.bounds(i)) for i in others}
+    moved = tuple(near.get(i, v) for i, v in enumerate(given))
     again = confirm(query, moved)
     return (moved, again) if again.confirmed and again.replayed is not None else (given, judged)
 

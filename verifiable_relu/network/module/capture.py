@@ -247,8 +247,7 @@ _FRESH = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_on
 """Operators that take only the shape from a tensor."""
 
 _NUMBERS = frozenset(
-    {"item", "_local_scalar_dense", "is_nonzero", "equal", "allclose", "isclose", "nonzero", "any", "all"}
-    | {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin"}
+    {"item", "_local_scalar_dense", "is_nonzero", "equal", "allclose", "isclose", "nonzero", "any", "all", "argmin"}
 )
 """Operators by which a computed number usually comes to decide what is computed."""
 
@@ -560,7 +559,11 @@ class _Recorder(TorchDispatchMode):
                 note(each)
         narrowed = real.dtype not in (torch.float32, torch.float64) or real.dtype.itemsize < narrowest
         if narrowed and self.unfollowed is None:
-            self.refuse(op, f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64")
+            said = f"rounds to {real.dtype}: a network is computed in one precision, float32 or float64"
+            if op != "_to_copy" or real.dtype.is_floating_point or real.dtype.is_complex:
+                self.refuse(op, said)
+            # A file has whole numbers and truth values.
+            self.unfollowed = NotFollowed(said, place=place_of(path, op, line))
         observed = real.detach().clone() if self.observe else None
         self.program.steps.append(Step(op, arguments, tuple(real.shape), real.dtype, path, observed, line))
         return Traced.of(self, real, len(self.program.steps))

@@ -115,9 +115,7 @@ def _softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
 
 def _threshold(x: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     if threshold != value:
-        raise UnsupportedError(
-            f"a threshold of {threshold:g} below which the value is {value:g}: a function that jumps"
-        )
+        return torch.where(x > threshold, x, value)
     return torch.relu(x - threshold) + threshold
 
 

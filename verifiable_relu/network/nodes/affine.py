@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,17 @@ class Affine(Node):
     ``weight_error`` bounds |W_true − W| ≤ weight_error·|W| entry by entry, and so of every other stored number, b
     among them; 0.0 means that the stored numbers are the operator's own (``network.derived``). Where W·x + b is what a
     runtime computes by rounding (``network.onnx.running``), W_true and b_true are other numbers at every x, and
-    |b_true − b| ≤ weight_error·(|b| + ``offset_terms``).
+    |b_true − b| ≤ weight_error·(|b| + ``offset_terms``). Of a division the ``divisor`` is exact.
     """
 
     weight_error: float
     offset_terms: float
+    divisor: Tensor | None = None
+
+    def with_error(self, error: float) -> Affine:
+        """The node with another ``weight_error``, which leaves nothing exact to divide by."""
+        changed: dict[str, Any] = {"weight_error": error}
+        return replace(self, **changed if self.divisor is None else {**changed, "divisor": None})
 
     def linear(self, x: Tensor) -> Tensor:
         """W·x for x of shape (batch, *input shape)."""
@@ -159,7 +166,8 @@ class Conv2d(Affine):
 class Scale(Affine):
     """y = scale·(x − center) + shift, element by element; each tensor is broadcastable to ``shape``.
 
-    Additions and multiplications by constants, normalisation and batch normalisation are all of this form.
+    Additions and multiplications by constants, normalisation and batch normalisation are all of this form. A division
+    is the product with the rounded reciprocal of its ``divisor``, which is kept for exact evaluation.
     """
 
     op = "Scale"
@@ -168,6 +176,7 @@ class Scale(Affine):
     shift: Tensor
     weight_error: float = 0.0
     offset_terms: float = 0.0
+    divisor: Tensor | None = None
 
     def forward(self, *xs: Tensor) -> Tensor:
         return self.scale * (xs[0] - self.center) + self.shift
@@ -193,28 +202,6 @@ class Scale(Affine):
 
     def row_sums(self) -> Tensor:
         return self.scale.abs()
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Division(Scale):
-    """x divided by one number: a ``Scale`` that still knows its divisor, a scalar tensor. No network keeps it.
-
-    Files spell λ-GELU as GELU(λx)/λ, which is one only where the divisor is the factor; of a division a ``Scale`` knows
-    the rounded reciprocal alone. Of all consumers only simplification meets this kind.
-    """
-
-    op = "Division"
-    divisor: Tensor
-
-    @staticmethod
-    def of(made: Scale, divisor: Tensor) -> Division:
-        """A product with the rounded reciprocal of a number as the division that it stands for."""
-        return Division(**{f.name: getattr(made, f.name) for f in fields(Scale)}, divisor=divisor)
-
-    @property
-    def kept(self) -> Scale:
-        """What a network keeps of it."""
-        return Scale(**{f.name: getattr(self, f.name) for f in fields(Scale)})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

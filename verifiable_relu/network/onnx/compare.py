@@ -140,7 +140,8 @@ class _Source:
 def _session(data: bytes) -> Any:
     """A session of onnxruntime; None if it has no kernel for an operator."""
     try:
-        return runtime.kept_session(data)
+        # What is compared is the standard's function; a counterexample is replayed by what runs on the machine.
+        return runtime.kept_session(data, any(name in data for name in (b"eLinear", b"QLinear", b"QGemm", b"Integer")))
     except Exception as error:  # onnxruntime's exceptions share no narrower base
         if type(error).__name__ == "NotImplemented":
             return None

@@ -48,7 +48,7 @@ _ELEMENTWISE = {
     "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "DequantizeLinear", "Div", "Equal", "Erf", "Exp",
     "Floor", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Mean",
     "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softmax",
-    "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
+    "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor", "QuantizeLinear",
 }  # fmt: skip
 _MOVING = {
     "Concat", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike", "Flatten", "Gather", "OneHot", "Pad", "Range",
@@ -100,6 +100,10 @@ def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) 
     if operator not in FOLDED:
         raise UnsupportedError("of constants alone is not supported")
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if operator in ("DequantizeLinear", "QuantizeLinear"):
+        for value in inputs:
+            if isinstance(value, np.ndarray) and value.dtype.kind not in "fi":
+                limits(value.dtype)
     if any(_is_floating(value) for value in inputs):
         derived = any(isinstance(value, Derived) for value in inputs)
         if operator == "CastLike" and isinstance(inputs[0], Derived) and isinstance(inputs[1], np.ndarray):
@@ -197,7 +201,7 @@ def _large(
             found = exact_sum(first, second if node.op_type == "Add" else -second)
     elif size <= MAX_ELEMENTS and node.op_type == "DequantizeLinear" and len(arrays) == len(inputs):
         # Differences of short integers are integers of at most 17 bits.
-        scale, zero = (_along(part, arrays[0].ndim, attributes) for part in (*arrays[1:], np.zeros((), np.int8))[:2])
+        scale, zero = (along(part, arrays[0].shape, attributes) for part in (*arrays[1:], np.zeros((), np.int8))[:2])
         if arrays[0].dtype.itemsize <= 2 and scale.dtype in (np.float16, np.float32):
             found = (arrays[0].astype(np.float64) - zero.astype(np.float64)) * scale.astype(np.float64)
     if found is None:
@@ -207,15 +211,34 @@ def _large(
     return narrow if bool((narrow == found).all()) else found
 
 
-def _along(values: Any, rank: int, attributes: dict[str, Any]) -> Any:
-    """Parameters of a quantisation, one for all numbers or one for each place of an axis, in as many axes."""
+def along(values: Any, shape: Sequence[int], attributes: dict[str, Any]) -> Any:
+    """Parameters of a quantisation of numbers of some shape, which they broadcast against.
+
+    Raises:
+        InputError: if they are neither one for all numbers, nor one for each place or each block of an axis.
+    """
     if values.size == 1:
         return values.reshape(())
-    if attributes.get("block_size", 0) or values.ndim != 1:
-        raise UnsupportedError("a quantisation in blocks")
-    shape = [1] * rank
-    shape[attributes.get("axis", 1)] = values.size
-    return values.reshape(shape)
+    axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
+    if block and values.ndim == len(shape):
+        values = np.repeat(values, block, axis).take(range(shape[axis]), axis)
+    elif values.ndim == 1 and not block:
+        values = values.reshape([size if i == axis % len(shape) else 1 for i, size in enumerate(shape)])
+    if values.ndim != len(shape) or any(a not in (1, b) for a, b in zip(values.shape, shape, strict=True)):
+        raise InputError(f"scales or zero points of shape {values.shape} for numbers of shape {tuple(shape)}")
+    return values
+
+
+def limits(dtype: np.dtype) -> tuple[int, int]:
+    """The least and the largest whole number of a type.
+
+    Raises:
+        UnsupportedError: if it is no type of whole numbers.
+    """
+    name, _, bits = str(dtype).rpartition("int")
+    if not bits.isdigit() or name not in ("", "u"):
+        raise UnsupportedError(f"quantised to {dtype}")
+    return (0, 2 ** int(bits) - 1) if name else (-(2 ** (int(bits) - 1)), 2 ** (int(bits) - 1) - 1)
 
 
 Attributes = dict[str, Any]
@@ -302,8 +325,8 @@ def _cumulative(attributes: Attributes, x: Derived, axis: Derived) -> Derived:
 
 
 def _dequantised(attributes: Attributes, x: Derived, scale: Derived, zero: Derived | None = None) -> Derived:
-    moved = x if zero is None else _sum(x, negative(zero.moved(lambda v: _along(v, x.values.ndim, attributes))))
-    return _product(moved, scale.moved(lambda v: _along(v, x.values.ndim, attributes)))
+    moved = x if zero is None else _sum(x, negative(zero.moved(lambda v: along(v, x.shape, attributes))))
+    return _product(moved, scale.moved(lambda v: along(v, x.shape, attributes)))
 
 
 def _range(_: Attributes, start: Derived, limit: Derived, step: Derived) -> Derived:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import deviations, quotient
 from verifiable_relu.network.nodes import Scale, curve
-from verifiable_relu.network.nodes.affine import Division
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.moves import expanded
 
@@ -163,8 +163,7 @@ def divided(call: Call, x: Value, by: Tensor) -> Value:
     """
     factor, error = quotient(1.0, by)
     index = call.build.scale(x.index, call.name, scale=factor, error=error)
-    if by.numel() == 1:
-        made = call.build.nodes[index]
-        assert isinstance(made, Scale)
-        call.build.nodes[index] = Division.of(made, by.reshape(()))
+    made = call.build.nodes[index]
+    assert isinstance(made, Scale)
+    call.build.nodes[index] = replace(made, divisor=by)
     return Value(index, x.leading)

@@ -10,7 +10,7 @@ compared with what the file computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modu
     moves,
     normalisation,
     products,
+    quantised,
     reduce,
     resize,
     steps,
@@ -168,6 +169,7 @@ class Reading:
         self.opset = opset_of(self.model)
         self.thresholds: dict[str, tuple[_Named | None, float]] = {}
         self.whole: set[str] = set()
+        self.short: set[str] = set()
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
             self.take(node, node.name or (node.output[0] if node.output else str(position)))
@@ -203,7 +205,7 @@ class Reading:
         for index in range(known, len(self.build.nodes)):
             made = self.build.nodes[index]
             if self.off and isinstance(made, Affine):
-                self.build.nodes[index] = replace(made, weight_error=both(made.weight_error, self.off))  # type: ignore[call-arg]
+                self.build.nodes[index] = made.with_error(both(made.weight_error, self.off))
         if any(made.size == 0 for made in self.build.nodes[known:]):
             raise UnsupportedError("a tensor without elements", place=place)
         self._size += sum(made.size for made in self.build.nodes[known:])
@@ -221,7 +223,8 @@ class Reading:
 
     def _converted(self, node: onnx.NodeProto, label: str) -> _Named | Sequence[_Named | None]:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        if domain not in ("", products.LEARNED):
+        operator = f"{domain}.{node.op_type}" if domain == quantised.RUNTIME else node.op_type
+        if domain not in ("", products.LEARNED) and (operator, 1) not in CONVERTERS:
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")
@@ -244,16 +247,20 @@ class Reading:
         inputs = self._stored(node, found)
         try:
             opset = opset_of(self.model, domain)
-            version = onnx.defs.get_schema(node.op_type, opset, domain).since_version
+            # The standard knows nothing of the runtime's own operators, which have one version.
+            known = operator == node.op_type
+            version = onnx.defs.get_schema(node.op_type, opset, domain).since_version if known else 1
         except onnx.defs.SchemaError:
             raise UnsupportedError(f"no operator of opset {opset}") from None
         if self._counts(node, inputs):
             self.whole.update(node.output)
-        converter = CONVERTERS.get((node.op_type, version))
+            if steps.is_short(node.op_type, not self.short.isdisjoint(node.input)):
+                self.short.update(node.output)
+        converter = CONVERTERS.get((operator, version))
         if converter is None:
-            others = sorted(v for op, v in CONVERTERS if op == node.op_type)
-            known = f"; versions {', '.join(map(str, others))} of it are" if others else ""
-            raise UnsupportedError(f"version {version} of this operator is not supported{known}")
+            others = sorted(v for op, v in CONVERTERS if op == operator)
+            read = f"; versions {', '.join(map(str, others))} of it are" if others else ""
+            raise UnsupportedError(f"version {version} of this operator is not supported{read}")
         return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
 
     def _stored(self, node: onnx.NodeProto, given: Sequence[_Named | None]) -> tuple[np.ndarray | Value | None, ...]:

@@ -164,14 +164,6 @@ def _hard_sigmoid(call: Call) -> Value:
     return clipped(call, line, torch.tensor(0.0), torch.tensor(1.0))
 
 
-@converts("ThresholdedRelu", 10, 22, group="pieces")
-def _thresholded_relu(call: Call) -> Value:
-    if call.get("alpha", 1.0) != 0:
-        raise UnsupportedError("jumps at its threshold")
-    x = call.value()
-    return Value(call.build.activation(x.index, Relu, call.name), x.leading)
-
-
 def axes_of(call: Call) -> tuple[int, ...]:
     """The axes along which a node reduces: an attribute, or since opset 13 or 18 an input; all if none are named.
 

@@ -47,9 +47,11 @@ _MOVES = {
     "Identity", "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split",
     "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
 }  # fmt: skip
-_COUNTS = _DECIDES | _MOVES | {
-    "Abs", "Add", "Cast", "Clip", "Gemm", "MatMul", "Max", "Min", "Mul", "Neg", "OneHot", "ReduceMax", "ReduceMin",
-    "ReduceSum", "Relu", "Sign", "Sub", "Sum", "Where",
+_WRAPS = {"Abs", "Add", "Gemm", "MatMul", "Mul", "Neg", "ReduceSum", "Sub", "Sum"}
+_INTEGER = {"ConvInteger", "MatMulInteger"}
+_QUANTISED = _INTEGER | {"DequantizeLinear", "MaxPool", "QGemm", "QuantizeLinear"}
+_COUNTS = _DECIDES | _MOVES | _WRAPS | _QUANTISED | {
+    "Cast", "Clip", "Max", "Min", "OneHot", "ReduceMax", "ReduceMin", "Relu", "Sign", "Where",
 }  # fmt: skip
 
 ONE, MINUS = torch.tensor(1.0), torch.tensor(-1.0)
@@ -72,7 +74,22 @@ for _name, _known in STEPS.items():
 
 def counts(operator: str) -> bool:
     """Whether an operator means the same of numbers of an integer type, or of truth values, as of others."""
-    return operator in _COUNTS
+    return operator in _COUNTS or operator.startswith("QLinear")
+
+
+def is_short(operator: str, given: bool) -> bool:
+    """Whether a result of whole numbers is of few bits, so that sums of them wrap around.
+
+    Args:
+        operator: of the node.
+        given: whether an input is.
+
+    Raises:
+        UnsupportedError: for an operator that may compute with them beyond their range.
+    """
+    if given and operator in _WRAPS:
+        raise UnsupportedError("of computed whole numbers of few bits, which wrap around")
+    return operator not in _DECIDES | _INTEGER | {"Cast"} and (given or operator[0] == "Q")
 
 
 def is_counted(node: onnx.NodeProto, inputs: Sequence[Result | None], kinds: Sequence[bool]) -> bool:
@@ -86,6 +103,10 @@ def is_counted(node: onnx.NodeProto, inputs: Sequence[Result | None], kinds: Seq
     if node.op_type == "Cast":
         (to,) = (attribute.i for attribute in node.attribute if attribute.name == "to")
         return to not in FLOATS
+    if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
+        return node.op_type[0] == "Q"
+    if node.op_type == "QGemm":
+        return len(inputs) > 7 and inputs[7] is not None
     if node.op_type in ("OneHot", "Where"):
         last = inputs[2]
         return kinds[2] if isinstance(last, Value) or last is None else last.dtype.kind in "iub"
@@ -145,6 +166,18 @@ for _operator, _versions, _of, _turned, _inverted in (
     converts(_operator, *_versions, group="steps")(
         functools.partial(_compared, of=_of, turned=_turned, inverted=_inverted)
     )
+
+
+@converts("ThresholdedRelu", 10, 22, group="steps")
+def _thresholded_relu(call: Call) -> Value:
+    # x where x > α, else 0: relu(x − α) + α·[x > α].
+    x, alpha = call.value(), torch.tensor(call.get("alpha", 1.0))
+    beyond = Value(call.build.scale(x.index, call.name, scale=ONE, shift=-alpha), x.leading)
+    above = Value(call.build.activation(beyond.index, Relu, call.name), x.leading)
+    if not alpha:
+        return above
+    step = _positive(call, beyond)
+    return added(call, above, Value(call.build.scale(step.index, call.name, scale=alpha, shift=0 * ONE), x.leading))
 
 
 @converts("Not", 1)

@@ -1,0 +1,259 @@
+"""Quantised operators: whole numbers of few bits, each standing for itself less a zero point, times a scale.
+
+QuantizeLinear is the whole number next to x/s (halves go to the even one) plus the zero point, kept within its type's
+range: a division, a function that jumps, and two ReLUs. What computes with such numbers does so exactly, by its
+definition in the standard: a product of matrices is one of whole numbers, its result is rescaled, rounded and clipped.
+The forms of com.microsoft compute with the numbers that theirs stand for, and quantise the result, which is how
+onnxruntime defines them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.derived import exact_product
+from verifiable_relu.network.nodes import Relu, Scale, Step
+from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value, converts
+from verifiable_relu.network.onnx.constants import along, limits
+from verifiable_relu.network.onnx.elementwise import divided
+
+RUNTIME = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
+_SINCE_21 = (21, 23, 24, 25, 28)
+
+
+@converts("QuantizeLinear", 10, 13, 19, *_SINCE_21, group="steps")
+@converts(f"{RUNTIME}.QuantizeLinear", 1, group="steps")
+def _quantize(call: Call) -> Value:
+    _refuse_narrow(call, "precision", onnx.TensorProto.FLOAT)
+    kind = call.get("output_dtype", 0)
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else np.dtype(np.uint8)
+    return quantised(call, call.value(), call.constant(1), call.optional(2), dtype, call.attributes)
+
+
+@converts("DequantizeLinear", 10, 13, 19, *_SINCE_21)
+@converts(f"{RUNTIME}.DequantizeLinear", 1)
+def _dequantize(call: Call) -> Value:
+    _refuse_narrow(call, "output_dtype", onnx.TensorProto.FLOAT)
+    found = dequantised(call, call.value(), call.constant(1), call.optional(2), call.attributes)
+    assert isinstance(found, Value)
+    return found
+
+
+def _refuse_narrow(call: Call, attribute: str, kind: int) -> None:
+    if call.get(attribute, 0) not in (0, kind):
+        raise UnsupportedError(f"its attribute {attribute} = {call.get(attribute, 0)}")
+
+
+def quantised(
+    call: Call,
+    x: Value,
+    scale: np.ndarray,
+    zero: np.ndarray | None,
+    dtype: np.dtype | None = None,
+    attributes: dict[str, Any] | None = None,
+) -> Value:
+    """The whole numbers that stand for x.
+
+    Args:
+        call: the node that is read.
+        x: the numbers.
+        scale, zero: a number, or one for each place of an axis, or for each block of one.
+        dtype: of the result, where there is no zero point.
+        attributes: those that say which axis and which blocks.
+
+    Raises:
+        UnsupportedError: for another type than one of whole numbers.
+    """
+    low, high = limits(zero.dtype if zero is not None else dtype or np.dtype(np.uint8))
+    build, shape = call.build, call.shape(x)
+    at = divided(call, x, _beside(call, x, along(scale, shape, attributes or {}))).index
+    at = build.append(Step(name=call.name, inputs=(at,), shape=build.shape(at), function="Round"))
+    moved = np.zeros((), np.int32) if zero is None else along(zero, shape, attributes or {}).astype(np.int32)
+    # Kept above low − zero and below high − zero, and moved by zero: high − relu(high − low − relu(· − low + zero)).
+    for center, sign in ((low - moved, 1.0), (np.asarray(high - low), -1.0)):
+        at = build.scale(at, call.name, center=_beside(call, x, center), scale=torch.tensor(sign))
+        at = build.activation(at, Relu, call.name)
+    return Value(build.scale(at, call.name, center=torch.tensor(float(high)), scale=torch.tensor(-1.0)), x.leading)
+
+
+def dequantised(
+    call: Call,
+    x: Result,
+    scale: np.ndarray,
+    zero: np.ndarray | None,
+    attributes: dict[str, Any] | None = None,
+) -> Result:
+    """The numbers for which whole ones stand; the arguments are those of ``quantised``."""
+    scale = along(scale, call.shape(x), attributes or {})
+    zero = None if zero is None else along(zero, call.shape(x), attributes or {})
+    if not isinstance(x, Value):
+        return _product(np.asarray(centred(call, x, zero)), scale)
+    factor, center = _beside(call, x, scale), _beside(call, x, np.zeros((), np.int32) if zero is None else zero)
+    at, made = x.index, call.build.nodes[x.index]
+    if isinstance(made, Scale) and bool((made.scale == -1).all()) and not (made.weight_error or made.shift.any()):
+        # high − r less the zero point is −(r − (high − zero)).
+        at, center, factor = made.inputs[0], made.center - center, -factor
+    return Value(call.build.scale(at, call.name, center=center, scale=factor), x.leading)
+
+
+def centred(call: Call, x: Result | None, zero: np.ndarray | None) -> Result:
+    """Whole numbers less their zero point, which broadcasts against them."""
+    if x is None:
+        raise UnsupportedError("an operand is missing")
+    if isinstance(x, Value):
+        if zero is None or not zero.any():
+            return x
+        return Value(call.build.scale(x.index, call.name, center=_beside(call, x, zero)), x.leading)
+    limits(x.dtype)
+    return x.astype(np.int32) - (0 if zero is None else zero.astype(np.int32))
+
+
+def _beside(call: Call, x: Value, numbers: np.ndarray) -> Tensor:
+    return call.beside(np.asarray(numbers if numbers.dtype.kind in "fiu" else numbers.astype(np.int32)), x)
+
+
+def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The exact product of scales, or of whole numbers and a scale.
+
+    Raises:
+        UnsupportedError: if float64 may not hold it.
+    """
+    whole = first.astype(np.int32) if first.dtype.kind in "iu" else first
+    if whole.dtype.kind == "i" and np.abs(whole).max(initial=0) < 1 << 24:
+        whole = whole.astype(np.float32)
+    found = exact_product(whole, second)
+    if found is None:
+        raise UnsupportedError("a product of scales that is rounded")
+    return found
+
+
+def _as(call: Call, operator: str, version: int, inputs: Sequence[Result | None]) -> Value:
+    """What an operator of the standard makes of other inputs with the node's attributes."""
+    node = onnx.helper.make_node(operator, call.node.input, call.node.output)
+    node.attribute.extend(call.node.attribute)
+    made = replace(call, op=operator, version=version, inputs=tuple(inputs), node=node)
+    found = CONVERTERS[operator, version](made)
+    (value,) = found if isinstance(found, Sequence) else (found,)
+    assert isinstance(value, Value)
+    return value
+
+
+def _result(call: Call, whole: Value, scale: np.ndarray, start: int) -> Value:
+    """Whole numbers times a scale, quantised by the scale and the zero point from an input on; as they are without."""
+    numbers = Value(call.build.scale(whole.index, call.name, scale=_beside(call, whole, scale)), whole.leading)
+    if len(call.inputs) <= start or call.inputs[start] is None:
+        return numbers
+    return quantised(call, numbers, call.constant(start), call.optional(start + 1))
+
+
+def _columns(numbers: np.ndarray | None) -> np.ndarray:
+    """Numbers for the columns of a matrix: one for all without axes, and zero where there are none."""
+    if numbers is None:
+        return np.zeros((), np.int32)
+    return numbers.reshape(()) if numbers.size == 1 else numbers
+
+
+def _rows(numbers: np.ndarray | None) -> np.ndarray:
+    """Numbers for the rows of a matrix."""
+    found = _columns(numbers)
+    return found[:, None] if found.ndim == 1 else found
+
+
+@converts("MatMulInteger", 10)
+def _matmul_integer(call: Call) -> Value:
+    left = centred(call, call.inputs[0], _rows(call.optional(2)))
+    right = centred(call, call.inputs[1], _columns(call.optional(3)))
+    return _as(call, "MatMul", 13, (left, right))
+
+
+@converts("QLinearMatMul", 10, 21, group="steps")
+def _qlinear_matmul(call: Call) -> Value:
+    left = centred(call, call.inputs[0], _rows(call.constant(2)))
+    right = centred(call, call.inputs[3], _columns(call.constant(5)))
+    scale = _product(_rows(call.constant(1)), _columns(call.constant(4)))
+    return _result(call, _as(call, "MatMul", 13, (left, right)), scale, 6)
+
+
+@converts(f"{RUNTIME}.QGemm", 1, group="steps")
+def _qgemm(call: Call) -> Value:
+    # A row of the right matrix as it is stored is a column of the product only if it is transposed.
+    rows, alpha = bool(call.get("transB", 0)), call.get("alpha", 1.0)
+    zeros, scales = call.optional(5), call.constant(4)
+    if call.constant(1).size != 1 or (zeros is not None and zeros.size != scales.size):
+        raise UnsupportedError("several scales of its left operand, or other zero points than scales of its right one")
+    left = centred(call, call.inputs[0], call.optional(2))
+    right = centred(call, call.inputs[3], _rows(zeros) if rows else _columns(zeros))
+    attributes = {**call.attributes, "alpha": 1.0, "beta": 1.0}
+    whole = _as(replace(call, attributes=attributes), "Gemm", 13, (left, right, call.optional(6)))
+    if alpha != 1:
+        whole = Value(call.build.scale(whole.index, call.name, scale=torch.tensor(alpha)), whole.leading)
+    return _result(call, whole, _product(call.constant(1).reshape(()), _columns(scales)), 7)
+
+
+def _convolved(call: Call, kernel: int, zeros: tuple[int, int], bias: int) -> Value:
+    """A convolution of whole numbers; the arguments are positions of inputs."""
+    zero, off = (_columns(call.optional(position)) for position in zeros)
+    weight = call.constant(kernel)
+    centre = centred(call, weight, off.reshape(-1, *(1,) * (weight.ndim - 1)))
+    return _as(call, "Conv", 11, (centred(call, call.value(), zero), centre, call.optional(bias)))
+
+
+@converts("ConvInteger", 10)
+def _conv_integer(call: Call) -> Value:
+    return _convolved(call, 1, (2, 3), 4)
+
+
+@converts("QLinearConv", 10, group="steps")
+def _qlinear_conv(call: Call) -> Value:
+    whole = _convolved(call, 3, (2, 5), 8)
+    scale = _product(call.constant(1).reshape(()), call.constant(4))
+    return _result(call, whole, scale.reshape(-1, *(1,) * (len(call.shape(whole)) - 2)), 6)
+
+
+def _between(call: Call, operator: str, version: int, operands: int) -> Value:
+    """An operator of the standard on the numbers for which whole ones stand, and its result quantised."""
+    call.refuse(channels_last=0)
+    triples = [call.inputs[3 * i : 3 * i + 3] for i in range(operands)]
+    return _requantised(call, operator, version, triples, 3 * operands)
+
+
+def _requantised(
+    call: Call, operator: str, version: int, triples: Sequence[Sequence[Result | None]], start: int
+) -> Value:
+    inputs = []
+    for x, scale, zero in triples:
+        if x is None or not isinstance(scale, np.ndarray) or isinstance(zero, Value):
+            raise UnsupportedError("a scale or a zero point that is not a constant")
+        inputs.append(dequantised(call, x, scale, zero))
+    found = _as(call, operator, version, inputs)
+    return quantised(call, found, call.constant(start), call.optional(start + 1))
+
+
+@converts(f"{RUNTIME}.QLinearConcat", 1, group="steps")
+def _qlinear_concat(call: Call) -> Value:
+    triples = [call.inputs[i : i + 3] for i in range(2, len(call.inputs), 3)]
+    return _requantised(call, "Concat", 13, triples, 0)
+
+
+for _name, _version, _operands, _group in (
+    ("Add", 14, 2, "steps"),
+    ("Mul", 14, 2, "products"),
+    ("Sigmoid", 13, 1, "smooth"),
+    ("LeakyRelu", 16, 1, "steps"),
+    ("AveragePool", 11, 1, "steps"),
+    ("GlobalAveragePool", 1, 1, "steps"),
+):
+    converts(f"{RUNTIME}.QLinear{_name}", 1, group=_group)(
+        functools.partial(_between, operator=_name, version=_version, operands=_operands)
+    )
