@@ -454,8 +454,14 @@ after: numbers of at most 2¹⁰, for 8 bits and scales that differ by a factor 
 
 # Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries
 
-ENCLOSE_UNIT = 2.0**-53
-"""u of ``trust.enclose``: the result of an operation in float64 is off by this part of itself, at most."""
+ENCLOSE_UNITS: dict[type[np.floating[Any]], float] = {np.float64: 2.0**-53}
+if np.longdouble(1) + np.longdouble(2.0**-63) != 1:
+    ENCLOSE_UNITS[np.longdouble] = 2.0**-64
+"""u of ``trust.enclose`` by the precisions that there are here: an operation is off by this part of itself, at most.
+
+The wide one is numpy's ``longdouble`` where its numbers have 64 bits or more, as on x86-64 (80387's double extended),
+which is looked up by adding 2⁻⁶³ to 1.
+"""
 
 ENCLOSE_OWN = 1 + 2.0**-20
 """A factor for error bounds, which covers the rounding of their own operations: fewer than 2³² of them, each 2⁻⁵³."""
