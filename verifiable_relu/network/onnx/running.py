@@ -214,7 +214,7 @@ class _Rounding:
             # x·(1 + δ) − x is what it is off by.
             minus = Scale(name=node.name, inputs=node.inputs, shape=node.shape, center=ZERO, scale=-ONE, shift=ZERO)
             off = self.add(
-                Add(name=node.name, inputs=(self.noise(*node.inputs, ELEMENTARY), self.add(minus)), shape=node.shape)
+                Add(name=node.name, inputs=(self.noise(node.inputs[0], ELEMENTARY), self.add(minus)), shape=node.shape)
             )
             index = self.add(Add(name=node.name, inputs=(self.add(node), off), shape=node.shape))
             return self.result(self.noise(index, self.by.relative(1))), 0
