@@ -4,11 +4,14 @@
     python -m benchmarks.verification.competition oval21 mnist_fc --modes campaign --pin 1
     python -m benchmarks.verification.competition --set peers --modes process
     python -m benchmarks.verification.competition --set peers --modes process cores --results benchmarks/results/cores
+    python -m benchmarks.verification.competition --set every --modes certified --count 2 --limit 10 [FOLDER …]
 
 Verdicts are judged by the competition's consensus. Each family is answered twice: as one campaign in one process, and
 with one process for every instance (as the competition runs tools). With the mode ``cores`` every instance has a
-command of its own, whose search is shared by a process for each core. Each answer is a record: what was interrupted or
-killed goes on after the last one. Needs the benchmarks under VERIFIABLE_RELU_DATA/vnncomp. The
+command of its own, whose search is shared by a process for each core; with the mode ``certified`` it also writes a
+certificate and has it checked. The set ``every`` is all folders of the competition's form under
+VERIFIABLE_RELU_DATA/vnncomp and VERIFIABLE_RELU_DATA/competition_2026, or those that are named. Each answer is a
+record: what was interrupted or killed goes on after the last one. The other sets need VERIFIABLE_RELU_DATA/vnncomp. The
 answers of other tools are read once, from ``peers/peers.csv`` beside that folder, and kept as records.
 """
 
@@ -28,8 +31,9 @@ MODES = {
     "campaign": competition_asking.campaign,
     "process": competition_asking.processes,
     "cores": competition_asking.sharing,
+    "certified": competition_asking.certified,
 }
-SETS = ("standing", "peers")
+SETS = ("standing", "peers", "every")
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
@@ -47,8 +51,9 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
             os.sched_setaffinity(0, {asked.pin})
         except (OSError, AttributeError) as error:
             raise InputError(f"--pin: no core {asked.pin} to run on ({error})") from None
-    for family in asked.families:
-        folder = data / "vnncomp" / family
+    for family in asked.families or competition_instances.families(data, asked.set):
+        folder = competition_instances.folder(data, family)
+        family = folder.name
         chosen = competition_instances.chosen(family, folder, asked.set, asked.count, records.all)
         for mode in asked.modes:
             title = {"family": family, "set": asked.set, "mode": mode, "method": asked.method, "limit": asked.limit}
@@ -60,15 +65,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "families",
         nargs="*",
-        default=list(competition_instances.STANDING),
-        help=f"folders of the benchmarks (default {' '.join(competition_instances.STANDING)})",
+        help=f"folders, by their names below the data or by their paths (default for the set every: all, else "
+        f"{' '.join(competition_instances.STANDING)})",
     )
     parser.add_argument(
         "--set",
         choices=SETS,
         default=SETS[0],
         help="standing: the families (of safenlp the first 300 instances); peers: the instances that other tools were "
-        "asked about (default standing)",
+        "asked about; every: all families at hand (default standing)",
     )
     parser.add_argument("--method", default="auto", help="of certify (default auto)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per instance at the most (default 60)")

@@ -80,7 +80,10 @@ class Question:
 
     def files(self, instance: Instance) -> tuple[str, str]:
         """The network and the property."""
-        return str(self.folder / instance.onnx), str(self.folder / instance.vnnlib)
+        # Imported here, since --help need not wait for the import.
+        from verifiable_relu.spec.find import onnx_files
+
+        return str(self.folder / onnx_files(instance.onnx)), str(self.folder / instance.vnnlib)
 
 
 def certify(patience: float, *arguments: str) -> Ran:
@@ -114,7 +117,9 @@ def certify(patience: float, *arguments: str) -> Ran:
     return Ran(status, (said.strip().splitlines() or [""])[-1], wall, cpu)
 
 
-def processes(question: Question, instances: Sequence[Instance], records: Records, jobs: int = 1) -> None:
+def processes(
+    question: Question, instances: Sequence[Instance], records: Records, jobs: int = 1, certificates: bool = False
+) -> None:
     """One command, and one record of kind ``answer``, for each instance that has none.
 
     Args:
@@ -122,6 +127,7 @@ def processes(question: Question, instances: Sequence[Instance], records: Record
         instances: of the family.
         records: of the study.
         jobs: how many processes share the search.
+        certificates: whether certificates are written and checked.
     """
     from rich.console import Console
     from rich.progress import track
@@ -133,7 +139,8 @@ def processes(question: Question, instances: Sequence[Instance], records: Record
         seconds = question.seconds(instance)
         with tempfile.TemporaryDirectory() as folder:
             asked = ("--spec", vnnlib, "--net", onnx, "--method", question.method, "--timeout", str(seconds))
-            ran = certify(3 * seconds + 120, *asked, "--out", folder, "--quiet", "--jobs", str(jobs))
+            more = ("--certificates", f"{folder}/certificates") if certificates else ()
+            ran = certify(3 * seconds + 120, *asked, "--out", folder, "--quiet", "--jobs", str(jobs), *more)
             result = _results(Path(folder)).get((onnx, vnnlib))
         found = {"seconds": round(ran.wall, 3), "cpu": round(ran.cpu, 3), "load": round(load_average(), 2)}
         complaint = ran.complaint or f"it ended with status {ran.status}"
@@ -143,6 +150,11 @@ def processes(question: Question, instances: Sequence[Instance], records: Record
 def sharing(question: Question, instances: Sequence[Instance], records: Records) -> None:
     """As ``processes``, with a search that a process for each core shares."""
     processes(question, instances, records, cores())
+
+
+def certified(question: Question, instances: Sequence[Instance], records: Records) -> None:
+    """As ``processes``, with certificates, which an answer whose trust is ``checked`` has."""
+    processes(question, instances, records, 1, True)
 
 
 def campaign(question: Question, instances: Sequence[Instance], records: Records) -> None:

@@ -32,6 +32,9 @@ FIRST = {"safenlp": 300}
 COMPETITORS = ("abcrown", "nnenum", "neuralsat", "marabou")
 """The tools whose seconds in the competition truth.csv has."""
 
+_HOMES = ("vnncomp", "competition_2026")
+"""The folders of families below that of all data."""
+
 _LARGEST = 1 << 26
 """Bytes of a table."""
 
@@ -61,19 +64,36 @@ class Instance:
     @property
     def names(self) -> tuple[str, str]:
         """The names of the two files without their folders, as peers.csv has them."""
-        return Path(self.onnx).name, Path(self.vnnlib).name
+        # Imported here, since --help need not wait for the import.
+        from verifiable_relu.spec.find import named
+
+        return named(self.onnx), Path(self.vnnlib).name
+
+
+def families(data: Path, subset: str) -> list[str]:
+    """The families of a set, where none are named."""
+    if subset != "every":
+        return list(STANDING)
+    return [table.parent.name for home in _HOMES for table in sorted((data / home).glob("*/instances.csv"))]
+
+
+def folder(data: Path, family: str) -> Path:
+    """The folder of a family, which is named by its name below the data or by a path."""
+    return next((path for home in _HOMES if (path := data / home / family).is_dir()), Path(family).resolve())
 
 
 def instances(folder: Path) -> list[Instance]:
     """All instances of the family in a folder, in the order of instances.csv.
 
     Raises:
-        InputError: if instances.csv or truth.csv is missing, or truth.csv has no line for an instance.
+        InputError: if instances.csv is missing, or truth.csv has no line for an instance; without truth.csv nothing is
+            known of any.
     """
-    known = {(row["onnx"], row["vnnlib"]): row for row in _rows(folder / "truth.csv")}
+    table = folder / "truth.csv"
+    known = {tuple(row.values())[:2]: row for row in _rows(table)} if table.is_file() else None
     found = []
     for onnx, vnnlib, seconds in csv.reader(io.StringIO(read_text(folder / "instances.csv", _LARGEST))):
-        row = known.get((onnx, vnnlib))
+        row = {} if known is None else known.get((onnx, vnnlib))
         if row is None:
             raise InputError("no line for an instance", path=folder / "truth.csv", place=f"{onnx}, {vnnlib}")
         times = {tool: row.get(f"{tool}_time") for tool in COMPETITORS} | {"best": row.get("best_tool_time")}
@@ -131,6 +151,10 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _truth(row: dict[str, str]) -> str:
+    if "consensus_verdict" not in row:
+        sat, unsat = (int(row.get(votes) or 0) for votes in ("votes_sat", "votes_unsat"))
+        most = "sat" if sat > unsat else "unsat" if unsat > sat else "unknown"
+        return f"disputed ({most})" if sat and unsat else most
     if row["ce_check"] in ("strict", "tol1e-4"):
         return "sat"
     return f"disputed ({row['consensus_verdict']})" if row["note"] else row["consensus_verdict"]

@@ -13,8 +13,8 @@ from verifiable_relu.report.table import Cell, Page, Table
 from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
-PROOFS = ("rounded", "exact")
-"""How far an unsat is trusted that rests on bounds with rounding accounted for, or on exact arithmetic."""
+PROOFS = ("rounded", "exact", "checked")
+"""How far an unsat is trusted that rests on bounds with rounding accounted for, exact arithmetic or a certificate."""
 
 ALONE = ("process", "cores")
 """The modes in which every instance has a command of its own."""
@@ -101,7 +101,7 @@ def families(records: Sequence[Record]) -> Table:
         undecided = len(mine) - count["sat"] - count["unsat"] - count["error"]
         counts = (len(mine), count["sat"], count["unsat"], proven, undecided, count["error"])
         whole = wholes.get(key)
-        if key[KEYS.index("mode")] in ALONE:
+        if key[KEYS.index("mode")] != "campaign":
             wall, cpu = (sum(record[name] for record in mine) for name in ("seconds", "cpu"))
         elif whole is not None and whole["count"] == len(mine):
             wall, cpu = whole["seconds"], whole["cpu"]
@@ -111,6 +111,23 @@ def families(records: Sequence[Record]) -> Table:
         against = (sum(map(wrong, mine)), sum(map(outvoted, mine)))
         rows.append((*key, *counts, *against, wall, cpu, slowest))
     return Table((*columns, *times), rows, {"limit, s": "g", **dict.fromkeys(times, ".1f")})
+
+
+def every(records: Sequence[Record]) -> Table:
+    """A row per family of the set ``every``, asked for certificates, and one for all of them together."""
+    columns = ("family", "asked", "read", "decided", "sat", "unsat", "wrong", "certificates", "CPU s")
+    known = ("sat by votes", "unsat by votes", "decided by votes alone")
+    asked = [r for r in of(records, "answer") if (r["set"], r["mode"]) == ("every", "certified")]
+    rows: list[tuple[Cell, ...]] = []
+    for family, mine in (*grouped(asked, "family").items(), (("all",), asked)):
+        count, votes = (Counter(record[name] for record in mine) for name in ("verdict", "truth"))
+        accepted = sum(record["verdict"] == "unsat" and record["trust"] == "checked" for record in mine)
+        lost = sum(record["truth"] in SOLVED and record["verdict"] not in SOLVED for record in mine)
+        read = len(mine) - count["error"]
+        ours_ = (count["sat"] + count["unsat"], count["sat"], count["unsat"], sum(map(wrong, mine)), accepted)
+        cpu = fsum(record["cpu"] for record in mine)
+        rows.append((*family, len(mine), read, *ours_, cpu, votes["sat"], votes["unsat"], lost))
+    return Table((*columns, *known), rows if asked else [], {"CPU s": ".1f"})
 
 
 def shared(records: Sequence[Record]) -> Table:
@@ -152,11 +169,14 @@ def deciders(records: Sequence[Record]) -> Table:
 
 def undecided(records: Sequence[Record]) -> Table:
     """A row per instance that is not decided, with what is known of it."""
+    # Imported here, since --help need not wait for the import.
+    from verifiable_relu.spec.find import named
+
     columns = ("family", "mode", "network", "property", "truth", "reason", "last method", "unstable", "sub-problems")
     rows: list[tuple[Cell, ...]] = []
     for record in of(records, "answer"):
         if record["verdict"] not in SOLVED:
-            names = (Path(record["onnx"]).stem, Path(record["vnnlib"]).stem)
+            names = (named(record["onnx"]).replace(".onnx", ""), Path(record["vnnlib"]).stem)
             # Infinities are texts in JSON.
             margin = record["margin"] if isinstance(record["margin"], float) else None
             title = (record["family"], record["mode"], *names, record["truth"], record["reason"])
@@ -230,7 +250,8 @@ def competitors(records: Sequence[Record]) -> Table:
     """A row per family: how many of its instances the competition's tools solved, within the limit of our answers."""
     columns = ("family", "set", "instances", "limit, s", "ours", *(_NAMES.get(tool, tool) for tool in COMPETITORS))
     rows: list[tuple[Cell, ...]] = []
-    for (family, subset, limit), group in grouped(of(records, "answer"), "family", "set", "limit").items():
+    asked = (record for record in of(records, "answer") if record["set"] != "every")
+    for (family, subset, limit), group in grouped(asked, "family", "set", "limit").items():
         mine = {(record["onnx"], record["vnnlib"]): record["competition"] for record in group}
         won = {(r["onnx"], r["vnnlib"]) for r in group if r["verdict"] in SOLVED and not wrong(r)}
         counts = [
@@ -286,6 +307,16 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     )
     if figure(records, folder / "competition.png"):
         made.add("![instances solved within so many seconds](competition.png)")
+    all_families = every(records)
+    if all_families.rows:
+        made.add(
+            "## Every family at hand",
+            "The first instances of each family, a command each; start-up, certificates and their check are included. "
+            "The limit is in the table above. *certificates*: the unsats with one that the independent checker "
+            "accepts. *by votes*: what the competition's tools agree on; *decided by votes alone*: what they decided "
+            "and this project did not.",
+            all_families,
+        )
     _beside(made, records)
     cores = shared(records)
     if cores.rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -243,6 +244,28 @@ def test_beside_other_tools_are_the_instances_that_they_were_asked_about(
     for tool, values in expected.items():
         for name in ("shapes", "all"):
             assert tuple(found[name, tool][column] for column in columns) == values, (name, tool)
+
+
+def test_every_folder_of_the_competitions_form_is_asked_for_certificates(
+    family: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = family.parents[1] / "competition_2026" / "pair"
+    pair.mkdir(parents=True)
+    networks = "\"[('f', 'f.onnx'), ('g', 'g.onnx')]\""
+    (pair / "instances.csv").write_text(f"{networks},v/both.vnnlib,30\n")
+    (pair / "truth.csv").write_text(f"network,property,votes_sat,votes_unsat\n{networks},v/both.vnnlib,0,3\n")
+    monkeypatch.setattr(
+        competition_asking, "certify", Certify({"agreed": replace(PROVEN, trust=Trust.CHECKED), "both": SAT})
+    )
+    with Records(out) as records:
+        asked = ["--set", "every", "--modes", "certified", "--count", "1"]
+        competition.measure(competition.STUDY.parser().parse_args(asked), records)
+    found = [tuple(row.values()) for row in rows(competition_tables.every(read_records(out)))]
+    assert found == [
+        ("shapes", 1, 1, 1, 0, 1, 0, 1, 0.75, 0, 1, 0),
+        ("pair", 1, 1, 1, 1, 0, 1, 0, 0.75, 0, 1, 0),
+        ("all", 2, 2, 2, 1, 1, 1, 1, 1.5, 0, 2, 0),
+    ]
 
 
 def test_a_table_of_other_tools_without_its_columns_is_one_line(

@@ -20,9 +20,11 @@ from verifiable_relu.bounds import crown_relaxation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.network.onnx.running import deployed
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.enclose import enclose
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
+from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.docket import answers
 from verifiable_relu.verifiers.incomplete import Crown
@@ -164,6 +166,7 @@ def _qgemm(g: Graph) -> str:
     return g("QGemm", h, scale, u8(128), g.whole(np.int8, 4, 3), g.scale(), np.array(2, np.int8), domain=MS)
 
 
+NOT_IN_FLOAT32 = {"integers"}
 FLAT, IMAGE = (1, 6), (1, 2, 4, 4)
 CASES: dict[str, tuple[int, tuple[int, ...], Callable[[Graph], str]]] = {
     "dense": (10, FLAT, _dense),
@@ -372,14 +375,26 @@ def test_values_bounds_and_verdicts(name: str) -> None:
             assert evaluate_exact(net, rational) == list(y)
         about = enclose(net, rational)
         assert (np.abs(about.value - y.astype(np.float64)) <= about.error).all()
+    runtimes = []
     for session in sessions(data):
         ran = np.array([session.run(None, {"x": x.reshape(shape)})[0].reshape(-1) for x in points])
+        runtimes.append(ran)
         # Next to a tie float32 may round to the other neighbour.
         off = np.abs(ran - found.astype(np.float64)).max(1)
         assert (off < 1e-4).mean() > 0.8 and off.max() < 1.5
     low, high = points.min(0), points.max(0)
     box = Bounds(*(torch.from_numpy(end).double().reshape(1, *net.input_shape) for end in (low, high)))
     rows = torch.cat([torch.eye(net.output_size), -torch.eye(net.output_size)]).double()
+    try:
+        runs = deployed(net, "float32")
+    except UnsupportedError:
+        assert name in NOT_IN_FLOAT32
+    else:
+        assert name not in NOT_IN_FLOAT32
+        least = crown_relaxation(runs.to(torch.float64), box)
+        floor = least.lower(len(runs.nodes) - 1, rows, torch.zeros(len(rows), dtype=torch.long))[0]
+        for ran in runtimes:
+            assert bool((rows @ torch.from_numpy(ran).double().T >= floor[:, None]).all())
     relaxed = crown_relaxation(net.to(torch.float64), box)
     lower = relaxed.lower(len(net.nodes) - 1, rows, torch.zeros(len(rows), dtype=torch.long))[0]
     assert bool((rows @ torch.tensor(found.astype(np.float64)).T >= lower[:, None]).all())
@@ -390,6 +405,18 @@ def test_values_bounds_and_verdicts(name: str) -> None:
     ]
     attained, beyond = answers(Crown(), queries)
     assert attained.verdict is not Verdict.UNSAT and beyond.verdict is Verdict.UNSAT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_weights_alone_are_quantised_the_file_is_read_as_it_is_written(seed: int) -> None:
+    """By default, onnxruntime quantises in such a file what the weights are multiplied with, too."""
+    g = Graph(21, seed)
+    h = g("MatMul", "x", g("DequantizeLinear", g.whole(np.int8, 6, 5), g.scale(5), np.zeros(5, np.int8), axis=1))
+    h = g("MatMul", g("Relu", h), g("DequantizeLinear", g.whole(np.int8, 5, 3), g.scale(3), axis=1))
+    data = g.file(h, FLAT)
+    x = np.random.default_rng(seed).normal(size=6).astype(np.float32)
+    exact = Evaluator(data)(x.reshape(FLAT))
+    assert evaluate_exact(read_onnx(data), [Fraction(float(v)) for v in x]) == list(exact)
 
 
 def test_halves_go_to_the_even_neighbour() -> None:
@@ -405,6 +432,26 @@ def test_halves_go_to_the_even_neighbour() -> None:
     assert session.run(None, {"x": x.astype(np.float32)[None]})[0].reshape(-1).tolist() == [float(v) for v in expected]
     beside = [Fraction(float(v)) + Fraction(1, 10**30) for v in x]
     assert evaluate_exact(net, beside) == [Fraction(3, 4) * v for v in (1, 2, 3, 0, -130, 124)]
+
+
+def test_a_half_that_float32_makes_is_an_evaluation() -> None:
+    """x/s lies below a half, and in float32 upon it: real arithmetic proves what an evaluation contradicts."""
+    g = Graph(13, 0)
+    scale = np.float32(0.1)
+    net = read_onnx(g.file(g.both("x", np.asarray(scale), np.array(0, np.int8)), (1, 1)))
+    halves = np.arange(1, 100, 2, dtype=np.float32) + np.float32(0.5)
+    points = np.concatenate([np.nextafter(halves * scale, np.float32(end)) for end in (0, 99)] + [halves * scale])
+    found = [
+        x for x in points if x / scale in halves and Fraction(float(x)) / Fraction(float(scale)) % 1 < Fraction(1, 2)
+    ]
+    assert found
+    point = np.float64(found[0])
+    below = Fraction(float(scale)) * (Fraction(float(found[0] / scale)) - Fraction(1, 2))
+    prop = Property(Box(np.array([point]), np.array([point])), ((row({0: -1}, -below - Fraction(1, 100)),),))
+    (real,) = answers(Crown(), [Query(net, prop)])
+    (runs,) = answers(Crown(), [Query(deployed(net, "float32"), prop)])
+    assert real.verdict is Verdict.UNSAT and runs.verdict is not Verdict.UNSAT
+    assert confirm(Query(deployed(net, "float32"), prop), [Fraction(point)]).confirmed
 
 
 def _dynamic(g: Graph) -> str:

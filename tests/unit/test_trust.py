@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,9 +35,10 @@ from verifiable_relu.network.nodes import (
     Tanh,
 )
 from verifiable_relu.network.source import replay
+from verifiable_relu.rounding import ENCLOSE_UNITS
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust import confirm, evaluate_exact
-from verifiable_relu.trust.enclose import enclose, margin_range
+from verifiable_relu.trust.enclose import enclose, formats, margin_range
 from verifiable_relu.trust.replay import _EXACT_PRODUCTS
 
 
@@ -106,11 +108,13 @@ def test_networks_without_an_exact_value_are_refused() -> None:
 def test_enclosures_hold_the_exact_outputs_and_are_narrow(seed: int) -> None:
     network = everything(seed)
     for point in points(network, seed):
-        enclosed = enclose(network, point)
         exact = evaluate_exact(network, point)
-        for value, error, truth in zip(enclosed.value.tolist(), enclosed.error.tolist(), exact, strict=True):
-            assert abs(Fraction(value) - truth) <= Fraction(error)
-            assert error <= 1e-8 * (1 + max(abs(float(v)) for v in exact))
+        for dtype in formats(network):
+            enclosed = enclose(network, point, dtype)
+            for value, error, truth in zip(enclosed.value, enclosed.error, exact, strict=True):
+                value, error = (Fraction(*v.as_integer_ratio()) for v in (value, error))
+                assert abs(value - truth) <= error
+                assert error <= ENCLOSE_UNITS[dtype] * 1e8 * (1 + max(abs(float(v)) for v in exact))
 
 
 def test_enclosure_errors_are_needed() -> None:
@@ -125,7 +129,8 @@ def test_enclosure_errors_are_needed() -> None:
 
 
 @pytest.mark.parametrize("activation", [Sigmoid, Tanh, Gelu])
-def test_enclosures_hold_smooth_networks(activation: type[Node]) -> None:
+@pytest.mark.parametrize("dtype", list(ENCLOSE_UNITS))
+def test_enclosures_hold_smooth_networks(activation: type[Node], dtype: type[np.floating[Any]]) -> None:
     import mpmath
 
     options = {"lam": torch.tensor(3.0)} if activation is Gelu else {}
@@ -151,9 +156,12 @@ def test_enclosures_hold_smooth_networks(activation: type[Node]) -> None:
                 values.append([mpmath.fdot(row, at) + offset for row, offset in rows])
             else:
                 values.append([apply(v) for v in at])
-        enclosed = enclose(network, point)
-        for value, error, truth in zip(enclosed.value.tolist(), enclosed.error.tolist(), values[-1], strict=True):
-            assert abs(truth - value) <= error <= 1e-9 * (1 + abs(value))
+        assert (dtype is np.float64 or activation is not Gelu) is (dtype in formats(network))
+        enclosed = enclose(network, point, dtype)
+        for value, error, truth in zip(enclosed.value, enclosed.error, values[-1], strict=True):
+            value, error = (mpmath.mpf(n) / d for n, d in (v.as_integer_ratio() for v in (value, error)))
+            assert dtype not in formats(network) or abs(truth - value) <= error
+            assert error <= ENCLOSE_UNITS[dtype] * 1e7 * (1 + abs(value))
 
 
 def test_stored_weight_errors_widen_the_enclosure() -> None:

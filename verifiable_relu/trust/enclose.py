@@ -1,11 +1,11 @@
-"""Evaluation of a network in float64 with a running error bound.
+"""Evaluation of a network in float64, or in a wider format, with a running error bound.
 
 It serves networks for which exact arithmetic is too slow, and those with irrational values (Sigmoid, Tanh, GELU, …).
 
 How errors go from node to node, ``network.enclosure`` says. Here the values are computed by numpy, with the products of
 ``exact``, and a sum of n terms is off by at most
 
-    c(n) = γ_{n+4},    γ_n = n·u / (1 − n·u), u = 2⁻⁵³,
+    c(n) = γ_{n+4},    γ_n = n·u / (1 − n·u), u = 2⁻⁵³ (2⁻⁶⁴ in the wide format),
 
 of the sum of the absolute values (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
 section 3.1).
@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +26,7 @@ from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.enclosure import Arithmetic, Enclosed
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Linear, Scale, Sparse
-from verifiable_relu.rounding import ENCLOSE_TINY, ENCLOSE_UNIT
+from verifiable_relu.rounding import ENCLOSE_TINY, ENCLOSE_UNITS
 from verifiable_relu.spec.property import Property
 from verifiable_relu.trust.exact import Array, Weighted, array, bias, product
 
@@ -40,11 +41,13 @@ class Checked:
         value: f, off by a few units in the last place and of what ``beside`` says.
         steepest: (low, high, α) ≥ |f′(x, α)| for low ≤ x ≤ high, up to a few units in the last place.
         beside: what the error of ``value`` is relative to beside the value itself, by (x, α).
+        wide: whether ``value`` is as accurate in wider formats than float64.
     """
 
     value: Callable[[Array, float], Array]
     steepest: Callable[[Array, Array, float], Array | float]
     beside: Callable[[Array, float], Array | float] = lambda x, alpha: 1.0
+    wide: bool = True
 
 
 def _at_most(slope: float) -> Callable[[Array, Array, float], float]:
@@ -100,15 +103,15 @@ CHECKED: dict[str, Checked] = {
     "Tanh": Checked(lambda x, _: np.tanh(x), _at_most(1.0)),
     # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of Φ has
     # a relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
-    "GELU": Checked(_gelu, _at_most(1.1290), lambda x, _: np.abs(x)),
+    "GELU": Checked(_gelu, _at_most(1.1290), lambda x, _: np.abs(x), False),
     "SiLU": Checked(lambda x, _: x * _sigmoid(x), _at_most(1.0999)),
     "Mish": Checked(lambda x, _: x * np.tanh(_softplus(x)), _at_most(1.0889)),
-    "tanh-GELU": Checked(lambda x, _: _tanh_gelu(x), _at_most(1.1295)),
+    "tanh-GELU": Checked(lambda x, _: _tanh_gelu(x), _at_most(1.1295), wide=False),
     "ELU": Checked(_elu, lambda low, high, alpha: max(1.0, alpha)),
     "Softplus": Checked(lambda x, _: _softplus(x), _at_most(1.0)),
     "Softsign": Checked(lambda x, _: x / (1 + np.abs(x)), _at_most(1.0)),
     "HardSwish": Checked(lambda x, _: x * np.clip(x + 3, 0, 6) / 6, _at_most(1.5)),
-    "Erf": Checked(lambda x, _: _erf(x), _at_most(1.1284)),
+    "Erf": Checked(lambda x, _: _erf(x), _at_most(1.1284), wide=False),
     "Atan": Checked(lambda x, _: np.arctan(x), _at_most(1.0)),
     "Sin": Checked(lambda x, _: np.sin(x), _at_most(1.0)),
     "Cos": Checked(lambda x, _: np.cos(x), _at_most(1.0)),
@@ -128,27 +131,27 @@ Written from the functions' definitions, apart from the tables of nodes and boun
 """
 
 
-def _wide(tensor: Tensor) -> Array:
-    """The numbers of a float32 or float64 tensor as float64, which represents all of them exactly."""
-    return array(tensor).astype(np.float64)
+def _as(x: Array, tensor: Tensor) -> Array:
+    """The numbers of a float32 or float64 tensor in the format of ``x``, which represents all of them exactly."""
+    return array(tensor).astype(x.dtype)
 
 
 def _weighted(node: Weighted, x: Array) -> Array:
-    return product(node, _wide(node.weight), x) + bias(node).astype(np.float64)
+    return product(node, _as(x, node.weight), x) + bias(node).astype(x.dtype)
 
 
 def _weighted_spread(node: Weighted, size: Array, part: float) -> Array:
-    offset = np.abs(bias(node).astype(np.float64)) + node.offset_terms
-    return product(node, np.abs(_wide(node.weight)), size) + part * offset
+    offset = np.abs(bias(node).astype(size.dtype)) + node.offset_terms
+    return product(node, np.abs(_as(size, node.weight)), size) + part * offset
 
 
 def _scaled(node: Scale, x: Array) -> Array:
-    center, scale, shift = (_wide(tensor) for tensor in (node.center, node.scale, node.shift))
+    center, scale, shift = (_as(x, tensor) for tensor in (node.center, node.scale, node.shift))
     return scale * (x - center) + shift
 
 
 def _scaled_spread(node: Scale, size: Array, part: float) -> Array:
-    center, scale, shift = (np.abs(_wide(tensor)) for tensor in (node.center, node.scale, node.shift))
+    center, scale, shift = (np.abs(_as(size, tensor)) for tensor in (node.center, node.scale, node.shift))
     return scale * (size + part * center) + part * (shift + node.offset_terms)
 
 
@@ -163,10 +166,13 @@ MAPS: Table[tuple[Callable[..., Array], Callable[..., Array]]] = Table(
 """W·x + b of one sample, and |W|·size + part·|b|, of each kind of affine map."""
 
 
-class _Float64(Arithmetic):
-    """numpy's float64, and the products and functions of this package."""
+class _Floats(Arithmetic):
+    """A format of numpy, with the products and functions of this package."""
 
-    unit, tiny = ENCLOSE_UNIT, ENCLOSE_TINY
+    tiny = ENCLOSE_TINY
+
+    def __init__(self, dtype: type[np.floating[Any]]) -> None:
+        self.unit = ENCLOSE_UNITS[dtype]
 
     def sums(self, terms: int) -> float:
         return (terms + 4) * self.unit / (1 - (terms + 4) * self.unit)
@@ -186,12 +192,13 @@ class _Float64(Arithmetic):
 # An overflow or a division by zero leaves an error of inf or NaN, which ``margin_range`` recognises; numpy's warnings
 # would add nothing.
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
+def enclose(network: Network, x: Sequence[Fraction], dtype: type[np.floating[Any]] = np.float64) -> Enclosed:
     """The outputs of ``network`` at an exact point, each with a bound of its error.
 
     Args:
         network: any network without activations that stand for sets of functions.
         x: the input variables in row-major order.
+        dtype: one of ``formats(network)``.
 
     Returns:
         The output variables, flat in row-major order.
@@ -199,12 +206,22 @@ def enclose(network: Network, x: Sequence[Fraction]) -> Enclosed:
     Raises:
         UnsupportedError: if the network has a node of a kind that is refused.
     """
-    by, point = _Float64(), np.array([float(value) for value in x]).reshape(1, *network.input_shape)
-    values = [Enclosed(point, by.unit * np.abs(point) + by.tiny)]
+    by, near = _Floats(dtype), [float(value) for value in x]
+    rest = [
+        float(value - Fraction(first)) if math.isfinite(first) else 0.0 for value, first in zip(x, near, strict=True)
+    ]
+    point = (np.array(near, dtype) + np.array(rest, dtype)).reshape(1, *network.input_shape)
+    values = [Enclosed(point, 2 * by.unit * np.abs(point) + by.tiny)]
     for node in network.nodes[1:]:
         values.append(by.enclosed(node, [values[i] for i in node.inputs]))
     last = values[-1]
     return Enclosed(last.value.flatten(), np.broadcast_to(last.error, last.value.shape).flatten())
+
+
+def formats(network: Network) -> list[type[np.floating[Any]]]:
+    """The formats in which a network can be enclosed, from narrow to wide."""
+    curves = [node.function for node in network.nodes if isinstance(node, Curve)]
+    return list(ENCLOSE_UNITS) if all(CHECKED[name].wide for name in curves if name in CHECKED) else [np.float64]
 
 
 def margin_range(prop: Property, y: Enclosed) -> tuple[Fraction | float, Fraction | float]:
@@ -217,8 +234,7 @@ def margin_range(prop: Property, y: Enclosed) -> tuple[Fraction | float, Fractio
     """
     if not (np.isfinite(y.value).all() and np.isfinite(y.error).all()):
         return -math.inf, math.inf
-    center = [Fraction(v) for v in y.value.tolist()]
-    error = [Fraction(e) for e in y.error.tolist()]
+    center, error = ([Fraction(*v.as_integer_ratio()) for v in part] for part in (y.value, y.error))
     low: Fraction | float = math.inf
     high: Fraction | float = math.inf
     for polytope in prop.unsafe:

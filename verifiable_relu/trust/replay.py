@@ -25,7 +25,7 @@ from verifiable_relu.network.nodes import Add, Affine, Conv2d, Linear, Node, Spa
 from verifiable_relu.network.source import replay
 from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import Property, Query, nearest
-from verifiable_relu.trust.enclose import enclose, margin_range
+from verifiable_relu.trust.enclose import enclose, formats, margin_range
 from verifiable_relu.trust.exact import evaluable, evaluate_exact, multiplications
 
 _EXACT_PRODUCTS = 4_000_000
@@ -73,22 +73,19 @@ def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgemen
     """Whether the outputs at x are in the unsafe set in real arithmetic; a margin that is still open counts as no."""
     exactly = evaluable(network)
     if not exactly or multiplications(network) > _EXACT_PRODUCTS:
-        low, high = margin_range(prop, enclose(network, x))
-        if high < 0:
-            return _Judgement(True, False, nearest(high), None)
-        if low > 0:
-            return _Judgement(
-                False, False, nearest(high), None, f"its margin in real arithmetic is at least {nearest(low):.6g}"
-            )
+        for dtype in formats(network):
+            low, high = margin_range(prop, enclose(network, x, dtype))
+            if high < 0:
+                return _Judgement(True, False, nearest(high), None)
+            if low > 0:
+                said = f"its margin in real arithmetic is at least {nearest(low):.6g}"
+                return _Judgement(False, False, nearest(high), None, said)
         if not exactly:
-            return _Judgement(
-                False,
-                False,
-                nearest(high),
-                None,
-                f"float64 leaves its margin between {nearest(low):.6g} and {nearest(high):.6g}, "
-                "and this network has no exact evaluation",
+            said = (
+                f"arithmetic with error bounds leaves its margin between {nearest(low):.6g} and {nearest(high):.6g}, "
+                "and this network has no exact evaluation"
             )
+            return _Judgement(False, False, nearest(high), None, said)
     outputs = tuple(evaluate_exact(network, x))
     margin = nearest(prop.margin(outputs))
     violated = prop.violated(outputs)
@@ -226,10 +223,6 @@ OPERATORS: Table[tuple[Callable[[Network, Any], bool], bool]] = Table(
 it is a product of matrices, whose operands are rounded."""
 
 
-def _half(x: Tensor) -> Tensor:
-    return x.to(torch.bfloat16).float()
-
-
 def _cut(x: Tensor) -> Tensor:
     return (x.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
 
@@ -237,7 +230,8 @@ def _cut(x: Tensor) -> Tensor:
 ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "float32": (lambda x: x, lambda x: x),
     "tf32": (_cut, lambda x: x),
-    "bfloat16": (lambda x: x, _half),
+    "bfloat16": (lambda x: x, lambda x: x.bfloat16().float()),
+    "float16": (lambda x: x, lambda x: x.half().float()),
 }
 """How an arithmetic rounds float32 operands of products of matrices, and results."""
 

@@ -10,7 +10,10 @@ here: two operators that cancel each other in real arithmetic do not in a runtim
   bias, a batch normalisation and a residual sum into one sum in any order. The sum x + y of two computed values has the
   error on x and on y.
 - **What compares or moves numbers** (``EXACT``) computes them as they are.
-- **Sigmoid and Tanh** are off by ``rounding.ELEMENTARY`` and by the rounding of their result.
+- **Quantised operators** (``quantises``) round where they divide or multiply by a scale; whole numbers are exact, and
+  before it is rounded to one a number is off by ``rounding.TIE`` more.
+- **Sigmoid, Tanh and Erf** are off by ``rounding.ELEMENTARY``, and GELU by that part of its argument, and by the
+  rounding of their result.
 - Everything else is refused by name, and so are constants that the file computes from constants by rounding.
 """
 
@@ -28,39 +31,51 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import as_network
 from verifiable_relu.network.derived import Derived, both
-from verifiable_relu.network.graph import Network
+from verifiable_relu.network.graph import Network, whole
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
+    Curve,
+    Gelu,
     Kinked,
     Node,
     Permute,
     Product,
     Reshape,
     Scale,
-    Smooth,
+    Step,
 )
 from verifiable_relu.network.onnx.call import Value
 from verifiable_relu.network.onnx.model import load_model
 from verifiable_relu.network.onnx.read import Reading
 from verifiable_relu.network.onnx.write import write_onnx
-from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tiny
+from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, TIE, RuntimeArithmetic, not_below, tiny
 from verifiable_relu.settings import neutral
 
 SUMS = frozenset({
-    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool",
-    "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum", "Sigmoid", "Sub", "Sum",
-    "Tanh",
+    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Gelu", "Gemm",
+    "GlobalAveragePool", "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum",
+    "Sigmoid", "Sub", "Sum", "Tanh",
 })  # fmt: skip
 """Operators whose result is rounded."""
 
 EXACT = frozenset({
-    "Abs", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity",
-    "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Slice", "SpaceToDepth",
-    "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    "Abs", "Clip", "Concat", "ConvInteger", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool",
+    "Identity", "MatMulInteger", "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape",
+    "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 })  # fmt: skip
 """Operators whose result is made of numbers of their inputs, of negatives of these, and of constants."""
+
+
+def quantises(operator: str) -> bool:
+    """Whether an operator multiplies or divides by scales, beside what it does with whole numbers."""
+    return operator in ("DequantizeLinear", "QGemm", "QuantizeLinear") or operator.startswith("QLinear")
+
+
+def rounds(operator: str) -> bool:
+    """Whether an operator's result is rounded."""
+    return operator in SUMS or quantises(operator)
 
 
 @neutral()
@@ -96,9 +111,11 @@ class _Recorded(Reading):
 
     Attributes:
         operators: by the index of a node of ``build``.
+        constants: the names of constants that are rounded, since the file stores them as whole numbers.
     """
 
     operators: dict[int, onnx.NodeProto] = field(default_factory=dict)
+    constants: set[str] = field(default_factory=set)
 
     def take(self, node: onnx.NodeProto, label: str) -> None:
         known = len(self.build.nodes)
@@ -110,16 +127,30 @@ class _Recorded(Reading):
         place = f"node '{label}' ({node.op_type})"
         if node.op_type == "Cast":
             to = {attribute.i for attribute in node.attribute if attribute.name == "to"}
-            if any(isinstance(f, Value) for f in found) and to != {onnx.TensorProto.FLOAT}:
+            short = to != {onnx.TensorProto.FLOAT} or node.input[0] in self.whole
+            if any(isinstance(f, Value) for f in found) and short:
                 raise UnsupportedError("rounding to another type is not modelled", place=place)
             return
-        if node.op_type not in SUMS | EXACT or (floats and node.op_type in SUMS):
+        computed = any(isinstance(f, Value) for f in found)
+        stored = node.op_type == "DequantizeLinear" and not computed
+        if given := self.constants.intersection(node.input):
+            # They are operands that the file has in more digits than float32 (``rounding.SPARE``), where they multiply.
+            stored = stored or (node.op_type in EXACT and not computed)
+            if not stored and not (node.op_type in SUMS and computed):
+                raise UnsupportedError(f"the rounding of '{min(given)}' is not modelled here", place=place)
+        if stored:
+            self.constants.update(node.output)
+            return
+        if not (rounds(node.op_type) or node.op_type in EXACT) or (floats and rounds(node.op_type)):
             what = "of constants " if floats else ""
             raise UnsupportedError(f"the rounding of this operator {what}is not modelled", place=place)
         if node.op_type in ("Sum", "Mean") and len(node.input) > SPARE // 2:
             raise UnsupportedError(f"more than {SPARE // 2} inputs, whose rounding is not modelled", place=place)
         for index in range(known, len(self.build.nodes)):
             self.operators[index] = node
+
+
+ONE, ZERO = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
 
 
 class _Rounding:
@@ -148,9 +179,8 @@ class _Rounding:
 
     def noise(self, source: int, relative: float, absolute: float = 0.0) -> int:
         """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``."""
-        one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         node = self.nodes[source]
-        same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=zero, scale=one, shift=zero)
+        same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
         return self._with(same, relative, self.by.lost(1, 1.0, False) + absolute)
 
     def result(self, index: int) -> int:
@@ -180,7 +210,15 @@ class _Rounding:
             summands = tuple(self.noise(source, part) for source in node.inputs)
             return self.result(self.add(replace(node, inputs=summands))), before + 1
         absolute = 0.0
-        if isinstance(node, Smooth) and node.function in ("Sigmoid", "Tanh"):
+        if isinstance(node, Gelu):
+            # x·(1 + δ) − x is what it is off by.
+            minus = Scale(name=node.name, inputs=node.inputs, shape=node.shape, center=ZERO, scale=-ONE, shift=ZERO)
+            off = self.add(
+                Add(name=node.name, inputs=(self.noise(node.inputs[0], ELEMENTARY), self.add(minus)), shape=node.shape)
+            )
+            index = self.add(Add(name=node.name, inputs=(self.add(node), off), shape=node.shape))
+            return self.result(self.noise(index, self.by.relative(1))), 0
+        if isinstance(node, Curve) and node.function in ("Sigmoid", "Tanh", "Erf"):
             absolute = ELEMENTARY
         elif not isinstance(node, Product | Kinked):
             raise UnsupportedError(f"the rounding of {node.op} is not modelled", place=node.place)
@@ -195,6 +233,7 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
     at: list[int] = []
     terms: list[int] = []
     given: list[bool] = []
+    counted = whole(reading.build.nodes)
     for index, read in enumerate(reading.build.nodes):
         before = max((terms[i] for i in read.inputs), default=0)
         node = replace(read, inputs=tuple(at[i] for i in read.inputs))
@@ -202,23 +241,27 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
         if operator is None:
             found, count = made.result(made.add(node)), 0
         else:
-            node = _narrowed(node, operator) if by.result else node
-            if operator.op_type in SUMS:
+            node = _narrowed(node, operator, by.name) if by.result else node
+            if quantises(operator.op_type) and index in counted:
+                if isinstance(node, Step):
+                    node = replace(node, inputs=(made.noise(node.inputs[0], by.relative(1), TIE),))
+                found, count = made.add(node), 0
+            elif rounds(operator.op_type):
                 found, count = made.operator(node, before)
             else:
                 found, count = made.add(node), 0 if isinstance(node, Activation) else before
         at.append(found)
         terms.append(count)
-        rounds = operator is not None and operator.op_type in SUMS
-        given.append(not rounds and (not index or any(given[i] for i in read.inputs)))
+        rounded = operator is not None and rounds(operator.op_type)
+        given.append(not rounded and (not index or any(given[i] for i in read.inputs)))
     output = reading.output.index
     if given[output]:
         raise UnsupportedError("an output is a number of the input: what a runtime makes of it is not modelled")
     return made.nodes, at[output]
 
 
-def _narrowed(node: Node, operator: onnx.NodeProto) -> Node:
-    """A node of an operator whose stored numbers are rounded to bfloat16.
+def _narrowed(node: Node, operator: onnx.NodeProto, name: str) -> Node:
+    """A node of an operator whose stored numbers are rounded to a narrower format, by its name.
 
     Raises:
         UnsupportedError: if the node has other numbers than those that the operator stores.
@@ -227,7 +270,15 @@ def _narrowed(node: Node, operator: onnx.NodeProto) -> Node:
         return node
     derived = operator.op_type in ("BatchNormalization", "Div", "HardSigmoid", "LeakyRelu")
     factors = {a.f for a in operator.attribute if operator.op_type == "Gemm" and a.name in ("alpha", "beta")}
-    if derived or factors - {1.0}:
+    if derived or factors - {1.0} or quantises(operator.op_type):
         place = f"node '{node.name}' ({operator.op_type})"
-        raise UnsupportedError("numbers that are computed from stored ones are not modelled in bfloat16", place=place)
-    return node.map_tensors(lambda t: t.to(torch.bfloat16).to(t.dtype))
+        raise UnsupportedError(f"numbers that are computed from stored ones are not modelled in {name}", place=place)
+
+    def rounded(numbers: Tensor) -> Tensor:
+        found = numbers.to(getattr(torch, name)).to(numbers.dtype)
+        if not bool(found.isfinite().all()):
+            place = f"node '{node.name}' ({operator.op_type})"
+            raise UnsupportedError(f"a stored number is beyond the range of {name}", place=place)
+        return found
+
+    return node.map_tensors(rounded)
