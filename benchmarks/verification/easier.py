@@ -111,8 +111,8 @@ def ask_again(options: argparse.Namespace, records: Records) -> None:
                 continue
             network = read_onnx(options.study / "networks" / f"{name}.onnx")
             query = Query(network, ball(images_of(cell.training["data"]), image, eps, network.output_size))
-            (answer,) = answers(make(SECOND), [query], Limits(SECONDS))
-            verdicts = {"first": cell.answers[eps, METHOD][image]["verdict"], "second": str(answer.verdict)}
+            (again,) = answers(make(SECOND), [query], Limits(SECONDS))
+            verdicts = {"first": cell.answers[eps, METHOD][image]["verdict"], "second": str(again.verdict)}
             about = {"cell": name, "network": cell.setting.network, "eps": eps, "image": image, "branched": branched}
             records.append("second", {**about, **verdicts})
 
