@@ -229,7 +229,10 @@ BAD = {
     "too large": (declared(1, 1) + "(assert (<= X_0 1e400))", "line 3, column 9: a number beyond the range"),
     "too large to say": (declared(1, 1) + "(assert (<= X_0 1e99999))", "line 3, column 9: the exponent of '1e99999'"),
     "hexadecimal": (declared(1, 1) + "(assert (<= X_0 #x10))", "line 3, column 9: '#x10' is neither"),
-    "17 factors": (declared(1, 1) + f"(assert (<= (* {'Y_0 ' * 17}) 1))", "line 3, column 13: a product of more than 16"),
+    "17 factors": (
+        declared(1, 1) + f"(assert (<= (* {'Y_0 ' * 17}) 1))",
+        "line 3, column 13: a product of more than 16",
+    ),
     "declared later": (
         declared(2, 1) + "(assert (<= X_0 X_1))(declare-const Y_1 Real)",
         "line 4, column 22: 'Y_1' is declared after",
