@@ -147,6 +147,8 @@ def parsed(source: Source) -> Any:
 
 
 def _check_size(source: Source) -> None:
+    if len(source.text) > limits.BYTES_2:
+        raise InputError(f"larger than {limits.BYTES_2:,} bytes")
     for _ in source.tokens(limits.TOKENS_2):
         pass
     if source.text.count("[") > limits.ELEMENTS_2:
@@ -423,7 +425,7 @@ def _implied(formula: Formula, start: int, size: int) -> list[Bound]:
         size: how many inputs there are.
     """
     ends: dict[tuple[int, bool], Fraction] = {}
-    bounds, given, _ = conjunction(formula, True)
+    bounds, _, given, _ = conjunction(formula, True)
     for bound in bounds:
         key, better = (bound.variable, bound.upper), min if bound.upper else max
         ends[key] = better(ends.get(key, bound.value), bound.value)
