@@ -387,27 +387,27 @@ def properties(
         form.spend(len(disjunct.rows))
     sides = _Sides(size)
     sides.set(bound[:4] for bound in common.values())
-    groups: dict[_Own, tuple[tuple[Block, ...], list[Polytope]]] = {}
+    groups: dict[_Own, tuple[_Disjunct, list[Polytope]]] = {}
     for disjunct in disjuncts:
         own = [b for key, b in disjunct.bounds.items() if key not in common or b.tighter(common[key])]
         if all(form.agree(bound, common.get((bound.variable, not bound.upper))) for bound in own):
             named = frozenset(bound[:4] for bound in own), tuple(block.key for block in disjunct.blocks)
-            groups.setdefault(named, (disjunct.blocks, []))[1].append(disjunct.rows)
+            groups.setdefault(named, (disjunct, []))[1].append(disjunct.rows)
     if len(groups) * size > limits.BOUNDS:
         raise UnsupportedError(f"{len(groups):,} boxes of {size:,} inputs are more than {limits.BOUNDS:,} inputs")
-    for (own_bounds, keys), (blocks, _) in list(groups.items()):
-        if blocks and not sides.meets(own_bounds, blocks):
-            # Which bounds contradict, their order says.
-            every = chain(common.values(), (Bound(*b, 0) for b in own_bounds), *(block.bounds() for block in blocks))
-            form.tighten({}, every)
-            del groups[own_bounds, keys]
+    for named, (first, _) in list(groups.items()):
+        if first.blocks and not sides.meets(named[0], first.blocks):
+            # Which bounds contradict is looked for one by one.
+            each = (common.values(), first.bounds.values(), *(block.bounds() for block in first.blocks))
+            form.tighten({}, chain.from_iterable(each))
+            del groups[named]
     if not groups and form.contradiction is not None:
         raise _empty("in every case the box" if choices else "the box", form.contradiction, input_name, place)
     if not groups:
         return (Property(sides.box(input_name), (), name),)
     found: list[Property] = []
-    for number, ((own_bounds, _), (blocks, polytopes)) in enumerate(groups.items()):
-        mine = sides.within(own_bounds, blocks)
+    for number, ((own_bounds, _), (first, polytopes)) in enumerate(groups.items()):
+        mine = sides.within(own_bounds, first.blocks)
         label = name if len(groups) == 1 else f"{name}#{number}"
         found.append(Property(mine.box(input_name), tuple(polytopes), label))
     return tuple(found)
