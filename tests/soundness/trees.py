@@ -185,7 +185,7 @@ class System:
 
     def plane(self, planes: Planes, number: int) -> np.ndarray:
         """The form of one of the planes, whose variables are scaled inputs and values of neurons."""
-        rows = planes.rows(slice(number, number + 1), len(self.folded.free), self.folded.size)
+        rows = planes.rows(torch.tensor([number]), len(self.folded.free), self.folded.size)
         form = np.full(1 + self.inputs + self.folded.size, ZERO, dtype=object)
         form[0] = Fraction(float(rows.constant[0]))
         for e, i in zip(rows.inputs[0].tolist(), self.folded.free.tolist(), strict=True):
@@ -390,7 +390,7 @@ def _values(strip: Strip, system: System, point: np.ndarray) -> list[float]:
     e = ((x - folded.center) / folded.radius)[folded.free]
     if strip.planes is not None:
         over = strip.planes.neurons
-        rows = strip.planes.rows(slice(0, len(over)), len(e), len(r))
+        rows = strip.planes.rows(torch.arange(len(over)), len(e), len(r))
         base[over] = rows.inputs @ e + rows.neurons @ r + rows.constant - strip.width[over]
     q = (r - base) / strip.width
     return (strip.rows.matrix @ torch.cat([e, q]) + strip.rows.constant).tolist()

@@ -36,9 +36,15 @@ def planes_of(folded: Folded, rows: Rows, above: Above) -> tuple[Planes, torch.T
 
 
 @pytest.mark.parametrize("above", [Above(), Above(rate=5.0, decay=1.0, steps=7), Above(steps=0)], ids=str)
+@pytest.mark.parametrize("few", [None, 5])
 @pytest.mark.parametrize("kind", ["mlp", "leaky", "residual"])
-def test_planes_are_above_their_neurons_by_at_most_their_width(kind: str, above: Above) -> None:
-    """In rational arithmetic, over the whole box, whatever steps were taken."""
+def test_planes_are_above_their_neurons_by_at_most_their_width(
+    kind: str, above: Above, few: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rational arithmetic, over the whole box, whatever steps were taken, of all neurons or those of few terms."""
+    if few is not None:
+        monkeypatch.setattr("verifiable_relu.verifiers.bab.folded._WHOLE", 0)
+        monkeypatch.setattr("verifiable_relu.verifiers.bab.slopes._FEW", few)
     rng = np.random.default_rng(len(kind))
     network = residual(rng) if kind == "residual" else mlp(rng, (5, 9, 8, 3), leaky=kind == "leaky")
     box = ball(rng.integers(-4, 5, network.input_size) / 8, 1.0)
@@ -46,6 +52,7 @@ def test_planes_are_above_their_neurons_by_at_most_their_width(kind: str, above:
     planes, _, _ = planes_of(folded, rows, above)
     exact = System(network, folded)
     assert len(planes.neurons) > 2
+    assert few is None or int(torch.bincount(planes.entries[0]).max()) <= few
     for number, j in enumerate(planes.neurons.tolist()):
         least, most = exact.exceeds(exact.plane(planes, number), j)
         assert 0 <= least <= most <= Fraction(float(planes.width[number]))
@@ -86,11 +93,13 @@ def test_planes_over_one_layer_come_near_its_least_value() -> None:
     assert bound - 1e-3 < float(proved) <= least
 
 
-def test_steps_with_planes_find_what_is_proved() -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_steps_with_planes_find_what_is_proved(whole: bool) -> None:
     """What the ascent says of nodes with splits, and with chords mixed in, is what the proof makes of it."""
     rng = np.random.default_rng(3)
     network = mlp(rng, (5, 12, 10, 2))
     folded, rows = system(network, ball(np.zeros(5), 1.0), torch.tensor([[1.0, -1.0]]))
+    assert not whole or folded.neurons is folded.neurons
     planes, slopes, _ = planes_of(folded, rows, Above())
     strip = Strip(folded, rows, slopes, planes)
     assert len(planes.neurons) > 4

@@ -200,3 +200,12 @@ def test_trees_over_planes_are_accepted(seed: int, search: dict[str, Any], tmp_p
     assert len(planes(case.records)) > 4
     assert sum("leaf" in record for record in case.records) > 5
     assert checked(tmp_path, case, written(case.records)).startswith("unsat: ")
+
+
+def test_a_tree_of_a_system_that_is_not_held_as_a_whole_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verifiable_relu.verifiers.bab.folded._WHOLE", 0)
+    case = planes_case.__wrapped__(tmp_path, 1, steps=60)
+    assert planes(case.records) and sum("leaf" in record for record in case.records) > 1
+    checked(tmp_path, case, written(case.records))

@@ -407,6 +407,18 @@ def test_values_bounds_and_verdicts(name: str) -> None:
     assert attained.verdict is not Verdict.UNSAT and beyond.verdict is Verdict.UNSAT
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_where_weights_alone_are_quantised_the_file_is_read_as_it_is_written(seed: int) -> None:
+    """By default, onnxruntime quantises in such a file what the weights are multiplied with, too."""
+    g = Graph(21, seed)
+    h = g("MatMul", "x", g("DequantizeLinear", g.whole(np.int8, 6, 5), g.scale(5), np.zeros(5, np.int8), axis=1))
+    h = g("MatMul", g("Relu", h), g("DequantizeLinear", g.whole(np.int8, 5, 3), g.scale(3), axis=1))
+    data = g.file(h, FLAT)
+    x = np.random.default_rng(seed).normal(size=6).astype(np.float32)
+    exact = Evaluator(data)(x.reshape(FLAT))
+    assert evaluate_exact(read_onnx(data), [Fraction(float(v)) for v in x]) == list(exact)
+
+
 def test_halves_go_to_the_even_neighbour() -> None:
     """Ties of x/s and numbers beyond the range, exactly, with a scale of which no float is the reciprocal."""
     g = Graph(13, 0)

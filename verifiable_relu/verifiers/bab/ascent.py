@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.verifiers.bab.curves import LAST, Curves, Segments
-from verifiable_relu.verifiers.bab.strip import Forms, Strip
+from verifiable_relu.verifiers.bab.strip import Forms, Store, Strip
 
 
 @dataclass(eq=False)
@@ -218,8 +218,8 @@ class DualAscent:
         self.adaptive = adaptive
         self.inputs, self.size = folded.inputs, folded.size
         self._ends = torch.tensor([0] + [end for _, end in folded.blocks])
-        self._matrix, self._constant = self._centred(strip.neurons)
         self._rows, self._row_constant = self._centred(strip.rows)
+        self._neurons, self._base = _Centred(self, strip.neurons), _Centred(self, strip.base)
         lower, upper, slope, slopes, width = folded.lower, folded.upper, folded.slope, strip.slopes, strip.width
         chord = (upper - slope * lower) / (upper - lower)
         self._active = ((1 - slopes) / width).to(dtype)
@@ -227,7 +227,6 @@ class DualAscent:
         self._chord = ((chord - slopes) / width).to(dtype)
         self._offset = ((slope - chord) * lower / width).to(dtype)
         self._strip = strip
-        self._base, self._base_constant = self._centred(strip.base)
         self._share = (1 / width).to(dtype)
         self._scale = ((upper - lower).clamp(min=_LEAST) ** -2).to(dtype).clamp(max=1e30)
         sizes = strip.rows.matrix.abs().sum(1) + strip.rows.constant.abs()
@@ -278,6 +277,22 @@ class DualAscent:
         return -c[:, : self.inputs].sign()
 
 
+class _Centred:
+    """Forms of a store, centred (``DualAscent``), as many as there are."""
+
+    def __init__(self, ascent: DualAscent, store: Store) -> None:
+        self._ascent, self._store = ascent, store
+        self._matrix, self._constant = ascent._centred(store.forms[:0])
+
+    def of(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Matrix and constant of the forms of some."""
+        places, forms = self._store.places(chosen), self._store.forms
+        if len(forms) > len(self._constant):
+            matrix, constant = self._ascent._centred(forms[len(self._constant) :])
+            self._matrix, self._constant = torch.cat([self._matrix, matrix]), torch.cat([self._constant, constant])
+        return self._matrix.index_select(0, places), self._constant[places]
+
+
 class _View:
     """The rows of the system that a batch multiplies, and what each node makes of them."""
 
@@ -290,7 +305,7 @@ class _View:
         self.places = n + columns
         ends = torch.searchsorted(columns, ascent._ends).tolist()
         self.blocks = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
-        self.matrix = ascent._matrix.index_select(0, columns)
+        self.matrix, self.constant = ascent._neurons.of(columns)
         self.between = 2 * self.matrix.index_select(1, self.places)
         between = 2 * ascent._rows.index_select(1, self.places)
         count = ascent.objectives
@@ -300,7 +315,6 @@ class _View:
         self.objective_constant = ascent._row_constant[of]
         self.rows, self.row_between = ascent._rows[count:], between[count:]
         self.row_constant = ascent._row_constant[count:]
-        self.constant = ascent._constant[columns]
         self.scale = ascent._scale[columns]
         sign = split.index_select(1, columns).to(ascent.dtype)
         active, inactive = sign > 0, sign < 0
@@ -455,7 +469,7 @@ class _Over:
         self.which, place = ascent._strip.over_of(columns)
         self.count = len(self.which)
         mine = columns[self.which]
-        self.matrix, self.constant = ascent._base[place], ascent._base_constant[place]
+        self.matrix, self.constant = ascent._base.of(place)
         self._between = 2 * self.matrix.index_select(1, view.places)
         none = torch.zeros((), dtype=ascent.dtype)
         share = -ascent._share[mine]

@@ -8,13 +8,17 @@ up to an error that every form comes with; of a smooth activation, r_j is its va
 unstable that are not lines. A system whose bounds have been tightened is a smaller one: neurons that
 have become stable are substituted (``Folded.tightened``). So is one that only a few rows depend on
 (``Folded.restricted``).
+
+The coefficients of all pre-activations are as many as the square of their number. Where that is too much, or nobody
+asks for them, those of a few are made, by walks through the network itself (``Pull``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +27,10 @@ from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.nodes import Activation
-from verifiable_relu.rounding import FEW, OWN, TINY, divisor, gamma
+from verifiable_relu.rounding import FEW, OWN, TINY, divisor, gamma, unit_roundoff
+
+_WHOLE = 3 << 23
+"""The most coefficients of a system that is held as a whole, which takes a few copies of them."""
 
 _SHORT, _SHORT_SMOOTH = 2.0**16, 2.0**24
 """Slopes are multiples of one part of so many, so that certificates need not write many digits.
@@ -68,10 +75,30 @@ class Rows:
         )
 
     @staticmethod
-    def none(inputs: int, neurons: int) -> Rows:
-        """No rows, of so many inputs and neurons."""
-        shapes = ((0, inputs), (0, neurons), (0,), (0,))
+    def zeros(rows: int, inputs: int, neurons: int) -> Rows:
+        """Forms that are zero, of so many inputs and neurons."""
+        shapes = ((rows, inputs), (rows, neurons), (rows,), (rows,))
         return Rows(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
+
+
+def is_whole(inputs: int, neurons: int) -> bool:
+    """Whether a system of so many inputs that vary and unstable neurons may be held as a whole."""
+    return neurons * (inputs + neurons) <= _WHOLE
+
+
+Lines = Callable[[int, int, Tensor], tuple[Tensor, "Rows"]]
+"""What takes the place of the values r of a block's neurons.
+
+Given the block's first neuron, its end, and coefficients (rows, neurons of the block) of r: what the pre-activations z
+are multiplied by in their place, of the same shape, and further forms of e and of r before the block.
+"""
+
+
+class Pull(Protocol):
+    """A system whose pre-activations are made when they are asked for; as the methods of ``Folded``."""
+
+    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows: ...
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +114,7 @@ class Folded:
         places: (m, 2) the activation node of each, and its number there.
         blocks: for each activation with unstable neurons its first one and the end, in the order of evaluation: a
             neuron depends on neurons of earlier blocks alone.
-        neurons: the pre-activations, m rows.
+        given: the pre-activations, m rows, or what makes them.
         functions: the smooth activations, by node.
         straight: for each of these the slopes (size,) of the lines that stand for its neurons that are not here.
     """
@@ -100,7 +127,7 @@ class Folded:
     slope: Tensor
     places: Tensor
     blocks: tuple[tuple[int, int], ...]
-    neurons: Rows
+    given: Rows | Pull
     functions: Mapping[int, Activation] = field(default_factory=dict)
     straight: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -113,6 +140,81 @@ class Folded:
     def size(self) -> int:
         """m, the number of unstable neurons."""
         return len(self.lower)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the system may be held as a whole."""
+        return is_whole(self.inputs, self.size)
+
+    @cached_property
+    def neurons(self) -> Rows:
+        """All pre-activations, m rows."""
+        if isinstance(self.given, Rows):
+            return self.given
+        return self.given.of_neurons(torch.arange(self.size))
+
+    @property
+    def here(self) -> bool:
+        """Whether all pre-activations have been made."""
+        return isinstance(self.given, Rows) or "neurons" in vars(self)
+
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows:
+        """The pre-activations of some neurons; ``substituted`` if there are lines."""
+        if not self.here:
+            assert not isinstance(self.given, Rows)
+            return self.given.of_neurons(chosen, lines)
+        rows = self.neurons[chosen]
+        return rows if lines is None else self.substituted(rows, lines)
+
+    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows:
+        """Forms of e and r with the values r of each block replaced, those of the last one first.
+
+        Args:
+            rows: the forms.
+            lines: what takes the place of the values.
+            rounded: whether to account for rounding. Without, all is in float32, for searches.
+
+        Returns:
+            Forms of e and of what the lines leave of each r, with the coefficient that r had.
+        """
+        if not self.here:
+            assert not isinstance(self.given, Rows)
+            return self.given.substituted(rows, lines, rounded)
+        n, kept, constant, error = self.inputs, [rows.neurons[:, :0]], rows.constant, rows.error
+        a = torch.cat([rows.inputs, rows.neurons], 1)
+        for start, end in reversed(self.blocks):
+            mine = a[:, n + start : n + end]
+            weight, more = lines(start, end, mine)
+            kept.insert(1, mine)
+            a = a[:, : n + start]
+            for part in (self._combined(start, end, weight, rounded), more):
+                a = a + torch.cat([part.inputs, part.neurons[:, :start]], 1)
+                constant = constant + part.constant
+                if rounded:
+                    size = a[:, :n].abs().sum(1) + a[:, n:].abs() @ self.reach[:start] + constant.abs()
+                    error = error + part.error + unit_roundoff(torch.float64) * size
+        return Rows(a[:, :n], torch.cat(kept, 1), constant, OWN * error)
+
+    def _combined(self, start: int, end: int, weight: Tensor, rounded: bool) -> Rows:
+        """The forms weight·z of the neurons of a block; weight is (rows, neurons of the block)."""
+        if not rounded:
+            matrix, constant = self._single
+            found = weight @ matrix[start:end]
+            return Rows(found[:, : self.inputs], found[:, self.inputs :], weight @ constant[start:end], constant[:0])
+        mine, size = self.neurons[start:end], weight.abs()
+        underflow = 8 * TINY * (end - start + 1) * (1 + self.inputs + self.size) * (1 + self.reach.sum())
+        error = size @ mine.error + gamma(end - start + 8, torch.float64) * (size @ self._sizes[start:end]) + underflow
+        return Rows(weight @ mine.inputs, weight @ mine.neurons, weight @ mine.constant, OWN * error)
+
+    @cached_property
+    def _single(self) -> tuple[Tensor, Tensor]:
+        """Coefficients and constants of all pre-activations in float32."""
+        return torch.cat([self.neurons.inputs, self.neurons.neurons], 1).float(), self.neurons.constant.float()
+
+    @cached_property
+    def _sizes(self) -> Tensor:
+        """(m,) ≥ the sum of the magnitudes of each pre-activation's terms over the box."""
+        return sizes(self.neurons, self.reach)
 
     @cached_property
     def smooth(self) -> Tensor:
@@ -134,7 +236,7 @@ class Folded:
         """(m,) how far each neuron's chord is from its activation, at most."""
         return (self.slope - 1).abs() * -self.lower * self.upper / (self.upper - self.lower)
 
-    @property
+    @cached_property
     def reach(self) -> Tensor:
         """(m,) ≥ |value| of each neuron over the box."""
         found = torch.maximum(self.upper, -self.lower * self.slope.abs()) * FEW + TINY
@@ -206,7 +308,7 @@ class Folded:
         stable = (active | (upper <= 0)) & ~self.smooth
         gone, kept = stable.nonzero().squeeze(1), (~stable).nonzero().squeeze(1)
         if not len(gone):
-            return replace(self, lower=lower, upper=upper), rows
+            return replace(self, given=self.neurons, lower=lower, upper=upper), rows
         substitution = _Substitution(self, gone, kept, slopes_of(active, self.slope))
         forms = substitution.of(self.neurons[kept])
         return self._of(kept, forms, lower, upper, self.free), substitution.of(rows)
@@ -223,6 +325,11 @@ class Folded:
         bounds = (lower[kept], upper[kept])
         lines = (self.functions, self.straight)
         return Folded(self.center, self.radius, free, *bounds, *places, tuple(blocks), neurons, *lines)
+
+
+def sizes(rows: Rows, reach: Tensor) -> Tensor:
+    """(rows,) the sum of the magnitudes of each form's terms over the box, given |value| ≤ reach of each neuron."""
+    return rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons.abs() @ reach
 
 
 def slopes_of(active: Tensor, below: Tensor) -> Tensor:
@@ -255,7 +362,7 @@ class _Substitution:
     def __init__(self, folded: Folded, gone: Tensor, kept: Tensor, slope: Tensor) -> None:
         self._gone, self._kept, self._slope = gone, kept, slope[gone]
         self._reach = folded.reach[kept]
-        self._forms = Rows.none(folded.inputs, len(kept))
+        self._forms = Rows.zeros(0, folded.inputs, len(kept))
         self._sizes = torch.zeros(0, dtype=torch.float64)
         ends = torch.searchsorted(gone, torch.tensor([end for _, end in folded.blocks], dtype=torch.long)).tolist()
         start = 0
@@ -264,7 +371,7 @@ class _Substitution:
                 # A neuron depends on neurons of earlier blocks alone, whose forms are there.
                 found = self.of(folded.neurons[gone[start:end]])
                 self._forms = Rows.cat([self._forms, found])
-                self._sizes = torch.cat([self._sizes, self._size(found)])
+                self._sizes = torch.cat([self._sizes, sizes(found, self._reach)])
             start = end
 
     def of(self, rows: Rows) -> Rows:
@@ -278,12 +385,8 @@ class _Substitution:
         inputs = torch.addmm(rows.inputs, direct, forms.inputs)
         neurons = torch.addmm(rows.neurons[:, self._kept], direct, forms.neurons)
         constant = rows.constant + direct @ forms.constant
-        sizes = rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons[:, self._kept].abs() @ self._reach
-        sizes = sizes + direct.abs() @ self._sizes
+        kept = Rows(rows.inputs, rows.neurons[:, self._kept], rows.constant, rows.error)
+        terms = sizes(kept, self._reach) + direct.abs() @ self._sizes
         underflow = 8 * TINY * (known + 1) * (inputs.shape[1] + neurons.shape[1] + 1) * (1 + self._reach.sum())
-        error = rows.error + direct.abs() @ forms.error + gamma(known + 8, torch.float64) * sizes + underflow
+        error = rows.error + direct.abs() @ forms.error + gamma(known + 8, torch.float64) * terms + underflow
         return Rows(inputs, neurons, constant, OWN * error)
-
-    def _size(self, rows: Rows) -> Tensor:
-        """(rows,) ≥ the sum of the magnitudes of each form's terms over the box."""
-        return rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons.abs() @ self._reach

@@ -4,25 +4,29 @@ Over the box most neurons of a ReLU network are stable, and so are smooth neuron
 The network is affine in what is left: the inputs, scaled
 to e ∈ [−1, 1]ⁿ, and the values r of the m unstable neurons. Rows of coefficients are pulled back from a node towards
 the input, through affine maps and stable neurons, and end at unstable ones. The pull-back is done in float64, and
-every row comes with a bound of what rounding has changed in its value, for any point of the box.
+every row comes with a bound of what rounding has changed in its value, for any point of the box. The rows of unstable
+neurons are made when they are asked for (``folded``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Relaxation
+from verifiable_relu.bounds.forward import rough
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Maximum, Permute, Reshape
 from verifiable_relu.rounding import LEAST, OWN, TINY, above, gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
-from verifiable_relu.verifiers.bab.folded import Folded, Rows, slopes_of
+from verifiable_relu.verifiers.bab.folded import Folded, Lines, Rows, slopes_of
 
 _WORKING = 1 << 27
 """Bytes of coefficients that are pulled back at once."""
@@ -60,11 +64,13 @@ class _Folding:
         center, radius: of the box, (inputs of the network,); the radius is rounded up.
         free: the inputs that vary.
         unstable: how many neurons are unstable.
+        blocks: of these, as ``Folded`` has them.
+        stop: asked now and then.
     """
 
     def __init__(self, relaxation: Relaxation, sample: int, box: Box, stop: Callable[[], bool]) -> None:
         self.network = relaxation.network
-        self._relaxation, self._sample, self._stop = relaxation, sample, stop
+        self._relaxation, self._sample, self.stop = relaxation, sample, stop
         self._magnitudes: dict[int, Tensor] = {}
         self._units: dict[int, tuple[Tensor, float]] = {}
         low, high = torch.from_numpy(box.lower), torch.from_numpy(box.upper)
@@ -78,7 +84,7 @@ class _Folding:
         self._passing: dict[int, Tensor] = {}
         self._straight: dict[int, Straight] = {}
         self._functions: dict[int, Activation] = {}
-        self._blocks: list[tuple[int, int]] = []
+        blocks: list[tuple[int, int]] = []
         none = torch.zeros(0, dtype=torch.float64)
         lower, upper, slope, places = [none], [none], [none], [torch.zeros(0, 2, dtype=torch.long)]
         self.unstable = 0
@@ -100,28 +106,22 @@ class _Folding:
             self._passing[index] = torch.where(stable, passing, 0.0)
             self._unstable[index], self._start[index] = chosen, self.unstable
             if len(chosen):
-                self._blocks.append((self.unstable, self.unstable + len(chosen)))
+                blocks.append((self.unstable, self.unstable + len(chosen)))
                 self.unstable += len(chosen)
             lower.append(low[chosen])
             upper.append(high[chosen])
             slope.append(below[chosen])
             places.append(torch.stack([torch.full_like(chosen, index), chosen], 1))
         self._lower, self._upper, self._slope = (torch.cat(parts) for parts in (lower, upper, slope))
-        self._places = torch.cat(places)
+        self._places, self.blocks = torch.cat(places), tuple(blocks)
         if not bool((self._lower.isfinite() & self._upper.isfinite()).all()):
             raise UnsupportedError("the bounds of a pre-activation are not finite")
 
     def folded(self, matrix: Tensor) -> tuple[Folded, Rows]:
         """The system, and the forms of matrix·y, for rows (rows, outputs) on the network's output y."""
-        parts = [self._empty()]
-        for index, chosen in self._unstable.items():
-            node = self.network.nodes[index]
-            for part in chosen.split(self._chunk()):
-                unit = torch.zeros(len(part), node.size, dtype=torch.float64)
-                unit[torch.arange(len(part)), part] = 1
-                parts.append(self._pull_back(node.inputs[0], unit))
-        last = len(self.network.nodes) - 1
-        rows = [self._pull_back(last, part) for part in matrix.double().split(self._chunk())]
+        last, every = len(self.network.nodes) - 1, torch.arange(len(matrix))
+        rows = self._parts(every, lambda part: self._walked({last: matrix[part].double()}))
+        self.stop = lambda: False
         folded = Folded(
             self.center,
             self.radius,
@@ -130,18 +130,71 @@ class _Folding:
             self._upper,
             self._slope,
             self._places,
-            tuple(self._blocks),
-            Rows.cat(parts),
+            self.blocks,
+            self,
             self._functions,
             {index: line.slope for index, line in self._straight.items()},
         )
-        return folded, Rows.cat([self._empty(), *rows])
+        return folded, rows
 
-    def _empty(self) -> Rows:
-        return Rows.none(len(self.free), self.unstable)
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows:
+        """As ``Folded.of_neurons``."""
 
-    def _chunk(self) -> int:
-        return max(1, _WORKING // (8 * 6 * max(node.size for node in self.network.nodes)))
+        def made(part: Tensor) -> Rows:
+            given = {}
+            for index in self._places[part, 0].unique().tolist():
+                mine, node = (self._places[part, 0] == index).nonzero().squeeze(1), self.network.nodes[index]
+                given[node.inputs[0]] = torch.zeros(len(part), node.size, dtype=torch.float64)
+                given[node.inputs[0]][mine, self._places[part[mine], 1]] = 1
+            return self._walked(given, lines)
+
+        return self._parts(chosen, made)
+
+    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows:
+        """As ``Folded.substituted``."""
+
+        def made(part: Tensor | slice) -> Rows:
+            mine = rows[part]
+            given = {
+                index: mine.inputs.new_zeros(len(mine), self.network.nodes[index].size)
+                for index, chosen in self._unstable.items()
+                if len(chosen)
+            }
+            return self._walked(given, lines, mine, rounded)
+
+        # The lines of a search may be those of its rows.
+        return self._parts(torch.arange(len(rows)), made) if rounded else made(slice(None))
+
+    def _parts(self, every: Tensor, made: Callable[[Tensor], Rows]) -> Rows:
+        """Rows made a few at a time."""
+        chunk = max(1, _WORKING // (8 * 6 * max(node.size for node in self.network.nodes)))
+        return Rows.cat([Rows.zeros(0, len(self.free), self.unstable), *map(made, every.split(chunk))])
+
+    def _walked(
+        self,
+        given: Mapping[int, Tensor],
+        lines: Lines | None = None,
+        rows: Rows | None = None,
+        rounded: bool = True,
+    ) -> Rows:
+        """The forms of rows (rows, size) of the values of some nodes, by node, and of further rows of e and r."""
+        count = len(next(iter(given.values()))) if given else 0
+        rows = Rows.zeros(count, len(self.free), self.unstable) if rows is None else rows
+        walk = _Walk(self, rows, lines, rounded)
+        for index, a in given.items():
+            walk.give(index, a.to(walk.dtype))
+        return walk.end()
+
+    @cached_property
+    def rough(self) -> tuple[Network, torch.dtype]:
+        """The network for searches that prove nothing, and its dtype."""
+        return rough(self.network)
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """(m,) ≥ |value| of each unstable neuron over the box."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return torch.cat([none, *(self.magnitude(index)[chosen] for index, chosen in self._unstable.items())])
 
     def phases(self, index: int) -> tuple[Tensor, int, Tensor]:
         """Of an activation: its unstable neurons, the number of the first among all, and the others' slopes (size,)."""
@@ -167,7 +220,7 @@ class _Folding:
 
         For a row a of y = W·x + b, the new row is fl(a·W), off by γ·|a|·|W| for as many terms as the node has neurons,
         and the constant grows by fl(a·b). With |x| at most M, a·y changes by at most γ·|a|·(|W|·M + |b|). Additions
-        of the constants, at most one for each node, and what W and b themselves are off by, are covered as well.
+        of the constants, at most two for each node, and what W and b themselves are off by, are covered as well.
 
         Returns:
             For each neuron of the node, (size,), and what products too small for a float64 number amount to.
@@ -176,72 +229,110 @@ class _Folding:
             source = self.network.nodes[node.inputs[0]]
             most = self.magnitude(node.inputs[0])
             reach = node.absolute(most.reshape(1, *source.shape)) + node.offset_magnitude()
-            relative = gamma(node.size + len(self.network.nodes) + 8, torch.float64) + 2 * node.weight_error
+            relative = gamma(node.size + 2 * len(self.network.nodes) + 8, torch.float64) + 2 * node.weight_error
             # However large a coefficient is, what underflows here is not lost.
             unit = (relative * reach + _LEAST).expand(1, *node.shape).flatten()
             self._units[index] = unit, 8 * TINY * node.size * (1 + float(most.sum()))
         return self._units[index]
 
-    def _pull_back(self, target: int, rows: Tensor) -> Rows:
-        """The forms of rows·(value of node ``target``), for rows (rows, size of the node)."""
-        if self._stop():
-            raise OutOfTime
-        nodes = self.network.nodes
-        walk = _Walk(self, rows)
-        walk.give(target, rows)
-        while walk.pending:
-            # What is given on the way goes to earlier nodes.
-            index = max(walk.pending)
-            STEPS[nodes[index]](walk, index, nodes[index], walk.pending.pop(index))
-        # x = center + radius·e.
-        magnitude = gamma(nodes[0].size + len(nodes) + 8, torch.float64) * (self.center.abs() + self.radius)
-        error = walk.error + walk.entry.abs() @ (magnitude + _LEAST) + 4 * nodes[0].size * TINY
-        scaled = (walk.entry * self.radius)[:, self.free]
-        return Rows(scaled, walk.neurons, walk.constant + walk.entry @ self.center, OWN * error)
-
 
 class _Walk:
     """Rows on their way back to the input, and what has been collected of them.
 
+    Args:
+        folding: the box.
+        rows: of e and r, which are taken along.
+        lines: what takes the place of unstable neurons' values (``Folded.substituted``); None where rows end there.
+        rounded: whether there is an account of rounding; without, coefficients are those of a search.
+
     Attributes:
+        network: that of the folding, or one for searches.
         pending: by node, the rows (rows, size) that multiply its value and are still to be pulled back.
-        entry: (rows, inputs of the network) the coefficients of the input.
-        neurons, constant, error: of the forms (``Rows``), as far as they are known.
+        inputs, neurons, constant, error: of the forms (``Rows``), so far as they are known.
     """
 
-    def __init__(self, folding: _Folding, rows: Tensor) -> None:
-        self.folding = folding
+    def __init__(self, folding: _Folding, rows: Rows, lines: Lines | None, rounded: bool = True) -> None:
+        self.folding, self.rounded, self._lines = folding, rounded, lines
+        self.network, self.dtype = (folding.network, torch.float64) if rounded else folding.rough
         self.pending: dict[int, Tensor] = {}
-        self.entry = rows.new_zeros(len(rows), folding.network.input_size)
-        self.neurons = rows.new_zeros(len(rows), folding.unstable)
-        self.constant = rows.new_zeros(len(rows))
-        self.error = rows.new_full((len(rows),), TINY)
+        self.inputs, self.neurons, self.constant, self.error = rows.inputs, rows.neurons, rows.constant, rows.error
+        if rounded:
+            # Every sum of constants, at most two for each node, may change it.
+            self.error = rows.error + gamma(2 * len(self.network.nodes) + 8, torch.float64) * rows.constant.abs() + TINY
+        self._passed: dict[int, Tensor] = {}
+
+    def end(self) -> Rows:
+        """The forms, once nothing is pending."""
+        while self.pending:
+            if self.folding.stop():
+                raise OutOfTime
+            # What is given on the way goes to earlier nodes.
+            index = max(self.pending)
+            node = self.network.nodes[index]
+            STEPS[node](self, index, node, self.pending.pop(index))
+        parts = [self._passed.get(start, self.neurons[:, start:end]) for start, end in self.folding.blocks]
+        neurons = torch.cat([self.neurons[:, :0], *parts], 1)
+        return Rows(self.inputs, neurons, self.constant, OWN * self.error)
+
+    def enter(self, a: Tensor) -> None:
+        """Rows (rows, inputs of the network) have reached the input: x = center + radius·e."""
+        folding, nodes = self.folding, self.network.nodes
+        center, radius = folding.center.to(a), folding.radius.to(a)
+        self.inputs = self.inputs + (a * radius)[:, folding.free].to(self.inputs)
+        self.constant = self.constant + (a @ center).to(self.constant)
+        if self.rounded:
+            magnitude = gamma(nodes[0].size + 2 * len(nodes) + 8, torch.float64) * (center.abs() + radius)
+            self.error = self.error + a.abs() @ (magnitude + _LEAST) + 4 * nodes[0].size * TINY
+            self.error = self.error + _UNIT * self.inputs.abs().sum(1)
+
+    def through(self, index: int, a: Tensor) -> Tensor:
+        """What unstable neurons' pre-activations are multiplied by, given rows (rows, size) of an activation."""
+        chosen, start, _ = self.folding.phases(index)
+        end = start + len(chosen)
+        mine = a[:, chosen].to(self.neurons) + self.neurons[:, start:end]
+        if self.rounded:
+            self.error = self.error + mine.abs() @ (_UNIT * self.folding.magnitude(index)[chosen])
+        if len(chosen):
+            self._passed[start] = mine
+        if self._lines is None or not len(chosen):
+            return torch.zeros_like(a[:, chosen])
+        weight, more = self._lines(start, end, mine)
+        self.inputs, self.constant = self.inputs + more.inputs, self.constant + more.constant
+        self.neurons = torch.cat([self.neurons[:, :start] + more.neurons[:, :start], self.neurons[:, start:]], 1)
+        if self.rounded:
+            own = gamma(2 * len(self.network.nodes) + 8, torch.float64) * more.constant.abs()
+            size = self.inputs.abs().sum(1) + self.neurons[:, :start].abs() @ self.folding.reach[:start]
+            self.error = self.error + more.error + own + _UNIT * size
+        return weight.to(a)
 
     def give(self, index: int, a: Tensor) -> None:
         """Add rows (rows, …) that multiply the value of a node."""
         a = a.reshape(len(a), self.folding.network.nodes[index].size)
         if index in self.pending:
             a = self.pending[index] + a
-            self.error = self.error + a.abs() @ (_UNIT * self.folding.magnitude(index) + _LEAST)
+            if self.rounded:
+                self.error = self.error + a.abs() @ (_UNIT * self.folding.magnitude(index) + _LEAST)
         self.pending[index] = a
 
 
 def _input(walk: _Walk, index: int, node: Input, a: Tensor) -> None:
-    walk.entry = a
+    walk.enter(a)
 
 
 def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
-    chosen, start, passing = walk.folding.phases(index)
-    walk.neurons[:, start : start + len(chosen)] = a[:, chosen]
-    before = walk.folding.magnitude(node.inputs[0])
-    walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before + _LEAST) + TINY * before.sum()
+    chosen, _, passing = walk.folding.phases(index)
+    passed = (a * passing.to(a)).index_copy(1, chosen, walk.through(index, a))
+    if walk.rounded:
+        before = walk.folding.magnitude(node.inputs[0])
+        walk.error = walk.error + a.abs() @ (_UNIT * passing.abs() * before + _LEAST) + TINY * before.sum()
     line = walk.folding.straight(index)
     if line is not None:
         offset, error = line
-        walk.constant = walk.constant + a @ offset
-        rounding = gamma(node.size + len(walk.folding.network.nodes) + 8, torch.float64)
-        walk.error = walk.error + a.abs() @ (error + rounding * offset.abs() + _LEAST) + 8 * TINY * node.size
-    walk.give(node.inputs[0], a * passing)
+        walk.constant = walk.constant + (a @ offset.to(a)).to(walk.constant)
+        if walk.rounded:
+            rounding = gamma(node.size + 2 * len(walk.folding.network.nodes) + 8, torch.float64)
+            walk.error = walk.error + a.abs() @ (error + rounding * offset.abs() + _LEAST) + 8 * TINY * node.size
+    walk.give(node.inputs[0], passed)
 
 
 def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Tensor) -> None:
@@ -258,9 +349,10 @@ def _permute(walk: _Walk, index: int, node: Permute, a: Tensor) -> None:
 
 
 def _affine(walk: _Walk, index: int, node: Affine, a: Tensor) -> None:
-    walk.constant = walk.constant + a @ node.offset().expand(node.shape).flatten()
-    unit, lost = walk.folding.unit(index, node)
-    walk.error = walk.error + a.abs() @ unit + lost
+    walk.constant = walk.constant + (a @ node.offset().expand(node.shape).flatten()).to(walk.constant)
+    if walk.rounded:
+        unit, lost = walk.folding.unit(index, node)
+        walk.error = walk.error + a.abs() @ unit + lost
     before = walk.folding.network.nodes[node.inputs[0]].shape
     walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape), before))
 

@@ -49,17 +49,10 @@ class Proofs:
         # q̃ at the ends of the phases. What rounding makes of them is a few units of their own size, at most 1.
         self._at_upper = (1 - strip.slopes) * folded.upper / strip.width
         self._at_lower = (folded.slope - strip.slopes) * folded.lower / strip.width
-        neurons, rows = strip.neurons, strip.rows
-        reach = torch.maximum(-folded.lower, folded.upper)
+        rows, self._reach = strip.rows, torch.maximum(-folded.lower, folded.upper)
         # Of a neuron with a plane, r at the ends: its remainder is no function of z.
         self._at_upper = torch.where(strip.over, folded.upper, self._at_upper)
         self._at_lower = torch.where(strip.over, folded.slope * folded.lower, self._at_lower)
-        # By how much one unit of a multiplier makes all numbers together larger.
-        self._of_neurons = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * reach
-        if strip.planes is not None:
-            over = strip.planes.neurons
-            self._of_base = strip.base.matrix.abs().sum(1) + strip.base.constant.abs() + strip.width[over]
-            self._of_base = self._of_base + 2 * (1 + folded.slope[over].abs()) * reach[over]
         self._of_rows = rows.matrix.abs().sum(1) + rows.constant.abs()
 
     def lower(
@@ -87,16 +80,24 @@ class Proofs:
         strip = self._strip
         n, m = strip.folded.inputs, strip.folded.size
         w, weight = w.double(), of_rows(mu, objective, self.objectives)
-        c = torch.addmm(weight @ strip.rows.matrix, w, strip.neurons.matrix[columns])
-        constant = weight @ strip.rows.constant + w @ strip.neurons.constant[columns]
+        neurons = strip.neurons.of(columns)
+        c = torch.addmm(weight @ strip.rows.matrix, w, neurons.matrix)
+        constant = weight @ strip.rows.constant + w @ neurons.constant
         q, pull = c[:, n:], of_neurons(w, columns, m)
         free = torch.zeros(len(w), dtype=torch.float64)
+        # By how much one unit of a multiplier makes all numbers together larger.
+        of_neurons_ = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * self._reach[columns]
+        size = weight @ self._of_rows + w.abs() @ of_neurons_
+        error = weight @ strip.rows.error + w.abs() @ neurons.error
         if strip.planes is not None:
             which, place = strip.over_of(columns)
-            over = columns[which]
+            over, base = columns[which], strip.base.of(place)
             v = w.new_zeros(len(w), len(which)) if v is None else v.double()
-            c += v @ strip.base.matrix[place]
-            constant = constant + v @ strip.base.constant[place]
+            c += v @ base.matrix
+            constant = constant + v @ base.constant
+            of_base = base.matrix.abs().sum(1) + base.constant.abs() + strip.width[over]
+            size = size + v.abs() @ (of_base + 2 * (1 + strip.folded.slope[over].abs()) * self._reach[over])
+            error = error + v.abs() @ base.error
             q[:, over] += v * strip.width[over]
             free = q[:, strip.over].clamp(max=0).sum(1)
             q = torch.where(strip.over, of_neurons(v, over, m), q)
@@ -116,11 +117,6 @@ class Proofs:
         found = constant - c[:, :n].abs().sum(1) + least.sum(1) + free
         # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
         terms = n + m + 2 * len(columns) + strip.rows.matrix.shape[0] + 16
-        size = weight @ self._of_rows + w.abs() @ self._of_neurons[columns]
-        error = weight @ strip.rows.error + w.abs() @ strip.neurons.error[columns]
-        if strip.planes is not None and v is not None:
-            size = size + v.abs() @ self._of_base[place]
-            error = error + v.abs() @ strip.base.error[place]
         error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
         return rounded_down(found, error + curved)
 

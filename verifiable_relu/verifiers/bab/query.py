@@ -15,7 +15,7 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.rounding import OWN, unit_roundoff
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.folded import Folded, Rows, is_whole
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
@@ -24,16 +24,20 @@ from verifiable_relu.verifiers.bab.slopes import Above, Planes, Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.copies import at_once
 
+_ROWS = 512
+"""The neurons of a system that is not held as a whole of which a tree makes rows, about."""
+
 
 def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:
-    """About the memory that a tree takes before it has open nodes.
+    """About the memory that a tree takes but for its open nodes.
 
     Args:
         inputs: how many inputs vary.
         neurons: how many neurons are unstable.
         planes: whether there may be planes over all of them.
     """
-    return (28 if planes else 16) * (neurons + 1) * (inputs + neurons + 1)
+    made = neurons if is_whole(inputs, neurons) else _ROWS
+    return (28 if planes else 16) * (made + 1) * (inputs + neurons + 1)
 
 
 @dataclass(frozen=True, eq=False)

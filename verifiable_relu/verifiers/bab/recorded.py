@@ -170,8 +170,10 @@ class _Short:
                 by_line = self.chords[over] | given[:, over] | (own != 0)
                 mixed = torch.where(k < 0, own * self._over_chord[over], torch.where(by_line, -k, 0.0))
                 v[:, place] = torch.where(split[:, over] != 0, -k, mixed)
-                q[:, :start] += v[:, place] @ strip.base.matrix[place, n : n + start]
-            q[:, :start] += w[:, start:end] @ strip.neurons.matrix[start:end, n : n + start]
+                given_ = (v[:, place] != 0).any(0)
+                q[:, :start] += v[:, place[given_]] @ strip.base.of(place[given_]).matrix[:, n : n + start]
+            used = start + (w[:, start:end] != 0).any(0).nonzero().squeeze(1)
+            q[:, :start] += w[:, used] @ strip.neurons.of(used).matrix[:, n : n + start]
         return w, v, q
 
     def shortened(
@@ -239,7 +241,7 @@ class Recorded:
         The arguments are those of ``Proofs.lower`` with all columns. Neurons with planes have other slopes there.
         """
         over = self._strip.over
-        c = of_rows(mu, None, 1) @ plain.rows.matrix + w @ plain.neurons.matrix
+        c = of_rows(mu, None, 1) @ plain.rows.matrix + w @ plain.neurons.of(torch.arange(w.shape[1])).matrix
         k = c[:, plain.folded.inputs :] / plain.width
         whole = torch.where(over, w + (plain.slopes - self._strip.slopes) * k, w)
         return self._written(split, whole, mu, over.expand(len(w), -1))

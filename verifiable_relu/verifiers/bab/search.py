@@ -158,11 +158,11 @@ class Forest:
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
         self._tell = limits.tell
-        self._most = min(len(polytopes), limits.memory // query.bytes_of_trees(polytopes))
+        self._most = max(1, min(len(polytopes), limits.memory // query.bytes_of_trees(polytopes)))
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
         self._alone, self._step = limits.alone - limits.done, limits.alone
         self._processes = 1 if query.folded.functions else limits.processes
-        self._memory = limits.memory // max(1, self._most * self._processes)
+        self._memory = limits.memory // self._most * self._processes
 
     def search(self, work: float = math.inf, together: int = sys.maxsize) -> Ended | None:
         """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
@@ -174,9 +174,6 @@ class Forest:
         Returns:
             Why there may be something left; None if the search only paused, and can go on.
         """
-        if self._waiting and not self._most:
-            size = self.query.folded.size
-            return Ended(Reason.MEMORY, f"a tree over {size} unstable neurons takes too much memory")
         while (self._waiting or self._trees) and not self._over():
             if self._waiting and len(self._trees) < min(self._most, together):
                 self._plant(self._waiting.pop(0))
@@ -373,7 +370,7 @@ class _Search:
         self._query, self._candidates, self._options = query, candidates, options
         self._rounds, self._limits, self._record = rounds, limits, record
         # A neuron that no other one feeds has its exact interval.
-        self._refinement = rounds.refinement if len(query.folded.blocks) > 1 else None
+        self._refinement = rounds.refinement if len(query.folded.blocks) > 1 and query.folded.whole else None
         self._size = query.folded.size
         self.found = Searched(IN_TIME)
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from verifiable_relu.bounds.crown import Adam
 from verifiable_relu.rounding import FEW, OWN, TINY, gamma, tiny
@@ -33,6 +34,14 @@ from verifiable_relu.verifiers.bab.folded import Folded, Rows, short, short_smoo
 
 _SHORT = 2.0**20
 """Coefficients of planes are multiples of one part of so many of the pre-activation's."""
+
+_FEW = 64
+"""Where a system is too large to be held as a whole, planes are over neurons whose pre-activations have so many terms
+at most."""
+
+
+_PART = 1 << 22
+"""About how many coefficients of pre-activations are looked at at once."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ class Above(Slopes):
             slopes: (objectives, m) of the lines below the activations to begin with.
             stop: asked after every step.
         """
-        terms = [_Terms.of(folded, torch.arange(start, end)) for start, end in folded.blocks or ((0, 0),)]
+        terms = [_Terms.of(folded, start, end, stop) for start, end in folded.blocks or ((0, 0),)]
         found = []
         for number in range(len(objectives)):
             bound = _Bound(folded, objectives[number : number + 1])
@@ -152,11 +161,8 @@ class _Bound:
 
     def __init__(self, folded: Folded, rows: Rows) -> None:
         single = torch.float32
-        self._folded, neurons = folded, folded.neurons
-        self._first = torch.cat([rows.inputs, rows.neurons], 1).to(single)
-        self._constant = rows.constant.to(single)
-        self._matrix = torch.cat([neurons.inputs, neurons.neurons], 1).to(single)
-        self._offsets = neurons.constant.to(single)
+        self._folded = folded
+        self._rows = Rows(*(t.to(single) for t in vars(rows).values()))
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         self._curvature, self._chord = folded.curvature.to(single), folded.chords(single)
         self._offset = (slope - self._chord) * lower
@@ -184,30 +190,37 @@ class _Bound:
         return self._walked(lines, planes)[:2]
 
     def _walked(self, lines: Tensor, planes: Sequence[_Over]) -> tuple[Tensor, Tensor, Tensor]:
-        n, a, constant = self._folded.inputs, self._first.expand(len(lines), -1), self._constant
-        slopes, fars = [lines[:, :0]], [lines[:, :0] > 0]
-        for number, (start, end) in reversed(list(enumerate(self._folded.blocks))):
-            mine, given, part = a[:, n + start : n + end], lines[:, start:end], slice(start, end)
+        n, blocks, smooth = self._folded.inputs, self._folded.blocks, self._folded.smooth
+        slopes, fars = {0: lines[:, :0]}, {0: lines[:, :0] > 0}
+
+        def taken(start: int, end: int, mine: Tensor) -> tuple[Tensor, Rows]:
+            given, part = lines[:, start:end], slice(start, end)
             # The chord is above a convex activation, and below a concave one.
             far = mine * self._curvature[part] < 0
-            if self._fan is not None and bool(self._folded.smooth[start]):
+            if self._fan is not None and bool(smooth[start]):
                 slope, shift = self._fan.at(part, mine < 0, given)
             else:
                 slope = torch.where(far, self._chord[part], self._least[part] + self._room[part] * given)
                 shift = torch.where(far, self._offset[part], 0.0)
+            slopes[start], fars[start] = slope, far
             weight, rest = mine * slope, mine * shift
+            before, above = mine.new_zeros(1, n + start), mine.new_zeros(1)
             if planes:
-                over = planes[number]
+                over = planes[blocks.index((start, end))]
                 covered = far & over.covers
                 weight, rest = torch.where(covered, 0.0, weight), torch.where(covered, 0.0, rest)
                 amount = torch.where(covered, mine, 0.0)[0, over.covers]
-                constant = constant + amount @ over.constant
-                a = a.index_add(1, over.places.flatten(), (amount[:, None] * over.coefficients).flatten()[None])
-            constant = constant + rest.sum(1) + weight @ self._offsets[part]
-            a = torch.addmm(a[:, : n + start], weight, self._matrix[part, : n + start])
-            slopes.insert(0, slope)
-            fars.insert(0, far)
-        return constant - a[:, :n].abs().sum(1), torch.cat(slopes, 1), torch.cat(fars, 1)
+                above = amount @ over.constant
+                terms = (amount[:, None] * over.coefficients).flatten()[None]
+                before = before.index_add(1, over.places.flatten(), terms)
+            constant = rest.sum(1) + above
+            return weight, Rows(before[:, :n], before[:, n:], constant, constant)
+
+        first = Rows(*(t.expand(len(lines), *t.shape[1:]) for t in vars(self._rows).values()))
+        found = self._folded.substituted(first, taken, rounded=False)
+        every = [start for start, _ in blocks] or [0]
+        slope, far = (torch.cat([found[start] for start in every], 1) for found in (slopes, fars))
+        return found.constant - found.inputs.abs().sum(1), slope, far
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,14 +254,38 @@ class Planes:
         fields = (torch.cat(field) for field in zip(*rest, strict=True))
         return Planes(torch.cat([p.neurons for p in parts]), torch.cat(moved, 1), *fields)
 
-    def rows(self, part: slice, inputs: int, neurons: int) -> Rows:
-        """Some of the bounds as rows of e and r, by how many of either there are."""
-        first, end = torch.searchsorted(self.entries[0], torch.tensor([part.start, part.stop])).tolist()
-        row, column = self.entries[:, first:end]
-        dense = torch.zeros(part.stop - part.start, inputs + neurons, dtype=torch.float64)
-        dense[row - part.start, column] = self.coefficients[first:end]
-        constant = self.constant[part]
+    def rows(self, chosen: Tensor, inputs: int, neurons: int) -> Rows:
+        """Some of the bounds, in ascending order, as rows of e and r, by how many of either there are."""
+        mine = torch.isin(self.entries[0], chosen)
+        row, column = self.entries[:, mine]
+        dense = torch.zeros(len(chosen), inputs + neurons, dtype=torch.float64)
+        dense[torch.searchsorted(chosen, row), column] = self.coefficients[mine]
+        constant = self.constant[chosen]
         return Rows(dense[:, :inputs], dense[:, inputs:], constant, torch.zeros_like(constant))
+
+    def combined(self, amount: Tensor, block: tuple[int, int], folded: Folded, width: Tensor) -> Rows:
+        """The sums Σ amount·(plane − width) over the planes of a block's neurons, of e and of r before the block.
+
+        Args:
+            amount: (rows, neurons of the block).
+            block: its first neuron, and its end.
+            folded: the system.
+            width: (m,).
+        """
+        n, start = folded.inputs, block[0]
+        first, last = torch.searchsorted(self.neurons, torch.tensor(block)).tolist()
+        terms = slice(*torch.searchsorted(self.entries[0], torch.tensor([first, last])).tolist())
+        over, count = self.neurons[first:last], last - first
+        entries, values = self.entries[:, terms] - torch.tensor([[first], [0]]), self.coefficients[terms]
+        mine = amount[:, over - start]
+        whole = torch.sparse_coo_tensor(entries.flip(0), values, (n + start, count), check_invariants=True)
+        found, level = torch.sparse.mm(whole, mine.T).T, self.constant[first:last] - width[over]
+        reach = torch.cat([torch.ones(n, dtype=torch.float64), folded.reach])
+        size = self.constant[first:last].abs() + width[over]
+        size = size.index_add(0, entries[0], values.abs() * reach[entries[1]])
+        underflow = 8 * TINY * (count + 1) * (1 + n + start) * (1 + reach.sum())
+        error = OWN * (gamma(count + 4, torch.float64) * (mine.abs() @ size) + underflow)
+        return Rows(found[:, :n], found[:, n:], mine @ level, error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,11 +311,12 @@ class _Terms:
 
     Attributes:
         neurons: (h,) their numbers.
-        places: (h, k) each term's variable, among e and the neurons' values; different in a row but for padding.
+        places: (h, k) each term's variable, among e and the neurons' values.
         weight: (h, k) its coefficient.
         size: (h, k) ≥ 0, likewise, of the scaled variable.
         middle: (h, k) the centre of its variable.
         constant: (h,) the pre-activations where y is zero.
+        own, error: (h,) the constants of the pre-activations' forms, and their errors.
         lower, upper, below: (h,) the bounds of the pre-activations, and the activations' slopes below zero.
     """
 
@@ -288,28 +326,50 @@ class _Terms:
     size: Tensor
     middle: Tensor
     constant: Tensor
+    own: Tensor
+    error: Tensor
     lower: Tensor
     upper: Tensor
     below: Tensor
 
     @staticmethod
-    def of(folded: Folded, neurons: Tensor) -> _Terms:
-        """The terms in float64."""
-        whole = torch.cat([folded.neurons.inputs[neurons], folded.neurons.neurons[neurons]], 1)
+    def of(folded: Folded, start: int, end: int, stop: Callable[[], bool]) -> _Terms:
+        """The terms, in float64, of those neurons of a block that have few enough; of none once ``stop`` says so."""
+        most = folded.inputs + folded.size if folded.whole else _FEW
+        found = [_Terms._of(folded, torch.arange(0), Rows.zeros(0, folded.inputs, folded.size))]
+        for neurons in torch.arange(start, end).split(max(1, _PART // (1 + folded.inputs + folded.size))):
+            forms = folded.of_neurons(neurons)
+            few = ((forms.inputs != 0).sum(1) + (forms.neurons != 0).sum(1) <= most).nonzero().squeeze(1)
+            # What neurons of one block read is alike.
+            if not len(few) or stop():
+                break
+            found.append(_Terms._of(folded, neurons[few], forms[few]))
+        wide = max(terms.places.shape[1] for terms in found)
+        found = [terms._padded(wide) for terms in found]
+        return _Terms(*(torch.cat([getattr(terms, name) for terms in found]) for name in vars(found[0])))
+
+    @staticmethod
+    def _of(folded: Folded, neurons: Tensor, forms: Rows) -> _Terms:
+        whole = torch.cat([forms.inputs, forms.neurons], 1)
         row, column = whole.nonzero(as_tuple=True)
         count = torch.bincount(row, minlength=len(neurons))
         most = int(count.max()) if len(count) else 0
         place = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
-        # A row with fewer terms than others is filled with a variable that it has no term of.
-        places = (whole == 0).byte().argmax(1)[:, None].repeat(1, most)
+        # A row with fewer terms than others is filled with zeros.
+        places = torch.zeros(len(neurons), most, dtype=torch.long)
         places[row, place] = column
         weight = torch.zeros(places.shape, dtype=torch.float64)
         weight[row, place] = whole[row, column]
         center, radius = variables(folded)
         middle = center[places]
-        constant = folded.neurons.constant[neurons] + (weight * middle).sum(1)
+        constant = forms.constant + (weight * middle).sum(1)
         ends = (folded.lower[neurons], folded.upper[neurons], folded.slope[neurons])
-        return _Terms(neurons, places, weight, weight.abs() * radius[places], middle, constant, *ends)
+        own = (forms.constant, forms.error)
+        return _Terms(neurons, places, weight, weight.abs() * radius[places], middle, constant, *own, *ends)
+
+    def _padded(self, wide: int) -> _Terms:
+        """The terms with so many in every row."""
+        return self._each(lambda t: pad(t, (0, wide - t.shape[1])) if t.dim() > 1 else t)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> _Terms:
         return _Terms(*(change(t) for t in vars(self).values()))
@@ -350,7 +410,7 @@ class _Planes:
 
     Args:
         folded: the system.
-        terms: of each block's neurons.
+        terms: of the neurons of each block that may have planes.
         chosen: (m,) bool, the neurons with planes.
 
     Attributes:
@@ -359,8 +419,9 @@ class _Planes:
 
     def __init__(self, folded: Folded, terms: Sequence[_Terms], chosen: Tensor) -> None:
         self._folded = folded
-        self._covers = chosen.split([len(mine.neurons) for mine in terms])
-        self._exact = [mine[covers] for mine, covers in zip(terms, self._covers, strict=True)]
+        self._exact = [mine[chosen[mine.neurons]] for mine in terms]
+        has = torch.zeros_like(chosen).index_fill(0, torch.cat([mine.neurons for mine in self._exact]), True)
+        self._covers = has.split([end - start for start, end in folded.blocks or ((0, 0),)])
         self._single = [mine.single() for mine in self._exact]
         chord = folded.chords(torch.float32)
         starts = [torch.zeros(0)]
@@ -390,7 +451,6 @@ class _Planes:
         return Planes.cat([self._rounded(mine, *parameters) for mine, parameters in parts])
 
     def _rounded(self, mine: _Terms, theta: Tensor, mu: Tensor, nu: Tensor) -> Planes:
-        neurons = self._folded.neurons
         chord = self._folded.chords(torch.float64)[mine.neurons]
         # θ is one of 2²⁰ parts, so that its differences from μ, ν and 1 are exact; a product with a weight is not.
         coefficients, top = theta * mine.weight, mine.tops(theta, mu, nu)
@@ -398,10 +458,9 @@ class _Planes:
         moved = (coefficients * mine.middle).sum(1)
         # Sums of at most so many terms, all of which together are at most ``size``; a slope may exceed 1 in magnitude.
         reach = (mine.weight.abs() * mine.middle.abs() + mine.size).sum(1)
-        own = neurons.constant[mine.neurons].abs()
-        size = (4 + 2 * mine.below.abs()) * (reach + own + mine.upper.abs() + mine.lower.abs())
+        size = (4 + 2 * mine.below.abs()) * (reach + mine.own.abs() + mine.upper.abs() + mine.lower.abs())
         error = gamma(2 * mine.places.shape[1] + 32, torch.float64) * size + 64 * TINY * (1 + mine.places.shape[1])
-        error = OWN * (error + (1 + mine.below.abs()) * neurons.error[mine.neurons])
+        error = OWN * (error + (1 + mine.below.abs()) * mine.error)
         row, term = (mine.weight != 0).nonzero(as_tuple=True)
         entries = torch.stack([row, mine.places[row, term]])
         found = (coefficients[row, term], theta[row, term], torch.stack([mu, nu], 1))

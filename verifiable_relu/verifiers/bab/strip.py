@@ -14,12 +14,13 @@ it is negative (Xu et al., arXiv 2011.13824); the slopes are optimised for that 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, epsilon, gamma
+from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, epsilon, gamma, unit_roundoff
 from verifiable_relu.verifiers.bab.curves import Curves
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.slopes import Planes
@@ -39,15 +40,53 @@ class Forms:
     constant: Tensor
     error: Tensor
 
-    @staticmethod
-    def none(rows: int, columns: int) -> Forms:
-        """Forms that are zero, to be filled."""
-        return Forms(*(torch.zeros(*shape, dtype=torch.float64) for shape in ((rows, columns), (rows,), (rows,))))
+    def __getitem__(self, chosen: Tensor | slice) -> Forms:
+        return Forms(self.matrix[chosen], self.constant[chosen], self.error[chosen])
 
-    def put(self, rows: slice | Tensor, forms: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Fill some rows with matrix, constant and error."""
-        for mine, given in zip((self.matrix, self.constant, self.error), forms, strict=True):
-            mine[rows] = given
+    def __len__(self) -> int:
+        return len(self.constant)
+
+    @staticmethod
+    def cat(parts: Sequence[Forms]) -> Forms:
+        """All forms of several."""
+        return Forms(*(torch.cat([getattr(part, name) for part in parts]) for name in ("matrix", "constant", "error")))
+
+
+class Store:
+    """Forms of some of many things, made when they are first asked for.
+
+    Args:
+        count: of how many.
+        columns: of the forms.
+        make: makes those of some, given by number in ascending order.
+
+    Attributes:
+        forms: those that are made.
+    """
+
+    def __init__(self, count: int, columns: int, make: Callable[[Tensor], Forms]) -> None:
+        self._make, self._place = make, torch.full((count,), -1)
+        shapes = ((0, columns), (0,), (0,))
+        self.forms = Forms(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
+
+    @property
+    def made(self) -> Tensor:
+        """(count,) bool, whose forms are made."""
+        return self._place >= 0
+
+    def places(self, chosen: Tensor) -> Tensor:
+        """Where the forms of some are among those that are made, which they are then."""
+        missing = chosen[self._place[chosen] < 0].unique()
+        if len(missing):
+            start = len(self.forms)
+            self.forms = Forms.cat([self.forms, self._make(missing)])
+            self._place[missing] = torch.arange(start, start + len(missing))
+        return self._place[chosen]
+
+    def of(self, chosen: Tensor) -> Forms:
+        """The forms of some."""
+        places = self.places(chosen)
+        return self.forms[places]
 
 
 class Strip:
@@ -65,8 +104,8 @@ class Strip:
         over: (m,) bool, the neurons with planes.
         width: (m,) Q, rounded away from zero.
         curves: the smooth neurons, if there are any.
-        neurons: the pre-activations, m forms.
-        base: the values without their remainders Q·q̃ of the neurons with planes, a form for each plane.
+        neurons: the pre-activations, m forms of which those are made that are asked for.
+        base: likewise the values without their remainders Q·q̃ of the neurons with planes, by the planes' numbers.
         rows: forms of ``rows``.
     """
 
@@ -90,28 +129,47 @@ class Strip:
             self.width[self.curves.neurons] = self.curves.width
             self._offset = torch.zeros_like(slopes)
             self._offset[self.curves.neurons] = self.curves.offset
-        n, m = folded.inputs, folded.size
-        self.neurons = Forms.none(m, n + m)
-        self.base = Forms.none(0 if planes is None else len(planes.neurons), n + m)
-        self._size = torch.zeros(m, dtype=torch.float64)
-        for start, end in folded.blocks:
-            mine = slice(start, end)
-            self.neurons.put(mine, self._substituted(folded.neurons[mine], start))
-            self._size[mine] = self.neurons.matrix[mine].abs().sum(1) + self.neurons.constant[mine].abs()
-            if planes is not None:
-                self._take(planes, start, end)
-        self.rows = Forms(*self._substituted(rows, m))
+        count = 0 if planes is None else len(planes.neurons)
+        self.neurons = Store(folded.size, folded.inputs + folded.size, self._of_neurons)
+        self.base = Store(count, folded.inputs + folded.size, self._of_planes)
+        self.rows = self._substituted(rows)
 
-    def _take(self, planes: Planes, start: int, end: int) -> None:
-        """The planes over neurons of a block."""
-        part = slice(*torch.searchsorted(planes.neurons, torch.tensor([start, end])).tolist())
-        matrix, constant, error = self._substituted(planes.rows(part, self.folded.inputs, self.folded.size), start)
-        width = self.width[planes.neurons[part]]
-        error = OWN * (error + 2 * epsilon(torch.float64) * (constant.abs() + width))
-        self.base.put(part, (matrix, constant - width, error))
+    def _of_neurons(self, chosen: Tensor) -> Forms:
+        return self._forms(self.folded.of_neurons(chosen, self._lines))
+
+    def _of_planes(self, chosen: Tensor) -> Forms:
+        assert self.planes is not None
+        rows = self.planes.rows(chosen, self.folded.inputs, self.folded.size)
+        width = self.width[self.planes.neurons[chosen]]
+        error = OWN * 2 * epsilon(torch.float64) * (rows.constant.abs() + width)
+        return self._substituted(Rows(rows.inputs, rows.neurons, rows.constant - width, error))
+
+    def _substituted(self, rows: Rows) -> Forms:
+        """Rows of e and r as forms of e and q̃."""
+        return self._forms(self.folded.substituted(rows, self._lines))
+
+    def _lines(self, start: int, end: int, mine: Tensor) -> tuple[Tensor, Rows]:
+        """Lines and planes in the place of a block's values, with what the products lose (``Folded.substituted``)."""
+        folded, part = self.folded, slice(start, end)
+        weight, size = mine * self.slopes[part], torch.maximum(-folded.lower, folded.upper)[part]
+        error = unit_roundoff(torch.float64) * (weight.abs() @ size) + TINY * (1 + size.sum())
+        if self.planes is not None:
+            found = self.planes.combined(mine, (start, end), folded, self.width)
+            return weight, Rows(found.inputs, found.neurons, found.constant, found.error + error)
+        more, constant = torch.zeros(1, folded.inputs + start, dtype=torch.float64), torch.zeros_like(error)
+        if self._offset is not None:
+            constant, terms = mine @ self._offset[part], mine.abs() @ self._offset[part].abs()
+            error = error + gamma(end - start + 4, torch.float64) * terms + TINY * (end - start)
+        return weight, Rows(more[:, : folded.inputs], more[:, folded.inputs :], constant, OWN * error)
+
+    def _forms(self, rows: Rows) -> Forms:
+        """Forms of e and of the remainders q, which the lines have left, as forms of e and q̃."""
+        rest = rows.neurons * self.width
+        rounding = unit_roundoff(torch.float64) * rest.abs().sum(1) + TINY * (1 + rest.shape[1])
+        return Forms(torch.cat([rows.inputs, rest], 1), rows.constant, OWN * (rows.error + rounding))
 
     def over_of(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of some neurons have planes, by their places among these, and the rows of these in ``base``."""
+        """Which of some neurons have planes, by their places among these, and the numbers of these planes."""
         which = self.over[columns].nonzero().squeeze(1)
         if self.planes is None:
             return which, which
@@ -137,32 +195,3 @@ class Strip:
         if self.curves is not None:
             found[:, self.curves.neurons] = self.curves.gaps(split)
         return found
-
-    def _substituted(self, rows: Rows, before: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of e and r as forms of e and q̃: matrix, constant, error; r of the first ``before`` neurons alone.
-
-        Each coefficient is a sum of at most ``before`` + 2 products, and the constant of at most twice as many; e and
-        q̃ are at most 1.
-        """
-        n = self.folded.inputs
-        direct = rows.neurons[:, :before]
-        weight = direct * self.slopes[:before]
-        matrix = weight @ self.neurons.matrix[:before]
-        matrix[:, :n] += rows.inputs
-        matrix[:, n : n + before] += direct * self.width[:before]
-        constant = rows.constant + weight @ self.neurons.constant[:before]
-        terms = rows.inputs.abs().sum(1) + rows.constant.abs() + direct.abs() @ self.width[:before].abs()
-        terms = terms + weight.abs() @ self._size[:before]
-        error = rows.error + weight.abs() @ self.neurons.error[:before]
-        if self._offset is not None:
-            constant = constant + direct @ self._offset[:before]
-            terms = terms + direct.abs() @ self._offset[:before].abs()
-        if self.planes is not None:
-            count = int(torch.searchsorted(self.planes.neurons, before))
-            over, base = direct[:, self.planes.neurons[:count]], self.base
-            matrix += over @ base.matrix[:count]
-            constant = constant + over @ base.constant[:count]
-            terms = terms + over.abs() @ (base.matrix[:count].abs().sum(1) + base.constant[:count].abs())
-            error = error + over.abs() @ base.error[:count]
-        rounding = gamma(3 * before + 8, torch.float64) * terms + 8 * TINY * (before + 1) * matrix.shape[1]
-        return matrix, constant, OWN * (error + rounding)

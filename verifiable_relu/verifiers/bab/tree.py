@@ -39,6 +39,9 @@ _OTHER = 150
 _PROGRAM = 3e9
 """The work of a linear program."""
 
+_NEW = 0.5
+"""How much the blame of a neuron without a row counts beside that of others, where rows are to be few."""
+
 _MOST = 32
 """Nodes that are finished at once, at most."""
 
@@ -149,6 +152,8 @@ class PhaseTree(Loop[Nodes, Bounded]):
         steps = self._options.look if look else self._options.steps
         found = self._ascent.run(nodes, steps)
         self.now.work += self._work(len(nodes), steps, len(found.columns))
+        if not self._strip.folded.whole:
+            found.blame *= torch.where(self._strip.neurons.made, 1.0, _NEW).to(found.blame)
         return found
 
     def proven(self, nodes: Nodes, found: Bounded) -> Tensor:
@@ -181,12 +186,18 @@ class PhaseTree(Loop[Nodes, Bounded]):
         stalled |= (found.blame < 0).all(1)
         one = max(1.0, self._work(1, options.finishing, self._size))
         for part in stalled.nonzero().squeeze(1).split(max(1, min(_MOST, int(_TOGETHER / one)))):
-            if self._left() > 0 and self.now.state is State.OPEN:
+            if len(part) and self._left() > 0 and self.now.state is State.OPEN:
                 is_open[part] = self._finish(nodes, found.blame, part)
         return is_open
 
     def _finish(self, nodes: Nodes, blame: Tensor, part: Tensor) -> Tensor:
         """Which of the nodes ``part`` stay open after more steps and, where these have settled, a linear program."""
+        if not self._strip.folded.whole:
+            # Nothing but splits closes it.
+            if bool((blame[part] < 0).all(1).any()):
+                self.now.state = State.STUCK
+            blame[part] = self._or_gaps(blame[part], nodes.split[part]).to(blame)
+            return torch.ones(len(part), dtype=torch.bool)
         if self._everywhere is None:
             self._everywhere = DualAscent(self._strip, torch.ones(self._size, dtype=torch.bool), torch.float64)
         mine, options = nodes[part], self._options
@@ -206,10 +217,12 @@ class PhaseTree(Loop[Nodes, Bounded]):
             is_open[number] = not self._solved(mine[number : number + 1])
         mine.multipliers *= (mine.split != 0) | self._ascent.adaptive
         nodes.multipliers[part], nodes.mu[part] = mine.multipliers, mine.mu
-        # Where no line costs anything, the widest triangle is split.
-        none = (_total(found.blame) <= 0)[:, None]
-        blame[part] = torch.where(none, self._strip.gaps(mine.split), found.blame).to(blame)
+        blame[part] = self._or_gaps(found.blame, mine.split).to(blame)
         return is_open
+
+    def _or_gaps(self, blame: Tensor, split: Tensor) -> Tensor:
+        """What each neuron is to blame for; where no line costs anything, the widest triangle is split."""
+        return torch.where(_total(blame)[:, None] > 0, blame, self._strip.gaps(split).to(blame))
 
     def _solved(self, node: Nodes) -> bool:
         """Whether the linear program of one node proves it; it may also refute the tree, or be the end of the road."""
