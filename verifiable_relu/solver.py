@@ -233,7 +233,7 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
         complain("solver", f"{result.reason} by {result.method}: {result.detail}")
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
-    if spec.joined is None:
+    if spec.version == "1.0":
         return [result.answer, *assignment(result, spec)]
     # The standard's numbers have no quotients.
     said = tensors(result, spec, lambda value: decimal(value) or repr(float(value)))
