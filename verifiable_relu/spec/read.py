@@ -25,7 +25,6 @@ from verifiable_relu.spec.formula import (
     ONE,
     TRUE,
     And,
-    Arithmetic,
     Bound,
     Formula,
     LinearTerm,
@@ -36,7 +35,8 @@ from verifiable_relu.spec.formula import (
     properties,
 )
 from verifiable_relu.spec.property import Row
-from verifiable_relu.spec.specfile import SpecFile, Variable, stem
+from verifiable_relu.spec.relations import Relations, implied
+from verifiable_relu.spec.specfile import Declared, DeclaredTensor, Joined, SpecFile, Variable, stem
 
 # Strings and quoted symbols may hold semicolons. The quantifiers are possessive, which rules out backtracking.
 _OPAQUE = re.compile(r';[^\n]*+|"(?:[^"]++|"")*+"|\|[^|]*+\||["|]')
@@ -196,7 +196,7 @@ class _Reader:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.arithmetic = Arithmetic()
+        self.arithmetic = Relations(0, 0)
         self.terms: dict[str, LinearTerm] = {}
         self.declared: dict[str, list[int]] = {"X": [], "Y": []}
         self.asserted: list[Formula] = []
@@ -205,9 +205,14 @@ class _Reader:
     def read(self, path: Path) -> SpecFile:
         self.evaluate()
         inputs, outputs = self.variable("X", "input"), self.variable("Y", "output")
-        formula = And(tuple(self.asserted))
+        formula, joined = And(tuple(self.asserted)), None
+        if self.arithmetic.used:
+            formula = And((formula, *implied(formula, outputs.size, inputs.size)))
+            ports = ((DeclaredTensor(each, "Real", ""),) for each in (inputs, outputs))
+            network = Declared("network", "", next(ports), (), next(ports), tuple(range(inputs.size)), 0)
+            joined = Joined((network,), inputs.size, True, tuple(self.arithmetic.products))
         found = properties(formula, inputs.size, lambda i: f"X_{i}", stem(path), self.source.place)
-        return SpecFile(path, "1.0", found, inputs, outputs)
+        return SpecFile(path, "1.0", found, inputs, outputs, joined=joined)
 
     def evaluate(self) -> None:
         """Execute all commands of the file.
@@ -286,8 +291,11 @@ class _Reader:
             raise UnsupportedError(f"'{name}' is of sort {_shown(sort)}, only Real is supported")
         if name in self.terms:
             raise InputError(f"'{name}' is declared twice")
+        if self.arithmetic.used:
+            raise InputError(f"'{name}' is declared after a condition that relates inputs or multiplies variables")
         kind, index = match.group(1), int(match.group(2))
         self.declared[kind].append(index)
+        self.arithmetic.start, self.arithmetic.size = len(self.declared["Y"]), len(self.declared["X"])
         one = {index: ONE}
         self.terms[name] = LinearTerm(one) if kind == "X" else LinearTerm(outputs=one)
 
