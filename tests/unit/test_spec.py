@@ -203,6 +203,7 @@ def test_unsupported_examples_of_2_0_are_refused(name: str, message: str) -> Non
 # ---- what is refused -------------------------------------------------------------------------------------------
 
 BOX = "(assert (>= X_0 0))\n(assert (<= X_0 1))\n"
+INVERTED = f"(and {' '.join(f'(>= X_{i} 0.0) (<= X_{i} {1 - 2 * (i == 3)}.0)' for i in range(4))})"
 BAD = {
     "empty": ("", "the file is empty"),
     "nothing but a comment": ("; hello\n", "the file is empty"),
@@ -220,6 +221,10 @@ BAD = {
     "every case inverted": (
         declared(1, 1) + "(assert (or (and (>= X_0 1) (<= X_0 0)) (and (>= X_0 3) (<= X_0 2))))",
         "line 3, column 29: in every case the box is empty: 1.0 <= X_0 (line 3, column 18) but X_0 <= 0.0",
+    ),
+    "every case inverted, read at once": (
+        declared(4, 1) + f"(assert (or {INVERTED} {INVERTED}))",
+        "line 6, column 109: in every case the box is empty: 0.0 <= X_3 (line 6, column 96) but X_3 <= -1.0",
     ),
     "no upper bound": (declared(1, 1) + "(assert (>= X_0 0))", "the input X_0 has no upper bound"),
     "no lower bound": (declared(2, 1) + BOX + "(assert (<= X_1 0))", "the input X_1 has no lower bound"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.spec import limits
@@ -102,8 +103,8 @@ def implied(formula: Formula, start: int, size: int) -> list[Bound]:
         size: how many inputs there are.
     """
     ends: dict[tuple[int, bool], Fraction] = {}
-    bounds, given, _ = conjunction(formula, True)
-    for bound in bounds:
+    bounds, blocks, given, _ = conjunction(formula, True)
+    for bound in chain(bounds, *(block.bounds() for block in blocks)):
         key, better = (bound.variable, bound.upper), min if bound.upper else max
         ends[key] = better(ends.get(key, bound.value), bound.value)
     rows = [row for row in given if all(start <= i < start + size for i, _ in row.coefficients)]

@@ -137,6 +137,8 @@ def parsed(source: Source) -> Any:
 
 
 def _check_size(source: Source) -> None:
+    if len(source.text) > limits.BYTES_2:
+        raise InputError(f"larger than {limits.BYTES_2:,} bytes")
     for _ in source.tokens(limits.TOKENS_2):
         pass
     if source.text.count("[") > limits.ELEMENTS_2:
