@@ -4,8 +4,9 @@ Which of the two decides a query is not known beforehand. On shallow networks tr
 ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
 worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
 
-Before that, one tree is begun a second time with planes over its neurons (``above``). These bound the root much better,
-but not always what it is split into: all trees get planes where this one has closed more after the same work.
+Before that, where the first tree stands still, it is begun again with planes over its neurons (``above``). These bound
+the root much better, but not always what it is split into: all trees get planes where this one has closed more after
+the same work. Where a tree gets on without them, their search takes longer than the tree.
 """
 
 from __future__ import annotations
@@ -294,6 +295,7 @@ class Rounds:
         above: the search for planes over neurons; None for none.
         first: work that the trees of a query may take before a refinement is thought of (``loop.Progress``); before
             planes are, one tree takes its share of it.
+        still: planes are searched for where that tree has closed no more than this part by then.
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -307,6 +309,7 @@ class Rounds:
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
     above: Above | None = Above()  # noqa: RUF009 -- frozen
     first: float = 2e9
+    still: float = 0.1
     patience: float = 1.0
     last: Branching = Branching(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
     small: float = 0.5
@@ -401,7 +404,8 @@ class _Search:
         # What the trees may take before a refinement does.
         work = math.inf if refinement is None else rounds.patience * refinement.work(self._query.folded)
         trust = 1.0
-        if ended is None and rounds.above is not None and not self._query.folded.functions:
+        stands = forest.closed(forest.open[0]) <= rounds.still if ended is None else False
+        if stands and rounds.above is not None and not self._query.folded.functions:
             with_planes = self._outdone(rounds.above, forest, work)
             if with_planes is not None:
                 forest, trust = with_planes, _TRUST
