@@ -74,8 +74,8 @@ def parser() -> Parser:
         "--arithmetic",
         default="real",
         metavar="NAME",
-        help="answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32 or "
-        "bfloat16: sums in any order, with or without fused operations and subnormal numbers",
+        help="answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32, "
+        "bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers",
     )
     how = made.add_argument_group("how it is answered")
     how.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")

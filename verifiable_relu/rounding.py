@@ -369,14 +369,14 @@ class RuntimeArithmetic:
 
         |θ| ≤ (1 + o)²·(1 + s)ⁿ − 1 ≤ (1 + o)²/(1 − n·s) − 1,   n = K + 1 + ``SPARE``,
 
-    and the result is that sum times 1 + δ with |δ| ≤ r. ``SPARE`` operations more are granted to what is not a sum of
-    its own where a runtime fuses operators: the factor γ/√(σ² + ε) of a batch normalisation and its product with the
-    weights, a division by a number as a product with its rounded reciprocal, a mean as a product with 1/K, and operands
-    that a file has in more digits than float32.
+    and the result is that sum times 1 + δ with |δ| ≤ r, plus half of the least positive number of its format. ``SPARE``
+    operations more are granted to what is not a sum of its own where a runtime fuses operators: the factor γ/√(σ² + ε)
+    of a batch normalisation and its product with the weights, a division by a number as a product with its rounded
+    reciprocal, a mean as a product with 1/K, and operands that a file has in more digits than float32.
 
     What is taken for zero, or loses its digits, below the smallest normal number t changes the sum by at most t for
     each product, for each partial sum and for the result, t·|w_k| for an operand x_k, and t·|x_k| for an operand w_k;
-    all are multiplied by later factors 1 + δ, together less than 2. Operands are at most ``MAGNITUDE``.
+    all are multiplied by later factors 1 + δ, together less than 2. Operands are at most ``largest``.
 
     Attributes:
         name: of the arithmetic, as users write it.
@@ -384,12 +384,16 @@ class RuntimeArithmetic:
         sum: s.
         result: r. Where it is not 0, the network's input and its weights are numbers of the narrower format, too, to
             which they are rounded once.
+        largest: of computed values and of the sums of their terms' absolute values, so that nothing overflows.
+        lost_result: half of the least positive number of the result's format, where that is not float32.
     """
 
     name: str
     operand: Fraction
     sum: Fraction
     result: Fraction
+    largest: float = 2.0**60
+    lost_result: Fraction = Fraction(0)
 
     def relative(self, terms: int) -> float:
         """The bound of |θ| for a sum of K = ``terms`` products.
@@ -411,19 +415,12 @@ class RuntimeArithmetic:
             small: whether a weight that is not zero is below the smallest normal number.
         """
         tiny_single = Fraction(1, 2**126)
-        weights = terms * Fraction(MAGNITUDE) if small else 0
-        return not_below(2 * tiny_single * (2 * (terms + 1 + SPARE) + 2 * Fraction(row) + weights))
+        weights = terms * Fraction(self.largest) if small else 0
+        return not_below(2 * tiny_single * (2 * (terms + 1 + SPARE) + 2 * Fraction(row) + weights) + self.lost_result)
 
 
 SPARE = 16
 """Roundings that ``RuntimeArithmetic.relative`` grants beyond those of the sum itself."""
-
-MAGNITUDE = 2.0**60
-"""Computed values, and the sums of their terms' absolute values, are at most this large under a ``RuntimeArithmetic``.
-
-Nothing overflows then in a format with the exponents of float32, whose largest number is above 2¹²⁷, wherever in a sum
-of fewer than 2⁶⁰ terms it happens. Whether a network's values are that small over a box, its intervals say.
-"""
 
 ARITHMETICS = {
     known.name: known
@@ -431,14 +428,17 @@ ARITHMETICS = {
         RuntimeArithmetic("float32", Fraction(0), Fraction(1, 2**24), Fraction(0)),
         RuntimeArithmetic("tf32", Fraction(1, 2**10), Fraction(1, 2**23), Fraction(0)),
         RuntimeArithmetic("bfloat16", Fraction(0), Fraction(1, 2**23), Fraction(1, 2**8)),
+        RuntimeArithmetic("float16", Fraction(0), Fraction(1, 2**23), Fraction(1, 2**11), 2.0**15, Fraction(1, 2**25)),
     )
 }
 """By name. In float32 every operation is rounded to nearest. In TF32 operands are rounded to 10 bits, or cut off after
-them; in bfloat16 inputs, weights and results are rounded to nearest. Sums of both may be cut off, as in units that
-multiply matrices."""
+them; in bfloat16 and float16 inputs, weights and results are rounded to nearest. Sums of these may be cut off, as in
+units that multiply matrices. Nothing overflows where values are at most ``largest``: in formats with the exponents of
+float32, whose largest number is above 2¹²⁷, wherever in a sum of fewer than 2⁶⁰ terms it happens; in float16, whose
+largest is above 2¹⁵·(1 + 2⁻¹), nowhere but in results, since sums are in float32."""
 
 ELEMENTARY = 2.0**-18
-"""The absolute error granted to Sigmoid and Tanh in float32, and relative to 1 the error of their result.
+"""The absolute error granted to Sigmoid, Tanh and Erf in float32, and to GELU as a part of its argument.
 
 Runtimes compute them by polynomials or quotients of exponentials in float32 that are off by a few units of 2⁻²⁴; this
 grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it.

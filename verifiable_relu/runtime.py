@@ -37,7 +37,8 @@ def session(model: bytes, threads: int = 1, precise: bool = False) -> Any:
         model: the file's content.
         threads: how many threads an operator may use.
         precise: whether quantised files are computed as the standard says: on processors without VNNI, sums of two
-            products of int8 numbers saturate at 16 bits by default.
+            products of int8 numbers saturate at 16 bits by default, and what is quantised in no more than its weights
+            is by default quantised in the numbers that these are multiplied with, too.
 
     Returns:
         An ``onnxruntime.InferenceSession``. It logs fatal errors only: other errors are raised as exceptions, and log
@@ -53,6 +54,7 @@ def session(model: bytes, threads: int = 1, precise: bool = False) -> Any:
     providers = ["CPUExecutionProvider"]
     if precise:
         options.add_session_config_entry("session.x64quantprecision", "1")
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             return onnxruntime.InferenceSession(model, options, providers=providers)
         except Exception:

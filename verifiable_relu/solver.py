@@ -6,7 +6,8 @@
 The first line that ``verify`` prints is sat, unsat, unknown or timed-out; for sat, the assignment follows. A query may
 speak of several networks. The time limit counts from the start of the process. Verdicts are about real arithmetic on
 the networks' weights, and a counterexample has been replayed in onnxruntime; so ``supports`` names the element type
-real alone, while queries that declare float32 or float64 are answered too, with a note on stderr.
+real alone, while queries that declare float32 or float64 are answered too, with a note on stderr. With ``--arithmetic
+declared`` they are about the declared type instead, or refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +73,12 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--timeout", type=seconds, default=_UNLIMITED, metavar="SECONDS", help="start-up included")
     verify.add_argument("--serialise-assignments", type=Path, metavar="DIR", help="write assignments as ONNX tensors")
     verify.add_argument("--method", default="auto", help="of verifiable_relu.certify (default: auto)")
+    verify.add_argument(
+        "--arithmetic",
+        default="real",
+        metavar="NAME",
+        help="of certify (default: real), or declared: the element type that the query declares for its network",
+    )
     supports = commands.add_parser("supports", help="say what is supported", description="Say what is supported.")
     which = supports.add_mutually_exclusive_group(required=True)
     for capability in (*_OPERATORS, *THEORIES):
@@ -196,24 +204,36 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.counterexample import assignment, tensors
     from verifiable_relu.campaign.inputs import Entry, Loader, chosen
+    from verifiable_relu.network import deployed
     from verifiable_relu.spec.find import Networks, onnx_files
-    from verifiable_relu.spec.specfile import decimal
+    from verifiable_relu.spec.specfile import KINDS, decimal
     from verifiable_relu.verifiers.copies import sharing
 
     method, limits = chosen(options.method, processes=sharing())
     files = Networks(tuple(options.network)) if options.net is None else onnx_files(options.net)
-    case = Loader().case(Entry(options.query, files, _UNLIMITED))
+    entry = Entry(options.query, files, _UNLIMITED)
+    case = Loader().case(entry)
     spec = case.spec
     assert spec is not None
     declared = () if spec.joined is None else spec.joined.networks
-    if any(tensor.kind != "Real" for each in declared for tensor in (*each.inputs, *each.given)):
+    kinds = {KINDS[tensor.kind].lower() for each in declared for tensor in (*each.inputs, *each.given)} or {"real"}
+    arithmetic = options.arithmetic
+    if arithmetic == "declared":
+        if len(kinds) > 1:
+            raise InputError(
+                f"the query declares several element types: {', '.join(sorted(kinds))}", path=options.query
+            )
+        (arithmetic,) = kinds
+    if arithmetic != "real":
+        case = Loader(prepare=partial(deployed, arithmetic=arithmetic)).case(entry)
+    elif kinds != {"real"}:
         print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
     (result,) = run([replace(case, timeout=left(), spent=0.0)], method, limits=limits)
     if result.reason in ("unconfirmed", "error"):
         complain("solver", f"{result.reason} by {result.method}: {result.detail}")
     if result.answer != "sat" or result.witness is None or result.outputs is None:
         return [result.answer]
-    if spec.joined is None:
+    if spec.version == "1.0":
         return [result.answer, *assignment(result, spec)]
     # The standard's numbers have no quotients.
     said = tensors(result, spec, lambda value: decimal(value) or repr(float(value)))

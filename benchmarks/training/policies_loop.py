@@ -15,15 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.training.policies_games import GAMES
 from benchmarks.training.policies_playing import environment
 from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, deployed
-
-LOOPS = 2
-"""The seeds of each arm that are asked."""
 
 STEPS = {0.05: 25, 0.1: 10, 0.15: 10, 0.2: 10}
 """The most steps, by half the width of the box around 0; with 0.05, it has all states at which episodes begin."""
@@ -31,7 +28,7 @@ STEPS = {0.05: 25, 0.1: 10, 0.15: 10, 0.2: 10}
 _ENDS = np.array([2.4, math.inf, 12 * 2 * math.pi / 360, math.inf])
 """The bounds of position and angle, beyond which an episode ends."""
 
-_MOST, _HALVED, _DRAWN, _FORCE, _TAU = 2_000, 4, 2_000, 10.0, 0.02
+_MOST, _HALVED, _DRAWN, _FORCE, _TAU = 2_000, 12, 2_000, 10.0, 0.02
 """The most boxes of a step; how often a box is halved; states drawn to refute; the force, and the seconds of a step."""
 
 _SLACK = 1e-9
@@ -46,29 +43,27 @@ Ends = tuple[np.ndarray, np.ndarray]
 """The lower and the upper ends of intervals."""
 
 
-def reached(policy: nn.Module, network: Network) -> dict[str, Any]:
-    """What is proven and refuted for each width: the number of steps, of boxes, and the processor seconds.
+def reached(network: Network) -> dict[str, Any]:
+    """What is proven and refuted of a policy for each width: the number of steps, of boxes, and the processor seconds.
 
     Returns:
-        By width, ``proven``, the most steps after which no episode has ended, ``refuted``, the fewest
-        after which one has (None if none was found), ``boxes`` of the last step, and ``seconds``.
+        By width, ``proven``, the most steps after which no episode has ended, ``refuted``, the fewest after which one
+        has (None if none was found), ``boxes`` of the last step, and ``seconds``.
     """
-    # How runtimes round GELU is not modelled: what is said of it is said of real arithmetic.
-    smooth = any(isinstance(module, nn.GELU) for module in policy.modules())
-    single = deployed(network, "real" if smooth else "float32").to(torch.float64)
+    try:
+        single = deployed(network, "float32").to(torch.float64)
+    except UnsupportedError:
+        # How runtimes round GELU is not modelled: what is said of it is said of real arithmetic.
+        single = network.to(torch.float64)
     found = {}
     for width, steps in STEPS.items():
         began = time.process_time()
         proven, boxes = 0, 1
         for step, (low, _) in enumerate(paved(single, width, steps), 1):
             proven, boxes = step, len(low)
-        refuted = _refuted(policy, width, steps)
-        found[str(width)] = {
-            "proven": proven,
-            "refuted": refuted,
-            "boxes": boxes,
-            "seconds": time.process_time() - began,
-        }
+        refuted = _refuted(network, width, steps)
+        seconds = time.process_time() - began
+        found[str(width)] = {"proven": proven, "refuted": refuted, "boxes": boxes, "seconds": seconds}
     return found
 
 
@@ -166,7 +161,7 @@ def _merged(low: np.ndarray, high: np.ndarray) -> Ends:
     return low, high
 
 
-def _refuted(policy: nn.Module, width: float, steps: int) -> int | None:
+def _refuted(policy: Network, width: float, steps: int) -> int | None:
     """The fewest steps after which gymnasium ends an episode that begins in the box; None if no state was found."""
     random = np.random.default_rng(0)
     states = random.uniform(-width, width, (_DRAWN, 4))
@@ -189,7 +184,7 @@ def _refuted(policy: nn.Module, width: float, steps: int) -> int | None:
     return None
 
 
-def fallen(player: Any, policy: nn.Module, state: np.ndarray, steps: int) -> int | None:
+def fallen(player: Any, policy: Network, state: np.ndarray, steps: int) -> int | None:
     """The steps after which gymnasium ends an episode that begins at a state; None if ``steps`` do not."""
     player.reset()
     player.state = np.array(state, np.float64)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from torch import nn
 
 from benchmarks.common.study import NETWORKS
 from benchmarks.training.policies_games import GAMES, Game
-from benchmarks.training.policies_loop import LOOPS, reached
+from benchmarks.training.policies_loop import reached
 from benchmarks.training.policies_playing import EARLY, Settings, late, played, trained
 from verifiable_relu import Around, verify, verify_properties
 from verifiable_relu.bounds import Bounds, substitution_change
-from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.network import from_torch, read_onnx, write_onnx
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.spec import Instance, Property, box_property, write_instances, write_vnnlib
 from verifiable_relu.study.records import Record
@@ -53,8 +54,8 @@ def regions(game: Game) -> list[Property]:
     return found
 
 
-def measured(title: Mapping[str, Any]) -> dict[str, Record]:
-    """Train a policy; returns what each arm that comes of the training is like, by the arm's name."""
+def measured(title: Mapping[str, Any]) -> Record:
+    """Train a policy; returns as ``arms`` what each arm that comes of the training is like, by the arm's name."""
     game, name, seed = GAMES[title["game"]], title["arm"], title["seed"]
     middle: dict[str, Any] = {}
     training, policy, seconds = trained(
@@ -68,11 +69,11 @@ def measured(title: Mapping[str, Any]) -> dict[str, Record]:
     if name == "gelu":
         hard = substitute_relu(policy)
         direct = {"swap": swapped(policy, hard, game, seed), **asked(hard, title, "gelu-swap")}
-        return {"gelu": {**asked(policy, title, "gelu"), **beside}, "gelu-swap": {**direct, **beside}}
+        return {"arms": {"gelu": {**asked(policy, title, "gelu"), **beside}, "gelu-swap": {**direct, **beside}}}
     hard = substitute_relu(policy)
     if name == "lambda-gelu":
         middle = swapped(policy, hard, game, seed)
-    return {name: {"swap": middle or None, **asked(hard, title, name), **beside}}
+    return {"arms": {name: {"swap": middle or None, **asked(hard, title, name), **beside}}}
 
 
 def swapped(smooth: nn.Module, hard: nn.Module, game: Game, seed: int) -> Record:
@@ -132,14 +133,15 @@ def asked(policy: nn.Module, title: Mapping[str, Any], arm: str) -> Record:
     game, seed = GAMES[title["game"]], title["seed"]
     seen = played(policy, game, EPISODES, seed)
     network = from_torch(policy, (len(game.scales),))
-    folder = NETWORKS / "policies" / title["game"]
+    onnx = _file(title["game"], arm, seed)
+    folder = onnx.parent
     folder.mkdir(parents=True, exist_ok=True)
     properties = regions(game)
     files = [folder / f"region_{i}.vnnlib" for i in range(len(properties))]
-    write_onnx(network, onnx := folder / f"{arm}_{seed}.onnx")
+    write_onnx(network, onnx)
     for prop, file in zip(properties, files, strict=True):
         write_vnnlib(prop, file, comments=[prop.name])
-    write_instances(folder / f"{arm}_{seed}.csv", [Instance(onnx, file, LIMIT) for file in files])
+    write_instances(onnx.with_suffix(".csv"), [Instance(onnx, file, LIMIT) for file in files])
     began = time.process_time()
     answers = [result.verdict.value for result in verify_properties(network, properties, timeout=LIMIT)]
     chosen = np.random.default_rng(seed).choice(len(seen.states), BALLS, replace=False)
@@ -152,15 +154,21 @@ def asked(policy: nn.Module, title: Mapping[str, Any], arm: str) -> Record:
             network, states, labels, np.array([eps], dtype=object), timeout=LIMIT, around=Around(clip=(-1000, 1000))
         )
         balls[radius] = [result.verdict.value for result in found]
-    made = {
+    return {
         "return": seen.mean,
         "regions": answers,
         "balls": {radius: {v: found.count(v) for v in set(found)} for radius, found in balls.items()},
         "question_seconds": time.process_time() - began,
     }
-    if title["game"] == "cartpole" and seed - title["first"] < LOOPS:
-        made["loop"] = reached(policy, network)
-    return made
+
+
+def looped(title: Mapping[str, Any]) -> Record:
+    """What is proven of the closed loop of a policy that was trained, from its file."""
+    return {"boxes": reached(read_onnx(_file(title["game"], title["arm"], title["seed"])))}
+
+
+def _file(game: str, arm: str, seed: int) -> Path:
+    return NETWORKS / "policies" / game / f"{arm}_{seed}.onnx"
 
 
 def drawn(number: int) -> Settings:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -32,6 +33,10 @@ ASKED = ROOT / "benchmarks" / "studies" / "e1"
 ARM = "lambda-gelu"
 METHOD = "auto"
 
+SECOND, SAMPLE, SECONDS = "milp", 8, 20.0
+"""A second complete method, the questions of each network that it is asked: as many that branched, and as many that did
+not; and its time limit."""
+
 POINTS, FACTOR = 0.02, 1.25
 """The margins of equivalence that the study declares: of certified accuracy, and of time as a ratio."""
 
@@ -40,6 +45,12 @@ Rows = list[tuple[int, int, str, float, tuple[float, ...]]]
 
 
 def measure(options: argparse.Namespace, records: Records) -> None:
+    """Record the features of all questions, and the verdicts of a second method on a sample."""
+    describe(options, records)
+    ask_again(options, records)
+
+
+def describe(options: argparse.Namespace, records: Records) -> None:
     """Record, for each network and radius of the study, the margin and the unstable neurons of each image."""
     import torch
 
@@ -68,6 +79,42 @@ def measure(options: argparse.Namespace, records: Records) -> None:
             records.append(
                 "features", {"cell": name, "eps": eps, "images": images, "margins": rounded, "unstable": counts}
             )
+
+
+def ask_again(options: argparse.Namespace, records: Records) -> None:
+    """Ask a second complete method about a sample of the questions that were decided, and record both verdicts."""
+    from verifiable_relu.network import read_onnx
+    from verifiable_relu.spec import Query
+    from verifiable_relu.study import joined
+    from verifiable_relu.study.asking import ball
+    from verifiable_relu.study.training import images_of
+    from verifiable_relu.verifiers.base import Limits
+    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.registry import make
+
+    before = of(records.all, "second")
+    known = {(record["cell"], record["eps"], record["image"]) for record in before}
+    full = Counter((record["network"], record["eps"], record["branched"]) for record in before)
+    asked: dict[tuple[str, str, bool], list[tuple[joined.Cell, int]]] = defaultdict(list)
+    for cell in joined.joined(read_records(options.study)).cells:
+        for (eps, method), found in cell.answers.items():
+            for image, answer in found.items() if method == METHOD and cell.complete(eps) else ():
+                if answer["verdict"] != "unknown":
+                    asked[cell.setting.network, eps, bool(answer["subproblems"])].append((cell, image))
+    for (of_network, eps, branched), every in asked.items():
+        if full[of_network, eps, branched] >= SAMPLE:
+            continue
+        drawn = random.Random(0).sample(sorted(every, key=lambda one: (one[0].training["cell"], one[1])), SAMPLE)
+        for cell, image in drawn:
+            name = cell.training["cell"]
+            if (name, eps, image) in known:
+                continue
+            network = read_onnx(options.study / "networks" / f"{name}.onnx")
+            query = Query(network, ball(images_of(cell.training["data"]), image, eps, network.output_size))
+            (again,) = answers(make(SECOND), [query], Limits(SECONDS))
+            verdicts = {"first": cell.answers[eps, METHOD][image]["verdict"], "second": str(again.verdict)}
+            about = {"cell": name, "network": cell.setting.network, "eps": eps, "image": image, "branched": branched}
+            records.append("second", {**about, **verdicts})
 
 
 def questions(study: joined.Study, network: str, eps: str, features: Mapping[tuple[str, str], Record]) -> Rows:
@@ -229,6 +276,14 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "neurons, and of both.",
     )
     made.add(Table(("network", "ε", "questions", "R², arms", "R², features", "R², both"), causes))
+    again = Counter((r["network"], r["eps"], r["first"], r["second"]) for r in of(records, "second"))
+    made.add(
+        "## A second complete method",
+        f"A sample of the decided questions, half of which branched, asked of `{SECOND}` with {SECONDS:g} s each.",
+    )
+    made.add(
+        Table(("network", "ε", f"{METHOD}", f"{SECOND}", "questions"), [(*k, n) for k, n in sorted(again.items())])
+    )
     if drawn:
         draw(drawn, folder)
         made.add("## Figure", "![The hardened network beside each other arm](easier.png)")

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.training import policies, policies_loop, policies_measuring, policies_playing
 from benchmarks.training.policies_games import GAMES
-from benchmarks.training.policies_measuring import _kept, regions, screened, swapped
+from benchmarks.training.policies_measuring import _kept, looped, regions, screened, swapped
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.network import from_torch
 from verifiable_relu.spec import read_vnnlib, vnnlib_text
@@ -119,15 +119,20 @@ def test_policies_are_trained_once_and_tabulated(tmp_path: Path, monkeypatch: py
     title = {"game": "cartpole", "seed": 5, "first": 0, "steps": 2048, "rate": 1e-3}
     with Records(tmp_path) as records:
         for arm in policies.TRAINED[:3]:
-            records.append("policy", {**title, "arm": arm, "arms": policies_measuring.measured({**title, "arm": arm})})
+            about = {**title, "arm": arm}
+            records.append("policy", {**about, **policies_measuring.measured(about)})
         for rate in (None, 1e-3):
             records.append("screened", {**title, "rate": rate, **screened({**title, "rate": rate})})
     found = read_records(tmp_path)
     assert {arm for record in of(found, "policy") for arm in record["arms"]} == set(policies.ARMS) - {"relu"}
     assert (tmp_path / "policies/cartpole/gelu_5.csv").is_file()
+    with Records(tmp_path) as records:
+        monkeypatch.setattr(policies_loop, "STEPS", {0.05: 2})
+        records.append("loop", {**(about := {"game": "cartpole", "arm": "gelu", "seed": 5}), **looped(about)})
+    found = read_records(tmp_path)
     page = policies.page(found, tmp_path).write(tmp_path)
-    assert "λ-GELU, hardened | 1 |" in page and "| without a rule | 1 runs" in page
+    assert "λ-GELU, hardened | 1 |" in page and "| GELU | ±0.05 |" in page and "| without a rule | 1 runs" in page
     with pytest.raises(Exception, match="cannot be played"):
         policies_playing.environment(type(game)("None-v0", *list(vars(game).values())[1:]))
     player = policies_playing.environment(game).unwrapped
-    assert policies_loop.fallen(player, controller(0), np.array([0.0, 0.0, 0.2, 3.0]), 3) == 1
+    assert policies_loop.fallen(player, from_torch(controller(0), (4,)), np.array([0.0, 0.0, 0.2, 3.0]), 3) == 1

@@ -226,3 +226,28 @@ def test_the_limit_counts_the_start_of_the_process(folder: Path) -> None:
     command = [sys.executable, "-m", "verifiable_relu.solver", "verify", str(folder / "late.vnnlib"), *files]
     done = subprocess.run([*command, "--timeout", "0.05"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "timed-out\n"), done.stderr
+
+
+def test_the_declared_type_is_the_arithmetic_where_the_user_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """x + 2³⁰ − 2³⁰ is 0 in float32: one question has two answers."""
+    big = onnx.numpy_helper.from_array(np.float32([2.0**30]), "c")
+    nodes = [onnx.helper.make_node("Add", ["x", "c"], ["h"]), onnx.helper.make_node("Sub", ["h", "c"], ["y"])]
+    ends = (onnx.helper.make_tensor_value_info(name, 1, [1, 1]) for name in "xy")
+    graph = onnx.helper.make_graph(nodes, "g", *([end] for end in ends), [big])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "sensing.onnx")
+    text = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X float32 [1,1]) (declare-output Y float32 [1,1]))
+(assert (and (>= X[0,0] 0.45) (<= X[0,0] 0.55)))
+(assert (<= Y[0,0] 0.2))
+"""
+    assert asked(folder, text, capsys, f="sensing.onnx") == ["unsat"]
+    for arithmetic in ("declared", "float32"):
+        assert asked(folder, text, capsys, "--arithmetic", arithmetic, f="sensing.onnx")[0] == "sat"
+    (folder / "q.vnnlib").write_text(text.replace("float32", "real"))
+    arguments = ["verify", str(folder / "q.vnnlib"), f"--network=f={folder / 'sensing.onnx'}"]
+    assert main([*arguments, "--arithmetic", "declared"]) == 0 and capsys.readouterr().out == "unsat\n"
+    assert main([*arguments, "--arithmetic", "float64"]) == 2
+    assert "unknown arithmetic 'float64'" in capsys.readouterr().err

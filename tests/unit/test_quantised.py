@@ -105,6 +105,14 @@ def _wide(g: Graph) -> str:
     return g.both(g("MatMul", x, w), g.scale(about=1e-3), np.array(-100, np.int16))
 
 
+def _early(g: Graph) -> str:
+    """Four and 16 bits before the standard had them."""
+    four = helper.make_tensor("", TensorProto.INT4, (6, 4), g.rng.integers(-8, 8, 24))
+    w = g("DequantizeLinear", four, g.scale(4), None, domain=MS, axis=1)
+    x = g.both("x", g.scale(about=1e-4), np.array(30_000, np.uint16), domain=MS)
+    return g.both(g("MatMul", x, w), g.scale(about=1e-3), np.array(-100, np.int16), domain=MS)
+
+
 def _narrow(g: Graph) -> str:
     """Four bits, and blocks of three."""
     four = helper.make_tensor("", TensorProto.INT4, (6, 2), g.rng.integers(-8, 8, 12))
@@ -172,6 +180,7 @@ CASES: dict[str, tuple[int, tuple[int, ...], Callable[[Graph], str]]] = {
     "dense": (10, FLAT, _dense),
     "per axis": (13, IMAGE, _per_axis),
     "16 bits": (21, FLAT, _wide),
+    "before opset 21": (17, FLAT, _early),
     "4 bits, blocks": (21, FLAT, _narrow),
     "QLinearMatMul": (13, FLAT, _qlinear_matmul),
     "QLinearConv": (13, IMAGE, _qlinear_conv),
@@ -405,6 +414,18 @@ def test_values_bounds_and_verdicts(name: str) -> None:
     ]
     attained, beyond = answers(Crown(), queries)
     assert attained.verdict is not Verdict.UNSAT and beyond.verdict is Verdict.UNSAT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_weights_alone_are_quantised_the_file_is_read_as_it_is_written(seed: int) -> None:
+    """By default, onnxruntime quantises in such a file what the weights are multiplied with, too."""
+    g = Graph(21, seed)
+    h = g("MatMul", "x", g("DequantizeLinear", g.whole(np.int8, 6, 5), g.scale(5), np.zeros(5, np.int8), axis=1))
+    h = g("MatMul", g("Relu", h), g("DequantizeLinear", g.whole(np.int8, 5, 3), g.scale(3), axis=1))
+    data = g.file(h, FLAT)
+    x = np.random.default_rng(seed).normal(size=6).astype(np.float32)
+    exact = Evaluator(data)(x.reshape(FLAT))
+    assert evaluate_exact(read_onnx(data), [Fraction(float(v)) for v in x]) == list(exact)
 
 
 def test_halves_go_to_the_even_neighbour() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.draws import draws
 from tests.support.vnnlib_cases import Writer, damaged, exchanged, holds, reached
 from verifiable_relu.errors import LONGEST, InputError
-from verifiable_relu.spec import SpecFile, read_vnnlib, vnnlib_text
+from verifiable_relu.spec import Property, SpecFile, read_vnnlib, vnnlib_text
 from verifiable_relu.spec.read import parse
 
 POINTS = 8
@@ -94,3 +94,50 @@ def test_a_damaged_file_that_is_read_still_means_what_it_says(version: str) -> N
 def _plain(text: str) -> str:
     """A file as the evaluator reads it: quoted symbols by their names."""
     return text.replace("|X_0|", "X_0").replace("\ufeff", "")
+
+
+@pytest.mark.thorough
+def test_bounds_that_are_read_at_once_mean_what_each_of_them_says() -> None:
+    taken = 0
+    for seed in range(draws(80)):
+        rng = random.Random(seed)
+        inputs = rng.randint(4, 6)
+        numbers = [f"{rng.randint(-9, 9) / 4}" for _ in range(3)] + ["0.1", "-0.3", "1e-1", "0.10000000000000000001"]
+
+        def bounds(rng: random.Random = rng, inputs: int = inputs, numbers: list[str] = numbers) -> str:
+            pairs = [sorted(rng.sample(numbers, 2), key=Fraction) for _ in range(inputs)]
+            pairs = [[low, low if rng.random() < 0.3 else high] for low, high in pairs]
+            parts = [f"(>= X_{i} {low}) (<= X_{i} {high})" for i, (low, high) in enumerate(pairs)]
+            if rng.random() < 0.2:
+                parts.append(f"({rng.choice(['<=', '>=', '<'])} X_{rng.randrange(inputs)} {rng.choice(numbers)})")
+            rng.shuffle(parts)
+            return " ".join(parts)
+
+        cases = [f"(and {bounds()} (<= Y_0 {rng.randint(0, 2)}))" for _ in range(rng.randint(1, 4))]
+        common = [f"(assert (and {bounds()}))"] * (rng.random() < 0.2)
+        common += [
+            f"(assert ({rng.choice(['<', '<='])} X_{i} {rng.choice(numbers)}))" for i in range(rng.randint(0, 2))
+        ]
+        if rng.random() < 0.2:
+            common.append(f"(assert (not (and {bounds()})))")
+        head = "".join(f"(declare-const {name} Real)\n" for name in [f"X_{i}" for i in range(inputs)] + ["Y_0"])
+        text = head + "\n".join([*common, f"(assert (or {' '.join(cases)}))"])
+        points = []
+        for _ in range(POINTS):
+            point = {f"X_{i}": Fraction(rng.choice(numbers)) for i in range(inputs)} | {
+                "Y_0": Fraction(rng.randint(0, 2))
+            }
+            points.append(point)
+        expected = [holds(text, point) for point in points]
+        try:
+            spec = parse(text, Path("p"))
+        except InputError as error:
+            assert "is empty" in str(error) and not any(expected), (seed, text, error)
+            continue
+        taken += 1
+        assert [reached(spec, point) for point in points] == expected, (seed, text)
+        # In another form, in which they are read one by one, they are the same boxes.
+        apart = parse(text.replace("(>= X_0", "(>= (+ X_0)"), Path("p"))
+        one, other = ({Property(p.box, ()).digest for p in each.properties} for each in (apart, spec))
+        assert one == other, (seed, text)
+    assert taken > draws(80) // 4

@@ -222,6 +222,12 @@ def test_bad_arguments_are_one_line_and_make_no_folder(tmp_path: Path, capsys: p
     for given, said in (
         ([str(tmp_path / "none.toml")], "none.toml: no such file"),
         (["smoke", "--only", "mnist"], "--only: 'mnist' is none of digits-mlp"),
+        (["smoke", "--arm", "gelu"], "--arm: 'gelu' is none of lambda-gelu, relu"),
+        (["smoke", "--seed", "7"], "--seed: '7' is none of 0"),
+        (
+            ["e1", "--only", "adult-mlp", "--arm", "relu-longer"],
+            "--only: no network of the suite has these arms and seeds",
+        ),
         (["smoke", "--jobs", "0"], "--jobs: must be from 1 to 1,000, not 0"),
     ):
         assert main([*given, *out]) == 2
@@ -401,7 +407,7 @@ def test_committed_records_go_on_with_networks_that_are_trained_again_and_compar
     first = run(3)
     shutil.rmtree(places.networks)
     assert run(3).trainings == first.trainings and not any("again" in line for line in said), "nothing was left to ask"
-    second = run(10)
+    second = run(5)
     assert sum("trained again, the same as recorded" in line for line in said) == 2
     assert second.trainings == first.trainings and len(second.answers) > len(first.answers)
     assert all(second.answers[asked]["verdict"] == answer["verdict"] for asked, answer in first.answers.items())
@@ -410,7 +416,7 @@ def test_committed_records_go_on_with_networks_that_are_trained_again_and_compar
     onnx = next(iter(first.trainings.values()))["files"]["onnx"]
     (places.folder / "records.jsonl").write_text(text.replace(onnx, "0" * 64))
     with pytest.raises(InputError, match="another network than the recorded one"):
-        run(20)
+        run(6)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

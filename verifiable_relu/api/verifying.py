@@ -142,8 +142,8 @@ def verify(
         joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
             The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
             λ-GELUs (``network.hardened``), and False asks for the model alone.
-        arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file: ``float32``, ``tf32`` or
-            ``bfloat16``. The answer is then about every evaluation of the file, in any order of its sums
+        arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file: ``float32``, ``tf32``,
+            ``bfloat16`` or ``float16``. The answer is then about every evaluation of the file, in any order of its sums
             (``network.deployed``); of a model that is no file, it is about the file that ``write_onnx`` writes.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the

@@ -212,7 +212,7 @@ class Chart:
                 look |= {"elinewidth": 0.8, "capsize": 1.5, "alpha": 0.35 if one.faint else 1.0}
                 axes.errorbar(xs, ys, ls=line, **look)
             else:
-                axes.plot(xs, ys, line, gid=f"series{number}", **look)
+                axes.plot(xs, ys, ls=line, gid=f"series{number}", **look)
             before = ys
             every = every[0] + xs, every[1] + ys
         if self.limit is not None:

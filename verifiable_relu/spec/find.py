@@ -294,7 +294,7 @@ def queries(spec: SpecFile, *networks: Network) -> list[Query]:
     declared = spec.joined.networks
     if len(networks) != len(declared):
         raise InputError(f"{len(networks)} networks are given for {len(declared)}", path=spec.path)
-    of = dict(zip(spec.networks, networks, strict=True))
+    of = dict(zip((each.name for each in declared), networks, strict=True))
     for each, network in zip(declared, networks, strict=True):
         _require_fit(spec, network, each)
         if each.equal_to and network.digest != of[each.equal_to].digest:

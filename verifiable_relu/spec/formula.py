@@ -6,16 +6,18 @@ rows over the outputs. `properties` turns a formula into boxes of inputs, each w
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.rounding import below
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.property import Box, Polytope, Property, Row, round_down, round_up
 
@@ -50,6 +52,34 @@ class Bound(NamedTuple):
         return (opposite.value < self.value) is self.upper
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """The conjunction of many bounds of inputs, none strict, and no two of the same side of an input.
+
+    A large file has millions of bounds, of which objects would take some hundred times the memory of these arrays.
+
+    Attributes:
+        variables: (n,) the inputs.
+        upper: bool (n,), whether the bound is an upper one.
+        values: float64 (n,), the bounds rounded outward.
+        exact: the bounds that float64 does not represent, by their places.
+        bounds: returns the bounds one by one.
+    """
+
+    variables: np.ndarray
+    upper: np.ndarray
+    values: np.ndarray
+    exact: Mapping[int, Fraction]
+    bounds: Callable[[], Iterable[Bound]]
+
+    @property
+    def key(self) -> bytes:
+        """A digest; equal digests mean equal bounds."""
+        state = hashlib.sha256(self.variables.tobytes() + self.upper.tobytes() + (self.values + 0.0).tobytes())
+        state.update(repr(list(self.exact.items())).encode())
+        return state.digest()
+
+
 @dataclass(frozen=True, slots=True)
 class And:
     """The conjunction of the parts; true without any."""
@@ -71,7 +101,7 @@ class Not:
     part: And | Or
 
 
-Formula = Bound | Row | And | Or | Not
+Formula = Bound | Block | Row | And | Or | Not
 TRUE = And(())
 FALSE = Or(())
 
@@ -85,6 +115,8 @@ def negate(formula: Formula) -> Formula:
             return Row(tuple((j, -c) for j, c in formula.coefficients), -formula.bound, not formula.strict)
         case Not():
             return formula.part
+        case Block():
+            return Not(And(tuple(formula.bounds())))
     return Not(formula)
 
 
@@ -346,28 +378,36 @@ def properties(
         UnsupportedError: for a disjunctive form beyond ``limits.POLYTOPES`` or ``limits.DISJUNCTIVE``.
     """
     form = _Form()
-    bounds, rows, choices = conjunction(formula, True)
+    bounds, blocks, rows, choices = conjunction(formula, True)
     common: _Bounds = {}
     disjuncts: list[_Disjunct] = []
-    if form.tighten(common, bounds):
+    if form.tighten(common, chain(bounds, *(block.bounds() for block in blocks))):
         disjuncts = form.distribute([_Disjunct({}, tuple(rows))], choices)
     for disjunct in disjuncts:
         form.spend(len(disjunct.rows))
     sides = _Sides(size)
     sides.set(bound[:4] for bound in common.values())
-    groups: dict[frozenset[_Side], list[Polytope]] = {}
+    groups: dict[_Own, tuple[_Disjunct, list[Polytope]]] = {}
     for disjunct in disjuncts:
         own = [b for key, b in disjunct.bounds.items() if key not in common or b.tighter(common[key])]
         if all(form.agree(bound, common.get((bound.variable, not bound.upper))) for bound in own):
-            groups.setdefault(frozenset(bound[:4] for bound in own), []).append(disjunct.rows)
+            named = frozenset(bound[:4] for bound in own), tuple(block.key for block in disjunct.blocks)
+            groups.setdefault(named, (disjunct, []))[1].append(disjunct.rows)
+    if len(groups) * size > limits.BOUNDS:
+        raise UnsupportedError(f"{len(groups):,} boxes of {size:,} inputs are more than {limits.BOUNDS:,} inputs")
+    for named, (first, _) in list(groups.items()):
+        if first.blocks and not sides.meets(named[0], first.blocks):
+            # Which bounds contradict is looked for one by one.
+            each = (common.values(), first.bounds.values(), *(block.bounds() for block in first.blocks))
+            form.tighten({}, chain.from_iterable(each))
+            del groups[named]
     if not groups and form.contradiction is not None:
         raise _empty("in every case the box" if choices else "the box", form.contradiction, input_name, place)
     if not groups:
         return (Property(sides.box(input_name), (), name),)
     found: list[Property] = []
-    for number, (own_bounds, polytopes) in enumerate(groups.items()):
-        mine = sides.copy()
-        mine.set(own_bounds)
+    for number, ((own_bounds, _), (first, polytopes)) in enumerate(groups.items()):
+        mine = sides.within(own_bounds, first.blocks)
         label = name if len(groups) == 1 else f"{name}#{number}"
         found.append(Property(mine.box(input_name), tuple(polytopes), label))
     return tuple(found)
@@ -378,10 +418,11 @@ _Bounds = dict[tuple[int, bool], Bound]
 
 
 class _Disjunct(NamedTuple):
-    """A conjunction of bounds of inputs and rows over outputs."""
+    """A conjunction of bounds of inputs, blocks of them, and rows over outputs."""
 
     bounds: _Bounds
     rows: Polytope
+    blocks: tuple[Block, ...] = ()
 
 
 _Choice = tuple[Or | And, bool]
@@ -393,6 +434,8 @@ def _flat(formula: Formula, positive: bool, kind: type[And] | type[Or]) -> Itera
     pending = [(formula, positive)]
     while pending:
         part, positive = pending.pop()
+        if isinstance(part, Block) and not positive:
+            part, positive = negate(part), True
         if isinstance(part, Not):
             pending.append((part.part, not positive))
         elif isinstance(part, And | Or) and (isinstance(part, kind) is positive or len(part.parts) == 1):
@@ -401,9 +444,15 @@ def _flat(formula: Formula, positive: bool, kind: type[And] | type[Or]) -> Itera
             yield part, positive
 
 
-def conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Row], list[_Choice]]:
-    """The bounds, rows and disjunctions whose conjunction is ``formula`` (``positive``) or its negation, in order."""
+def conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Block], list[Row], list[_Choice]]:
+    """The bounds, blocks of them, rows and disjunctions whose conjunction is ``formula``, or its negation, in order.
+
+    Args:
+        formula: the formula.
+        positive: whether it is the formula, not its negation.
+    """
     bounds: list[Bound] = []
+    blocks: list[Block] = []
     rows: list[Row] = []
     choices: list[_Choice] = []
     for part, kept in _flat(formula, positive, And):
@@ -413,9 +462,11 @@ def conjunction(formula: Formula, positive: bool) -> tuple[list[Bound], list[Row
         leaf = part if kept else negate(part)
         if isinstance(leaf, Bound):
             bounds.append(leaf)
+        elif isinstance(leaf, Block):
+            blocks.append(leaf)
         elif isinstance(leaf, Row):
             rows.append(leaf)
-    return bounds, rows, choices
+    return bounds, blocks, rows, choices
 
 
 class _Form:
@@ -467,10 +518,10 @@ class _Form:
         for choice in choices:
             options: list[_Disjunct] = []
             for part, positive in _flat(*choice, Or):
-                bounds, rows, inner = conjunction(part, positive)
+                bounds, blocks, rows, inner = conjunction(part, positive)
                 tightest: _Bounds = {}
                 if self.tighten(tightest, bounds):
-                    options += self.distribute([_Disjunct(tightest, tuple(rows))], inner)
+                    options += self.distribute([_Disjunct(tightest, tuple(rows), tuple(blocks))], inner)
                 if len(options) * len(found) > limits.POLYTOPES:
                     raise UnsupportedError(f"the disjunctive form has more than {limits.POLYTOPES:,} polytopes")
             found = [both for one in found for other in options if (both := self._meet(one, other)) is not None]
@@ -479,14 +530,18 @@ class _Form:
     def _meet(self, one: _Disjunct, other: _Disjunct) -> _Disjunct | None:
         # A row counts as a 32nd of a bound, because copying a row takes far less time than looking a bound up.
         self.spend(1 + len(one.bounds) + len(other.bounds) + (len(one.rows) + len(other.rows)) // 32)
+        rows, blocks = one.rows + other.rows, one.blocks + other.blocks
         if not other.bounds:
-            return _Disjunct(one.bounds, one.rows + other.rows)
+            return _Disjunct(one.bounds, rows, blocks)
         bounds = dict(one.bounds)
-        return _Disjunct(bounds, one.rows + other.rows) if self.tighten(bounds, other.bounds.values()) else None
+        return _Disjunct(bounds, rows, blocks) if self.tighten(bounds, other.bounds.values()) else None
 
 
 _Side = tuple[int, bool, Fraction, bool]
 """The first four fields of a ``Bound``, without the mark."""
+
+_Own = tuple[frozenset[_Side], tuple[bytes, ...]]
+"""The bounds that a disjunct has beside those of all, and the keys of its blocks."""
 
 
 class _Sides:
@@ -509,6 +564,49 @@ class _Sides:
         twin.exact = {side: dict(values) for side, values in self.exact.items()}
         twin.strict = {side: set(values) for side, values in self.strict.items()}
         return twin
+
+    def within(self, bounds: Iterable[_Side], blocks: Iterable[Block]) -> _Sides:
+        """These sides made as tight as bounds, each tighter than these, and blocks."""
+        mine = self.copy()
+        mine.set(bounds)
+        for block in blocks:
+            mine.tighten(block)
+        return mine
+
+    def meets(self, bounds: Iterable[_Side], blocks: Iterable[Block]) -> bool:
+        """Whether some input satisfies these sides, bounds that are tighter, and blocks."""
+        mine = self.within(bounds, blocks)
+        low, high = mine.floats[False], mine.floats[True]
+        doubtful = {*mine.exact[False], *mine.exact[True], *mine.strict[False], *mine.strict[True]}
+        near = set(np.flatnonzero(low >= below(high)).tolist()) & doubtful
+        return not (low > high).any() and all(mine.bound(i, False).meets(mine.bound(i, True)) for i in near)
+
+    def bound(self, variable: int, upper: bool) -> Bound:
+        """A bound that there is."""
+        known = self.exact[upper].get(variable)
+        value = Fraction(float(self.floats[upper][variable])) if known is None else known
+        return Bound(variable, upper, value, variable in self.strict[upper], 0)
+
+    def tighten(self, block: Block) -> None:
+        """Make these sides as tight as a block."""
+        for upper, floats in self.floats.items():
+            chosen = block.upper == upper
+            variables, values = block.variables[chosen], block.values[chosen]
+            known = floats[variables]
+            exact = {int(block.variables[place]): v for place, v in block.exact.items() if chosen[place]}
+            fresh = ~np.isfinite(known)
+            tightest = (np.minimum if upper else np.maximum)(known, values)
+            if listed := exact.keys() | self.exact[upper].keys() | self.strict[upper]:
+                # Where bounds round to the same number, the exact ones decide.
+                doubtful = np.isin(variables, list(listed)) & ~fresh
+                for variable, value in zip(variables[doubtful].tolist(), values[doubtful].tolist(), strict=True):
+                    mine = Bound(variable, upper, exact.get(variable, Fraction(value)), False, 0)
+                    if mine.tighter(self.bound(variable, upper)):
+                        self.set([mine[:4]])
+                tightest[doubtful] = floats[variables[doubtful]]
+                first = set(variables[fresh].tolist())
+                self.exact[upper] |= {variable: value for variable, value in exact.items() if variable in first}
+            floats[variables] = tightest
 
     def set(self, bounds: Iterable[_Side]) -> None:
         for variable, upper, value, strict in bounds:

@@ -1,13 +1,25 @@
 """The limits on the size of a property; the readers refuse a larger one before it costs much time or memory."""
 
-BYTES = 24 << 20
+BYTES = 256 << 20
 """The most bytes of a property file, unpacked."""
+
+BYTES_2 = 24 << 20
+"""The most characters of a 2.0 file without its comments."""
 
 ROW = 1 << 18
 """The most bytes of a line of an ``instances.csv``, which may have any number of lines."""
 
 TOKENS = 4_000_000
-"""The most names, numbers and parentheses in a VNN-LIB 1.0 file: enough for two bounds of each of 224×224×3 inputs."""
+"""The most names, numbers and parentheses in a VNN-LIB 1.0 file: enough for two bounds of each of 224×224×3 inputs.
+
+Bounds of inputs that follow each other in a conjunction do not count (``formula.Block``).
+"""
+
+RUN = 8, 2_000
+"""How many bounds of inputs that follow each other are read at once, at least and at the most."""
+
+BOUNDS = 50_000_000
+"""The most inputs of all boxes of a file together."""
 
 TOKENS_2 = 2_500_000
 """The most names, numbers and parentheses in a 2.0 file, which the standard's parser turns into a tree of objects."""

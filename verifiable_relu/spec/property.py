@@ -169,7 +169,12 @@ class Box:
         # Rounded outward, bounds of which the lower exceeds the upper by less than a float64 step look consistent.
         with np.errstate(over="ignore"):
             smaller = below(self.upper)
-        for i in np.flatnonzero(self.lower >= smaller):
+        certain = self.lower <= self.upper
+        ends = (self.exact_lower, self.exact_upper)
+        certain &= all(isinstance(each, dict) for each in ends)
+        if certain.any():
+            certain[list({*self.exact_lower, *self.exact_upper, *self.open_lower, *self.open_upper})] = False
+        for i in np.flatnonzero((self.lower >= smaller) & ~certain):
             lower, upper = self.bounds(int(i))
             if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
                 raise InputError(

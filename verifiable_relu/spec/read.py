@@ -8,8 +8,9 @@ Unlike in SMT-LIB, numbers may have a sign, an exponent, and no digits before or
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,15 +18,18 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_text, require_plain
+from verifiable_relu.rounding import above
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.formula import (
     FALSE,
     ONE,
     TRUE,
     And,
-    Arithmetic,
+    Block,
     Bound,
     Formula,
     LinearTerm,
@@ -35,8 +39,9 @@ from verifiable_relu.spec.formula import (
     number,
     properties,
 )
-from verifiable_relu.spec.property import Row
-from verifiable_relu.spec.specfile import SpecFile, Variable, stem
+from verifiable_relu.spec.property import Row, round_down
+from verifiable_relu.spec.relations import Relations, implied
+from verifiable_relu.spec.specfile import Declared, DeclaredTensor, Joined, SpecFile, Variable, stem
 
 # Strings and quoted symbols may hold semicolons. The quantifiers are possessive, which rules out backtracking.
 _OPAQUE = re.compile(r';[^\n]*+|"(?:[^"]++|"")*+"|\|[^|]*+\||["|]')
@@ -46,6 +51,9 @@ _TOKEN = re.compile(
     rf"""[ \t\n]*+(?:\([ \t\n]*+({_WORD})[ \t\n]++({_WORD})[ \t\n]++({_WORD})[ \t\n]*+\)"""
     rf"""|([()]|{_WORD}|"(?:[^"]++|"")*+"|\|[^|]*+\|))"""
 )
+# Many bounds of inputs, as (<= X_0 1.0), after one another.
+_BOUND = r"\([ \t\n]*+[<>]=[ \t\n]++X_[0-9]++[ \t\n]++[-+.0-9eE]++[ \t\n]*+\)"
+_RUN = re.compile(rf"[ \t\n]*+(?:{_BOUND}[ \t\n]*+){{{limits.RUN[0]},{limits.RUN[1]}}}+")
 _NETWORK = re.compile(r";+[ \t]*network:[ \t]*(\S.*?\.onnx(?:\.gz)?)[ \t]*", re.IGNORECASE)
 
 
@@ -62,8 +70,15 @@ class Source:
     text: str
     network: str | None
 
-    def tokens(self, most: int = limits.TOKENS) -> Iterator[tuple[str | tuple[str, str, str], int, int]]:
+    def tokens(
+        self, most: int = limits.TOKENS, block: Callable[[int, int], bool] = lambda start, end: False
+    ) -> Iterator[tuple[str | tuple[str, str, str], int, int]]:
         """The tokens of the text: parentheses, words, strings and quoted symbols.
+
+        Args:
+            most: how many there may be.
+            block: is told where many bounds of inputs behind an ``and`` begin and end, and says whether they are taken
+                as a whole; they are then no tokens.
 
         Yields:
             A token and the positions of its beginning and end in ``text``. Three words in parentheses are yielded as
@@ -72,9 +87,14 @@ class Source:
         Raises:
             InputError: for more than ``most`` tokens, or more than ``limits.DEPTH`` parentheses open at once.
         """
-        count = depth = 0
-        found: str | tuple[str, str, str]
-        for match in _TOKEN.finditer(self.text):
+        count = depth = end = 0
+        found: str | tuple[str, str, str] = ""
+        while True:
+            while found == "and" and (run := _RUN.match(self.text, end)) and block(*run.span()):
+                end = run.end()
+            match = _TOKEN.match(self.text, end)
+            if match is None:
+                return
             first, second, third, token = match.groups()
             end = match.end()
             if token is None:
@@ -189,6 +209,8 @@ class _Reader:
         source: the text.
         arithmetic: the arithmetic of the file's terms.
         terms: the term of each token that stands for a variable or a number.
+        inputs: the index of each input by its name.
+        numbers: what ``number`` returned.
         declared: the indices of the declared variables, inputs under "X" and outputs under "Y".
         asserted: the asserted formulas.
         question: the first command that asks for an answer, such as "check-sat"; empty before it.
@@ -196,8 +218,10 @@ class _Reader:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.arithmetic = Arithmetic()
+        self.arithmetic = Relations(0, 0)
         self.terms: dict[str, LinearTerm] = {}
+        self.inputs: dict[str, int] = {}
+        self.numbers: dict[str, tuple[float, float, Fraction | None]] = {}
         self.declared: dict[str, list[int]] = {"X": [], "Y": []}
         self.asserted: list[Formula] = []
         self.question = ""
@@ -205,9 +229,14 @@ class _Reader:
     def read(self, path: Path) -> SpecFile:
         self.evaluate()
         inputs, outputs = self.variable("X", "input"), self.variable("Y", "output")
-        formula = And(tuple(self.asserted))
+        formula, joined = And(tuple(self.asserted)), None
+        if self.arithmetic.used:
+            formula = And((formula, *implied(formula, outputs.size, inputs.size)))
+            ports = ((DeclaredTensor(each, "Real", ""),) for each in (inputs, outputs))
+            network = Declared("network", "", next(ports), (), next(ports), tuple(range(inputs.size)), 0)
+            joined = Joined((network,), inputs.size, True, tuple(self.arithmetic.products))
         found = properties(formula, inputs.size, lambda i: f"X_{i}", stem(path), self.source.place)
-        return SpecFile(path, "1.0", found, inputs, outputs)
+        return SpecFile(path, "1.0", found, inputs, outputs, joined=joined)
 
     def evaluate(self) -> None:
         """Execute all commands of the file.
@@ -215,7 +244,14 @@ class _Reader:
         A frame of the stack belongs to an open parenthesis: a list of its position and of its content so far.
         """
         place, stack = self.source.place, list[list[Any]]()
-        for token, start, end in self.source.tokens():
+
+        def block(start: int, end: int) -> bool:
+            found = self.block(start, end) if stack[0][1:2] == ["assert"] else None
+            if found is not None:
+                stack[-1].append(found)
+            return found is not None
+
+        for token, start, end in self.source.tokens(block=block):
             if token == "(":
                 stack.append([start])
             elif token == ")":
@@ -236,6 +272,47 @@ class _Reader:
                     raise InputError(f"more than {limits.WORDS:,} words in one parenthesis", place=place(start))
         if stack:
             raise self.unclosed(stack[0][0])
+
+    def block(self, start: int, end: int) -> Block | None:
+        """The bounds of inputs between two positions; None if they are to be read one by one."""
+        words = self.source.text[start:end].replace("(", " ").replace(")", " ").split()
+        names, numbers = words[1::3], words[2::3]
+        try:
+            variables = np.array([self.inputs[name] for name in names])
+            read = [self.numbers.get(word) or self.number(word) for word in numbers]
+        except (InputError, KeyError):
+            return None
+        upper = np.array([word == "<=" for word in words[0::3]])
+        if np.bincount(2 * variables + upper).max() > 1:
+            return None
+        values = np.array([number[side] for number, side in zip(read, upper.tolist(), strict=True)])
+        exact = {place: number[2] for place, number in enumerate(read) if number[2] is not None}
+        return Block(variables, upper, values, exact, lambda: self.bounds(start, end))
+
+    def bounds(self, start: int, end: int) -> Iterator[Bound]:
+        """The bounds of inputs between two positions, one by one."""
+        for match in _TOKEN.finditer(self.source.text, start, end):
+            operator, name, word = match.groups()[:3]
+            if operator is not None:
+                position = self.source.text.rindex("(", start, match.start(1))
+                yield Bound(self.inputs[name], operator == "<=", _number(word), False, position)
+
+    def number(self, word: str) -> tuple[float, float, Fraction | None]:
+        """A number rounded down and up, and itself where float64 does not represent it.
+
+        Raises:
+            InputError: if a bound cannot have it.
+        """
+        value = _number(word)
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > limits.BITS:
+            raise InputError("a long number")
+        low = round_down(value)
+        found = (low, low, None) if Fraction(low) == value else (low, above(low), value)
+        if math.isinf(found[1]):
+            raise InputError("a number beyond the range of float64")
+        if len(self.numbers) < _REMEMBERED:
+            self.numbers[word] = found
+        return found
 
     def close(self, frame: list[Any], stack: list[list[Any]], end: int) -> None:
         """Execute a complete frame as a command, or add its term or formula to the frame around it."""
@@ -286,9 +363,14 @@ class _Reader:
             raise UnsupportedError(f"'{name}' is of sort {_shown(sort)}, only Real is supported")
         if name in self.terms:
             raise InputError(f"'{name}' is declared twice")
+        if self.arithmetic.used:
+            raise InputError(f"'{name}' is declared after a condition that relates inputs or multiplies variables")
         kind, index = match.group(1), int(match.group(2))
         self.declared[kind].append(index)
+        self.arithmetic.start, self.arithmetic.size = len(self.declared["Y"]), len(self.declared["X"])
         one = {index: ONE}
+        if kind == "X":
+            self.inputs[name] = index
         self.terms[name] = LinearTerm(one) if kind == "X" else LinearTerm(outputs=one)
 
     def variable(self, kind: str, role: str) -> Variable:
@@ -349,7 +431,7 @@ class _Reader:
         return known
 
     def formula(self, item: Any) -> Formula:
-        if isinstance(item, Bound | Row | And | Or | Not):
+        if isinstance(item, Bound | Block | Row | And | Or | Not):
             return item
         if item in ("true", "false"):
             return TRUE if item == "true" else FALSE

@@ -142,7 +142,8 @@ class SpecFile:
         networks: the names of the declared networks in 2.0; 1.0 declares none.
         network: the file that a comment ``; network: file.onnx`` names, relative to the folder of ``path``; None
             without such a comment.
-        joined: what a 2.0 file says of the network asked about; None in 1.0.
+        joined: what a 2.0 file says of the network asked about, and a 1.0 file that relates inputs or multiplies
+            variables; None in any other 1.0 file.
     """
 
     path: Path

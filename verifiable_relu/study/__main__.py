@@ -41,6 +41,8 @@ def parser() -> Parser:
     made.add_argument(
         "--only", metavar="NETWORK", action="append", default=[], help="work on this network alone (repeatable)"
     )
+    made.add_argument("--arm", action="append", default=[], help="work on this arm alone (repeatable)")
+    made.add_argument("--seed", type=int, action="append", default=[], help="work on this seed alone (repeatable)")
     chosen = made.add_mutually_exclusive_group()
     chosen.add_argument("--plan", action="store_true", help="print the cells, what they have and the time; do nothing")
     chosen.add_argument("--table", action="store_true", help="make tables and figures of the records, and nothing else")
@@ -66,9 +68,18 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from verifiable_relu.study.suite import find, read
 
     suite = read(find(options.suite))
-    names = [setting.name for setting in suite.settings]
-    if unknown := [name for name in options.only if name not in names]:
-        raise InputError(f"'{unknown[0]}' is none of {', '.join(names)}", place="--only")
+    cells = suite.cells()
+    for place, asked, of in (
+        ("--only", options.only, "network"),
+        ("--arm", options.arm, "arm"),
+        ("--seed", options.seed, "seed"),
+    ):
+        there = list(dict.fromkeys(cell.record[of] for cell in suite.cells()))
+        if unknown := [each for each in asked if each not in there]:
+            raise InputError(f"'{unknown[0]}' is none of {', '.join(map(str, there))}", place=place)
+        cells = [cell for cell in cells if not asked or cell.record[of] in asked]
+    if not cells:
+        raise InputError("no network of the suite has these arms and seeds", place="--only")
     from verifiable_relu.study.cells import Places
     from verifiable_relu.study.records import Records, read_records
 
@@ -93,7 +104,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records,
                 hired(options.jobs, options.executor) as hands,
             ):
-                Runner(suite, places, records, hands, say, options.only).run()
+                Runner(suite, places, records, hands, say, cells).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130

@@ -38,10 +38,10 @@ class Runner:
         records: its records, open for this run.
         hands: who trains and answers.
         say: tells the user what is done.
-        only: the names of the settings that this run works on; all of the suite's where there are none.
+        cells: the trainings of the suite that this run works on; all of them without any.
 
     Attributes:
-        cells: the trainings of these settings.
+        cells: these trainings.
         state: what is done.
     """
 
@@ -52,14 +52,14 @@ class Runner:
         records: Records,
         hands: Sequence[Hand],
         say: Say,
-        only: Sequence[str] = (),
+        cells: Sequence[Cell] = (),
     ) -> None:
         self.suite = suite
         self.places = places
         self.records = records
         self.hands = hands
         self.say = say
-        self.cells = [cell for cell in suite.cells() if not only or cell.network in only]
+        self.cells = list(cells) or suite.cells()
 
     @property
     def state(self) -> State:

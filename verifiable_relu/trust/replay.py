@@ -223,10 +223,6 @@ OPERATORS: Table[tuple[Callable[[Network, Any], bool], bool]] = Table(
 it is a product of matrices, whose operands are rounded."""
 
 
-def _half(x: Tensor) -> Tensor:
-    return x.to(torch.bfloat16).float()
-
-
 def _cut(x: Tensor) -> Tensor:
     return (x.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
 
@@ -234,7 +230,8 @@ def _cut(x: Tensor) -> Tensor:
 ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "float32": (lambda x: x, lambda x: x),
     "tf32": (_cut, lambda x: x),
-    "bfloat16": (lambda x: x, _half),
+    "bfloat16": (lambda x: x, lambda x: x.bfloat16().float()),
+    "float16": (lambda x: x, lambda x: x.half().float()),
 }
 """How an arithmetic rounds float32 operands of products of matrices, and results."""
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from verifiable_relu.bounds.forward import within
 from verifiable_relu.network.graph import Network
-from verifiable_relu.rounding import MAGNITUDE, MOST_WHOLE
+from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
@@ -230,8 +230,9 @@ def _unmodelled(query: Query, claim: Outcome) -> str:
         return ""
     if claim.trust is Trust.FLOAT:
         return f"{claim.method} does not account for rounding, and proves nothing of {network.arithmetic}"
-    if not within(network, query.property, MAGNITUDE, range(len(network.nodes))):
-        return f"values above {MAGNITUDE:.3g} are possible, at which {network.arithmetic} may overflow"
+    most = ARITHMETICS[network.arithmetic].largest
+    if not within(network, query.property, most, range(len(network.nodes))):
+        return f"values above {most:.3g} are possible, at which {network.arithmetic} may overflow"
     return ""
 
 

@@ -12,7 +12,8 @@ here: two operators that cancel each other in real arithmetic do not in a runtim
 - **What compares or moves numbers** (``EXACT``) computes them as they are.
 - **Quantised operators** (``quantises``) round where they divide or multiply by a scale; whole numbers are exact, and
   before it is rounded to one a number is off by ``rounding.TIE`` more.
-- **Sigmoid and Tanh** are off by ``rounding.ELEMENTARY`` and by the rounding of their result.
+- **Sigmoid, Tanh and Erf** are off by ``rounding.ELEMENTARY``, and GELU by that part of its argument, and by the
+  rounding of their result.
 - Everything else is refused by name, and so are constants that the file computes from constants by rounding.
 """
 
@@ -36,6 +37,7 @@ from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Curve,
+    Gelu,
     Kinked,
     Node,
     Permute,
@@ -52,9 +54,9 @@ from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, TIE, Runtim
 from verifiable_relu.settings import neutral
 
 SUMS = frozenset({
-    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool",
-    "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum", "Sigmoid", "Sub", "Sum",
-    "Tanh",
+    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Gelu", "Gemm",
+    "GlobalAveragePool", "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum",
+    "Sigmoid", "Sub", "Sum", "Tanh",
 })  # fmt: skip
 """Operators whose result is rounded."""
 
@@ -148,6 +150,9 @@ class _Recorded(Reading):
             self.operators[index] = node
 
 
+ONE, ZERO = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+
+
 class _Rounding:
     """Nodes with the errors of their rounding, one after another.
 
@@ -174,9 +179,8 @@ class _Rounding:
 
     def noise(self, source: int, relative: float, absolute: float = 0.0) -> int:
         """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``."""
-        one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         node = self.nodes[source]
-        same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=zero, scale=one, shift=zero)
+        same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
         return self._with(same, relative, self.by.lost(1, 1.0, False) + absolute)
 
     def result(self, index: int) -> int:
@@ -206,7 +210,15 @@ class _Rounding:
             summands = tuple(self.noise(source, part) for source in node.inputs)
             return self.result(self.add(replace(node, inputs=summands))), before + 1
         absolute = 0.0
-        if isinstance(node, Curve) and node.function in ("Sigmoid", "Tanh"):
+        if isinstance(node, Gelu):
+            # x·(1 + δ) − x is what it is off by.
+            minus = Scale(name=node.name, inputs=node.inputs, shape=node.shape, center=ZERO, scale=-ONE, shift=ZERO)
+            off = self.add(
+                Add(name=node.name, inputs=(self.noise(node.inputs[0], ELEMENTARY), self.add(minus)), shape=node.shape)
+            )
+            index = self.add(Add(name=node.name, inputs=(self.add(node), off), shape=node.shape))
+            return self.result(self.noise(index, self.by.relative(1))), 0
+        if isinstance(node, Curve) and node.function in ("Sigmoid", "Tanh", "Erf"):
             absolute = ELEMENTARY
         elif not isinstance(node, Product | Kinked):
             raise UnsupportedError(f"the rounding of {node.op} is not modelled", place=node.place)
@@ -229,7 +241,7 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
         if operator is None:
             found, count = made.result(made.add(node)), 0
         else:
-            node = _narrowed(node, operator) if by.result else node
+            node = _narrowed(node, operator, by.name) if by.result else node
             if quantises(operator.op_type) and index in counted:
                 if isinstance(node, Step):
                     node = replace(node, inputs=(made.noise(node.inputs[0], by.relative(1), TIE),))
@@ -248,8 +260,8 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
     return made.nodes, at[output]
 
 
-def _narrowed(node: Node, operator: onnx.NodeProto) -> Node:
-    """A node of an operator whose stored numbers are rounded to bfloat16.
+def _narrowed(node: Node, operator: onnx.NodeProto, name: str) -> Node:
+    """A node of an operator whose stored numbers are rounded to a narrower format, by its name.
 
     Raises:
         UnsupportedError: if the node has other numbers than those that the operator stores.
@@ -260,5 +272,13 @@ def _narrowed(node: Node, operator: onnx.NodeProto) -> Node:
     factors = {a.f for a in operator.attribute if operator.op_type == "Gemm" and a.name in ("alpha", "beta")}
     if derived or factors - {1.0} or quantises(operator.op_type):
         place = f"node '{node.name}' ({operator.op_type})"
-        raise UnsupportedError("numbers that are computed from stored ones are not modelled in bfloat16", place=place)
-    return node.map_tensors(lambda t: t.to(torch.bfloat16).to(t.dtype))
+        raise UnsupportedError(f"numbers that are computed from stored ones are not modelled in {name}", place=place)
+
+    def rounded(numbers: Tensor) -> Tensor:
+        found = numbers.to(getattr(torch, name)).to(numbers.dtype)
+        if not bool(found.isfinite().all()):
+            place = f"node '{node.name}' ({operator.op_type})"
+            raise UnsupportedError(f"a stored number is beyond the range of {name}", place=place)
+        return found
+
+    return node.map_tensors(rounded)
