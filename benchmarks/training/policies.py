@@ -142,7 +142,7 @@ CLAIMS = (
     ("As many regions are proven as of ReLU", "unsat", "lambda-gelu", "relu", 0.1),
     ("As many balls of 0.01 are proven as of ReLU", "0.01", "lambda-gelu", "relu", 0.1),
 )
-"""What was claimed before the first seed: in words, the number, two arms, and the margin within which they are equal.
+"""What is claimed: in words, the number, two arms, and the margin within which they are equal.
 
 A return's margin is the game's; without a margin, the first is claimed to have more.
 """
@@ -273,8 +273,9 @@ the game where it is plain what to do. *balls*: around 50 visited states; ε is 
 are of the processor, on a machine that other work shared.
 """
 _CLAIMS = """\
-Declared before the first seed, and tested over pairs of equal seeds: *more* by Student's paired t, *equal* by two
-one-sided tests within the margin; p is corrected by Holm over all rows. *Not shown* does not mean that it is not so.
+Written down when one training of these seeds was known, and not changed since. Tested over pairs of equal seeds: *more*
+by Student's paired t, *equal* by two one-sided tests within the margin; p is corrected by Holm over all rows. *Not
+shown* does not mean that it is not so.
 """
 _RULES = """\
 After a tenth of the training, a rule keeps runs whose number lies in a band, chosen for a recall of 80 % and the best

@@ -105,6 +105,14 @@ def _wide(g: Graph) -> str:
     return g.both(g("MatMul", x, w), g.scale(about=1e-3), np.array(-100, np.int16))
 
 
+def _early(g: Graph) -> str:
+    """Four and 16 bits before the standard had them."""
+    four = helper.make_tensor("", TensorProto.INT4, (6, 4), g.rng.integers(-8, 8, 24))
+    w = g("DequantizeLinear", four, g.scale(4), None, domain=MS, axis=1)
+    x = g.both("x", g.scale(about=1e-4), np.array(30_000, np.uint16), domain=MS)
+    return g.both(g("MatMul", x, w), g.scale(about=1e-3), np.array(-100, np.int16), domain=MS)
+
+
 def _narrow(g: Graph) -> str:
     """Four bits, and blocks of three."""
     four = helper.make_tensor("", TensorProto.INT4, (6, 2), g.rng.integers(-8, 8, 12))
@@ -172,6 +180,7 @@ CASES: dict[str, tuple[int, tuple[int, ...], Callable[[Graph], str]]] = {
     "dense": (10, FLAT, _dense),
     "per axis": (13, IMAGE, _per_axis),
     "16 bits": (21, FLAT, _wide),
+    "before opset 21": (17, FLAT, _early),
     "4 bits, blocks": (21, FLAT, _narrow),
     "QLinearMatMul": (13, FLAT, _qlinear_matmul),
     "QLinearConv": (13, IMAGE, _qlinear_conv),

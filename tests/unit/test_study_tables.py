@@ -19,7 +19,7 @@ from verifiable_relu.study import figures, tables
 from verifiable_relu.study.claims import Outcome, findings, outcomes
 from verifiable_relu.study.joined import Setting, joined
 from verifiable_relu.study.outcomes import CLAIMED, NUMBERS
-from verifiable_relu.study.tables import Point, fronts, precision_at, screening_table, undominated
+from verifiable_relu.study.tables import Point, fronts, screening_table, undominated
 
 ALL = range(20)
 
@@ -288,14 +288,6 @@ def test_networks_are_matched_by_seed_and_likeness() -> None:
     assert first["per layer"] == "30.0 + 1.0" and first["norm of weights"].mean == pytest.approx(5 * 18)
 
 
-def test_a_rules_precision_is_that_at_the_recall() -> None:
-    good = [True, False, True, True, False, True, True, False]
-    scores = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0]
-    # Four of five good ones are among the best six.
-    assert precision_at(scores, good, 0.8) == 4 / 6 and precision_at(scores, good, 1.0) == 5 / 7
-    assert precision_at([1.0] * 8, good, 0.8) == 5 / 8, "a rule that tells nothing apart keeps all"
-
-
 def test_screening_finds_which_rule_tells() -> None:
     made = [suite(16)]
     random = np.random.default_rng(0)
@@ -303,10 +295,13 @@ def test_screening_finds_which_rule_tells() -> None:
         results = {"clean": 0.5 + 0.02 * seed, "monitor": [{"part": 0.1, "oui": 0.3 + 0.01 * seed}]}
         one = network("relu", seed, ALL, certified(planted), results=results)
         one[0]["epochs"] = [{"lam": [], "accuracy": float(random.random())}]
+        one[0]["options"] |= {"rate": 0.1}
         made += one
     (row,) = rows(screening_table(joined(made)))
     assert row["trainings"] == 16 and row["all"] == 0.5
-    assert row["high OUI"] == 1 and row["low OUI"] < 0.6 and row["early accuracy"] < 0.8
+    assert row["OUI"].startswith("100 ") and row["OUI, batch form"] == "– / 0", "no record has that form"
+    # A number that all have keeps all.
+    assert row["learning rate"] == "50 [28, 72] / 100" and int(row["early accuracy"].split()[0]) < 80
 
 
 def test_every_measure_that_can_be_claimed_has_an_outcome() -> None:
@@ -314,7 +309,8 @@ def test_every_measure_that_can_be_claimed_has_an_outcome() -> None:
     numbers = {
         "clean_before_substitution": 0.5, "clean_after_substitution": 0.4, "mean_logit_change": 0.1,
         "worst_logit_change": 1.0, "proven_logit_change": 9.0, "flipped_predictions": 3, "lam_learned": [2.0, 3.0],
-        "monitor": [{"part": 0.1, "oui": 0.4}], "patterns_settled": 0.5, "weights_settled": 0.6, "int8": {"clean": 0.4},
+        "monitor": [{"part": 0.1, "oui": 0.4, "oui_batch": 0.5}], "patterns_settled": 0.5, "weights_settled": 0.6,
+        "int8": {"clean": 0.4},
         "pruned": {"0.5": 0.4, "0.7": 0.3, "0.9": 0.1},
     }  # fmt: skip
     made = [suite(2, claims)]

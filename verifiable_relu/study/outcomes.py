@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -13,11 +14,11 @@ EARLY = 0.1
 """The fraction of the training after which the OUI and the accuracy are compared with the training's outcome."""
 
 
-def early(record: Record) -> float:
+def early(record: Record, form: str = "oui") -> float:
     """The OUI after the fraction ``EARLY`` of the training; NaN for a record without measurements in between."""
     for point in record["results"].get("monitor", ()):
         if point["part"] >= EARLY:
-            return float(point["oui"])
+            return float(point.get(form, math.nan))
     return math.nan
 
 
@@ -58,6 +59,8 @@ NUMBERS: Mapping[str, Callable[[Record], float]] = {
     "flipped_predictions": _result("flipped_predictions"),
     "drift": run_drift,
     "oui_early": early,
+    "oui_batch_early": partial(early, form="oui_batch"),
+    "rate": lambda record: float(record["options"]["rate"]),
     "accuracy_early": early_accuracy,
     "patterns_settled": _result("patterns_settled"),
     "weights_settled": _result("weights_settled"),

@@ -13,8 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy import stats
-
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.table import Cell as Value
 from verifiable_relu.report.table import Column, Interval, Page, Table, tabulate
@@ -22,13 +20,11 @@ from verifiable_relu.study.claims import LEVEL, Outcome, findings, other, outcom
 from verifiable_relu.study.joined import Cell, Setting, Study, attacks, joined, proves
 from verifiable_relu.study.measures import HARDNESSES
 from verifiable_relu.study.records import Record
+from verifiable_relu.study.screening import RECALL, screened
 from verifiable_relu.study.statistics import agreement, interval
 
 CLOSE = {"clean": 0.01, "norm": 0.05}
 """The distance at which two networks are matched, in clean accuracy, and in the norm of the weights by the second's."""
-
-RECALL = 0.8
-"""The fraction of good trainings that a rule must keep."""
 
 LEAST = 8
 """The least number of trainings among which a rule is tried."""
@@ -416,51 +412,46 @@ def settling_table(study: Study) -> Table:
     return Table(columns, rows, dict.fromkeys(("patterns", "weights", "weights : patterns"), ".2f"), caption)
 
 
-def precision_at(scores: Sequence[float], good: Sequence[bool], recall: float = RECALL) -> float:
-    """The precision of the rule "keep what scores at least t", for the largest t that keeps the fraction ``recall``.
-
-    Args:
-        scores: a score for each training, the higher the better.
-        good: whether each ended well; at least one did.
-        recall: the least fraction of the good ones that is kept.
-
-    Returns:
-        The fraction of good ones among those that are kept; trainings of equal scores are kept together.
-    """
-    for threshold in sorted(scores, reverse=True):
-        kept = [well for score, well in zip(scores, good, strict=True) if score >= threshold]
-        if sum(kept) >= recall * sum(good) - 1e-9:
-            break
-    return sum(kept) / len(kept)
+RULES: Mapping[str, tuple[str, ...]] = {
+    "OUI": ("oui_early",),
+    "OUI, batch form": ("oui_batch_early",),
+    "early accuracy": ("accuracy_early",),
+    "learning rate": ("rate",),
+    "accuracy and OUI": ("accuracy_early", "oui_early"),
+    "accuracy and rate": ("accuracy_early", "rate"),
+}
+"""The rules of screening, and the numbers that must lie in their bands."""
 
 
 def screening_table(study: Study) -> Table:
-    """The precision of each rule among the trainings of a network and arm, whatever their objective.
+    """What each rule keeps of the trainings of a network and arm, whatever their objective.
 
     A training ends well if its accuracy on the test set is at least the median. A training that diverged ends badly; it
-    has no early numbers on record and is left out. The third rule takes the mean of the two numbers' ranks. The OUI is
-    tried in both directions: that a high one is good is the claim, and that a low one is no better must be seen.
+    has no early numbers on record and is left out. Bands are tried on seeds on which they were not chosen.
     """
     rows: list[Sequence[Value]] = []
     groups: dict[tuple[str, str], list[Cell]] = {}
     for setting, cells in study.settings.items():
         groups.setdefault((setting.network, setting.arm), []).extend(cells)
     for key, cells in groups.items():
-        values = [[cell.value(name) for name in ("oui_early", "accuracy_early", "clean_test")] for cell in cells]
-        known = [[value for value in each if value is not None] for each in values if None not in each]
-        if len(known) < LEAST:
+        needed = ("oui_early", "accuracy_early", "clean_test")
+        known = [cell for cell in cells if all(cell.value(name) is not None for name in needed)]
+        seeds = [cell.seed for cell in known]
+        if len(known) < LEAST or len(set(seeds)) < 2:
             continue
-        oui, accuracy, final = (list(column) for column in zip(*known, strict=True))
-        middle = sorted(final)[len(final) // 2]
-        good = [value >= middle for value in final]
-        both = [a + b for a, b in zip(stats.rankdata(oui), stats.rankdata(accuracy), strict=True)]
-        scores = (oui, [-value for value in oui], accuracy, both)
-        rows.append((*key, len(known), sum(good) / len(good), *(precision_at(each, good) for each in scores)))
-    columns = ("network", "arm", "trainings", "all", "high OUI", "low OUI", "early accuracy", "both")
+        final = [cell.value("clean_test") or 0.0 for cell in known]
+        good = [value >= sorted(final)[len(final) // 2] for value in final]
+        found = []
+        for rule in RULES.values():
+            early = [[math.nan if (v := cell.value(name)) is None else v for cell in known] for name in rule]
+            found.append(str(screened(early, good, seeds)))
+        rows.append((*key, len(known), sum(good) / len(good), *found))
+    columns = ("network", "arm", "trainings", "all", *RULES)
     caption = (
-        f"The fraction of good trainings among those that a rule keeps, where it keeps {RECALL:.0%} of the good ones."
+        f"Precision in % with its 95 % interval (Wilson's, as if trainings were independent) / recall in % of rules "
+        f"whose bands were chosen on all other seeds, for a recall of {RECALL:.0%}."
     )
-    return Table(columns, rows, dict.fromkeys(columns[3:], ".0%"), caption)
+    return Table(columns, rows, {"all": ".0%"}, caption)
 
 
 SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
@@ -516,7 +507,8 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[[Study], Table]]] = {
     "screening": (
         "Screening by early activation patterns",
         "Does the overlap index (OUI) of activation patterns after a tenth of the training tell which trainings end in "
-        "the better half? *all* is the fraction of good trainings without a rule.",
+        "the better half, and more than the learning rate does? *all* is the fraction of good trainings without a "
+        "rule. A rule keeps what lies in a band with two ends, chosen on all other seeds.",
         screening_table,
     ),
 }

@@ -31,9 +31,10 @@ class Monitor:
 
     Attributes:
         points: a dict for each moment that has passed: ``step`` (the steps taken), ``part`` (the same as a fraction of
-            all steps), ``oui`` (``overlap_index``), ``patterns_changed`` (the fraction of neurons' states that
-            changed since the moment before), ``weights_changed`` (the change of the weights since then, relative to
-            their norm), ``lam`` (each layer's λ), and where ε > 0 ``unstable`` (``unstable_neurons``). Both
+            all steps), ``oui`` (``overlap_index``), ``oui_batch`` (``balance_index`` of the last layer),
+            ``patterns_changed`` (the fraction of neurons' states that changed since the moment before),
+            ``weights_changed`` (the change of the weights since then, relative to their norm), ``lam`` (each layer's
+            λ), and where ε > 0 ``unstable`` (``unstable_neurons``). Both
             changes are 0 at the first moment.
     """
 
@@ -60,6 +61,7 @@ class Monitor:
             "step": step,
             "part": step / self.steps,
             "oui": overlap_index(now),
+            "oui_batch": balance_index(now[-1]),
             "patterns_changed": 0.0 if self.patterns is None else changed(self.patterns, now),
             "weights_changed": 0.0 if self.weights is None else relative_change(self.weights, weights),
             "lam": [module.lam.item() for module in model.modules() if isinstance(module, HardnessGate)],

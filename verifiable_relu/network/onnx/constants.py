@@ -38,6 +38,9 @@ from verifiable_relu.network.onnx.model import array
 Constant = np.ndarray | Derived
 """A constant of the file: an array of its numbers, or numbers that no array of floats holds."""
 
+RUNTIME = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
 MAX_ELEMENTS = 1 << 24
 """Most elements of a constant that a file computes."""
 
@@ -460,6 +463,9 @@ def _alone(
     """A model of one node, of which short inputs are constants, since its output's shape may depend on them."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
+    if node.domain == RUNTIME:
+        # Its operators are those of the standard that came later.
+        made.domain, opset = "", max(opset, 21)
     del made.input[:], made.output[:]
     made.input.extend("" if value is None else f"x{position}" for position, value in enumerate(inputs))
     made.output.extend(name and f"y{position}" for position, name in enumerate(node.output))

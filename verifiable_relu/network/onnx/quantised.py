@@ -23,11 +23,8 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.derived import exact_product
 from verifiable_relu.network.nodes import Relu, Scale, Step
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value, converts
-from verifiable_relu.network.onnx.constants import along, limits
+from verifiable_relu.network.onnx.constants import RUNTIME, along, limits
 from verifiable_relu.network.onnx.elementwise import divided
-
-RUNTIME = "com.microsoft"
-"""The domain of onnxruntime's own operators."""
 
 _SINCE_21 = (21, 23, 24, 25, 28)
 

@@ -39,7 +39,7 @@ from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modu
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
 from verifiable_relu.network.onnx.compare import compare, require_runs
-from verifiable_relu.network.onnx.constants import folded, written
+from verifiable_relu.network.onnx.constants import RUNTIME, folded, written
 from verifiable_relu.network.onnx.model import (
     EVERYTHING,
     MAX_BYTES,
@@ -223,7 +223,7 @@ class Reading:
 
     def _converted(self, node: onnx.NodeProto, label: str) -> _Named | Sequence[_Named | None]:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        operator = f"{domain}.{node.op_type}" if domain == quantised.RUNTIME else node.op_type
+        operator = f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
         if domain not in ("", products.LEARNED) and (operator, 1) not in CONVERTERS:
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
