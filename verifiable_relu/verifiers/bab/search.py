@@ -6,7 +6,7 @@ worth mentioning when they pause are given up for a refinement, the others get u
 
 Before that, where a tree stands still, it is begun again with planes over its neurons (``above``). These bound the root
 much better, but not always what it is split into: all trees get planes where this one has closed more after the same
-work. Where a tree gets on without them, their search takes longer than the tree.
+work. Where a tree gets on without them, their search often takes longer than the tree.
 """
 
 from __future__ import annotations
@@ -303,7 +303,9 @@ class Rounds:
         above: the search for planes over neurons; None for none.
         first: work that the trees of a query may take before a refinement is thought of (``loop.Progress``); before
             planes are, one tree takes its share of it.
-        still: planes are searched for where a tree has closed no more than this part by then.
+        still: planes are searched for where a tree has closed no more than this part by then, and for trees that have
+            closed more once they have taken ``longer`` times as much work as ``first``.
+        longer: see ``still``.
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -318,6 +320,7 @@ class Rounds:
     above: Above | None = Above()  # noqa: RUF009 -- frozen
     first: float = 2e9
     still: float = 0.1
+    longer: float = 10.0
     patience: float = 1.0
     last: Branching = Branching(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
     small: float = 0.5
@@ -414,9 +417,10 @@ class _Search:
         trust = 1.0
         if ended is None and forest.least()[0] > rounds.still:
             ended = forest.search(rounds.first)
-        closed, worst = forest.least()
-        if ended is None and closed <= rounds.still and rounds.above is not None and not self._query.folded.functions:
-            with_planes = self._outdone(rounds.above, forest, worst, work)
+            if ended is None and forest.least()[0] > rounds.still and refinement is not None:
+                ended = forest.search(min(rounds.longer * rounds.first, forest.closed() * work))
+        if ended is None and rounds.above is not None and not self._query.folded.functions:
+            with_planes = self._outdone(rounds.above, forest, forest.least()[1], work)
             if with_planes is not None:
                 forest, trust = with_planes, _TRUST
         if ended is None:
