@@ -28,7 +28,7 @@ from verifiable_relu.watched import Ended, copied, resident
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Case, Result, Store
     from verifiable_relu.campaign.certificates import Certificates
-    from verifiable_relu.campaign.console import Watcher
+    from verifiable_relu.campaign.console import Line, Watcher
     from verifiable_relu.campaign.inputs import Entry
     from verifiable_relu.campaign.worker import Job
     from verifiable_relu.verifiers.base import Limits, Verifier
@@ -81,6 +81,19 @@ def _store(options: argparse.Namespace) -> Iterator[Store | None]:
         yield store
 
 
+@contextmanager
+def _line(options: argparse.Namespace, seconds: float) -> Iterator[Line | None]:
+    """The line in which a terminal shows where the work on a property stands; None where there is no terminal."""
+    if options.quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    # Imported here, because the line alone needs the library rich.
+    from verifiable_relu.campaign.console import Line
+
+    with Line(seconds) as line:
+        yield line
+
+
 def _explain(options: argparse.Namespace, out: TextIO) -> int:
     """Say what ``auto`` would do with a property file; returns the exit status."""
     from verifiable_relu.campaign.explaining import explained
@@ -104,8 +117,7 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     until = copied() if alone and not options.debug else None
     if isinstance(until, Ended):
         return until.status if until.status is not None and until.status >= 0 else _lost(options, out, until)
-    from verifiable_relu.campaign import run
-    from verifiable_relu.campaign.console import Line
+    from verifiable_relu.campaign import QUIET, run
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, chosen
     from verifiable_relu.campaign.worker import GRACE
@@ -116,15 +128,16 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     method, certificates = _certifying(options, method)
     memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
     entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
-    with _store(options) as store, Line(entry.timeout, options.quiet) as line:
-        limits = replace(limits, clock=line.clock, tell=line.tell)
+    with _store(options) as store, _line(options, entry.timeout) as line:
+        if line is not None:
+            limits = replace(limits, clock=line.clock, tell=line.tell)
         if until is not None:
             until(entry.timeout + GRACE, memory)
         case = loader(options).case(entry)
         if until is not None:
             # Certificates come on top of the limit.
             until(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
-        (result,) = run([case], method, store, line, certificates, limits)
+        (result,) = run([case], method, store, line or QUIET, certificates, limits)
     if until is not None:
         until(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
@@ -144,7 +157,7 @@ def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
     why = "timeout" if late else "memory" if ended.memory else "error"
     if not options.quiet:
         # The process that has ended may have left the line of its progress.
-        erased = "\r\x1b[2K" if sys.stderr.isatty() else ""
+        erased = "\r\x1b[2K" if sys.stderr is not None and sys.stderr.isatty() else ""
         print(f"{erased}{options.spec}: {answer} ({why} by {where}); its process has ended", file=sys.stderr)
     if why == "error":
         _fault(options.spec, where, f"its process ended with the status {ended.status}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -222,16 +223,21 @@ def _known(instance: Instance) -> dict[str, Any]:
     return {"truth": instance.truth, "competition": instance.competition, "commit": commit(PACKAGE)}
 
 
+def _without_folders(text: str) -> str:
+    """A message without the folders of the files that it names."""
+    return re.sub(r"/(?:[^\s/]+/)+(?=[^\s/]+\.(?:onnx|vnnlib))", "", text)
+
+
 def _told(result: Result | None, complaint: str) -> dict[str, Any]:
     """What a record has of a result; without one, it is an error."""
     if result is None:
         nothing = dict.fromkeys(("trust", "decided_by", "unstable", "sub_problems", "margin", "version"))
-        return {"verdict": "error", "reason": "error", "detail": complaint, "stages": {}, **nothing}
+        return {"verdict": "error", "reason": "error", "detail": _without_folders(complaint), "stages": {}, **nothing}
     record = result.to_json()
     return {
         "verdict": "error" if record["reason"] == "error" else str(record["verdict"]),
         "reason": record["reason"],
-        "detail": record["detail"],
+        "detail": _without_folders(record["detail"]),
         "stages": {name: round(seconds, 4) for name, seconds in record["stages"].items()},
         "trust": record["trust"],
         "decided_by": record["method"],

@@ -298,7 +298,7 @@ BAD = {
     "inputs": (["--spec", "three.vnnlib", "--net", "net.onnx"], ["three.vnnlib", "3 inputs", "2"]),
     "outputs": (["--spec", "outputs.vnnlib", "--net", "net.onnx"], ["outputs.vnnlib", "4 outputs", "2"]),
     "inverted": (["--spec", "inverted.vnnlib"], ["inverted.vnnlib", "X_0", "empty"]),
-    "non-linear": (["--spec", "square.vnnlib"], ["square.vnnlib", "line"]),
+    "non-linear": (["--spec", "quotient.vnnlib"], ["quotient.vnnlib", "line"]),
     "method": (["--spec", "safe.vnnlib", "--method", "magic"], ["magic", "crown"]),
     "device": (["--spec", "safe.vnnlib", "--device", "nowhere"], ["nowhere"]),
     "no device of its own choice": (["--spec", "safe.vnnlib", "--device", "auto"], ["auto"]),
@@ -340,7 +340,7 @@ def spoil(folder: Path) -> None:
     (folder / "three.vnnlib").write_text(spec(SAFE, inputs=3))
     (folder / "outputs.vnnlib").write_text(spec(SAFE, outputs=4))
     (folder / "inverted.vnnlib").write_text(spec(SAFE, low="1.0", high="0.0", head=named))
-    (folder / "square.vnnlib").write_text(spec("(<= (* Y_0 Y_0) 1.0)", head=named))
+    (folder / "quotient.vnnlib").write_text(spec("(<= (/ 1.0 Y_0) 1.0)", head=named))
     (folder / "nothing").mkdir()
     (folder / "short.csv").write_text("net.onnx,safe.vnnlib,10\nnet.onnx,safe.vnnlib\n")
     (folder / "late.csv").write_text("net.onnx,safe.vnnlib,-3\n")

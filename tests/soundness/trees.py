@@ -41,7 +41,7 @@ TIGHT = 1e-6
 """How far below the exact bound a leaf's may be, relative to the sizes of what is summed."""
 
 
-OVER = Bab(intermediate=Ascent(steps=0), rounds=Rounds(refinement=None, first=1e4))
+OVER = Bab(intermediate=Ascent(steps=0), rounds=Rounds(refinement=None, first=1e4, still=1.0))
 """Branch and bound that tries planes over neurons early, over loose bounds."""
 
 REFINING = Bab(intermediate=Ascent(steps=0), rounds=Rounds(Refinement(leaves=4), first=0, patience=0, gain=1.0))

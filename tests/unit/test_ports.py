@@ -211,8 +211,8 @@ def test_what_a_query_declares_must_be_the_files(tmp_path: Path, capsys: pytest.
     goal = "(assert (>= M[0] 100.0))"
     for before, after, message in (
         ("(declare-output Y real [2]) ", "", "4 inputs, outputs and hidden nodes are declared, but the file has 5"),
-        ("T real [2,2]", "T real [2,1,2]", "'T' is declared with shape [2, 1, 2], but the file's 'b' has [1, 2, 2]"),
-        ("H real [4]", "H real [2,2]", "'H' is declared with shape [2, 2], but the file's 'hidden' has [1, 4]"),
+        ("T real [2,2]", "T real [2,1,2]", "tensor T is declared with shape [2, 1, 2], but 'b' of 'net' has [1, 2, 2]"),
+        ("H real [4]", "H real [2,2]", "tensor H is declared with shape [2, 2], but 'hidden' of 'net' has [1, 4]"),
         ('"hidden"', '"nothing"', "no node computes a tensor 'nothing'"),
         ("S real", "S int64", ""),
     ):

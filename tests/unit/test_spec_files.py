@@ -36,6 +36,7 @@ from verifiable_relu.spec import balls as balls_module
 from verifiable_relu.spec import property as property_module
 from verifiable_relu.spec.__main__ import main
 from verifiable_relu.spec.arrays import read_images
+from verifiable_relu.spec.find import Networks
 from verifiable_relu.spec.property import nearest, round_down, round_up
 from verifiable_relu.spec.read import parse
 
@@ -84,7 +85,7 @@ def test_the_more_explicit_name_of_a_network_counts(tmp_path: Path) -> None:
     assert find_network(commented, files["net"], named) == files["net"]
     assert find_network(commented) == files["comment"]
     assert find_network(commented, networks={"f": files["comment"]}) == files["comment"]
-    assert find_network(plain, networks=named) == files["named"]
+    assert find_network(plain, networks=named) == Networks((("f", files["named"]),))
     assert find_network(plain) == files["listed"]
     (folder / "instances.csv").unlink()
     assert find_network(plain) == files["p"]

@@ -161,6 +161,8 @@ def test_seconds_of_questions_that_were_asked_in_batches_are_void(full: list[Rec
     assert all(row["median s"] is row["mean s (PAR-2)"] is None for row in rows(tables.time_table(study)))
     assert [each.reading for each in outcomes(study) if each.claim["measure"] == "seconds"] == ["void"]
     assert not list(figures.times(study, "net")) and list(figures.times(joined(full), "net"))
+    # Today's suite goes on with the records: seconds of both kinds are among them.
+    assert joined(full).timed and not study.timed and not joined([*batched, full[0]]).timed
 
 
 def test_undecided_questions_count_twice_their_limit() -> None:

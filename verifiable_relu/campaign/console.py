@@ -54,12 +54,11 @@ class Line:
 
     Args:
         seconds: the instance's time limit.
-        quiet: whether nothing is shown.
     """
 
-    def __init__(self, seconds: float, quiet: bool = False) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds, self._console, self._process = seconds, Console(stderr=True), os.getpid()
-        self._shown = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
+        self._shown = self._console.is_terminal and not self._console.is_dumb_terminal
         self._began = time.perf_counter()
         self._due = 0.0
         self._stage, self._done, self._total = "reading", 0, 1

@@ -138,6 +138,10 @@ class State:
                 case "measure":
                     state.measures[record["cell"], record["name"]] = record
                 case "suite":
+                    # Records that a suite without arms of its own began keep seconds that are void (``Study.timed``).
+                    if state.suite is not None and "variants" not in state.suite.get("suite", {"variants": ()}):
+                        asked = {name: value for name, value in record["suite"].items() if name != "variants"}
+                        record = {**record, "suite": asked}
                     state.suite = record
                 case "note":
                     state.notes.append(record)

@@ -204,7 +204,7 @@ def converts(operator: str, *versions: int, group: str = GROUPS[0]) -> Callable[
     """Register what reads an operator.
 
     Args:
-        operator: of the standard domain, or of ai.onnx.ml, which share no names.
+        operator: of the standard domain, or of ai.onnx.ml, which share no names; of another domain with that before it.
         versions: the opsets in which a definition of the operator began that the converter reads. An operator in
             any other version is refused: its meaning may differ.
         group: what it becomes, of ``GROUPS``.

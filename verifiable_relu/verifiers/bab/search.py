@@ -4,8 +4,9 @@ Which of the two decides a query is not known beforehand. On shallow networks tr
 ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
 worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
 
-Before that, one tree is begun a second time with planes over its neurons (``above``). These bound the root much better,
-but not always what it is split into: all trees get planes where this one has closed more after the same work.
+Before that, where a tree stands still, it is begun again with planes over its neurons (``above``). These bound the root
+much better, but not always what it is split into: all trees get planes where this one has closed more after the same
+work. Where a tree gets on without them, their search often takes longer than the tree.
 """
 
 from __future__ import annotations
@@ -206,6 +207,14 @@ class Forest:
         trees = [tree for number, tree in self._trees.items() if polytope in (None, number)]
         return min((tree.now.closed for tree in trees), default=0.0)
 
+    def least(self) -> tuple[float, int]:
+        """Of that open tree of which the least part is closed this part, and its polytope."""
+        return min(((tree.now.closed, number) for number, tree in self._trees.items()), default=(0.0, -1))
+
+    def spent(self, polytope: int) -> float:
+        """How much work a polytope's tree has taken."""
+        return self._counted[polytope][1]
+
     @property
     def nodes(self) -> int:
         """How many sub-problems have been bounded."""
@@ -294,6 +303,9 @@ class Rounds:
         above: the search for planes over neurons; None for none.
         first: work that the trees of a query may take before a refinement is thought of (``loop.Progress``); before
             planes are, one tree takes its share of it.
+        still: planes are searched for where a tree has closed no more than this part by then, and for trees that have
+            closed more once they have taken ``longer`` times as much work as ``first``.
+        longer: see ``still``.
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
         last: how the trees of a system are searched that are open after ``first`` when no refinement follows, if
@@ -307,6 +319,8 @@ class Rounds:
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
     above: Above | None = Above()  # noqa: RUF009 -- frozen
     first: float = 2e9
+    still: float = 0.1
+    longer: float = 10.0
     patience: float = 1.0
     last: Branching = Branching(steps=6, adaptive=1 << 20, choices=8)  # noqa: RUF009 -- frozen
     small: float = 0.5
@@ -401,8 +415,12 @@ class _Search:
         # What the trees may take before a refinement does.
         work = math.inf if refinement is None else rounds.patience * refinement.work(self._query.folded)
         trust = 1.0
+        if ended is None and forest.least()[0] > rounds.still:
+            ended = forest.search(rounds.first)
+            if ended is None and forest.least()[0] > rounds.still and refinement is not None:
+                ended = forest.search(min(rounds.longer * rounds.first, forest.closed() * work))
         if ended is None and rounds.above is not None and not self._query.folded.functions:
-            with_planes = self._outdone(rounds.above, forest, work)
+            with_planes = self._outdone(rounds.above, forest, forest.least()[1], work)
             if with_planes is not None:
                 forest, trust = with_planes, _TRUST
         if ended is None:
@@ -417,14 +435,13 @@ class _Search:
             self.found.add(last, last.search() or IN_TIME, self._record)
         return forest.work
 
-    def _outdone(self, above: Above, forest: Forest, work: float) -> Forest | None:
-        """Trees with planes, if one of these closes more with as much work than the tree that a forest has begun.
+    def _outdone(self, above: Above, forest: Forest, polytope: int, work: float) -> Forest | None:
+        """Trees with planes, if one of these closes more with as much work than a polytope's tree that has been begun.
 
         Planes for all polytopes take longer than trees that are soon given up for a refinement, which takes ``work``.
         """
-        polytope = forest.open[0]
         trial = self._forest(self._query.with_planes(above, [polytope], self._limits), [polytope])
-        ended = trial.search(forest.work)
+        ended = trial.search(forest.spent(polytope))
         closed = trial.closed() if trial.open else 1.0
         more = ended is not None or trial.closed() > forest.closed(polytope)
         if not (more and closed * _TRUST * work >= self._rounds.first):
