@@ -81,10 +81,15 @@ def _store(options: argparse.Namespace) -> Iterator[Store | None]:
         yield store
 
 
+def _on_terminal() -> bool:
+    """Whether stderr, which may be closed, is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextmanager
 def _line(options: argparse.Namespace, seconds: float) -> Iterator[Line | None]:
     """The line in which a terminal shows where the work on a property stands; None where there is no terminal."""
-    if options.quiet or sys.stderr is None or not sys.stderr.isatty():
+    if options.quiet or not _on_terminal():
         yield None
         return
     # Imported here, because the line alone needs the library rich.
@@ -157,7 +162,7 @@ def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
     why = "timeout" if late else "memory" if ended.memory else "error"
     if not options.quiet:
         # The process that has ended may have left the line of its progress.
-        erased = "\r\x1b[2K" if sys.stderr is not None and sys.stderr.isatty() else ""
+        erased = "\r\x1b[2K" if _on_terminal() else ""
         print(f"{erased}{options.spec}: {answer} ({why} by {where}); its process has ended", file=sys.stderr)
     if why == "error":
         _fault(options.spec, where, f"its process ended with the status {ended.status}")

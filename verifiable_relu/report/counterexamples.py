@@ -34,7 +34,6 @@ class Shown:
         inputs: for few inputs that are no picture, rows: name, lower and upper bound, counterexample.
         outputs: rows: name, output at the middle of the box (empty if it is not known), output at the counterexample.
         note: why something is missing; empty if nothing is.
-        key: the files of network and property, as the user named them.
         id: its anchor in the page.
         file: the file of the counterexample, relative to the folder of the results.
     """
@@ -46,7 +45,6 @@ class Shown:
     inputs: Sequence[Sequence[str]] = ()
     outputs: Sequence[Sequence[str]] = ()
     note: str = ""
-    key: tuple[str, str] = ("", "")
     id: str = ""
     file: str = ""
 
@@ -65,9 +63,8 @@ class Gallery:
         """The counterexamples of results that are *sat*, in their order."""
         for number, result in enumerate(results):
             if result.counterexample is not None:
-                place = {"key": (result.onnx, result.vnnlib), "id": f"counterexample-{number}"}
                 shown = self._shown(result, result.counterexample)
-                yield replace(shown, **place, file=counterexample_file(result))  # type: ignore[arg-type]
+                yield replace(shown, id=f"counterexample-{number}", file=counterexample_file(result))
 
     def _shown(self, result: Result, point: np.ndarray) -> Shown:
         title, network = Path(result.vnnlib).name, named(result.onnx)

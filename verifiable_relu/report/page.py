@@ -152,8 +152,9 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     tables = [campaign.stages(results), *([campaign.radii_table(at_radii)] if at_radii else [])]
     refuted = [result for result in results if result.counterexample is not None]
     violated = [members[0] for members in campaign.by_instance(refuted).values()]
-    shown = list(Gallery().show(spread(violated, pictures)))
-    places = {one.key: f"#{one.id}" for one in shown}
+    chosen = spread(violated, pictures)
+    shown = list(Gallery().show(chosen))
+    places = {(result.onnx, result.vnnlib): f"#{one.id}" for result, one in zip(chosen, shown, strict=True)}
     texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime."]
     if len(shown) < len(violated):
         texts.append(f"{len(shown)} of {len(violated)}, spread over the networks.")

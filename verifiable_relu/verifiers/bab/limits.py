@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verifiable_relu.verifiers.base import Told
+from verifiable_relu.verifiers.base import Told, untold
 
 ALONE = 3e9
 """A work of some tenths of a second; to make copies of a process takes some hundredths."""
@@ -29,7 +29,7 @@ class Limits:
     processes: int = 1
     alone: float = ALONE
     done: float = 0.0
-    tell: Callable[[Told], None] = lambda told: None
+    tell: Callable[[Told], None] = untold
 
     def over(self) -> bool:
         """Whether no time is left."""

@@ -291,7 +291,8 @@ class Forest:
         if tree.now.state is not State.OPEN:
             self._ended.add(tree.now.state)
             del self._trees[polytope]
-        self._tell({"sub-problems": self.nodes, "closed": self.closed()} if self._trees else {})
+        if self._trees:
+            self._tell({"sub-problems": self.nodes, "closed": self.closed()})
 
 
 @dataclass(frozen=True)
