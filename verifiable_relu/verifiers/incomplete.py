@@ -239,3 +239,12 @@ class AlphaCrown(Crown):
             ).lower,
         )
         return values
+
+
+@dataclass(frozen=True)
+class AlphaCrownTight(AlphaCrown):
+    """α-CROWN whose slopes are optimised for the bounds of neurons, too: tighter, and slower by their number."""
+
+    intermediate: Ascent | None = Ascent()  # noqa: RUF009 -- frozen
+
+    name = "alpha-crown-tight"
