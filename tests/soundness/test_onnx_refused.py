@@ -365,7 +365,7 @@ LAX: dict[str, tuple[onnx.ModelProto, Callable[[np.ndarray], np.ndarray]]] = {
         lambda x: x,
     ),
     "Concat along the first axis after the batch": (
-        model([node("Concat", ["x", "x"], ["y"])], SQUARE, opset=2),
+        model([node("Concat", ["x", "x"], ["y"], axis=1)], SQUARE, opset=2),
         lambda x: np.concatenate([x, x], 1),
     ),
 }  # fmt: skip

@@ -63,9 +63,6 @@ def move(call: Call, data: Sequence[int]) -> list[Result]:
     node = _without_value(call.node)
     if call.op == "Pad":
         _crop(node, inputs)
-    if call.op == "Concat" and not node.attribute:
-        # Version 1 has this default, which the evaluator does not know.
-        node.attribute.append(onnx.helper.make_attribute("axis", 1))
     found = evaluated(node, inputs, call.opset)
     if call.op.startswith("Scatter") and not np.isin(np.asarray(inputs[2]), found[0]).all():
         raise UnsupportedError("writes one element twice")
