@@ -220,8 +220,8 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     latest = {(r["operator"], r["mode"], r["library"]): r for r in of(records, "width")}
     made.add(
         "Mean width of our bounds by that of auto_LiRPA's over 12 draws of each operator (`python -m "
-        "benchmarks.speed.widths --help`): below 1, ours are tighter. Seconds are processor time of one draw, medians, with "
-        "one thread; auto_LiRPA's contain the making of its module."
+        "benchmarks.speed.widths --help`): below 1, ours are tighter. Seconds are processor time of one draw, medians, "
+        "with one thread; auto_LiRPA's contain the making of its module."
     )
     for mode, other in MODES.items():
         rows = [
