@@ -20,11 +20,13 @@ from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
+    Beside,
     Bilinear,
     Curve,
     Identity,
     Input,
     Kinked,
+    Made,
     Maximum,
     Node,
     Permute,
@@ -186,8 +188,8 @@ class Network:
 
     @cached_property
     def last_activation(self) -> int:
-        """The index of the last activation node, 0 if there is none."""
-        return max(self.activations, default=0)
+        """The index of the last activation node, or of what lies beside it (``Beside``); 0 if there is none."""
+        return max((i for i, node in enumerate(self.nodes) if isinstance(node, Activation | Beside)), default=0)
 
     @cached_property
     def piecewise_linear(self) -> bool:
@@ -317,7 +319,7 @@ def _keeps_whole(node: Node) -> bool:
         return _all_whole(node.below)
     if isinstance(node, Curve):
         return node.function in ("Square", "Cube")
-    return isinstance(node, Add | Bilinear | Identity | Maximum | Reshape | Permute)
+    return isinstance(node, Add | Bilinear | Identity | Made | Reshape | Permute)
 
 
 def _all_whole(numbers: Tensor) -> bool:

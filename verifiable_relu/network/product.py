@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import curve
+from verifiable_relu.network.nodes import Activation, Beside, alike, curve
 from verifiable_relu.network.source import replay
 
 Form = tuple[Sequence[tuple[int, int]], int]
@@ -40,7 +40,8 @@ def product(
 ) -> Network:
     """The network that computes several networks at once, on inputs (size,).
 
-    Its outputs are those of the parts, one after the other, each in row-major order, with ``passed`` its own inputs
+    A part of the same build as an earlier one stands beside it (``bounds.beside``): bounds know how its neurons differ
+    from those of that part. Its outputs are those of the parts, one after the other, each in row-major order, with ``passed`` its own inputs
     after them, and then ``products``: each of two forms over the outputs before it. What is added to the parts are
     matrices of integers that every precision holds, so that nothing is rounded. What runs the parts runs it (``run``).
 
@@ -50,6 +51,7 @@ def product(
     build = Builder((size,))
     total = sum(part.network.output_size for part in parts) + size * passed
     summands, start = [], 0
+    placed: list[tuple[Network, dict[int, int]]] = []
     for part in parts:
         if part.network.arithmetic != "real":
             raise InputError(f"a query that joins networks is about real numbers, not {part.network.arithmetic}")
@@ -63,8 +65,11 @@ def product(
         for index, node in enumerate(part.network.nodes[1:], 1):
             moved = replace(node, name=f"{part.label}/{node.name}", inputs=tuple(places[i] for i in node.inputs))
             places[index] = build.append(moved)
+        first = next((known for network, known in placed if isomorphic(network, part.network)), None)
+        placed.append((part.network, places))
+        seen = places if first is None else _beside(build, part, first, places)
         count = part.network.output_size
-        flat = build.reshape(places[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
+        flat = build.reshape(seen[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
         summands.append((flat, range(start, start + count)))
         start += count
     if passed:
@@ -78,6 +83,43 @@ def product(
         output, left = _multiplied(build, output, left[:level]), left[level:]
     name = " and ".join(part.label for part in parts)
     return replace(build.network(output, name=name), run=partial(_run, parts=parts, passed=passed, pairs=products))
+
+
+def isomorphic(first: Network, second: Network) -> bool:
+    """Whether two networks have the same nodes but for their numbers, and activations that can be compared."""
+    pairs = list(zip(first.nodes, second.nodes, strict=False))
+    both = len(first.nodes) == len(second.nodes) and all((f.inputs, f.shape) == (g.inputs, g.shape) for f, g in pairs)
+    return both and all(
+        alike(f, g) if isinstance(f, Activation) and isinstance(g, Activation) else type(f) is type(g) for f, g in pairs
+    )
+
+
+def _beside(build: Builder, part: Part, first: Mapping[int, int], places: Mapping[int, int]) -> dict[int, int]:
+    """The nodes of a part once more, with the values of its activations beside those of another network.
+
+    Args:
+        build: the product, with both networks.
+        part: the second of them.
+        first: where the first one's nodes are, by their indices in it.
+        places: where the second one's are.
+
+    Returns:
+        Where the part's nodes are by which its outputs are computed: they have the same values.
+    """
+    seen = {0: places[0]}
+    for index, node in enumerate(part.network.nodes[1:], 1):
+        inputs, name = tuple(seen[i] for i in node.inputs), f"{part.label}/{node.name}"
+        if isinstance(node, Activation):
+            (source,) = node.inputs
+            minus = build.scale(first[source], f"{name}/minus", scale=-torch.ones(()))
+            apart = build.add(seen[source], minus, f"{name}/apart")
+            known = (apart, first[index], places[index])
+            seen[index] = build.append(Beside(name=f"{name}/beside", inputs=known, shape=node.shape))
+        elif inputs == build.nodes[places[index]].inputs:
+            seen[index] = places[index]
+        else:
+            seen[index] = build.append(replace(node, name=f"{name}/again", inputs=inputs))
+    return seen
 
 
 def _run(x: Tensor, parts: Sequence[Part], passed: bool, pairs: Sequence[tuple[Form, Form]]) -> Tensor:

@@ -38,7 +38,7 @@ from verifiable_relu.network.nodes import (
     Input,
     Kinked,
     Linear,
-    Maximum,
+    Made,
     Node,
     Permute,
     Reshape,
@@ -222,8 +222,8 @@ def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Dyadic) -> None:
         walk.give(source, a)
 
 
-def _maximum(walk: _Walk, index: int, node: Maximum, a: Dyadic) -> None:
-    walk.give(node.inputs[1], a)
+def _made(walk: _Walk, index: int, node: Made, a: Dyadic) -> None:
+    walk.give(node.inputs[-1], a)
 
 
 def _permute(walk: _Walk, index: int, node: Permute, a: Dyadic) -> None:
@@ -276,7 +276,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
         Activation: _activation,
         Add: _unchanged,
         Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
-        Maximum: _maximum,
+        Made: _made,
         Reshape: _unchanged,
         Permute: _permute,
         Scale: _scale,
