@@ -119,9 +119,9 @@ def width(lines: Lines, middle: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Aside:
-    """x + low·d + floor ≤ y ≤ x + high·d + top, neuron by neuron, y being the value of a ``Beside``: (batch, size) each.
+    """x + low·d + floor ≤ y ≤ x + high·d + top, neuron by neuron, y being the value of a ``Beside``.
 
-    Or so of their distances from their points. Where ``alone`` is 1, and not 0, it is y = g(z′) instead.
+    Or so of their distances from their points; (batch, size) each. Where ``alone`` is 1, and not 0, it is y = g(z′).
     """
 
     low: Tensor
@@ -179,7 +179,7 @@ class Aside:
         return beside if made is None else torch.where(self.alone > 0, made, beside)
 
     def back(self, a: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Coefficients of d, of x and of g(z′), None for none, of those of y, (groups, each, size), and their constants."""
+        """Coefficients of d, x and g(z′) (None for none) of those of y, (groups, each, size), and their constants."""
         negative = a.clamp(max=0)
         positive = a - negative
         before = positive * self.low[:, None] + negative * self.high[:, None]

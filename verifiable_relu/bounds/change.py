@@ -42,11 +42,11 @@ from verifiable_relu.network.nodes import (
     Hardened,
     Input,
     Linear,
-    Made,
     Node,
     Permute,
     Reshape,
     Scale,
+    Seen,
     Sparse,
 )
 
@@ -236,7 +236,7 @@ MAKERS: Table[Callable[..., int | None]] = Table(
     {
         Input: _Differences.nothing,
         Affine: _Differences.mapped,
-        Made: _Differences.exact,
+        Seen: _Differences.exact,
         Reshape: _Differences.mapped,
         Permute: _Differences.mapped,
         Add: _Differences.added,

@@ -25,7 +25,7 @@ from verifiable_relu.bounds.forward import intersect, rough
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Beside, Input, Linear, Made, Permute, Relu, Reshape, Scale
+from verifiable_relu.network.nodes import Activation, Affine, Beside, Input, Linear, Permute, Relu, Reshape, Scale, Seen
 
 _DECAY = 0.999
 """Heuristic: what a step keeps of the mean of squared gradients."""
@@ -449,7 +449,7 @@ class SlopeSearch:
         network, self.dtype = rough(relaxation.network, rows.device)
         self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
         for index, node in enumerate(network.nodes[: target + 1]):
-            if isinstance(node, Made):
+            if isinstance(node, Seen):
                 self.rough.backward.shifted.lend(index, relaxation.backward.shifted)
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []

@@ -26,12 +26,12 @@ from verifiable_relu.network.nodes import (
     Identity,
     Input,
     Kinked,
-    Made,
     Maximum,
     Node,
     Permute,
     Reshape,
     Scale,
+    Seen,
     Shape,
     Step,
 )
@@ -319,7 +319,7 @@ def _keeps_whole(node: Node) -> bool:
         return _all_whole(node.below)
     if isinstance(node, Curve):
         return node.function in ("Square", "Cube")
-    return isinstance(node, Add | Bilinear | Identity | Made | Reshape | Permute)
+    return isinstance(node, Add | Bilinear | Identity | Seen | Reshape | Permute)
 
 
 def _all_whole(numbers: Tensor) -> bool:

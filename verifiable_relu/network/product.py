@@ -40,10 +40,11 @@ def product(
 ) -> Network:
     """The network that computes several networks at once, on inputs (size,).
 
-    A part of the same build as an earlier one stands beside it (``bounds.beside``): bounds know how its neurons differ
-    from those of that part. Its outputs are those of the parts, one after the other, each in row-major order, with ``passed`` its own inputs
-    after them, and then ``products``: each of two forms over the outputs before it. What is added to the parts are
-    matrices of integers that every precision holds, so that nothing is rounded. What runs the parts runs it (``run``).
+    Its outputs are those of the parts, one after the other, each in row-major order, with ``passed`` its own inputs
+    after them, and then ``products``: each of two forms over the outputs before it. A part of the same build as an
+    earlier one stands beside it (``bounds.beside``): bounds know how its neurons differ from those. What is added to
+    the parts are matrices of integers that every precision holds, so that nothing is rounded. What runs the parts runs
+    it (``run``).
 
     Raises:
         InputError: if ``inputs`` do not fit, or a part is not taken as a function of real numbers.

@@ -38,11 +38,11 @@ from verifiable_relu.network.nodes import (
     Input,
     Kinked,
     Linear,
-    Made,
     Node,
     Permute,
     Reshape,
     Scale,
+    Seen,
     Shape,
     Sparse,
 )
@@ -222,7 +222,7 @@ def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Dyadic) -> None:
         walk.give(source, a)
 
 
-def _made(walk: _Walk, index: int, node: Made, a: Dyadic) -> None:
+def _seen(walk: _Walk, index: int, node: Seen, a: Dyadic) -> None:
     walk.give(node.inputs[-1], a)
 
 
@@ -276,7 +276,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
         Activation: _activation,
         Add: _unchanged,
         Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
-        Made: _made,
+        Seen: _seen,
         Reshape: _unchanged,
         Permute: _permute,
         Scale: _scale,

@@ -23,7 +23,7 @@ from verifiable_relu.network.nodes.activations import (
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
-from verifiable_relu.network.nodes.node import Add, Beside, Input, Made, Maximum, Node, Permute, Reshape, Shape
+from verifiable_relu.network.nodes.node import Add, Beside, Input, Maximum, Node, Permute, Reshape, Seen, Shape
 
 __all__ = [
     "FUNCTIONS",
@@ -44,7 +44,6 @@ __all__ = [
     "Kinked",
     "LeakyRelu",
     "Linear",
-    "Made",
     "MatMul",
     "Maximum",
     "Node",
@@ -53,6 +52,7 @@ __all__ = [
     "Relu",
     "Reshape",
     "Scale",
+    "Seen",
     "Shape",
     "Sigmoid",
     "Smooth",

@@ -109,7 +109,7 @@ class Permute(Node):
         return a.permute(0, *(axis + 1 for axis in inverse))
 
 
-class Made(Node):
+class Seen(Node):
     """The value of the last input. The others are what else is known of it: bounds look at these, nothing else does."""
 
     def forward(self, *xs: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Made(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Maximum(Made):
+class Maximum(Seen):
     """Maxima of some elements of the first input, which the second input is in another way: made of ReLUs.
 
     Bounds may look at the first one alone, and then need nothing of the ReLUs.
@@ -142,7 +142,7 @@ class Maximum(Made):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Beside(Made):
+class Beside(Seen):
     """The values g(z′) of a network's activation, the last input, beside the values f(z) of another's, the second.
 
     The first input is z′ − z. Where that is small, bounds look at f(z) + (g(z′) − f(z)) (``bounds.beside``).

@@ -24,7 +24,6 @@ from verifiable_relu.network.nodes import (
     Identity,
     LeakyRelu,
     Linear,
-    Made,
     MatMul,
     Node,
     Permute,
@@ -32,6 +31,7 @@ from verifiable_relu.network.nodes import (
     Relu,
     Reshape,
     Scale,
+    Seen,
     Sparse,
     Step,
 )
@@ -213,7 +213,7 @@ def _reshape(writer: _Writer, node: Reshape, inputs: list[str], output: str) -> 
     writer.emit("Reshape", [*inputs, writer.constant(f"{output}.shape", shape)], output)
 
 
-def _made(writer: _Writer, node: Made, inputs: list[str], output: str) -> None:
+def _seen(writer: _Writer, node: Seen, inputs: list[str], output: str) -> None:
     writer.emit("Identity", inputs[-1:], output)
 
 
@@ -294,7 +294,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Product: _plain("Mul"),
         MatMul: _plain("MatMul"),
         Identity: _plain("Identity"),
-        Made: _made,
+        Seen: _seen,
         Reshape: _reshape,
         Permute: _permute,
         LeakyRelu: _leaky_relu,

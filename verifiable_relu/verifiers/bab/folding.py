@@ -22,7 +22,7 @@ from verifiable_relu.bounds.forward import rough
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Made, Permute, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Permute, Reshape, Seen
 from verifiable_relu.rounding import LEAST, OWN, TINY, above, gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
@@ -340,7 +340,7 @@ def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Tensor) -> None:
         walk.give(source, a)
 
 
-def _made(walk: _Walk, index: int, node: Made, a: Tensor) -> None:
+def _seen(walk: _Walk, index: int, node: Seen, a: Tensor) -> None:
     walk.give(node.inputs[-1], a)
 
 
@@ -364,7 +364,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Tensor], None]] = Table(
         Activation: _activation,
         Add: _unchanged,
         Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
-        Made: _made,
+        Seen: _seen,
         Reshape: _unchanged,
         Permute: _permute,
         Affine: _affine,
