@@ -109,7 +109,8 @@ class _Bounding(Batched):
         lower = part.roots.learn(numbers, net, found.pre, rows, values, bounded=bounded, searched=searched)
         margins = rows.least(lower).tolist()
         # Intervals alone, looser than what a search would start from, are known of the neurons that are spared.
-        told = [unstable(net.nodes[i], bounds) for i, bounds in found.pre.items() if i not in net.spared]
+        counted = set(net.activations) - net.spared
+        told = [unstable(net.nodes[i], bounds) for i, bounds in found.pre.items() if i in counted]
         counts = sum(
             (each.flatten(1).sum(1) for each in told),
             start=torch.zeros(len(numbers), dtype=torch.long, device=device),
