@@ -71,7 +71,7 @@ class Float32:
     def last_node(self) -> int:
         """The last node whose coefficients are in float32; −1 if there is none."""
         # Where rows of two networks cancel, their errors do not.
-        if not self._allowed or any(isinstance(node, Beside) for node in self._network.nodes):
+        if not self._allowed or self._network.paired:
             return -1
         return last_float32_node(self._network, self._operators, self._start, self._everywhere, self._tuning)
 

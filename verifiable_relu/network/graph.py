@@ -172,6 +172,11 @@ class Network:
         return {index: node for index, node in enumerate(self.nodes) if isinstance(node, Maximum)}
 
     @cached_property
+    def paired(self) -> bool:
+        """Whether some nodes are those of a network beside another."""
+        return any(isinstance(node, Beside) for node in self.nodes)
+
+    @cached_property
     def spared(self) -> frozenset[int]:
         """The nodes that nothing needs but the tournaments of maxima: bounds do without them."""
         last = len(self.nodes) - 1

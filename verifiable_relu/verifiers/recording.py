@@ -18,7 +18,7 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Beside, Kinked
+from verifiable_relu.network.nodes import Activation, Kinked
 from verifiable_relu.rounding import LEAST_STEP
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
@@ -42,7 +42,9 @@ _CHUNK = 1 << 26
 
 def uncertified(network: Network) -> str:
     """The name of a node of a network that certificates do not know; empty if they know all."""
-    nodes = [n for n in network.nodes if isinstance(n, Beside) or (isinstance(n, Activation) and not n.certified)]
+    if network.paired:
+        return "networks beside each other"
+    nodes = [node for node in network.nodes if isinstance(node, Activation) and not node.certified]
     return next((getattr(node, "function", node.op) for node in nodes), "")
 
 
