@@ -14,7 +14,9 @@ from torch import Tensor
 from tests.support.draws import draws
 from tests.support.families import NETWORKS, Random, boxes, members, points
 from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.bounds import beside as aside
 from verifiable_relu.bounds.crown import Ascent, ascend
+from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.bounds.zonotope import Zonotopes, takes
 from verifiable_relu.network import hardened
 from verifiable_relu.network import product as products
@@ -206,3 +208,40 @@ def test_exact_differences_of_networks_of_one_input(share: float) -> None:
             for found in (crown(both, box, rows)[0], Zonotopes(both, box).lower(rows, sample)[0]):
                 assert all(Fraction(value) <= exact for value, exact in zip(found.tolist(), least, strict=True))
                 assert float(-found.sum()) < 60 * float(-sum(least)) + 1e-9
+
+
+def assert_holds(seed: int, share: float) -> None:
+    f = NETWORKS["mlp"](seed).to(torch.float64)
+    both, rows = beside(with_gates(f, "gelu"), changed(f, share))
+    x = points(boxes(f)).flatten(2)
+    seen = (both(x.flatten(0, 1)) @ rows.T).unflatten(0, x.shape[:2]).amin(0)
+    assert bool((crown(both, flat(boxes(f)), rows) <= seen + 1e-12).all())
+
+
+def _gap_of_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(aside, "gap", lambda node, pre: torch.zeros_like(pre.lower))
+
+
+def _slopes_of_the_first(patch: pytest.MonkeyPatch) -> None:
+    whole = aside.Secants.of
+    patch.setattr(aside.Secants, "of", lambda f, g, first, second: whole(f, g, first, first))
+
+
+def _nothing_above(patch: pytest.MonkeyPatch) -> None:
+    """A fault: the upper line is the lower one."""
+    whole = aside.Secants.lines
+
+    def lines(self: aside.Secants, d: Bounds) -> Lines:
+        found = whole(self, d)
+        return Lines(found.lower_slope, found.lower_offset, found.lower_slope, found.lower_offset)
+
+    patch.setattr(aside.Secants, "lines", lines)
+
+
+@pytest.mark.parametrize("fault", (_gap_of_one, _slopes_of_the_first, _nothing_above))
+def test_faults_are_seen(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            for share in (1e-3, 0.05):
+                assert_holds(seed, share)
