@@ -136,7 +136,8 @@ class Aside:
         node = bounds.network.nodes[index]
         assert isinstance(node, Beside)
         d, *others = node.inputs
-        box, found = bounds.of(d), secants(bounds, node).lines(bounds.of(d))
+        box, known = bounds.of(d), secants(bounds, node)
+        found = known.lines(box)
         apart = width(found, bounds.center(d))
         each = torch.zeros_like(apart)
         for activation in others:
@@ -144,8 +145,9 @@ class Aside:
             assert isinstance(f, Activation)
             lines = bounds.rules.lines(activation, f, bounds.pre[activation])
             each = each + width(lines, bounds.center(f.inputs[0]))
-        # What is no number is said of no difference.
-        alone = ~((apart <= each) & box.lower.isfinite() & box.upper.isfinite()).flatten(1)
+        # Where s is known, d goes back as it is. What is no number is said of no difference.
+        near = ~known.free | (apart <= each)
+        alone = ~(near & box.lower.isfinite() & box.upper.isfinite()).flatten(1)
         low, floor, high, top = (part.flatten(1).masked_fill(alone, 0.0) for part in found.parts())
         return Aside(low, high, floor, top, alone.to(low))
 

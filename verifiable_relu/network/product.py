@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -62,15 +62,19 @@ def product(
         if list(part.inputs) != list(range(size)):
             at = build.linear(0, _ones(range(len(part.inputs)), part.inputs, len(part.inputs), size), None, "inputs")
         at = build.reshape(at, part.network.input_shape, f"{part.label}/input")
+        beside = next((known for network, known in placed if isomorphic(network, part.network)), None)
         places = {0: at}
         for index, node in enumerate(part.network.nodes[1:], 1):
             moved = replace(node, name=f"{part.label}/{node.name}", inputs=tuple(places[i] for i in node.inputs))
             places[index] = build.append(moved)
-        first = next((known for network, known in placed if isomorphic(network, part.network)), None)
+            if beside is not None and isinstance(node, Activation):
+                (source,) = node.inputs
+                minus = build.scale(beside[source], f"{moved.name}/minus", scale=-torch.ones(()))
+                known = (build.add(places[source], minus, f"{moved.name}/apart"), beside[index], places[index])
+                places[index] = build.append(Beside(name=f"{moved.name}/beside", inputs=known, shape=node.shape))
         placed.append((part.network, places))
-        seen = places if first is None else _beside(build, part, first, places)
         count = part.network.output_size
-        flat = build.reshape(seen[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
+        flat = build.reshape(places[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
         summands.append((flat, range(start, start + count)))
         start += count
     if passed:
@@ -93,34 +97,6 @@ def isomorphic(first: Network, second: Network) -> bool:
     return both and all(
         alike(f, g) if isinstance(f, Activation) and isinstance(g, Activation) else type(f) is type(g) for f, g in pairs
     )
-
-
-def _beside(build: Builder, part: Part, first: Mapping[int, int], places: Mapping[int, int]) -> dict[int, int]:
-    """The nodes of a part once more, with the values of its activations beside those of another network.
-
-    Args:
-        build: the product, with both networks.
-        part: the second of them.
-        first: where the first one's nodes are, by their indices in it.
-        places: where the second one's are.
-
-    Returns:
-        Where the part's nodes are by which its outputs are computed: they have the same values.
-    """
-    seen = {0: places[0]}
-    for index, node in enumerate(part.network.nodes[1:], 1):
-        inputs, name = tuple(seen[i] for i in node.inputs), f"{part.label}/{node.name}"
-        if isinstance(node, Activation):
-            (source,) = node.inputs
-            minus = build.scale(first[source], f"{name}/minus", scale=-torch.ones(()))
-            apart = build.add(seen[source], minus, f"{name}/apart")
-            known = (apart, first[index], places[index])
-            seen[index] = build.append(Beside(name=f"{name}/beside", inputs=known, shape=node.shape))
-        elif inputs == build.nodes[places[index]].inputs:
-            seen[index] = places[index]
-        else:
-            seen[index] = build.append(replace(node, name=f"{name}/again", inputs=inputs))
-    return seen
 
 
 def _run(x: Tensor, parts: Sequence[Part], passed: bool, pairs: Sequence[tuple[Form, Form]]) -> Tensor:

@@ -36,7 +36,7 @@ from verifiable_relu.nn.rectifiers import (
 )
 from verifiable_relu.nn.rewriting import replace_calls
 
-Seen = Callable[[Rectifier | Hardness], nn.Module]
+Made = Callable[[Rectifier | Hardness], nn.Module]
 """Makes what takes the place of a smooth activation, or of one that λ has begun to harden."""
 
 
@@ -61,7 +61,7 @@ class Place:
         return f"{where}: {self.found} {f'→ {self.became}' if self.became else f'left alone: {self.why}'}"
 
 
-def replace_smooth(model: nn.Module, make: Seen, activations: Sequence[str] = HIDDEN) -> tuple[nn.Module, list[Place]]:
+def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HIDDEN) -> tuple[nn.Module, list[Place]]:
     """Replace a model's smooth activations, in place; a model that is an activation itself is replaced as a whole.
 
     Replaced are modules, functions that are attributes of a module (as in ``nn.TransformerEncoderLayer``), and
@@ -278,7 +278,7 @@ class _Replacement:
         places: what was found so far.
     """
 
-    def __init__(self, make: Seen, activations: Collection[str]) -> None:
+    def __init__(self, make: Made, activations: Collection[str]) -> None:
         self.make = make
         self.activations = activations
         self.places: list[Place] = []

@@ -163,7 +163,7 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
         Section("measures", "Time, margins and radii", charts=drawn, tables=tables),
         *([Section("counterexamples", "Counterexamples", texts, gallery=shown)] if shown else []),
         Section("instances", "Instances", tables=[campaign.instances(results, places)], filter=True),
-        Section("made-with", "Seen with", facts=campaign.facts(results)),
+        Section("made-with", "Made with", facts=campaign.facts(results)),
     ]
     return Found(subtitle, sections, results)
 
@@ -290,7 +290,7 @@ def of_training(record: Record) -> Found:
         Section("curves", "Curves", charts=[(CURVES[name][1], chart) for name, chart in drawn.items()]),
         Section("results", "Results", tables=[Table(("result", "value"), results, caption="Results")]),
         Section("options", "Options", tables=[Table(("option", "value"), options, caption="Options")], filter=True),
-        Section("made-with", "Seen with", facts={name: str(v) for name, v in record.get("versions", {}).items()}),
+        Section("made-with", "Made with", facts={name: str(v) for name, v in record.get("versions", {}).items()}),
     ]
     subtitle = f"{named.get('arm')} on {named.get('data')}, {len(record['epochs'])} epochs"
     return Found(subtitle, sections, curves=drawn)
