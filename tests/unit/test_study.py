@@ -202,6 +202,7 @@ def test_suites_of_the_package_are_read_and_announce_claims() -> None:
         "certified",
         "cnn",
         "e1",
+        "e2",
         "fronts",
         "full",
         "pareto",

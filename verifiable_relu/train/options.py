@@ -47,6 +47,7 @@ class Arm:
 ARMS = {
     "lambda-gelu": Arm("LambdaGELU", "λ-GELU; λ is learned, annealed after the switch; ReLU at the end", "learned"),
     "lambda-gelu-frozen": Arm("LambdaGELU", "λ-GELU; λ is annealed after the switch, never learned", "frozen"),
+    "lambda-gelu-kept": Arm("LambdaGELU", "as lambda-gelu, never replaced", "learned", "never"),
     "swish": Arm("LambdaSwish", "as lambda-gelu, with Swish at the same distance to ReLU", "learned"),
     "gelu": Arm("GELU", "GELU, never replaced", swap="never"),
     "gelu-swap": Arm("GELU", "GELU; ReLU at the end"),
