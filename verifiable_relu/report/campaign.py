@@ -297,6 +297,7 @@ def instances(results: Sequence[Result], shown: Mapping[tuple[str, str], str]) -
         ("reason", "", lambda result: str(result.reason)),
         ("decided by", "", lambda result: result.method),
         ("seconds", "", lambda result: result.seconds),
+        ("processor seconds", "", lambda result: result.processor_seconds),
         ("limit, seconds", "", lambda result: result.timeout),
         ("margin", "", lambda result: result.margin),
         ("unstable neurons", "", lambda result: result.unstable),
@@ -313,7 +314,24 @@ def facts(results: Sequence[Result]) -> Mapping[str, str]:
         for package, version in result.versions.items():
             found.setdefault(package, {})[version] = None
     versions = {package: ", ".join(each) for package, each in found.items()}
-    return {**{name: given for given, name in verifier_names(results).items() if given}, **versions}
+    named = {name: given for given, name in verifier_names(results).items() if given}
+    return {**dict(_conditions(results)), **named, **versions}
+
+
+def _conditions(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """When, where and how the results came to be, as far as their records say."""
+    for name, said in (
+        ("command", [result.command for result in results]),
+        ("processor", [result.processor for result in results if result.date]),
+    ):
+        if any(said):
+            yield name, "; ".join(dict.fromkeys(filter(None, said)))
+    if dates := sorted(result.date for result in results if result.date):
+        yield "date", dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    if spent := [result.processor_seconds for result in results if result.processor_seconds is not None]:
+        yield "processor time", f"{sum(spent):.4g} s for {len(spent)} instances"
+    if most := max((result.memory or 0 for result in results), default=0):
+        yield "memory", f"at most {most / 1e6:.0f} MB in one process"
 
 
 def radius(vnnlib: str) -> Fraction | None:
