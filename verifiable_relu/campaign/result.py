@@ -209,7 +209,7 @@ class Result:
             ValueError: if ``to_json`` makes no such record; the message names the field at fault.
         """
         # Records of older versions have no digest of files, are about real arithmetic, and say nothing of the machine.
-        older = {"files": "", "arithmetic": "real", "date": "", "processor": "", "command": ""}
+        older: dict[str, Any] = {"files": "", "arithmetic": "real", "date": "", "processor": "", "command": ""}
         older |= dict.fromkeys(("processor_seconds", "memory"))
         if not isinstance(record, dict) or {**older, **record}.keys() != _FIELDS.keys():
             raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
