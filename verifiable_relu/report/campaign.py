@@ -564,7 +564,7 @@ def radius(vnnlib: str) -> Fraction | None:
 
 def image(vnnlib: str) -> str:
     """What a property is about beside its radius: its file's name without that, or the number that a comment states."""
-    name = Path(vnnlib).name
+    name = Path(vnnlib).name.removesuffix(".gz")
     if (found := _NAME.search(name)) is not None:
         return name[: found.start()] + name[found.end() :]
     with contextlib.suppress(InputError):
