@@ -250,8 +250,8 @@ def relaxation(
     if known is None:
         return crown_relaxation(network, box, search=search, **options)
     search = None if known.searched >= steps else search
-    rest = {"crown": not known.bounded, "done": known.reached, "search": search}
-    found = crown_relaxation(network, box, known=known.pre, **rest, **options)
+    options |= {"crown": not known.bounded, "done": known.reached, "search": search}
+    found = crown_relaxation(network, box, known=known.pre, **options)
     if bool(found.nodes.empty().any()):
         raise RuntimeError(f"bounds that are known of the network '{network.name}' exclude those by intervals")
     return found
