@@ -331,8 +331,8 @@ class Relaxation:
 
         The row a of a·v, v = W·w + b, becomes fl(a·W), which is off by at most γ·|a|·|W|, and the constant grows by
         fl(a·b). At |w| ≤ M that changes a·v by at most γ·|a|·|W|·M + γ′·|a|·|b|, where γ′ also covers the additions of
-        the constants of all nodes, and both cover what W and b are off by; what v has lost beside that is added. Products with zeros are exact. TINY by
-        itself is what the unit, which is multiplied by a, has lost to underflow.
+        the constants of all nodes, and both cover what W and b are off by; what v has lost beside that is added.
+        Products with zeros are exact. TINY by itself is what the unit, which is multiplied by a, has lost to underflow.
         """
         if number not in self._units:
             size, spread = np.zeros(node.size), 0.0

@@ -19,7 +19,7 @@ from verifiable_relu.check.arithmetic import OWN, Number, outward
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source, sources
 from verifiable_relu.check.lines import Relaxation
-from verifiable_relu.check.tensors import Builder, Gate, Tensor, Value
+from verifiable_relu.check.tensors import Builder, Tensor, Value
 
 SPARE = 16
 """Roundings granted to every sum beyond its own."""
