@@ -30,10 +30,10 @@ from tests.support.asking import claims
 from tests.support.certificates import Case, checked, recorded, records
 from tests.support.certificates import written as certificate
 from verifiable_relu.check import BadInput, Refused, check, running
+from verifiable_relu.check.arithmetic import ARITHMETICS, Arithmetic
 from verifiable_relu.check.graph import Activation, Smooth
 from verifiable_relu.check.lines import Relaxation
 from verifiable_relu.check.model import read_model
-from verifiable_relu.check.running import ARITHMETICS
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import deployed, read_onnx
 from verifiable_relu.rounding import ARITHMETICS as OURS
@@ -138,7 +138,7 @@ def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.Monke
     if fault == "terms":
         monkeypatch.setattr(running.Running, "_charge", lambda *_: None)
     elif fault == "lost":
-        monkeypatch.setattr(running.Arithmetic, "lost", lambda self, terms, row, small: np.zeros_like(row))
+        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row, small: np.zeros_like(row))
     elif fault == "source":
         monkeypatch.setattr(running.Running, "begun", lambda self, x: (self._count(False), x)[1])
     rng, caught = np.random.default_rng(9), 0

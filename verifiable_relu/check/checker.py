@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.conditions import read_property
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.point import check_point
 from verifiable_relu.check.proof import Proof
 from verifiable_relu.check.records import opened, rational, require_regular
-from verifiable_relu.check.running import ARITHMETICS
 
 Made = TypeVar("Made")
 

@@ -9,11 +9,11 @@ import onnx
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from verifiable_relu.check.arithmetic import Number
+from verifiable_relu.check.arithmetic import Arithmetic, Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Graph, Source, joined
 from verifiable_relu.check.operators import OPERATORS
-from verifiable_relu.check.running import Arithmetic, Running, require_rounded
+from verifiable_relu.check.running import Running, require_rounded
 from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import Float, Number, outward
+from verifiable_relu.check.arithmetic import Arithmetic, Float, Number, outward
 from verifiable_relu.check.conditions import Disjunct, Row
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Graph, Maximum, Smooth
 from verifiable_relu.check.least import Least, of_box
 from verifiable_relu.check.lines import WORKING, Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers, rational, require_depth
-from verifiable_relu.check.running import Arithmetic, require_moderate
+from verifiable_relu.check.running import require_moderate
 from verifiable_relu.check.trees import Counts, Trees
 from verifiable_relu.check.zonotope import Boxes
 
