@@ -221,8 +221,8 @@ ARITHMETICS = {
         Fraction(0), Fraction(1, 2**23), Fraction(1, 2**11), 2.0**-25, 2.0**15, lambda v: v.astype(np.float16)
     ),
 }
-"""By name. In float32 every operation is rounded to nearest; in tf32 operands are cut to 10 bits behind the first, in the
-16-bit types results are rounded to 8 and to 11 bits; sums of these may be cut off. A product takes part in K additions,
+"""By name. In float32 every operation is rounded to nearest; in tf32 operands are cut to 10 bits behind the first; in
+types of 16 bits results are rounded to 8 and 11 bits; their sums may be cut off. A product takes part in K additions,
 at most, of a sum of K products and a bias: with the operands' errors, and ``SPARE`` roundings more, it is off by
 (1 + o)²·(1 + s)ⁿ − 1 ≤ (1 + o)²/(1 − n·s) − 1 of itself, n = K + 1 + ``SPARE`` (Higham, section 3.1).
 """
