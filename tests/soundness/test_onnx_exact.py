@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from . import onnx_exact, onnx_standard
 from .onnx_agreement import ROUNDINGS, Source, points
