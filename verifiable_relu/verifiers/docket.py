@@ -19,7 +19,7 @@ from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
 from verifiable_relu.trust.replay import Confirmation, confirm, representable
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.root import NONE, Roots
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
@@ -43,6 +43,14 @@ class Purse:
         """The seconds that are left, never negative."""
         own = max(0.0, self.seconds)
         return own if self.whole is None else min(own, self.whole.left)
+
+    @property
+    def spare(self) -> float:
+        """The seconds that the outermost purse has beyond those that are left here."""
+        outermost = self
+        while outermost.whole is not None:
+            outermost = outermost.whole
+        return 0.0 if outermost.left == math.inf else outermost.left - self.left
 
     def charge(self, seconds: float, processor: float = 0.0) -> None:
         """Take seconds, and note those of processor time."""
@@ -157,7 +165,9 @@ class Docket:
     @contextmanager
     def work(self, numbers: Sequence[int]) -> Iterator[Limits]:
         """What a piece of work for queries may use, from now on; its time is charged to them in equal shares."""
-        begun, used = self.limits.begun(self.left(numbers)), processor_seconds()
+        spare = sum(purse.spare for purse in dict.fromkeys(self._purses[number] for number in numbers))
+        begun = replace(self.limits.begun(self.left(numbers)), patience=PATIENCE + spare)
+        used = processor_seconds()
         try:
             yield begun
         finally:
