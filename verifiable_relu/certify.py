@@ -74,7 +74,7 @@ def _store(options: argparse.Namespace) -> Iterator[Store | None]:
     if options.out is None:
         yield None
         return
-    with Store(options.out, options.repair) as store:
+    with Store(options.out, options.repair, options.command) as store:
         if store.set_aside is not None:
             count, path = store.set_aside
             _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")

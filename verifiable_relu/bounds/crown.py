@@ -123,6 +123,7 @@ def crown_relaxation(
     *,
     known: Mapping[int, Bounds] | None = None,
     crown: bool = True,
+    done: float = -1,
     exact: bool = False,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
@@ -140,6 +141,7 @@ def crown_relaxation(
         known: bounds of activations' inputs, by activation node index: of these, only neurons that are unstable by them
             are bounded again.
         crown: whether to bound unstable neurons by CROWN; without, only ``search`` does.
+        done: of the inputs of activations up to this node, what CROWN says is known.
         exact: whether neurons of which maxima are made are bounded so, too; by default they keep their intervals
             (``Network.spared``).
         memory: a limit in bytes on the coefficients held at once.
@@ -154,13 +156,16 @@ def crown_relaxation(
             with them.
     """
     relaxation = Relaxation(network, box, known, float32, tuning=tuning)
+    relaxation.reached = done
     plain = _exact_by_intervals(network)
 
     def tighten(index: int, bounds: Bounds) -> Bounds:
         if plain[network.nodes[index].inputs[0]] or (index in network.spared and not exact):
             return bounds
-        if crown or index in network.spared:
+        if (crown and index > done) or index in network.spared:
             bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop).tightened()
+            if crown and not (stop is not None and stop()):
+                relaxation.reached = index
         if search is not None:
             bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop, search).tightened()
         return bounds

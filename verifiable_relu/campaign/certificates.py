@@ -110,14 +110,18 @@ class Certificates:
                 network = read_bytes(onnx, _LARGEST)
             if network is None:
                 return self._kept(path, onnx, vnnlib, claim, Kept(False, "the network is not that of its file"))
+            arithmetic = queries[0].network.arithmetic
+            if sat and arithmetic != "real":
+                said = f"a counterexample in {arithmetic} is an evaluation that was run"
+                return self._kept(path, onnx, vnnlib, claim, Kept(False, said))
             if sat:
                 write_sat(path, network, prop, sat[0])
             else:
-                write_unsat(path, network, prop, list(proofs(queries, outcomes, limit)), joint)
+                write_unsat(path, network, prop, list(proofs(queries, outcomes, limit)), joint, arithmetic)
         except (InputError, OSError) as error:
             return self._kept(path, onnx, vnnlib, claim, Kept(False, str(error)))
         written = time.perf_counter()
-        kept = _said(path, on_disk(onnx), on_disk(vnnlib))
+        kept = _said(path, on_disk(onnx), on_disk(vnnlib), arithmetic)
         return self._kept(path, onnx, vnnlib, claim, kept, written - start, time.perf_counter() - written)
 
     def _kept(
@@ -158,10 +162,10 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         yield boxes.index(box), proof
 
 
-def _said(path: Path, onnx: Path, vnnlib: Path) -> Kept:
+def _said(path: Path, onnx: Path, vnnlib: Path, arithmetic: str) -> Kept:
     """What the checker says."""
     try:
-        return Kept(True, check(path, onnx, vnnlib))
+        return Kept(True, check(path, onnx, vnnlib, arithmetic))
     except Refused as error:
         return Kept(False, str(error), refused=True)
     except BadInput as error:

@@ -19,6 +19,7 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier, described, fault
 from verifiable_relu.verifiers.docket import Docket, Purse
+from verifiable_relu.watched import peak
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
@@ -358,6 +359,8 @@ class _Campaign:
                 case.timeout,
                 files=case.files,
                 arithmetic=network.arithmetic,
+                processor_seconds=self.docket.processor(query),
+                memory=None if self.store is None else peak() or None,
             ),
         )
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,7 @@ class Store:
     Args:
         folder: the folder, which is made if it does not exist.
         repair: whether lines of ``records.jsonl`` that are no records are moved to another file (``Journal``).
+        command: the command line by which results are asked for; records name it.
 
     Attributes:
         table: the path of ``results.csv``.
@@ -70,8 +72,9 @@ class Store:
             one of these names in it was not written by this package.
     """
 
-    def __init__(self, folder: Path | str, repair: bool = False) -> None:
+    def __init__(self, folder: Path | str, repair: bool = False, command: str = "") -> None:
         self.folder = Path(folder)
+        self.command = command
         self.table = self.folder / "results.csv"
         self._places: dict[bytes, int] = {}
         # The time limits of those of the records that say nothing else.
@@ -137,6 +140,9 @@ class Store:
         """
         if counterexample is not None:
             self._write(self.folder / counterexample_file(result), [counterexample])
+        # An older version's record without a date is of another command.
+        if self.command and result.date and not result.command:
+            result = replace(result, command=self.command)
         self._remember(self._journal.append(result), result)
 
     def enter(self, number: int, result: Result) -> None:

@@ -58,7 +58,6 @@ def finish(
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
     hard, swap = model if ARMS[options.arm].swap == "never" else substitute_relu(model), trained.swap
-    assert isinstance(hard, torch.nn.Sequential)
     if swap is None and ARMS[options.arm].swap != "never":
         swap = measure_swap(model, hard, test)
     results: dict[str, Any] = {"clean": accuracy(hard, images, labels)}
