@@ -117,8 +117,7 @@ def verify_change(
     asked = [Property(ball.box, unsafe, f"image {i}") for i, ball in enumerate(balls)] if unsafe else []
     questions = [(prop.name, [Query(both, prop)]) for prop in asked]
     results = answered(both, questions, False, method, timeout, "cpu", memory, progress) if questions else Results()
-    ends = (end.cpu().numpy() for end in (bounds.lower, bounds.upper))
-    return Change(*ends, isomorphic(one, other), results)
+    return Change(bounds.lower.numpy(), bounds.upper.numpy(), isomorphic(one, other), results)
 
 
 def differences(both: Network, balls: Sequence[Property]) -> Bounds:

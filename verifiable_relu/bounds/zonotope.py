@@ -349,15 +349,17 @@ def _beside(of: Zonotopes, index: int, node: Beside, inputs: list[AffineForm]) -
     """
     apart, first, second = inputs
     d = of.pre[index] = apart.bounds()
-    f, g = (of.pre[i] for i in node.inputs[1:])
-    known = Secants.of(of.nodes[node.inputs[1]], of.nodes[node.inputs[2]], f, g)
+    f, g = (of.nodes[i] for i in node.inputs[1:])
+    z, other = (of.pre[i] for i in node.inputs[1:])
+    assert isinstance(f, Activation) and isinstance(g, Activation)
+    known = Secants.of(f, g, z, other)
     lines = known.lines(d)
     slope = (lines.lower_slope + lines.upper_slope) / 2
     low, high = lines.lower_slope - slope, lines.upper_slope - slope
     least = torch.minimum(low * d.lower, low * d.upper) + lines.lower_offset
     most = torch.maximum(high * d.lower, high * d.upper) + lines.upper_offset
     half, center = (most - least) / 2, (most + least) / 2
-    alone = ~(~known.free | (2 * half <= chord(f)[2] + chord(g)[2]))
+    alone = ~(~known.free | (2 * half <= chord(z)[2] + chord(other)[2]))
 
     unit, columns = unit_roundoff(half.dtype), max(form.generators.shape[1] for form in inputs)
     reach = torch.maximum(d.lower.abs(), d.upper.abs()) + apart.center.abs() + apart.size
