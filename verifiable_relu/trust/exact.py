@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,8 +120,7 @@ def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
 
 
 def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
-    weights = Dyadic.of(array(node.weight))
-    linear = Dyadic(product(node, weights.numbers, x.numbers), weights.exponent + x.exponent)
+    linear = x.weighed(array(node.weight), node.weight[0].numel(), partial(product, node))
     return linear + _constant(bias(node), denominator)
 
 
