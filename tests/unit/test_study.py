@@ -498,6 +498,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
+@pytest.mark.seldom
 def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -184,6 +184,7 @@ def test_substitution_changes_each_neuron_by_little(trained: Trained) -> None:
     assert gap.min() >= -1e-6 and gap.max() <= 0.17 / 160 + 1e-6 and gap.max() > 0
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize("options", [MLP, CNN])
 def test_a_resumed_training_is_the_uninterrupted_one(options: Options, tmp_path: Path) -> None:
     saved = tmp_path / "net.checkpoint"
@@ -204,6 +205,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(options: Options, tmp_path:
     assert [epoch["lam"] for epoch in whole.history] == [epoch["lam"] for epoch in resumed.history]
 
 
+@pytest.mark.seldom
 def test_the_seed_decides(trained: Trained) -> None:
     torch.manual_seed(123)
     again, other = train(LONGER, blobs()), train(replace(LONGER, seed=4), blobs())
