@@ -277,7 +277,7 @@ def test_records_say_when_where_and_by_what_command_they_came_to_be(tmp_path: Pa
         assert datetime.fromisoformat(record["date"]) and record["processor"]
         assert record["command"] == "verifiable-relu certify --spec 'a b'"
         assert record["processor_seconds"] >= 0 and (record["memory"] or 1 << 30) > 1 << 20
-    new = ("date", "processor", "command", "processor_seconds", "memory")
+    new = ("date", "processor", "command", "processor_seconds", "memory", "certificate")
     older = [changed(line, **dict.fromkeys(new, ...)) for line in lines(tmp_path)]
     (tmp_path / "records.jsonl").write_bytes(b"".join(older))
     with Store(tmp_path, command="another") as store:
