@@ -6,6 +6,8 @@ import argparse
 import math
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,6 +154,7 @@ def parser() -> Parser:
 def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line; ends the process with status 2 where they do not go together."""
     options = made.parse_args(arguments)
+    options.command = shlex.join([*made.prog.split(), *(sys.argv[1:] if arguments is None else arguments)])
     if (options.spec is None) == (options.check is None):
         made.error("one of --spec and --check is needed")
     if options.method not in methods():
@@ -165,8 +168,8 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
         known = ", ".join(ARITHMETICS)
         if options.arithmetic not in ARITHMETICS:
             made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {known}")
-        if options.joint is not None or options.certificates is not None:
-            made.error(f"--arithmetic {options.arithmetic} goes neither with --joint nor with --certificates")
+        if options.joint is not None:
+            made.error(f"--arithmetic {options.arithmetic} does not go with --joint")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):

@@ -108,6 +108,15 @@ def resident(pid: int | None) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def peak() -> int:
+    """The most bytes of memory that this process has had resident; 0 where the system is not Linux."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+
+
 def _end_with(parent: int) -> None:
     """Have the operating system end this process when its parent ends, however that ends."""
     import ctypes

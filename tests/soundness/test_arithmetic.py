@@ -134,7 +134,7 @@ def evaluated(data: bytes, point: np.ndarray, arithmetic: str, rng: Rng) -> np.n
             case "LeakyRelu":
                 y = np.where(a[0] >= 0, a[0], a[0] * np.float32(node.attribute[0].f))
             case "BatchNormalization":
-                x, scale, shift, mean, variance = a
+                x, (scale, shift, mean, variance) = a[0], (p.reshape(-1, *[1] * (a[0].ndim - 2)) for p in a[1:])
                 factor = scale / np.sqrt(variance + np.float32(1e-5))
                 y = (x - mean) * factor + shift if rng.integers(2) else x * factor + (shift - mean * factor)
             case "Flatten":

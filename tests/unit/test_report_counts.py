@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.support.scripted import Scripted
 from tests.unit.test_report_page import Reader, answer, classifier
 from verifiable_relu.campaign import Store, run
 from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main as certify
 from verifiable_relu.network import write_onnx
@@ -24,7 +26,7 @@ from verifiable_relu.report import campaign
 from verifiable_relu.report.__main__ import main as report
 from verifiable_relu.report.page import Found, of_source
 from verifiable_relu.spec import Box, Property, Row, write_vnnlib
-from verifiable_relu.verifiers.base import Verifier
+from verifiable_relu.verifiers.base import Reason, Trust, Verdict, Verifier
 
 ONE = Scripted(answer)
 
@@ -94,7 +96,7 @@ def test_twins_count_and_have_records(files: list[Path], tmp_path: Path, batch: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.seldom), 2])
 def test_every_row_of_the_table_counts(files: list[Path], tmp_path: Path, jobs: int) -> None:
     """The command, in one process and in several: the half of the list that is violated is half of the page."""
     (tmp_path / "broken.vnnlib").write_text("(assert")
@@ -131,6 +133,55 @@ def test_two_methods_are_two_columns(files: list[Path], tmp_path: Path) -> None:
     assert len(both.gallery) == len(shown.gallery) == 4
     measures = next(section for section in again.sections if section.id == "measures")
     assert {row[0] for row in measures.tables[0].rows} == set(campaign.by_method(again.results))
+
+
+def test_a_thousand_instances_with_twins_of_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
+    """Every row counts, in both campaigns, whose folders and paths differ; verdicts are compared with expected ones."""
+    sat, unsat = Verdict.SAT, Verdict.UNSAT
+    for name, stronger in (("weak", False), ("strong", True)):
+        with Store(tmp_path / name) as store:
+            for number in range(1_000):
+                # Each question has a twin; 1 in 4 is violated, and the weak method leaves 1 in 10 undecided.
+                question, given = number // 2, sat if number // 2 % 4 == 0 else unsat
+                decided = stronger or question % 10
+                reason = Reason.TIMEOUT if not decided else Reason.REFUTED if given is sat else Reason.PROVED
+                result = Result(
+                    f"{name}/net.onnx", f"{name}/p{number}.vnnlib", given if decided else Verdict.UNKNOWN, reason, "m",
+                    0.1 if stronger else 0.3, Trust.EXACT if decided else None, 0.0, query=f"{question}",
+                    witness=(Fraction(1, 3),) if given is sat else None, shape=(1,), timeout=9.0, verifier="M()",
+                    outputs=(1.0,) if given is sat else None,
+                )  # fmt: skip
+                store.append(result)
+    rows = [f"net.onnx,p{n}.vnnlib.gz,9,{'sat' if n // 2 % 4 == 0 or n == 7 else 'unsat'}" for n in range(1_000)]
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    found = of_source(tmp_path / "weak", 0, [tmp_path / "strong"], tmp_path / "list.csv")
+    weak, strong = counted(found)
+    assert strong == {"unsat": 750, "sat": 250} and sum(weak.values()) == 1_000 and weak["timed-out"] == 100
+    sections = {section.id: section for section in found.sections}
+    (row,) = sections["beside"].tables[0].rows
+    assert row[:7] == ("m in weak", "m in strong", 1_000, 900, 0, 100, 0) and row[7] == pytest.approx(3)
+    only = sections["beside"].tables[1]
+    assert len(only.rows) == 100 and {line[2] for line in only.rows} == {"m in strong"}
+    assert [line[1:] for line in sections["answers"].tables[1].rows] == [(1_000, 899, 1, 100), (1_000, 999, 1, 0)]
+    assert list(sections["answers"].texts) == ["Of 1 instances the verdict is another one than expected."]
+    assert len(sections["instances"].tables[0].rows) == 1_000
+
+
+def test_a_curve_joins_radii_of_equal_images_alone() -> None:
+    def row(eps: str, images: str) -> campaign.AtRadius:
+        return campaign.AtRadius("n", "auto", Fraction(eps), len(images), 1, 0, frozenset(images))
+
+    chart = campaign.certified([row("1/100", "abc"), row("1/50", "ab"), row("1/10", "cba"), row("1/5", "ab")])
+    assert chart is not None
+    lines = [[x for x, _ in one.points] for one in chart.series if not one.bound]
+    assert lines == [[0.01, 0.1], [0.02, 0.2]] and [bool(one.name) for one in chart.series] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    names = ["mnist_0_eps1_255.vnnlib", "mnist_0_eps2_255.vnnlib.gz", "img-7-eps0.01.vnnlib", "prop_0_0.05.vnnlib"]
+    assert [campaign.image(name) for name in names] == ["mnist_0_.vnnlib"] * 2 + ["img-7-.vnnlib", "prop_0.vnnlib"]
 
 
 @pytest.mark.thorough

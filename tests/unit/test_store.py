@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import pytest
 from tests.support.scripted import Scripted, case
 from tests.unit.test_campaign import kept, known
 from verifiable_relu import journal
-from verifiable_relu.campaign import Store
+from verifiable_relu.campaign import Store, run
 from verifiable_relu.campaign.result import Result
+from verifiable_relu.campaign.store import read_results
 from verifiable_relu.errors import InputError
+from verifiable_relu.report import campaign
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -267,6 +270,23 @@ def test_every_result_comes_back_as_it_was(tmp_path: Path) -> None:
         assert [store.find(result.key, result.timeout) for result in results] == results
 
 
+def test_records_say_when_where_and_by_what_command_they_came_to_be(tmp_path: Path) -> None:
+    with Store(tmp_path, command="verifiable-relu certify --spec 'a b'") as store:
+        run([case(2, name="a"), case(0.5, name="b")], Scripted(), store)
+    for record in map(json.loads, lines(tmp_path)):
+        assert datetime.fromisoformat(record["date"]) and record["processor"]
+        assert record["command"] == "verifiable-relu certify --spec 'a b'"
+        assert record["processor_seconds"] >= 0 and (record["memory"] or 1 << 30) > 1 << 20
+    new = ("date", "processor", "command", "processor_seconds", "memory", "certificate")
+    older = [changed(line, **dict.fromkeys(new, ...)) for line in lines(tmp_path)]
+    (tmp_path / "records.jsonl").write_bytes(b"".join(older))
+    with Store(tmp_path, command="another") as store:
+        # A record of an older version that another name finds stays without a command.
+        run([case(2, name="twin")], Scripted(), store)
+    known = read_results(tmp_path)
+    assert len(known) == 3 and {(one.date, one.command, one.memory) for one in known} == {("", "", None)}
+
+
 def test_a_record_that_does_not_fit_the_disk_leaves_no_part_of_it(folder: Path) -> None:
     class Full:
         """A file on a disk that is full after a few more bytes."""
@@ -312,3 +332,19 @@ def test_what_a_kill_left_beside_the_table_goes_at_the_next_start(folder: Path) 
         (folder / name).write_text("half a t")
     assert known(folder) == 2
     assert set(folder.rglob("*")) == before
+
+
+def test_answers_about_two_arithmetics_stand_beside_each_other(folder: Path) -> None:
+    """A folder keeps both, and the page has a column for each."""
+    first, *others = lines(folder)
+    about = {"arithmetic": "float32", "query": "0" * 64, "verdict": "unknown", "reason": "timeout"}
+    (folder / "records.jsonl").write_bytes(b"".join([first, *others, changed(first, **about)]))
+    found = read_results(folder)
+    assert sorted(result.arithmetic for result in found) == ["float32", "real", "real"]
+    results = [campaign.about(result) for result in found]
+    names = [*campaign.verifier_names(results).values()]
+    assert [name.endswith(" about float32") for name in sorted(names, key=len)] == [False, True]
+    table = campaign.instances(results, {}, {})
+    heads = [f"answer, {name}" for name in names]
+    assert set(heads) <= set(table.columns)
+    assert not [pair for pair in campaign.pairs(results) if pair.contrary]

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.activations import unstable
+from verifiable_relu.bounds.beside import secants
 from verifiable_relu.bounds.forward import intersect, rough
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Input, Linear, Permute, Relu, Reshape, Scale
+from verifiable_relu.network.nodes import Activation, Affine, Beside, Input, Linear, Permute, Relu, Reshape, Scale, Seen
 
 _DECAY = 0.999
 """Heuristic: what a step keeps of the mean of squared gradients."""
@@ -122,6 +123,7 @@ def crown_relaxation(
     *,
     known: Mapping[int, Bounds] | None = None,
     crown: bool = True,
+    done: float = -1,
     exact: bool = False,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
@@ -139,6 +141,7 @@ def crown_relaxation(
         known: bounds of activations' inputs, by activation node index: of these, only neurons that are unstable by them
             are bounded again.
         crown: whether to bound unstable neurons by CROWN; without, only ``search`` does.
+        done: of the inputs of activations up to this node, what CROWN says is known.
         exact: whether neurons of which maxima are made are bounded so, too; by default they keep their intervals
             (``Network.spared``).
         memory: a limit in bytes on the coefficients held at once.
@@ -153,13 +156,16 @@ def crown_relaxation(
             with them.
     """
     relaxation = Relaxation(network, box, known, float32, tuning=tuning)
+    relaxation.reached = done
     plain = _exact_by_intervals(network)
 
     def tighten(index: int, bounds: Bounds) -> Bounds:
         if plain[network.nodes[index].inputs[0]] or (index in network.spared and not exact):
             return bounds
-        if crown or index in network.spared:
+        if (crown and index > done) or index in network.spared:
             bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop).tightened()
+            if crown and not (stop is not None and stop()):
+                relaxation.reached = index
         if search is not None:
             bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop, search).tightened()
         return bounds
@@ -217,11 +223,13 @@ class _Layer:
         search: Search | None = None,
     ) -> None:
         node = relaxation.network.nodes[index]
-        assert isinstance(node, Activation)
+        assert isinstance(node, Activation | Beside)
         self.relaxation, self.index, self.node, self.bounds = relaxation, index, node, bounds
         self.source = node.inputs[0]
         self.stop, self.search = stop, search
         chosen = unstable(node, bounds).flatten(1)
+        if isinstance(node, Beside):
+            chosen = chosen & secants(relaxation.nodes, node).free.flatten(1)
         if max_unstable is not None:
             chosen = chosen & (chosen.sum(1, keepdim=True) <= max_unstable)
         self.chosen = chosen
@@ -445,9 +453,9 @@ class SlopeSearch:
         box = relaxation.box
         network, self.dtype = rough(relaxation.network, rows.device)
         self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
-        for index in network.maxima:
-            if index <= target:
-                self.rough.backward.shifted.lend(index, relaxation.backward.shifted.between(index, False))
+        for index, node in enumerate(network.nodes[: target + 1]):
+            if isinstance(node, Seen):
+                self.rough.backward.shifted.lend(index, relaxation.backward.shifted)
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
         for index in self.activations:
@@ -576,6 +584,11 @@ class SlopeSearch:
         found = {}
         for index in range(entry + 1, max(record, default=0) + 1):
             node = network.nodes[index]
+            if isinstance(node, Beside) and index in record:
+                aside = self.rough.backward.shifted.aside(index, False).of_samples(sample)
+                taken = aside.at([values.get(i) for i in node.inputs], record[index])
+                values[index] = taken.reshape(-1, *node.shape)
+                continue
             if index in network.spared or any(i not in values for i in node.seen_through):
                 continue
             if index in network.maxima:

@@ -325,7 +325,10 @@ class Relaxation:
     Attributes:
         nodes: the nodes' bounds.
         lines: the activations' lines.
+        reached: CROWN has bounded what is unstable of the inputs of activations up to this node.
     """
+
+    reached: float = -1
 
     def __init__(
         self,

@@ -8,9 +8,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,21 @@ def versions() -> Mapping[str, str]:
     return found
 
 
+@cache
+def processor() -> str:
+    """The processor's name, as the operating system reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def now() -> str:
+    """The date and the time of day, to the second and in UTC, as ISO 8601 writes them."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 Key = tuple[str, str, str]
 """The key of a record: query digest, ``repr`` of the verifier, version of this package."""
 
@@ -86,6 +103,15 @@ class Result:
         files: the digest of the bytes of the instance's files (``Loader.files``); empty where it does not tell what is
             asked.
         arithmetic: of what runs the network, about which the verdict is (``Network.arithmetic``).
+        date: when the answer was known (``now``); empty in records of older versions, which have nothing of what
+            follows.
+        processor: the name of the processor that found it.
+        command: the command line that asked; empty where a Python program did.
+        processor_seconds: the processor time charged to the instance, that of solvers' own processes included; None
+            where none is known.
+        memory: the most bytes that the process which found the answer had had resident until then, for whatever; None
+            where it is not known.
+        certificate: the file of the verdict's certificate; empty where none was written.
     """
 
     onnx: str
@@ -110,6 +136,12 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=versions)
     files: str = ""
     arithmetic: str = "real"
+    date: str = field(default_factory=now)
+    processor: str = field(default_factory=processor)
+    command: str = ""
+    processor_seconds: float | None = None
+    memory: int | None = None
+    certificate: str = ""
 
     def __repr__(self) -> str:
         margin = "" if self.margin is None else f", margin {self.margin:.6g}"
@@ -178,8 +210,10 @@ class Result:
         Raises:
             ValueError: if ``to_json`` makes no such record; the message names the field at fault.
         """
-        # Records of older versions have no digest of files, and are about real arithmetic.
-        older = {"files": "", "arithmetic": "real"}
+        # Records of older versions have no digest of files, are about real arithmetic, and say nothing of the machine.
+        older: dict[str, Any] = {"files": "", "arithmetic": "real", "date": "", "processor": "", "command": ""}
+        older["certificate"] = ""
+        older |= dict.fromkeys(("processor_seconds", "memory"))
         if not isinstance(record, dict) or {**older, **record}.keys() != _FIELDS.keys():
             raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
         read: dict[str, Any] = {}
@@ -280,6 +314,12 @@ _FIELDS: dict[str, Field] = {
     "versions": _named(_text),
     "files": _text,
     "arithmetic": _text,
+    "date": _text,
+    "processor": _text,
+    "command": _text,
+    "processor_seconds": _maybe(_number),
+    "memory": _maybe(_count),
+    "certificate": _text,
 }
 """The fields of a record, in the order of ``Result``'s."""
 

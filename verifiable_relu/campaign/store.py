@@ -10,6 +10,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,7 @@ class Store:
     Args:
         folder: the folder, which is made if it does not exist.
         repair: whether lines of ``records.jsonl`` that are no records are moved to another file (``Journal``).
+        command: the command line by which results are asked for; records name it.
 
     Attributes:
         table: the path of ``results.csv``.
@@ -70,8 +72,9 @@ class Store:
             one of these names in it was not written by this package.
     """
 
-    def __init__(self, folder: Path | str, repair: bool = False) -> None:
+    def __init__(self, folder: Path | str, repair: bool = False, command: str = "") -> None:
         self.folder = Path(folder)
+        self.command = command
         self.table = self.folder / "results.csv"
         self._places: dict[bytes, int] = {}
         # The time limits of those of the records that say nothing else.
@@ -137,6 +140,9 @@ class Store:
         """
         if counterexample is not None:
             self._write(self.folder / counterexample_file(result), [counterexample])
+        # An older version's record without a date is of another command.
+        if self.command and result.date and not result.command:
+            result = replace(result, command=self.command)
         self._remember(self._journal.append(result), result)
 
     def enter(self, number: int, result: Result) -> None:
@@ -235,11 +241,11 @@ def _line(row: Iterable[str]) -> str:
     return text.getvalue()
 
 
-def _names(result: Result) -> tuple[str, str, str]:
-    return result.verifier, result.onnx, result.vnnlib
+def _names(result: Result) -> tuple[str, ...]:
+    return result.verifier, result.onnx, result.vnnlib, result.arithmetic
 
 
-def _short(key: tuple[str, str, str]) -> bytes:
+def _short(key: tuple[str, ...]) -> bytes:
     """A digest of a key or of names, since they are long."""
     return blake2b("\0".join(key).encode(errors="surrogateescape"), digest_size=16).digest()
 
@@ -278,16 +284,16 @@ def counterexample_file(result: Result) -> str:
 
 
 def read_results(folder: Path | str) -> list[Result]:
-    """The results that a folder holds: the latest of each verifier and instance, by the names of its two files.
+    """The results that a folder holds: the latest of each verifier, arithmetic and instance, by its two files' names.
 
     A record of files that could not be read has no verifier. It says nothing once they were answered.
 
     Raises:
         InputError: if the folder has no records, or if one is damaged.
     """
-    found: dict[tuple[str, str, str], Result] = {}
+    found: dict[tuple[str, ...], Result] = {}
     for result in read_journal(folder, RESULTS):
-        found.pop(("", result.onnx, result.vnnlib), None)
+        found.pop(("", *_names(result)[1:]), None)
         found[_names(result)] = result
     return list(found.values())
 

@@ -36,8 +36,17 @@ def parser() -> Parser:
     made.add_argument(
         "source",
         type=Path,
+        nargs="+",
         metavar="DIR|RECORD.json",
-        help="the folder, which has a file records.jsonl, or the record that train has written",
+        help="the folder, which has a file records.jsonl, or the record that train has written; several campaigns "
+        "are shown side by side",
+    )
+    made.add_argument(
+        "--expected",
+        type=Path,
+        metavar="LIST.csv",
+        help="a table whose rows begin with network and property and have a verdict, sat or unsat, in a later field, "
+        "such as an instances.csv with expected verdicts or the results.csv of another tool: answers are compared",
     )
     made.add_argument(
         "--out", type=Path, metavar="FILE.html", help="the page (default: DIR/report.html, or RECORD.html)"
@@ -77,10 +86,10 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("the name of the page must end in .html", path=options.out)
     from verifiable_relu.report.page import of_source
 
-    source = options.source
-    title = options.title or source.resolve().name.removesuffix(".json")
-    found = of_source(source, options.pictures)
+    source, *others = options.source
+    title = options.title or " and ".join(each.resolve().name.removesuffix(".json") for each in options.source)
     out = options.out or (source.with_suffix(".html") if source.suffix == ".json" else source / "report.html")
+    found = of_source(source, options.pictures, others, options.expected, out.parent)
     try:
         out.write_text(found.html(printable(title)), encoding="utf-8", errors="backslashreplace")
     except OSError as error:

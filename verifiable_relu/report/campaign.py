@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
+from statistics import median
+from urllib.parse import quote
 
 from verifiable_relu.arguments import fraction
 from verifiable_relu.campaign.result import Result
@@ -21,11 +27,24 @@ from verifiable_relu.report.table import Cell, Column, Link, Table, spelled, tab
 from verifiable_relu.spec.find import named
 
 _SOLVED = ("sat", "unsat")
+_SHORTEST = 1e-4
+"""Seconds below which times are not told apart in charts."""
+
+_PAIRS = 6
+"""The most pairs of methods that are compared."""
+
 _COMMENT = re.compile(r"^;.*\beps(?:ilon)?\s*[=:]?\s*([0-9./e-]+)", re.IGNORECASE | re.MULTILINE)
+_IMAGE = re.compile(r"^;.*\bimage\s+([0-9]+)", re.IGNORECASE | re.MULTILINE)
 _NAME = re.compile(r"eps_?([0-9]+)_([0-9]+)(?![0-9])|(?:eps_?|_)(0\.[0-9]+)(?![0-9])")
 _LARGEST = 1 << 26
 _HEAD = 2_000
 """The characters of a property file among which the comment is looked for."""
+
+_OF = " in "
+"""Between the method and the folder of a campaign, where several are shown beside each other."""
+
+Expected = Mapping[tuple[str, str], str]
+"""Expected verdicts, ``sat`` or ``unsat``, by the names of the files of network and property."""
 
 _TICKS = 10
 """An axis of fewer radii names each of them."""
@@ -37,7 +56,8 @@ def verifier_names(results: Sequence[Result]) -> dict[str, str]:
     counts: Counter[str] = Counter()
     for result in results:
         if result.verifier not in names:
-            short = result.verifier.partition("(")[0].lower() or "not asked"
+            method, of, folder = result.verifier.partition(_OF)
+            short = (method.partition("(")[0].lower() or "not asked") + of + folder
             counts[short] += 1
             names[result.verifier] = short if counts[short] == 1 else f"{short} {counts[short]}"
     return names
@@ -144,7 +164,7 @@ def cactus(results: Sequence[Result]) -> Chart | None:
     series = [
         Series(
             name,
-            [(float(number), max(result.seconds, 1e-4)) for number, result in enumerate(members, 1)],
+            [(float(number), max(result.seconds, _SHORTEST)) for number, result in enumerate(members, 1)],
             tips=[f"{Path(result.vnnlib).name}: {result.seconds:.3g} s" for result in members],
             style=style,
         )
@@ -189,9 +209,203 @@ def margins(results: Sequence[Result]) -> Chart | None:
     )
 
 
+def about(result: Result) -> Result:
+    """A result whose verifier is named by the arithmetic of its question, too, where that is of what runs a network."""
+    if result.arithmetic == "real" or not result.verifier:
+        return result
+    method, *options = result.verifier.partition("(")
+    return replace(result, verifier=f"{method} about {result.arithmetic}{''.join(options)}")
+
+
+def beside(campaigns: Mapping[Path, Sequence[Result]]) -> list[Result]:
+    """The results of several campaigns, whose methods have the names of their folders in theirs.
+
+    Questions of one digest whose files have the same names are one instance, as the first campaign names it.
+    """
+    short = {folder: folder.resolve().name for folder in campaigns}
+    files: dict[tuple[str, ...], tuple[str, str]] = {}
+    found = []
+    for folder, results in campaigns.items():
+        name = short[folder] if [*short.values()].count(short[folder]) == 1 else str(folder)
+        for result in results:
+            onnx, vnnlib = result.onnx, result.vnnlib
+            if result.query:
+                key = result.query, named(onnx), Path(vnnlib).name
+                onnx, vnnlib = files.setdefault(key, (onnx, vnnlib))
+            verifier = result.verifier and f"{result.verifier}{_OF}{name}"
+            found.append(replace(result, onnx=onnx, vnnlib=vnnlib, verifier=verifier))
+    return found
+
+
+def read_expected(path: Path) -> dict[tuple[str, str], str]:
+    """The expected verdicts of a table: the first field after two names of files that is ``sat`` or ``unsat``.
+
+    Raises:
+        InputError: if the file cannot be read, or has no such row.
+    """
+    found = {}
+    try:
+        for row in csv.reader(io.StringIO(read_text(path, _LARGEST), newline="")):
+            verdict = next((cell for each in row[2:] if (cell := each.strip().lower()) in _SOLVED), None)
+            if verdict is not None:
+                found[_files(row[0].strip(), row[1].strip())] = verdict
+    except csv.Error as error:
+        raise InputError(f"no table: {error}", path=path) from None
+    if not found:
+        raise InputError("no row has a network, a property and, after these, sat or unsat", path=path)
+    return found
+
+
+def _files(onnx: str, vnnlib: str) -> tuple[str, str]:
+    """The names under which expected verdicts are found."""
+    return named(onnx).removesuffix(".gz"), Path(vnnlib).name.removesuffix(".gz")
+
+
+def _expected(result: Result, expected: Expected) -> str | None:
+    return expected.get(_files(result.onnx, result.vnnlib))
+
+
+def _wrong(result: Result, expected: Expected) -> bool:
+    return result.answer in _SOLVED and _expected(result, expected) not in (None, result.answer)
+
+
+def unexpected(results: Sequence[Result], expected: Expected) -> int:
+    """The number of instances with a verdict that is not the expected one."""
+    return len({(result.onnx, result.vnnlib) for result in results if _wrong(result, expected)})
+
+
+def met(results: Sequence[Result], expected: Expected) -> Table:
+    """For each method how its answers stand to the expected verdicts."""
+
+    def right(result: Result) -> bool:
+        return _expected(result, expected) == result.answer
+
+    return tabulate(
+        by_method([result for result in results if _expected(result, expected)]).items(),
+        [
+            ("method", "", lambda row: row[0]),
+            ("expected verdicts", "", lambda row: len(row[1])),
+            ("as expected", "", lambda row: sum(map(right, row[1]))),
+            ("other verdict", "", lambda row: sum(_wrong(result, expected) for result in row[1])),
+            ("undecided", "", lambda row: sum(result.answer not in _SOLVED for result in row[1])),
+        ],
+        "Answers against the expected verdicts",
+    )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The instances that two methods were asked about.
+
+    Attributes:
+        names: of the methods.
+        results: for each instance the results of both.
+    """
+
+    names: tuple[str, str]
+    results: Sequence[tuple[Result, Result]]
+
+    @property
+    def both(self) -> list[tuple[Result, Result]]:
+        """Where both decide."""
+        return [(a, b) for a, b in self.results if a.answer in _SOLVED and b.answer in _SOLVED]
+
+    @property
+    def contrary(self) -> list[tuple[Result, Result]]:
+        """Where they contradict each other about one arithmetic."""
+        return [(a, b) for a, b in self.both if a.answer != b.answer and a.arithmetic == b.arithmetic]
+
+    def only(self, which: int) -> list[tuple[Result, Result]]:
+        """Where one of them, 0 or 1, decides alone."""
+        return [ab for ab in self.results if ab[which].answer in _SOLVED and ab[1 - which].answer not in _SOLVED]
+
+    def scatter(self) -> Chart | None:
+        """The seconds of both, for what one of them decides; None where none decides."""
+        groups = {
+            f"both: {ANSWERS[answer][1]}": [ab for ab in self.both if ab[0].answer == answer] for answer in _SOLVED
+        }
+        groups |= {f"{name} alone": self.only(which) for which, name in enumerate(self.names)}
+        series = []
+        for style, (name, members) in enumerate(groups.items()):
+            points = [(_placed(a), _placed(b)) for a, b in members]
+            tips = [f"{Path(a.vnnlib).name}: {a.seconds:.3g} s ({a.answer}), {b.seconds:.3g} s ({b.answer})"
+                    for a, b in members]  # fmt: skip
+            if points:
+                series.append(Series(name, points, False, tips, style))
+        every = [_placed(result) for members in groups.values() for both in members for result in both]
+        if not every:
+            return None
+        ends = [(value, value) for value in (min(every), max(every))]
+        about = f"{len(self.both)} are decided by both; {self._told()}."
+        line = Series("equally fast", ends, style=6)
+        first, second = self.names
+        title = f"{first} against {second}"
+        return Chart(title, [*series, line], Axis(f"seconds, {first}", "log"), Axis(f"seconds, {second}", "log"), about)
+
+    def _told(self) -> str:
+        return ", ".join(f"{len(self.only(which))} by {name} alone" for which, name in enumerate(self.names))
+
+    def ratio(self) -> float | None:
+        """The median of the first one's seconds divided by the second's, where both decide alike."""
+        ratios = [_placed(a) / _placed(b) for a, b in self.both if a.answer == b.answer]
+        return median(ratios) if ratios else None
+
+
+def _placed(result: Result) -> float:
+    """The seconds of an instance in a chart; for an undecided one its time limit."""
+    return max(_SHORTEST, result.seconds if result.answer in _SOLVED else result.timeout)
+
+
+def pairs(results: Sequence[Result]) -> list[Pair]:
+    """The instances of every two methods that were asked about the same ones."""
+    names = {verifier: name for verifier, name in verifier_names(results).items() if verifier}
+    by_verifier: dict[str, dict[tuple[str, str], Result]] = {verifier: {} for verifier in names}
+    for result in results:
+        if result.query and result.verifier:
+            by_verifier[result.verifier][result.onnx, result.vnnlib] = result
+    found = []
+    for first, second in combinations(names, 2):
+        shared = [(a, b) for key, a in by_verifier[first].items() if (b := by_verifier[second].get(key)) is not None]
+        if shared:
+            found.append(Pair((names[first], names[second]), shared))
+    return found[:_PAIRS]
+
+
+def paired(found: Sequence[Pair]) -> Table:
+    """A row for each pair of methods."""
+    return tabulate(
+        found,
+        [
+            ("first", "", lambda pair: pair.names[0]),
+            ("second", "", lambda pair: pair.names[1]),
+            ("asked of both", "", lambda pair: len(pair.results)),
+            ("both decide", "", lambda pair: len(pair.both)),
+            ("first alone", "", lambda pair: len(pair.only(0))),
+            ("second alone", "", lambda pair: len(pair.only(1))),
+            ("contrary verdicts", "", lambda pair: len(pair.contrary)),
+            ("seconds, first ÷ second (median)", "", Pair.ratio),
+        ],
+        "Two methods each",
+    )
+
+
+def alone(found: Sequence[Pair], shown: Mapping[tuple[str, str], str]) -> Table:
+    """What only one of two methods decides, and where they contradict each other; ``shown`` as for ``instances``."""
+    rows: list[list[Cell]] = []
+    for pair in found:
+        told = [(one, 0) for one in [*pair.contrary, *pair.only(0)]] + [(one, 1) for one in pair.only(1)]
+        for both, which in told:
+            mine, other = both[which], both[1 - which]
+            name = Link(Path(mine.vnnlib).name, shown.get((mine.onnx, mine.vnnlib), ""))
+            row: list[Cell] = [name, mine.answer, pair.names[which], mine.seconds, pair.names[1 - which], other.answer]
+            rows.append([*row, str(other.reason), named(mine.onnx)])
+    heads = ("property", "answer", "decided by", "seconds", "the other", "its answer", "its reason", "network")
+    return Table(heads, rows, caption="What only one decides")
+
+
 @dataclass(frozen=True)
 class AtRadius:
-    """The answers to the instances of one network, method and radius."""
+    """The answers to the instances of one network, method and radius; ``images`` says around which images."""
 
     network: str
     method: str
@@ -199,6 +413,7 @@ class AtRadius:
     instances: int
     verified: int
     violated: int
+    images: frozenset[str] = frozenset()
 
 
 def at_radii(results: Sequence[Result]) -> list[AtRadius]:
@@ -210,15 +425,16 @@ def at_radii(results: Sequence[Result]) -> list[AtRadius]:
             if (eps := radius(result.vnnlib)) is not None:
                 by_radius.setdefault(eps, []).append(result)
         for eps, same in by_radius.items():
-            counts = shares(same)
-            found.append(AtRadius(*key, eps, len(same), counts.get("unsat", 0), counts.get("sat", 0)))
+            counts, images = shares(same), frozenset(image(result.vnnlib) for result in same)
+            found.append(AtRadius(*key, eps, len(same), counts.get("unsat", 0), counts.get("sat", 0), images))
     return sorted(found, key=lambda row: (row.network, row.method, row.eps))
 
 
 def certified(rows: Sequence[AtRadius]) -> Chart | None:
     """The share of instances that is verified against ε, and the share that is not violated.
 
-    Networks whose instances all have different radii have no such share. None for less than two radii.
+    A line joins the radii at which the same images were asked about. Networks whose instances all have different radii
+    have no such share. None for less than two radii.
     """
     lines: dict[tuple[str, str], list[AtRadius]] = {}
     for row in rows:
@@ -231,10 +447,13 @@ def certified(rows: Sequence[AtRadius]) -> Chart | None:
     series = []
     for style, (line, members) in enumerate(lines.items()):
         name = ", ".join(line) if several else line[0]
-        verified = [(float(row.eps), row.verified / row.instances) for row in members]
-        standing = [(float(row.eps), 1 - row.violated / row.instances) for row in members]
-        series.append(Series(f"{name}: verified", verified, style=style))
-        series.append(Series(f"{name}: not violated", standing, style=style, bound=True))
+        for number, images in enumerate(dict.fromkeys(row.images for row in members)):
+            same = [row for row in members if row.images == images]
+            verified = [(float(row.eps), row.verified / row.instances) for row in same]
+            standing = [(float(row.eps), 1 - row.violated / row.instances) for row in same]
+            texts = ("", "") if number else (f"{name}: verified", f"{name}: not violated")
+            series.append(Series(texts[0], verified, style=style))
+            series.append(Series(texts[1], standing, style=style, bound=True))
     return Chart(
         "Certified accuracy against the radius",
         series,
@@ -271,36 +490,90 @@ def radii_table(rows: Sequence[AtRadius]) -> Table:
     )
 
 
-def instances(results: Sequence[Result], shown: Mapping[tuple[str, str], str]) -> Table:
+@dataclass(frozen=True)
+class Evidence:
+    """The files to which a page leads.
+
+    Attributes:
+        page: the folder of the page; None for a page without links to files.
+        folder: that of the results, from which counterexamples are named; None for several.
+    """
+
+    page: Path | None = None
+    folder: Path | None = None
+
+    def at(self, file: str | Path) -> Link:
+        """The name of a counterexample's file, with its address."""
+        return self.link(str(file), self.folder and self.folder / file if file else None)
+
+    def link(self, text: str, file: str | Path | None) -> Link:
+        """A text that leads to a file, if there is one."""
+        if self.page is None or not file or not os.path.isfile(file):
+            return Link(text, "")
+        try:
+            where = os.path.relpath(file, self.page)
+        except ValueError:  # Windows knows no way from one drive to another.
+            return Link(text, "")
+        return Link(text, "./" + quote(os.fsencode(Path(where).as_posix())))
+
+    def records(self) -> list[Link]:
+        """The files of the folder."""
+        names = () if self.folder is None else ("records.jsonl", "results.csv")
+        return [link for name in names if (link := self.at(name)).address]
+
+
+NOWHERE = Evidence()
+"""Of a page without links to files."""
+
+
+def instances(
+    results: Sequence[Result], shown: Mapping[tuple[str, str], str], expected: Expected, evidence: Evidence = NOWHERE
+) -> Table:
     """A row for each instance; where there are several methods, each has columns of its own.
 
     Args:
         results: the results.
         shown: where counterexamples are shown, by network and property: an address within the page.
+        expected: the expected verdicts; without any, there is no column for them.
+        evidence: where the files are that rows lead to.
     """
+
+    def asked(onnx: str, vnnlib: str) -> Link:
+        name, place = Path(vnnlib).name, shown.get((onnx, vnnlib))
+        return Link(name, place) if place else evidence.link(name, on_disk(vnnlib))
+
     names = verifier_names(results)
     if len(names) > 1:
         rows = []
         for (onnx, vnnlib), members in by_instance(results).items():
-            row: list[Cell] = [Link(Path(vnnlib).name, shown.get((onnx, vnnlib), "")), Path(onnx).name]
+            row: list[Cell] = [asked(onnx, vnnlib), named(onnx)]
+            row += [_expected(members[0], expected)] if expected else []
             for verifier in names:
                 mine = next((result for result in members if result.verifier == verifier), None)
                 row += [None] * 4 if mine is None else [mine.answer, mine.seconds, mine.margin, mine.detail]
             rows.append(row)
         heads = [f"{what}, {name}" for name in names.values() for what in ("answer", "seconds", "margin", "note")]
-        return Table(("property", "network", *heads), rows, caption="All instances")
+        wanted = ["expected"] if expected else []
+        return Table(("property", "network", *wanted, *heads), rows, caption="All instances")
     columns: list[Column[Result]] = [
-        ("property", "", lambda result: Link(Path(result.vnnlib).name, shown.get((result.onnx, result.vnnlib), ""))),
+        ("property", "", lambda result: asked(result.onnx, result.vnnlib)),
         ("answer", "", lambda result: result.answer),
-        ("network", "", lambda result: named(result.onnx)),
+        *([("expected", "", lambda result: _expected(result, expected))] if expected else []),
+        ("network", "", lambda result: evidence.link(named(result.onnx), on_disk(result.onnx))),
         ("trust", "", lambda result: "" if result.trust is None else str(result.trust)),
         ("reason", "", lambda result: str(result.reason)),
         ("decided by", "", lambda result: result.method),
         ("seconds", "", lambda result: result.seconds),
+        ("processor seconds", "", lambda result: result.processor_seconds),
         ("limit, seconds", "", lambda result: result.timeout),
         ("margin", "", lambda result: result.margin),
         ("unstable neurons", "", lambda result: result.unstable),
-        ("counterexample", "", lambda result: counterexample_file(result)),
+        ("counterexample", "", lambda result: evidence.at(counterexample_file(result))),
+        *(
+            [("certificate", "", lambda result: evidence.link(Path(result.certificate).name, result.certificate))]
+            if any(result.certificate for result in results)
+            else []
+        ),
         ("note", "", lambda result: result.detail),
     ]
     return tabulate(results, columns, "All instances")
@@ -313,7 +586,24 @@ def facts(results: Sequence[Result]) -> Mapping[str, str]:
         for package, version in result.versions.items():
             found.setdefault(package, {})[version] = None
     versions = {package: ", ".join(each) for package, each in found.items()}
-    return {**{name: given for given, name in verifier_names(results).items() if given}, **versions}
+    named = {name: given for given, name in verifier_names(results).items() if given}
+    return {**dict(_conditions(results)), **named, **versions}
+
+
+def _conditions(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """When, where and how the results came to be, as far as their records say."""
+    for name, said in (
+        ("command", [result.command for result in results]),
+        ("processor", [result.processor for result in results if result.date]),
+    ):
+        if any(said):
+            yield name, "; ".join(dict.fromkeys(filter(None, said)))
+    if dates := sorted(result.date for result in results if result.date):
+        yield "date", dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    if spent := [result.processor_seconds for result in results if result.processor_seconds is not None]:
+        yield "processor time", f"{sum(spent):.4g} s for {len(spent)} instances"
+    if most := max((result.memory or 0 for result in results), default=0):
+        yield "memory", f"at most {most / 1e6:.0f} MB in one process"
 
 
 def radius(vnnlib: str) -> Fraction | None:
@@ -329,6 +619,16 @@ def radius(vnnlib: str) -> Fraction | None:
         with contextlib.suppress(ValueError):
             return fraction(text)
     return None
+
+
+def image(vnnlib: str) -> str:
+    """What a property is about beside its radius: its file's name without that, or the number that a comment states."""
+    name = Path(vnnlib).name.removesuffix(".gz")
+    if (found := _NAME.search(name)) is not None:
+        return name[: found.start()] + name[found.end() :]
+    with contextlib.suppress(InputError):
+        found = _IMAGE.search(read_text(on_disk(Path(vnnlib)), _LARGEST)[:_HEAD])
+    return name if found is None else f"image {found[1]}"
 
 
 def _radii(path: Path) -> Iterator[str]:

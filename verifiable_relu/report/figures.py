@@ -251,6 +251,7 @@ class Chart:
                 one.style % 8, (OPEN_GLYPHS if one.bound else GLYPHS)[one.style % 8], one.name
             )
             for one in self.series
+            if one.name
         )
         return Markup(
             '<svg class="chart" viewBox="0 0 {:g} {:g}" role="img"><title>{}</title><desc>{}</desc>{}</svg>'

@@ -6,9 +6,10 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from verifiable_relu import __version__
@@ -20,10 +21,15 @@ from verifiable_relu.journal import Kind, plain, read_journal
 from verifiable_relu.report import campaign
 from verifiable_relu.report.counterexamples import Gallery, Shown, data_uri, spread
 from verifiable_relu.report.figures import ANSWERS, COLOURS, Axis, Chart, Series
-from verifiable_relu.report.table import Cell, Table, natural
+from verifiable_relu.report.table import Cell, Link, Table, natural
 
 _LARGEST = 1 << 26
 """The most bytes of a record of a training, or of a table or a figure of a study."""
+
+SCATTER = (
+    "Seconds of two methods for each instance that one of them decides; below the line the second is faster. What one "
+    "of them leaves undecided is at its time limit."
+)
 
 STUDIES: Kind[dict[str, Any]] = Kind(b'{"kind": ', dict, dict)
 """The kind of the records of a study."""
@@ -44,6 +50,7 @@ class Section:
         filter: whether readers can choose rows of the tables by words.
         gallery: counterexamples.
         facts: names and values.
+        files: links to files.
     """
 
     id: str
@@ -56,6 +63,7 @@ class Section:
     filter: bool = False
     gallery: Sequence[Shown] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[Link] = ()
 
 
 @dataclass(frozen=True)
@@ -92,34 +100,69 @@ class Found:
         )
 
 
-def of_source(source: Path, pictures: int) -> Found:
+def of_source(
+    source: Path,
+    pictures: int,
+    others: Sequence[Path] = (),
+    expected: Path | None = None,
+    page: Path | None = None,
+) -> Found:
     """The page of a folder or of a training's record.
 
     Args:
         source: a folder with a file ``records.jsonl``, of a campaign or a study; or a record of a training, ``.json``.
         pictures: the most counterexamples to show.
+        others: folders of other campaigns, to be shown beside the first one.
+        expected: a table of verdicts with which a campaign's are compared (``campaign.read_expected``).
+        page: the folder in which the page will lie, whose rows then lead to the files of a campaign that are there.
 
     Raises:
-        InputError: if there are no results, or if the records are damaged.
+        InputError: if there are no results, if the records are damaged, or if what has no instances is to be compared.
     """
-    if source.suffix == ".json":
+    if others or expected is not None:
+        for folder in (source, *others):
+            if folder.suffix == ".json" or not _campaign(folder):
+                raise InputError("no campaign, which alone is compared", path=folder)
+    elif source.suffix == ".json":
         return of_training(read_record(source))
-    records = source / "records.jsonl"
-    try:
-        if not plain(records):
-            raise InputError("no results here: no such file", path=records)
-        with records.open("rb") as file:
-            start = file.read(len(RESULTS.start))
-    except OSError as error:
-        raise InputError(f"no results here: {error.strerror}", path=records) from None
-    found = of_study(source) if start.startswith(STUDIES.start) else of_results(_instances(source), pictures)
+    elif not _campaign(source):
+        return of_study(source)
+    results = _instances(source)
+    if others:
+        results = campaign.beside({folder: _instances(folder) for folder in (source, *others)})
+    evidence = campaign.Evidence(page, source if not others else None)
+    found = of_results(results, pictures, {} if expected is None else campaign.read_expected(expected), evidence)
     if not found.sections:
         raise InputError("no results here", path=source)
     return found
 
 
-def of_results(results: Sequence[Result], pictures: int) -> Found:
-    """The page of a campaign's results."""
+def _campaign(folder: Path) -> bool:
+    """Whether a folder has the records of a campaign, rather than of a study."""
+    records = folder / "records.jsonl"
+    try:
+        if not plain(records):
+            raise InputError("no results here: no such file", path=records)
+        with records.open("rb") as file:
+            return not file.read(len(RESULTS.start)).startswith(STUDIES.start)
+    except OSError as error:
+        raise InputError(f"no results here: {error.strerror}", path=records) from None
+
+
+def of_results(
+    results: Sequence[Result],
+    pictures: int,
+    expected: campaign.Expected = MappingProxyType({}),
+    evidence: campaign.Evidence = campaign.NOWHERE,
+) -> Found:
+    """The page of a campaign's results.
+
+    Args:
+        results: the results.
+        pictures: the most counterexamples to show.
+        expected: the verdicts with which these are compared.
+        evidence: where the files are that rows lead to.
+    """
     if not results:
         return Found("", ())
     # Records have the order in which answers were found.
@@ -137,7 +180,16 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
         told = "; ".join(f"{name}: {counts}" for name, counts in zip(answers, said, strict=True))
         subtitle = f"{total} instances, {len(methods)} methods. {told}"
     disputed = len(campaign.by_instance([result for result in results if result.disputed]))
-    warning = f"Verifier and checker disagree on {disputed} instances: {REFUSED}, so that they are undecided."
+    warnings = []
+    if disputed:
+        warnings.append(
+            f"Verifier and checker disagree on {disputed} instances: {REFUSED}, so that they are undecided."
+        )
+    pairs = campaign.pairs(results)
+    if contrary := sum(len(pair.contrary) for pair in pairs):
+        warnings.append(f"Of {contrary} instances one method says that they are verified, another that they are not.")
+    if wrong := campaign.unexpected(results, expected):
+        warnings.append(f"Of {wrong} instances the verdict is another one than expected.")
     at_radii = campaign.at_radii(results)
     charts = {
         "Instances that are decided within a number of seconds each; further right and lower is better.":
@@ -153,17 +205,27 @@ def of_results(results: Sequence[Result], pictures: int) -> Found:
     refuted = [result for result in results if result.counterexample is not None]
     violated = [members[0] for members in campaign.by_instance(refuted).values()]
     chosen = spread(violated, pictures)
-    shown = list(Gallery().show(chosen))
+    shown = [replace(one, file=evidence.at(one.file)) for one in Gallery().show(chosen)]
     places = {(result.onnx, result.vnnlib): f"#{one.id}" for result, one in zip(chosen, shown, strict=True)}
     texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime."]
     if len(shown) < len(violated):
         texts.append(f"{len(shown)} of {len(violated)}, spread over the networks.")
+    counts = [campaign.by_network(results), *([campaign.met(results, expected)] if expected else [])]
+    beside = Section(
+        "beside",
+        "Side by side",
+        charts=[(SCATTER, chart) for pair in pairs if (chart := pair.scatter()) is not None],
+        tables=[campaign.paired(pairs), campaign.alone(pairs, places)],
+    )
     sections = [
-        Section("answers", "Answers", [warning] if disputed else [], answers, tables=[campaign.by_network(results)]),
+        Section("answers", "Answers", warnings, answers, tables=counts),
+        *([beside] if pairs else []),
         Section("measures", "Time, margins and radii", charts=drawn, tables=tables),
         *([Section("counterexamples", "Counterexamples", texts, gallery=shown)] if shown else []),
-        Section("instances", "Instances", tables=[campaign.instances(results, places)], filter=True),
-        Section("made-with", "Made with", facts=campaign.facts(results)),
+        Section(
+            "instances", "Instances", tables=[campaign.instances(results, places, expected, evidence)], filter=True
+        ),
+        Section("made-with", "Made with", facts=campaign.facts(results), files=evidence.records()),
     ]
     return Found(subtitle, sections, results)
 
@@ -173,7 +235,7 @@ def _instances(folder: Path) -> list[Result]:
 
     A campaign that is resumed in another folder names its files by other paths.
     """
-    results = read_results(folder)
+    results = [campaign.about(result) for result in read_results(folder)]
     table = folder / "results.csv"
     try:
         rows = csv.DictReader(io.StringIO(read_text(table, _LARGEST)))

@@ -1,7 +1,8 @@
 """Which network belongs to a property file: lists of instances (`instances.csv`), and the search for an ONNX file.
 
-A line `onnx,vnnlib,timeout` of a list is an instance. The format is the verification competition's (VNN-COMP), which
-names several networks in the place of one as ``[('f', 'f.onnx'), ('g', 'g.onnx')]``.
+A line `onnx,vnnlib,timeout` of a list is an instance; a fourth field may have the expected verdict. The format is the
+verification competition's (VNN-COMP), which names several networks in the place of one as
+``[('f', 'f.onnx'), ('g', 'g.onnx')]``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from verifiable_relu.spec.specfile import KINDS, Declared, SpecFile, Variable, s
 
 if TYPE_CHECKING:
     from verifiable_relu.network.graph import Network
+
+EXPECTED = ("sat", "unsat", "unknown", "")
+"""The expected verdicts that a fourth field may have; they are for the readers of answers."""
 
 _NAME = r"""\(\s*['"]([^'"]*)['"]\s*,\s*['"]([^'"]*)['"]\s*,?\s*\)"""
 _NAMES = re.compile(rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*,?\s*\]")
@@ -113,9 +117,9 @@ def each_instance(path: Path | str) -> Iterator[Instance]:
 
 
 def _instance(row: list[str], folder: Path) -> Instance:
-    if len(row) != 3:
+    if len(row) != 3 and not (len(row) == 4 and row[3] in EXPECTED):
         raise InputError(f"the row has {len(row)} fields where onnx, vnnlib and timeout are expected")
-    onnx, vnnlib, timeout = row
+    onnx, vnnlib, timeout = row[:3]
     if not onnx or not vnnlib:
         raise InputError("a file name is empty")
     try:

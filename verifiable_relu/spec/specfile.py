@@ -291,6 +291,10 @@ def _row(row: Row, names: Sequence[str]) -> str:
     return f"({operator} {left} {text(row.bound)})"
 
 
+_PLAIN = 900
+"""The bits of numerators and denominators that are within the limits of decimals, whatever they are."""
+
+
 def decimal_places(value: Fraction) -> int | None:
     """The number of places, at least 1, of the exact decimal of a rational.
 
@@ -299,6 +303,8 @@ def decimal_places(value: Fraction) -> int | None:
     """
     denominator = value.denominator
     twos = (denominator & -denominator).bit_length() - 1
+    if denominator >> twos == 1 and twos < _PLAIN and value.numerator.bit_length() < _PLAIN:
+        return max(twos, 1)
     rest, fives = denominator >> twos, 0
     while rest % 5 == 0:
         rest //= 5

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 
-def processor() -> str:
-    """The processor's name, as the operating system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def describe() -> str:
     """A line with the processor, the number of cores, and the versions of Python and of packages."""
     # Imported here, because the import loads torch, for which --help need not wait.
-    from verifiable_relu.campaign.result import versions
+    from verifiable_relu.campaign.result import processor, versions
 
     return f"{processor()}, {os.cpu_count()} cores, {', '.join(f'{name} {v}' for name, v in versions().items())}"
 

@@ -1,7 +1,8 @@
 """``auto``: cheap bounds for all queries, the attack on what is left, then complete methods within the budget.
 
 Every query is bounded by CROWN. What it is like then decides which of ``STAGES`` take it, in their order: how many
-inputs vary, which activations the network has, and how many neurons CROWN leaves unstable.
+inputs vary, which activations the network has, and how many neurons CROWN leaves unstable. What these leave open goes
+to ``TURNS``, round after round with growing shares, as long as there is time and a method that may gain something.
 
 A counterexample that does not stand up to exact evaluation and replay does not end a query here: the next method
 takes over, and only if none decides is the query unknown (unconfirmed).
@@ -9,8 +10,10 @@ takes over, and only if none decides is the query unknown (unconfirmed).
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
@@ -27,7 +30,7 @@ from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Verdict, Ver
 from verifiable_relu.verifiers.docket import Docket, answers
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.root import NONE, Root, Roots
 from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
 _FEW_INPUTS = 20
@@ -55,21 +58,24 @@ class Traits:
         unstable: how many neurons are unstable; infinite where that is not known.
         linear: whether every activation of the network is piecewise linear.
         foldable: whether branch and bound over neurons takes the network, and has memory for the query.
+        bounded: which part of the network CROWN has bounded; all where that is not known.
     """
 
     inputs: int
     unstable: float
     linear: bool
     foldable: bool
+    bounded: float = 1.0
 
     @staticmethod
-    def of(query: Query, unstable: float, memory: int) -> Traits:
-        """The traits of a query with so many unstable neurons."""
+    def of(query: Query, unstable: float, memory: int, root: Root | None = None) -> Traits:
+        """The traits of a query with so many unstable neurons, of which this is known."""
         # Outward rounding may have made two neighbouring floats of one value.
         box, bab = query.property.box, Bab()
         inputs = int(varies(box.lower, box.upper).sum())
         foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
-        return Traits(inputs, unstable, query.network.piecewise_linear, foldable)
+        bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / max(1, query.network.last_activation))
+        return Traits(inputs, unstable, query.network.piecewise_linear, foldable, bounded)
 
     @property
     def narrow(self) -> bool:
@@ -123,12 +129,33 @@ def _smt() -> Verifier:
 
 STAGES = (
     Stage(
+        "crown",
+        "its first share took it far enough that it seems to end in time",
+        Crown,
+        lambda t: 0.5 <= t.bounded < 1,
+        lambda t: 0.9,
+    ),
+    Stage(
         "attack",
         "a counterexample is cheap to look for; splitting inputs looks again, more thoroughly",
         lambda: Attack(Pgd(rounds=1)),
         lambda t: t.narrow,
+        lambda t: 1.0 if t.bounded == 1 else 0.5,
     ),
-    Stage("attack", "a counterexample is cheap to look for", Attack, lambda t: not t.narrow),
+    Stage(
+        "attack",
+        "a counterexample is cheap to look for",
+        Attack,
+        lambda t: not t.narrow,
+        lambda t: 1.0 if t.bounded == 1 else 0.5,
+    ),
+    Stage(
+        "crown",
+        "its bounds take longer than its first share, and other methods begin with them",
+        Crown,
+        lambda t: t.bounded < 0.5,
+        lambda t: 0.5 if t.narrow else 1.0,
+    ),
     Stage(
         "alpha-crown",
         "branch and bound, which would begin with better slopes, does not take the query",
@@ -190,14 +217,56 @@ STAGES = (
 """The stages of ``auto`` after CROWN, in their order."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One method's turn in the rounds that follow the stages.
+
+    Attributes:
+        method: its name.
+        make: makes the verifier of a round, by its number.
+        takes: which queries it takes by their traits.
+    """
+
+    method: str
+    make: Callable[[int], Verifier]
+    takes: Callable[[Traits], bool]
+
+
+def _slower(number: int) -> Verifier:
+    return AlphaCrown(ascent=Ascent(steps=50 * 2**number), intermediate=Ascent(steps=10 * 2**number))
+
+
+def _elsewhere(number: int) -> Verifier:
+    return Attack(Pgd(rounds=sys.maxsize, seed=number + 1))
+
+
+TURNS = (
+    Turn("alpha-crown", _slower, lambda t: t.unstable > 0),
+    Turn("bab", lambda number: Bab(), lambda t: t.foldable),
+    Turn("split", lambda number: InputSplit(), lambda t: t.inputs > 0),
+    Turn("attack", _elsewhere, lambda t: t.inputs > 0),
+)
+"""The methods that take turns in rounds after the stages: slopes with more steps, what profits from them, and attacks
+from other points, which last as long as they may."""
+
+_ROUNDS = (1 / 7, 1 / 3, 1.0)
+"""The parts of the time left that rounds have: of all of it 1/7, 2/7 and 4/7. A method that had too little time in one
+has twice as much in the next."""
+
+
 def explanation(traits: Traits) -> str:
     """What ``auto`` does with a query, in plain words: a line for the query, and one for each stage that takes it."""
     lines = [str(traits), f"  1. crown, with up to {CROWN_SHARE:.0%} of the time: bounds are cheap, and prove much"]
     chosen = [stage for stage in STAGES if stage.takes(traits) and traits.unstable <= stage.most]
     for number, stage in enumerate(chosen, start=2):
         lines.append(f"  {number}. {stage.method}, with up to {stage.share(traits):.0%} of the time left: {stage.why}")
+    turns = ", ".join(turn.method for turn in TURNS if turn.takes(traits))
+    lines.append(f"  then, while time is left and they gain, in turns: {turns or 'none'}")
     return "\n".join(lines)
 
+
+_WORTH = 1e-3
+"""The part of a margin by which it has to grow in a turn whose method has another one."""
 
 _HANDED_ON = 1 / 4
 """The part of the limit of memory that is for what stages hand on."""
@@ -223,12 +292,15 @@ class Auto:
         roots = Roots(int(docket.limits.memory * _HANDED_ON)) if docket.roots is NONE else docket.roots
         whole = docket.part(list(docket.queries), roots=roots)
         yield from self._stage(whole, Crown(), whole.open, CROWN_SHARE)
-        traits = {i: Traits.of(whole.queries[i], _unstable(whole, i), whole.limits.memory) for i in whole.open}
+        traits = {
+            i: Traits.of(whole.queries[i], _unstable(whole, i), whole.limits.memory, roots.of(i)) for i in whole.open
+        }
         for stage in STAGES:
             members = [i for i in whole.open if stage.takes(traits[i]) and _unstable(whole, i) <= stage.most]
             shares = {i: stage.share(traits[i]) for i in members}
             for share in sorted(set(shares.values())):
                 yield from self._stage(whole, stage.make(), [i for i in members if shares[i] == share], share)
+        yield from self._rounds(whole, traits)
         for number in docket.queries:
             if number not in docket.closed:
                 outcome = docket.outcomes[number]
@@ -245,6 +317,30 @@ class Auto:
             if number in docket.closed:
                 yield number, docket.outcomes[number]
 
+    def _rounds(self, docket: Docket, traits: Mapping[int, Traits]) -> Iterator[tuple[int, Outcome]]:
+        """Give methods turns until the time is over, or none is left that may gain; yields what is decided."""
+        # Without a limit, attacks would never end.
+        finite = [i for i in docket.open if docket.left([i]) < math.inf]
+        turns = {i: [turn for turn in TURNS if turn.takes(traits[i])] for i in finite}
+        for number in itertools.count():
+            members = [i for i in docket.open if turns.get(i)]
+            if not members:
+                return
+            part = _ROUNDS[min(number, len(_ROUNDS) - 1)]
+            whole = docket.part(members, part)
+            rest = {i: len(turns[i]) for i in members}
+            for turn in TURNS:
+                mine = [i for i in whole.open if turn in turns[i]]
+                for count in sorted({rest[i] for i in mine}):
+                    now = whole.part([i for i in mine if rest[i] == count], 1 / count)
+                    margins = {i: docket.outcomes[i].margin for i in now.queries}
+                    yield from self._stage(now, turn.make(number), list(now.queries), 1.0)
+                    for i, margin in margins.items():
+                        rest[i] -= 1
+                        # The same again, or more of what brought nothing, would bring nothing.
+                        if now.left([i]) > 0 and not _more(docket.outcomes[i].margin, margin):
+                            turns[i].remove(turn)
+
     def explain(self, query: Query, limits: Limits) -> str:
         """What ``auto`` does with a query, in plain words; bounding its neurons by CROWN may take the limits' time."""
         (outcome,) = answers(Crown(), [query], limits)
@@ -252,6 +348,13 @@ class Auto:
             return "CROWN's bounds decide"
         unstable = math.inf if outcome.unstable is None else outcome.unstable
         return explanation(Traits.of(query, unstable, limits.memory))
+
+
+def _more(now: float | None, before: float | None) -> bool:
+    """Whether a margin is larger than one before, by more than the part of it that is worth another try."""
+    if now is None or before is None:
+        return now is not None
+    return now > before + _WORTH * abs(before)
 
 
 def _unstable(docket: Docket, number: int) -> float:

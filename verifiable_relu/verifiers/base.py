@@ -141,7 +141,7 @@ def untold(told: Told) -> None:
 
 
 PATIENCE = 0.5
-"""The seconds after its time limit in which work may still return a result before it is broken off."""
+"""The seconds after its time limit in which work may still return a result, at least, before it is broken off."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,8 @@ class Limits:
             copy processes (Linux). The process that asks should have no other threads at work then.
         clock: returns the present time in seconds, by which work is charged: wall-clock time by default.
         start: when the work began, by the clock.
+        patience: the seconds after its time in which the work may still return a result: more where others have time
+            left that it belongs to.
         tell: told now and then where the work stands, in the process that was asked.
         named: those of these limits by which records tell methods apart (``described``).
     """
@@ -166,6 +168,7 @@ class Limits:
     processes: int = 1
     clock: Callable[[], float] = time.perf_counter
     start: float = 0.0
+    patience: float = PATIENCE
     tell: Callable[[Told], None] = field(default=untold, repr=False, compare=False)
     named: tuple[str, ...] = ()
 
@@ -193,10 +196,10 @@ class Limits:
         """Whether no time is left, for work to ask between its steps.
 
         Raises:
-            OutOfTime: once the work has gone on for ``PATIENCE`` beyond that.
+            OutOfTime: once the work has gone on for ``patience`` beyond that.
         """
         left = self.left()
-        if left < -PATIENCE:
+        if left < -self.patience:
             raise OutOfTime
         return left <= 0
 

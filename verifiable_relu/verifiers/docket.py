@@ -19,8 +19,9 @@ from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
 from verifiable_relu.trust.replay import Confirmation, confirm, representable
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 
 @dataclass(eq=False)
@@ -29,11 +30,13 @@ class Purse:
 
     Attributes:
         seconds: that are left of its own, negative where more was spent.
+        processor: seconds of processor time that were spent.
         whole: the purse that it is a share of, which pays everything, too.
     """
 
     seconds: float
     whole: Purse | None = None
+    processor: float = 0.0
 
     @property
     def left(self) -> float:
@@ -41,11 +44,20 @@ class Purse:
         own = max(0.0, self.seconds)
         return own if self.whole is None else min(own, self.whole.left)
 
-    def charge(self, seconds: float) -> None:
-        """Take seconds."""
+    @property
+    def spare(self) -> float:
+        """The seconds that the outermost purse has beyond those that are left here."""
+        outermost = self
+        while outermost.whole is not None:
+            outermost = outermost.whole
+        return 0.0 if outermost.left == math.inf else outermost.left - self.left
+
+    def charge(self, seconds: float, processor: float = 0.0) -> None:
+        """Take seconds, and note those of processor time."""
         self.seconds -= seconds
+        self.processor += processor
         if self.whole is not None:
-            self.whole.charge(seconds)
+            self.whole.charge(seconds, processor)
 
 
 class Docket:
@@ -141,19 +153,25 @@ class Docket:
         """The seconds that are left for queries together, never negative."""
         return sum(purse.left for purse in dict.fromkeys(self._purses[number] for number in numbers))
 
-    def charge(self, numbers: Sequence[int], seconds: float) -> None:
-        """Charge seconds to queries, in equal shares."""
+    def processor(self, number: int) -> float:
+        """The seconds of processor time that a query, and those it shares a purse with, have cost."""
+        return self._purses[number].processor
+
+    def charge(self, numbers: Sequence[int], seconds: float, processor: float = 0.0) -> None:
+        """Charge seconds, and seconds of processor time, to queries, in equal shares."""
         for number in numbers:
-            self._purses[number].charge(seconds / len(numbers))
+            self._purses[number].charge(seconds / len(numbers), processor / len(numbers))
 
     @contextmanager
     def work(self, numbers: Sequence[int]) -> Iterator[Limits]:
         """What a piece of work for queries may use, from now on; its time is charged to them in equal shares."""
-        begun = self.limits.begun(self.left(numbers))
+        spare = sum(purse.spare for purse in dict.fromkeys(self._purses[number] for number in numbers))
+        begun = replace(self.limits.begun(self.left(numbers)), patience=PATIENCE + spare)
+        used = processor_seconds()
         try:
             yield begun
         finally:
-            self.charge(numbers, begun.elapsed())
+            self.charge(numbers, begun.elapsed(), processor_seconds() - used)
 
     def stage(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` queries have been through the stage ``name``."""

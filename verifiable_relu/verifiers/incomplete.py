@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -45,9 +46,9 @@ class _Bounding(Batched):
     """Whether every unstable neuron is bounded by CROWN."""
 
     @property
-    def searches(self) -> bool:
-        """Whether slopes are searched for the bounds of unstable neurons."""
-        return False
+    def searches(self) -> int:
+        """With how many steps slopes are searched for the bounds of unstable neurons."""
+        return 0
 
     @property
     def slopes(self) -> Ascent | None:
@@ -100,16 +101,18 @@ class _Bounding(Batched):
         # What others have proven is not recorded.
         known = None if recorder else part.roots.known(numbers, net, box.lower)
         found = self.relaxation(net, box, known, work, recorder)
-        bounded = self.bounded and not work.stop()
+        whole = not work.stop()
+        reached = -1 if not self.bounded else math.inf if whole else found.reached
         rows = RowBatch.of(properties, network.output_size)
         given = rows.to(box.lower)
         values = self.rows(found, given, work).cpu().double()
         values = below(values - rows.bound)
-        searched = bounded and self.searches
-        lower = part.roots.learn(numbers, net, found.pre, rows, values, bounded=bounded, searched=searched)
+        searched = self.searches if whole else 0
+        lower = part.roots.learn(numbers, net, found.pre, rows, values, reached=reached, searched=searched)
         margins = rows.least(lower).tolist()
         # Intervals alone, looser than what a search would start from, are known of the neurons that are spared.
-        told = [unstable(net.nodes[i], bounds) for i, bounds in found.pre.items() if i not in net.spared]
+        counted = set(net.activations) - net.spared
+        told = [unstable(net.nodes[i], bounds) for i, bounds in found.pre.items() if i in counted]
         counts = sum(
             (each.flatten(1).sum(1) for each in told),
             start=torch.zeros(len(numbers), dtype=torch.long, device=device),
@@ -185,8 +188,8 @@ class AlphaCrown(Crown):
     mode = torch.no_grad
 
     @property
-    def searches(self) -> bool:
-        return self.intermediate is not None
+    def searches(self) -> int:
+        return 0 if self.intermediate is None else self.intermediate.steps
 
     @property
     def slopes(self) -> Ascent | None:
@@ -201,6 +204,7 @@ class AlphaCrown(Crown):
         make = neurons if recorder is None else recorder.search
         search, float32 = make(self.intermediate, memory=memory, stop=work.stop), self.float32(work.device)
         options = {"memory": memory, "stop": work.stop, "search": search, "float32": float32, "coarse": coarse}
+        options["steps"] = self.searches
         return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:

@@ -10,6 +10,7 @@ covered (``rounding.covers``) are neither handed on nor mixed with such bounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,14 +35,20 @@ class Root:
         pre: bounds of every activation's input, by the activation's node index, (1, *shape) in float64 on the CPU.
         lower: (polytopes,) lower bounds of the largest row of each polytope of the unsafe set, in the units of the
             property and as ``RowBatch`` counts polytopes; −inf where nothing is proven.
-        bounded: whether CROWN has bounded every unstable neuron, so that it need not do so again.
-        searched: whether slopes have been searched for the bounds of every neuron that CROWN left unstable.
+        reached: up to this node CROWN has bounded every unstable neuron, so that it need not do so again; infinite
+            where it has bounded all.
+        searched: with how many steps slopes have been searched for the bounds of every neuron that CROWN left unstable.
     """
 
     pre: Mapping[int, Bounds]
     lower: Tensor
-    bounded: bool
-    searched: bool
+    reached: float
+    searched: int
+
+    @property
+    def bounded(self) -> bool:
+        """Whether CROWN has bounded every unstable neuron."""
+        return self.reached == math.inf
 
     @property
     def bytes(self) -> int:
@@ -56,13 +63,18 @@ class Known:
     Attributes:
         pre: bounds of every activation's input, by the activation's node index, (batch, *shape); infinite for a box
             of which nothing is known.
-        bounded: whether CROWN has bounded every unstable neuron of every box.
-        searched: whether slopes have been searched for these bounds, too.
+        reached: up to this node CROWN has bounded every unstable neuron of every box; infinite where it has all.
+        searched: with how many steps slopes have been searched for these bounds, too.
     """
 
     pre: Mapping[int, Bounds]
-    bounded: bool
-    searched: bool
+    reached: float
+    searched: int
+
+    @property
+    def bounded(self) -> bool:
+        """Whether CROWN has bounded every unstable neuron of every box."""
+        return self.reached == math.inf
 
 
 class Roots:
@@ -102,14 +114,14 @@ class Roots:
         if not any(roots) or not _shared(network, like):
             return None
         pre = {}
-        for index in network.activations:
+        for index in sorted(set().union(*(root.pre for root in roots if root is not None))):
             shape = (1, *network.nodes[network.nodes[index].inputs[0]].shape)
             free = torch.full(shape, torch.inf, dtype=torch.float64)
             found = [Bounds(-free, free) if root is None else root.pre[index] for root in roots]
             ends = (torch.cat([b.lower for b in found]), torch.cat([b.upper for b in found]))
             pre[index] = Bounds(*(end.to(like) for end in ends))
-        bounded = all(root is not None and root.bounded for root in roots)
-        return Known(pre, bounded, all(root is not None and root.searched for root in roots))
+        reached = min(-1 if root is None else root.reached for root in roots)
+        return Known(pre, reached, min(0 if root is None else root.searched for root in roots))
 
     def learn(
         self,
@@ -119,8 +131,8 @@ class Roots:
         rows: RowBatch,
         values: Tensor,
         *,
-        bounded: bool,
-        searched: bool = False,
+        reached: float,
+        searched: int = 0,
     ) -> Tensor:
         """Take what a verifier has proven over the boxes of a batch of queries, and tell what is proven altogether.
 
@@ -130,8 +142,8 @@ class Roots:
             pre: bounds of every activation's input, by the activation's node index, (batch, *shape).
             rows: the rows of the queries' properties, in the order of the queries.
             values: (rows,) proven lower bounds of matrix·y − bound of ``rows``, in float64 on the CPU.
-            bounded: whether these are CROWN's bounds of every unstable neuron, or better ones.
-            searched: whether slopes have been searched for them, too.
+            reached: up to this node these are CROWN's bounds of every unstable neuron, or better ones (``Root``).
+            searched: with how many steps slopes have been searched for them, too.
 
         Returns:
             (polytopes,) for each polytope of ``rows`` the best lower bound known of its largest row, in the
@@ -151,10 +163,10 @@ class Roots:
                     self.drop(number)
                     continue
                 own = {i: _copy(b, sample) for i, b in pre.items()}
-                root = Root(own, best, bounded, searched)
+                root = Root(own, best, reached, searched)
                 if before is not None:
                     own = {i: met(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
-                    root = Root(own, best, bounded or before.bounded, searched or before.searched)
+                    root = Root(own, best, max(reached, before.reached), max(searched, before.searched))
                 self._keep(number, root)
         return torch.cat(parts)
 
@@ -211,6 +223,7 @@ def relaxation(
     *,
     exact: bool = False,
     search: Search | None = None,
+    steps: int = 0,
     memory: int = MEMORY,
     stop: Callable[[], bool] | None = None,
     float32: bool = False,
@@ -224,6 +237,7 @@ def relaxation(
         known: what is known of these queries. What CROWN, or the search, has done before is not done again.
         exact: whether neurons of which maxima are made are bounded so, too (``crown_relaxation``).
         search: better bounds of neurons that CROWN leaves unstable (``bounds.neurons``).
+        steps: of the search.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
         float32: coefficients in float32 (``Relaxation``).
@@ -235,8 +249,9 @@ def relaxation(
     options: dict[str, Any] = {"exact": exact, "memory": memory, "stop": stop, "float32": float32, "coarse": coarse}
     if known is None:
         return crown_relaxation(network, box, search=search, **options)
-    search = None if known.searched else search
-    found = crown_relaxation(network, box, known=known.pre, crown=not known.bounded, search=search, **options)
+    search = None if known.searched >= steps else search
+    options |= {"crown": not known.bounded, "done": known.reached, "search": search}
+    found = crown_relaxation(network, box, known=known.pre, **options)
     if bool(found.nodes.empty().any()):
         raise RuntimeError(f"bounds that are known of the network '{network.name}' exclude those by intervals")
     return found

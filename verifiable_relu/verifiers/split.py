@@ -74,6 +74,7 @@ from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.root import Known
+from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 _TIE = 1e-9
 """Heuristic: what the width of an input counts where none has an influence."""
@@ -325,7 +326,7 @@ class Frontier:
         self.docket = docket
         self.numbers = list(docket.queries)
         self._limits = docket.limits
-        self._charged = self._limits.clock()
+        self._charged = self._limits.clock(), processor_seconds()
         network, device = docket.network, self._limits.device
         self.network = self.simplified(network).to(torch.float64, device)
         self.queries = queries = list(docket.queries.values())
@@ -670,12 +671,13 @@ class Frontier:
 
     def _charge(self, worked: Tensor) -> None:
         """Charge the time since the last charge to the queries that own these boxes, by their share of them."""
-        now = self._limits.clock()
-        elapsed, self._charged = now - self._charged, now
+        before, self._charged = self._charged, (self._limits.clock(), processor_seconds())
+        elapsed, used = (now - then for now, then in zip(self._charged, before, strict=True))
         for local, count in enumerate(self._counts(worked)):
             if count:
-                self.docket.charge([self.numbers[local]], elapsed * count / len(worked))
-                self.seconds[local] += elapsed * count / len(worked)
+                share = count / len(worked)
+                self.docket.charge([self.numbers[local]], elapsed * share, used * share)
+                self.seconds[local] += elapsed * share
 
     def settle(self) -> None:
         """Close the queries that are through, of which no box is left anywhere, or out of time."""

@@ -10,6 +10,7 @@ rests on bounds in float64 with rounding accounted for, and on nothing that a so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -221,7 +222,7 @@ class BoundedBoxes:
                 known, recorder = None, Recorder.of(network)
                 search, coarse = recorder.search(ascent, memory=memory, stop=stop), recorder.coarse
                 self._recorder = recorder
-            options = {"search": search, "memory": memory, "stop": stop, "coarse": coarse}
+            options = {"search": search, "steps": ascent.steps, "memory": memory, "stop": stop, "coarse": coarse}
             self.relaxation = relaxation(net, box, known, exact=True, **options)  # type: ignore[arg-type]
             whole = not stop()
             rows = RowBatch.of(properties, network.output_size)
@@ -229,11 +230,12 @@ class BoundedBoxes:
             values = torch.maximum(values, self.relaxation.outputs(rows.matrix, rows.sample, intervals=True))
             values = below(values - rows.bound)
         pre = self.relaxation.pre
-        lower = part.roots.learn(numbers, net, pre, rows, values, bounded=whole, searched=whole)
+        reached, searched = (math.inf, ascent.steps) if whole else (self.relaxation.reached, 0)
+        lower = part.roots.learn(numbers, net, pre, rows, values, reached=reached, searched=searched)
         self.lower = dict(zip(numbers, lower.split(rows.polytopes), strict=True))
         counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).split(rows.polytopes)
         self._counts = dict(zip(numbers, counts, strict=True))
-        free = [unstable(net.nodes[index], bounds).flatten(1).sum(1) for index, bounds in pre.items()]
+        free = [unstable(net.nodes[index], pre[index]).flatten(1).sum(1) for index in net.activations]
         unstable_ = sum(free, start=torch.zeros(len(numbers), dtype=torch.long))
         self.unstable = dict(zip(numbers, unstable_.tolist(), strict=True))
         self.trust = Trust.ROUNDED if covers(net, torch.float64, "cpu") else Trust.FLOAT
