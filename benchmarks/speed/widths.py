@@ -107,15 +107,16 @@ def drawn(name: str, seed: int) -> tuple[nn.Module, tuple[int, ...]]:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList((nn.Linear(6, 8), nn.Linear(width, 8), nn.Linear(width, 4)))
-            for layer in self.layers[:2]:
+            self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(width, 8), nn.Linear(width, 4)
+            for layer in (self.first, self.second):
                 nn.init.normal_(layer.weight, std=scale * layer.in_features**-0.5)
                 nn.init.normal_(layer.bias, std=scale / 4)
                 with torch.no_grad():
-                    layer.bias += shift
+                    layer.bias.add_(shift)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layers[2](function(self.layers[1](function(self.layers[0](x)))))
+            found: Tensor = self.last(function(self.second(function(self.first(x)))))
+            return found
 
     return Twice().double().eval(), (6,)
 
@@ -169,7 +170,8 @@ def measured(name: str, mode: str, limit: float) -> Record:
     from verifiable_relu.bounds import Bounds
     from verifiable_relu.network import from_torch
 
-    ratios, seconds = [], ([], [])
+    ratios: list[float] = []
+    seconds: tuple[list[float], list[float]] = [], []
     for seed in SEEDS:
         model, shape = drawn(name, seed)
         network = from_torch(model, shape).to(torch.float64)
