@@ -282,5 +282,11 @@ class Sparse(Affine):
         plain = (one & (self.bias == 0)[:, None]) | (self.weight == 0)
         return self.index.shape[1] == 1 and not self.weight_error and bool(plain.all())
 
+    @cached_property
+    def differences(self) -> bool:
+        """Whether every output is a sum of numbers of x and of their negatives, without a weight that is off."""
+        whole = ((self.weight == 0) | (self.weight.abs() == 1)).all() & (self.bias == 0).all()
+        return not self.weight_error and bool(whole)
+
     def row_sums(self) -> Tensor:
         return self.weight.abs().sum(1).reshape(self.shape)
