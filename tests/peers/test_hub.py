@@ -27,7 +27,7 @@ def convnext() -> nn.Module:
     pytest.importorskip("timm")
     from timm.models.convnext import ConvNeXt
 
-    made: nn.Module = ConvNeXt(in_chans=3, num_classes=3, depths=(1, 1), dims=(4, 6), patch_size=2)
+    made: nn.Module = ConvNeXt(num_classes=3, depths=(1,) * 4, dims=(4,) * 4, patch_size=1)
     return made
 
 
@@ -68,7 +68,7 @@ def test_an_image_model_goes_the_whole_way(make: Callable[[], nn.Module], tmp_pa
 def test_a_language_model_goes_the_whole_way(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, tokens = bert(), torch.randint(0, 20, (8, 4))
-    hardened = harden(model, (tokens, logits(model, tokens).argmax(1)), epochs=1, patience=0)
+    hardened = harden(model, [(tokens, logits(model, tokens).argmax(1))], epochs=1, patience=0)
     relu: Any = hardened.model
     relu.save_pretrained(tmp_path)
     loaded: Any = type(model).from_pretrained(tmp_path)  # type: ignore[attr-defined]
