@@ -319,6 +319,8 @@ class Auto:
         self, docket: Docket, verifier: Verifier, members: list[int], share: float
     ) -> Iterator[tuple[int, Outcome]]:
         """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
+        if not members:
+            return
         for number in docket.part(members, share).ask(recording(verifier) if self.record else verifier):
             if number in docket.closed:
                 yield number, docket.outcomes[number]

@@ -521,7 +521,7 @@ class Frontier:
         direction = torch.zeros_like(lower).index_add_(0, lines.rows.sample, lines.coefficients)
         self._charge(owner)
         self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-        if self._steps % self.options.attacks == 0:
+        if self._steps % self.options.attacks == 0 and not self._points:
             worst = open_[margins[open_].argsort(stable=True)[: self._attack.most]]
             mine = self.rows.take(owner[worst])
             for number, point in self._attack.boxes(lower[worst], upper[worst], mine, stop):
@@ -658,12 +658,15 @@ class Frontier:
         upper = torch.where(self.counted, upper.floor(), upper)
         some = (lower <= upper).all(1)
         lower, upper, owner, influence, within = (part[some] for part in (lower, upper, owner, influence, within))
-        for _ in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
+        for number in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
             score = torch.where(width > 0, influence * width + _TIE * width, -1.0)
             best, dimension = score.max(1)
             stuck = best <= 0
-            for local in owner[stuck].unique().tolist():
+            if number:
+                # Points that were cut off just now have not been bounded yet.
+                self._put(lower[stuck], upper[stuck], owner[stuck], within[stuck])
+            for local in () if number else owner[stuck].unique().tolist():
                 detail = "a box of one point is neither proved nor violated in float64"
                 self._decide(local, Outcome.unknown(Reason.INCOMPLETE, self.options.name, detail))
             lower, upper, owner, within = lower[~stuck], upper[~stuck], owner[~stuck], within[~stuck]

@@ -318,8 +318,9 @@ class Reading:
             read = f"; versions {', '.join(map(str, others))} of it are" if others else ""
             raise UnsupportedError(f"version {version} of this operator is not supported{read}")
         made = converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
-        if node.output[0] in self.whole and isinstance(made, Value):
-            self._follow(node, found, made)
+        first = made[0] if isinstance(made, list) else made
+        if node.output[0] in self.whole and isinstance(first, Value):
+            self._follow(node, found, first)
         return made
 
     def _follow(self, node: onnx.NodeProto, inputs: Sequence[Any], made: Value) -> None:
@@ -328,7 +329,7 @@ class Reading:
         whole = None
         if any(isinstance(value, Whole) for value in given):
             whole = tables.followed(node, given, self.opset)
-        elif self.build.size(made.index) == 1:
+        if whole is None and self.build.size(made.index) == 1:
             shape = tuple(self._shape(made, {}).tolist())
             whole = Whole(np.full(shape, made.index), np.zeros(shape, np.int64))
         if whole is not None:
