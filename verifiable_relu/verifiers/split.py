@@ -660,7 +660,10 @@ class Frontier:
         lower, upper, owner, influence, within = (part[some] for part in (lower, upper, owner, influence, within))
         for number in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
-            score = torch.where(width > 0, influence * width + _TIE * width, -1.0)
+            score = influence * width + _TIE * width
+            # Lines hardly tell what whole numbers are worth, of which there are few: they go first.
+            score = torch.where(self.counted, score + score.amax(1, keepdim=True), score)
+            score = torch.where(width > 0, score, -1.0)
             best, dimension = score.max(1)
             stuck = best <= 0
             if number:
