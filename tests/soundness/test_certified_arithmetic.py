@@ -140,7 +140,7 @@ def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.Monke
     if fault == "terms":
         monkeypatch.setattr(running.Running, "_charge", lambda *_: None)
     elif fault == "lost":
-        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row, small: np.zeros_like(row))
+        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row: np.zeros_like(row))
     elif fault == "source":
         monkeypatch.setattr(running.Running, "begun", lambda self, x: (self._count(False), x)[1])
     rng, caught = np.random.default_rng(9), 0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import CURVE, LEAST, OWN, Arithmetic, Number
+from verifiable_relu.check.arithmetic import CURVE, OWN, Arithmetic, Number
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source, sources
 from verifiable_relu.check.lines import Relaxation
@@ -83,18 +83,14 @@ class Running:
                 self._charge(node, self._by.relative(before + own), before + own)
 
     def _charge(self, node: Affine, relative: float, terms: int) -> None:
-        row, small = np.zeros(node.size), False
-        for _, absolute in node.absolute:
-            row = row + np.asarray(absolute.sum(1)).ravel()
-            sizes = absolute.data if sparse.issparse(absolute) else absolute
-            small = small or bool(((sizes > 0) & (sizes < LEAST)).any())
-        node.lost = self._by.lost(terms, row, small)
+        row = sum(np.asarray(absolute.sum(1)).ravel() for _, absolute in node.absolute)
+        node.lost = self._by.lost(terms, row)
         node.relative = OWN * (relative + node.relative)
 
     def _noise(self, found: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
         size = self._build.nodes[found.node].size
         same = Affine([(found.node, sparse.eye_array(size, format="csr"))], np.zeros(size), relative)
-        same.lost = self._by.lost(1, np.ones(size), False) + absolute
+        same.lost = self._by.lost(1, np.ones(size)) + absolute
         return Tensor(self._add(same), found.index)
 
     def _with_part_of_argument(self, found: Tensor) -> Tensor:

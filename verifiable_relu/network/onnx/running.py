@@ -12,8 +12,8 @@ here: two operators that cancel each other in real arithmetic do not in a runtim
 - **What compares or moves numbers** (``EXACT``) computes them as they are.
 - **Quantised operators** (``quantises``) round where they divide or multiply by a scale; whole numbers are exact, and
   before it is rounded to one a number is off by ``rounding.tie`` more.
-- **Sigmoid, Tanh and Erf** are off by ``rounding.ELEMENTARY``, and GELU by that part of its argument, and by the
-  rounding of their result.
+- **Sigmoid, Tanh and Erf** are off by ``rounding.ELEMENTARY``, GELU by that part of its argument, Exp by that part of
+  itself, and by the rounding of their result; Softmax by that and by the error of a sum of its numbers.
 - Everything else is refused by name, and so are constants that the file computes from constants by rounding.
 """
 
@@ -51,13 +51,13 @@ from verifiable_relu.network.onnx.call import Value
 from verifiable_relu.network.onnx.model import load_model
 from verifiable_relu.network.onnx.read import Reading
 from verifiable_relu.network.onnx.write import write_onnx
-from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie, tiny
+from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie
 from verifiable_relu.settings import neutral
 
 SUMS = frozenset({
-    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Gelu", "Gemm",
+    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Exp", "Gelu", "Gemm",
     "GlobalAveragePool", "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum",
-    "Sigmoid", "Sub", "Sum", "Tanh",
+    "Sigmoid", "Softmax", "Sub", "Sum", "Tanh",
 })  # fmt: skip
 """Operators whose result is rounded."""
 
@@ -105,7 +105,10 @@ def deployed(network: Network, arithmetic: str) -> Network:
     declared = {tensor.type.tensor_type.elem_type for tensor in model.graph.input}
     if not declared <= {onnx.TensorProto.FLOAT}:
         raise UnsupportedError(f"the input of the network '{network.name}' is not declared as float32")
-    nodes, output = _rounding(reading, ARITHMETICS[arithmetic])
+    try:
+        nodes, output = _rounding(reading, ARITHMETICS[arithmetic])
+    except OverflowError as error:
+        raise UnsupportedError(f"the network '{network.name}': {error}") from None
     found = as_network(nodes, output, name=network.name, onnx=data, batched=reading.batched, ports=network.ports)
     return replace(found, arithmetic=arithmetic)
 
@@ -217,16 +220,14 @@ class _Rounding:
 
     def off(self, node: Any, terms: int) -> int:
         """Add an affine node whose weights and offsets are off by the rounding of a sum of ``terms`` terms."""
-        weights = [part for name in ("weight", "scale") if isinstance(part := getattr(node, name, None), Tensor)]
-        small = any(bool(((w != 0) & (w.abs() < tiny(torch.float32))).any()) for w in weights)
-        lost = self.by.lost(terms, 2 * float(node.row_sums().amax()), small)
+        lost = self.by.lost(terms, 2 * float(node.row_sums().amax()))
         return self._with(node, self.by.relative(terms), lost)
 
     def noise(self, source: int, relative: float, absolute: float = 0.0) -> int:
         """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``."""
         node = self.nodes[source]
         same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
-        return self._with(same, relative, self.by.lost(1, 1.0, False) + absolute)
+        return self._with(same, relative, self.by.lost(1, 1.0) + absolute)
 
     def result(self, index: int) -> int:
         """What is kept of the result of an operator."""
@@ -254,20 +255,22 @@ class _Rounding:
             part = self.by.relative(before + 1)
             summands = tuple(self.noise(source, part) for source in node.inputs)
             return self.result(self.add(replace(node, inputs=summands))), before + 1
-        absolute = 0.0
-        if isinstance(node, Gelu):
+        absolute, relative = 0.0, self.by.relative(1)
+        if isinstance(node, Gelu) or getattr(node, "function", "") == "tanh-GELU":
             # x·(1 + δ) − x is what it is off by.
             minus = Scale(name=node.name, inputs=node.inputs, shape=node.shape, center=ZERO, scale=-ONE, shift=ZERO)
             off = self.add(
                 Add(name=node.name, inputs=(self.noise(node.inputs[0], ELEMENTARY), self.add(minus)), shape=node.shape)
             )
             index = self.add(Add(name=node.name, inputs=(self.add(node), off), shape=node.shape))
-            return self.result(self.noise(index, self.by.relative(1))), 0
+            return self.result(self.noise(index, relative)), 0
         if isinstance(node, Curve) and node.function in ("Sigmoid", "Tanh", "Erf"):
             absolute = ELEMENTARY
+        elif isinstance(node, Curve) and node.function == "Exp":
+            relative = both(relative, ELEMENTARY)
         elif not isinstance(node, Product | Kinked):
             raise UnsupportedError(f"the rounding of {node.op} is not modelled", place=node.place)
-        return self.result(self.noise(self.add(node), self.by.relative(1), absolute)), 0
+        return self.result(self.noise(self.add(node), relative, absolute)), 0
 
 
 def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], int]:
@@ -294,6 +297,12 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
                     off = tie(numbers, summed / Fraction(float(by_scale.divisor.abs().min())))
                     node = replace(node, inputs=(made.noise(node.inputs[0], by.relative(1), off),))
                 found, count = made.add(node), 0
+            elif operator.op_type == "Softmax":
+                # Its nodes are exact, but for the last one.
+                found, count = made.add(node), 0
+                if reading.operators.get(index + 1) is not operator:
+                    length = max(node.shape, default=1) if reading.opset >= 13 else node.size
+                    found = made.result(made.noise(found, by.relative(length), ELEMENTARY))
             elif rounds(operator.op_type):
                 found, count = made.operator(node, before)
             else:
