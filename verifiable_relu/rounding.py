@@ -407,14 +407,15 @@ class RuntimeArithmetic:
             raise OverflowError(f"a sum of {terms} terms has no rounding bound in {self.name}")
         return not_below((1 + self.operand) ** 2 / (1 - spread) - 1)
 
-    def lost(self, terms: int, row: float) -> float:
+    def lost(self, terms: int, row: float, small: bool) -> float:
         """What a sum of ``terms`` products may lose to numbers below the smallest normal one.
 
         Args:
             terms: K.
             row: ≥ Σ_k |w_k|, and finite.
+            small: whether a weight other than zero, or its product with those of fused operators, may be smaller.
         """
-        tiny_single, weights = Fraction(1, 2**126), terms * Fraction(self.largest)
+        tiny_single, weights = Fraction(1, 2**126), terms * Fraction(self.largest) if small else 0
         return not_below(2 * tiny_single * (2 * (terms + 1 + SPARE) + 2 * Fraction(row) + weights) + self.lost_result)
 
 

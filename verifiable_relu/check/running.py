@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import CURVE, OWN, Arithmetic, Number
+from verifiable_relu.check.arithmetic import CURVE, LEAST, OWN, Arithmetic, Number
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source, sources
 from verifiable_relu.check.lines import Relaxation
@@ -44,6 +44,7 @@ class Running:
     def __init__(self, build: Builder, by: Arithmetic) -> None:
         self._build, self._by = build, by
         self._terms: list[int] = []
+        self._least: list[float] = []
         build.stored = by.stored
 
     def begun(self, source: Tensor) -> Tensor:
@@ -76,15 +77,17 @@ class Running:
             before = max((self._terms[source] for source in sources(node)), default=0)
             if not isinstance(node, Affine):
                 self._terms.append(0)
+                self._least.append(1.0)
                 continue
             own = node.products if rounded and not node.moves else 0
             self._terms.append(before + own)
+            self._least.append(node.least * min(1.0, *(self._least[source] for source in sources(node))))
             if own:
                 self._charge(node, self._by.relative(before + own), before + own)
 
     def _charge(self, node: Affine, relative: float, terms: int) -> None:
         row = sum(np.asarray(absolute.sum(1)).ravel() for _, absolute in node.absolute)
-        node.lost = self._by.lost(terms, row)
+        node.lost = self._by.lost(terms, row, self._least[-1] < LEAST)
         node.relative = OWN * (relative + node.relative)
 
     def _noise(self, found: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
@@ -106,6 +109,7 @@ class Running:
     def _add(self, node: Affine) -> int:
         self._build.nodes.append(node)
         self._terms.append(max(self._terms[source] for source in sources(node)))
+        self._least.append(min(self._least[source] for source in sources(node)))
         return len(self._terms) - 1
 
 

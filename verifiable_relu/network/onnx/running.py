@@ -51,7 +51,7 @@ from verifiable_relu.network.onnx.call import Value
 from verifiable_relu.network.onnx.model import load_model
 from verifiable_relu.network.onnx.read import Reading
 from verifiable_relu.network.onnx.write import write_onnx
-from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie
+from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie, tiny
 from verifiable_relu.settings import neutral
 
 SUMS = frozenset({
@@ -218,16 +218,19 @@ class _Rounding:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def off(self, node: Any, terms: int) -> int:
-        """Add an affine node whose weights and offsets are off by the rounding of a sum of ``terms`` terms."""
-        lost = self.by.lost(terms, 2 * float(node.row_sums().amax()))
+    def off(self, node: Any, terms: int, small: bool) -> int:
+        """Add an affine node whose weights and offsets are off by the rounding of a sum of ``terms`` terms.
+
+        ``small``: as ``RuntimeArithmetic.lost`` takes it.
+        """
+        lost = self.by.lost(terms, 2 * float(node.row_sums().amax()), small)
         return self._with(node, self.by.relative(terms), lost)
 
     def noise(self, source: int, relative: float, absolute: float = 0.0) -> int:
         """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``."""
         node = self.nodes[source]
         same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
-        return self._with(same, relative, self.by.lost(1, 1.0) + absolute)
+        return self._with(same, relative, self.by.lost(1, 1.0, False) + absolute)
 
     def result(self, index: int) -> int:
         """What is kept of the result of an operator."""
@@ -239,18 +242,19 @@ class _Rounding:
         terms = not_below(Fraction(absolute) / Fraction(error))
         return self.add(replace(node, weight_error=error, offset_terms=terms))
 
-    def operator(self, node: Node, before: int) -> tuple[int, int]:
+    def operator(self, node: Node, before: int, small: bool) -> tuple[int, int]:
         """Add a node of an operator that rounds; returns the index of its result and the terms of its sum.
 
         Args:
             node: the node, of these nodes.
             before: how many terms the affine operators right before it sum.
+            small: as ``off`` takes it.
         """
         if isinstance(node, Reshape | Permute):
             return self.add(node), before
         if isinstance(node, Affine):
             terms = before + node.terms
-            return self.result(self.off(node, terms)), terms
+            return self.result(self.off(node, terms, small)), terms
         if isinstance(node, Add):
             part = self.by.relative(before + 1)
             summands = tuple(self.noise(source, part) for source in node.inputs)
@@ -276,9 +280,10 @@ class _Rounding:
 def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], int]:
     """The nodes with the errors of their rounding, and the index of the output."""
     made = _Rounding(by)
-    # Of each node that was read: its result's index, how many terms the affine operators up to it sum, and whether it
-    # has numbers of the input as they were given.
+    # Of each node: its result's index, how many terms the affine operators up to it sum, the least product
+    # of weights of those that follow each other, and whether it has numbers of the input as they were given.
     at: list[int] = []
+    least: list[float] = []
     terms: list[int] = []
     given: list[bool] = []
     counted = whole(reading.build.nodes)
@@ -286,6 +291,10 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
         before = max((terms[i] for i in read.inputs), default=0)
         node = replace(read, inputs=tuple(at[i] for i in read.inputs))
         operator = reading.operators.get(index)
+        product = min((least[i] for i in read.inputs), default=1.0)
+        if isinstance(read, Affine):
+            product = _least_weight(read) * min(1.0, product)
+        least.append(1.0 if isinstance(read, Activation) else product)
         if operator is None:
             found, count = made.result(made.add(node)), 0
         else:
@@ -304,7 +313,7 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
                     length = max(node.shape, default=1) if reading.opset >= 13 else node.size
                     found = made.result(made.noise(found, by.relative(length), ELEMENTARY))
             elif rounds(operator.op_type):
-                found, count = made.operator(node, before)
+                found, count = made.operator(node, before, least[-1] < tiny(torch.float32))
             else:
                 found, count = made.add(node), 0 if isinstance(node, Activation) else before
         at.append(found)
@@ -315,6 +324,12 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
     if given[output]:
         raise UnsupportedError("an output is a number of the input: what a runtime makes of it is not modelled")
     return made.nodes, at[output]
+
+
+def _least_weight(node: Affine) -> float:
+    """The size of the least weight that is not zero; 1 where all are."""
+    weights = [part for name in ("weight", "scale") if isinstance(part := getattr(node, name, None), Tensor)]
+    return min((float(w[w != 0].abs().min()) for w in weights if bool((w != 0).any())), default=1.0)
 
 
 def _narrowed(node: Node, operator: onnx.NodeProto, name: str) -> Node:
