@@ -444,12 +444,22 @@ Runtimes compute them by polynomials or quotients of exponentials in float32 tha
 grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it.
 """
 
-TIE = 2.0**-12
-"""What a quotient by a scale may be off by, beside its rounding, before it is rounded to a whole number.
 
-Kernels of quantised sums and products add zero points, times quotients of scales, before they round, and take them off
-after: numbers of at most 2¹⁰, for 8 bits and scales that differ by a factor of 4, each rounded in float32 a few times.
-"""
+def tie(numbers: int, operands: Fraction) -> float:
+    """What a quotient by a scale s may be off by, beside its rounding, before it is rounded to a whole number.
+
+    Kernels add the zero point of the result before they round, and take it off after. Those of quantised sums do not
+    take off the operands' zero points first, either: of whole numbers a_i they sum a_i·ρ_i, −z_i·ρ_i and the result's
+    zero point, ρ_i = s_i/s being rounded. With N_i numbers in a type, |a_i| and |z_i| are at most N_i, so that the
+    terms' sizes are together at most M = N + Σ 2·N_i·ρ_i. A term is rounded by ρ_i, by its product and by each addition
+    in which it takes part, fewer than ``SPARE`` times for the two operands of such kernels: the sum is off by γ·M.
+
+    Args:
+        numbers: N, how many numbers the type of the result has.
+        operands: Σ 2·N_i·ρ_i over the whole numbers that one operator sums.
+    """
+    spread = SPARE * Fraction(1, 2**24)
+    return not_below(spread / (1 - spread) * (numbers + operands))
 
 
 # Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,6 +286,16 @@ def test_a_proof_about_real_numbers_proves_nothing_of_float32(tmp_path: Path) ->
     assert "in real arithmetic" in checked(tmp_path, case, head(case))
     with pytest.raises(Refused):
         checked(tmp_path, case, head(case, arithmetic="float32"))
+    files = [tmp_path / name for name in ("net.onnx", "p.vnnlib")]
+    for bound, holds in ((1.0, False), (2.0**40, True)):
+        files[1].write_bytes(text_of(beyond(np.float32([0]), np.float32([0.5]), 1, bound), data))
+        asked = subprocess.run(
+            [sys.executable, "-m", "verifiable_relu", "certify", "--spec", files[1], "--net", files[0]],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert asked.stdout == "unsat\n" and ("  float32   the verdict holds" in asked.stderr) == holds
 
 
 def test_what_may_overflow_and_points_have_no_certificate_of_an_arithmetic(tmp_path: Path) -> None:

@@ -209,6 +209,14 @@ def margins(results: Sequence[Result]) -> Chart | None:
     )
 
 
+def about(result: Result) -> Result:
+    """A result whose verifier is named by the arithmetic of its question, too, where that is of what runs a network."""
+    if result.arithmetic == "real" or not result.verifier:
+        return result
+    method, *options = result.verifier.partition("(")
+    return replace(result, verifier=f"{method} about {result.arithmetic}{''.join(options)}")
+
+
 def beside(campaigns: Mapping[Path, Sequence[Result]]) -> list[Result]:
     """The results of several campaigns, whose methods have the names of their folders in theirs.
 
@@ -304,8 +312,8 @@ class Pair:
 
     @property
     def contrary(self) -> list[tuple[Result, Result]]:
-        """Where they contradict each other."""
-        return [(a, b) for a, b in self.both if a.answer != b.answer]
+        """Where they contradict each other about one arithmetic."""
+        return [(a, b) for a, b in self.both if a.answer != b.answer and a.arithmetic == b.arithmetic]
 
     def only(self, which: int) -> list[tuple[Result, Result]]:
         """Where one of them, 0 or 1, decides alone."""

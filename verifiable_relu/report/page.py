@@ -235,7 +235,7 @@ def _instances(folder: Path) -> list[Result]:
 
     A campaign that is resumed in another folder names its files by other paths.
     """
-    results = read_results(folder)
+    results = [campaign.about(result) for result in read_results(folder)]
     table = folder / "results.csv"
     try:
         rows = csv.DictReader(io.StringIO(read_text(table, _LARGEST)))

@@ -11,7 +11,7 @@ here: two operators that cancel each other in real arithmetic do not in a runtim
   error on x and on y.
 - **What compares or moves numbers** (``EXACT``) computes them as they are.
 - **Quantised operators** (``quantises``) round where they divide or multiply by a scale; whole numbers are exact, and
-  before it is rounded to one a number is off by ``rounding.TIE`` more.
+  before it is rounded to one a number is off by ``rounding.tie`` more.
 - **Sigmoid, Tanh and Erf** are off by ``rounding.ELEMENTARY``, and GELU by that part of its argument, and by the
   rounding of their result.
 - Everything else is refused by name, and so are constants that the file computes from constants by rounding.
@@ -19,6 +19,7 @@ here: two operators that cancel each other in real arithmetic do not in a runtim
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -50,7 +51,7 @@ from verifiable_relu.network.onnx.call import Value
 from verifiable_relu.network.onnx.model import load_model
 from verifiable_relu.network.onnx.read import Reading
 from verifiable_relu.network.onnx.write import write_onnx
-from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, TIE, RuntimeArithmetic, not_below, tiny
+from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie, tiny
 from verifiable_relu.settings import neutral
 
 SUMS = frozenset({
@@ -66,6 +67,10 @@ EXACT = frozenset({
     "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 })  # fmt: skip
 """Operators whose result is made of numbers of their inputs, of negatives of these, and of constants."""
+
+
+ADDING = frozenset({"Add", "Sub", "Sum", "Mean"})
+"""Operators that a runtime may fuse with the quantising of their operands and of their result."""
 
 
 def quantises(operator: str) -> bool:
@@ -112,10 +117,48 @@ class _Recorded(Reading):
     Attributes:
         operators: by the index of a node of ``build``.
         constants: the names of constants that are rounded, since the file stores them as whole numbers.
+        spans: by name of a tensor that sums numbers of whole ones, Σ 2·N_i·s_i of these (``rounding.tie``).
+        quantised: by name of a quantising operator's result N and the span of what it quantises.
     """
 
     operators: dict[int, onnx.NodeProto] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
+    spans: dict[str, Fraction] = field(default_factory=dict)
+    quantised: dict[str, tuple[int, Fraction]] = field(default_factory=dict)
+
+    def _numbers(self, names: Iterable[str]) -> int:
+        """How many numbers the largest type of quantised ones has that is among those of some tensors."""
+        found = []
+        for name in filter(None, names):
+            tensor, kind = self.tensors.get(name), self.types.get(name, 0)
+            dtype = tensor.dtype if isinstance(tensor, np.ndarray) else None
+            if dtype is None and kind:
+                dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+            bits = str(dtype).rpartition("int")[2]
+            if bits.isdigit() and int(bits) <= 16:
+                found.append(2 ** int(bits))
+        return max(found, default=2**16)
+
+    def _spanned(self, node: onnx.NodeProto) -> None:
+        """Note how large the terms of sums of quantised numbers may be."""
+        before = sum((self.spans.get(name, Fraction(0)) for name in node.input), Fraction(0))
+
+        def span(numbers: str, scale: str, *zero: str) -> Fraction:
+            scales = self.tensors[scale]
+            assert isinstance(scales, np.ndarray)
+            return 2 * self._numbers((numbers, *zero)) * Fraction(float(np.abs(scales).max()))
+
+        if node.op_type == "DequantizeLinear":
+            self.spans[node.output[0]] = span(*node.input[:3])
+        elif node.op_type == "QLinearAdd":
+            summed = span(*node.input[:3]) + span(*node.input[3:6])
+            self.quantised[node.output[0]] = self._numbers(node.input), summed
+        elif quantises(node.op_type):
+            # All others multiply, or move numbers.
+            summed = before if node.op_type == "QuantizeLinear" else Fraction(0)
+            self.quantised[node.output[0]] = self._numbers((*node.input, node.output[0])), summed
+        elif node.op_type in ADDING or node.op_type in EXACT:
+            self.spans[node.output[0]] = before
 
     def take(self, node: onnx.NodeProto, label: str) -> None:
         known = len(self.build.nodes)
@@ -140,6 +183,7 @@ class _Recorded(Reading):
                 raise UnsupportedError(f"the rounding of '{min(given)}' is not modelled here", place=place)
         if stored:
             self.constants.update(node.output)
+            self._spanned(node)
             return
         if not (rounds(node.op_type) or node.op_type in EXACT) or (floats and rounds(node.op_type)):
             what = "of constants " if floats else ""
@@ -148,6 +192,7 @@ class _Recorded(Reading):
             raise UnsupportedError(f"more than {SPARE // 2} inputs, whose rounding is not modelled", place=place)
         for index in range(known, len(self.build.nodes)):
             self.operators[index] = node
+        self._spanned(node)
 
 
 ONE, ZERO = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
@@ -244,7 +289,10 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
             node = _narrowed(node, operator, by.name) if by.result else node
             if quantises(operator.op_type) and index in counted:
                 if isinstance(node, Step):
-                    node = replace(node, inputs=(made.noise(node.inputs[0], by.relative(1), TIE),))
+                    numbers, summed = reading.quantised[operator.output[0]]
+                    by_scale: Any = reading.build.nodes[read.inputs[0]]
+                    off = tie(numbers, summed / Fraction(float(by_scale.divisor.abs().min())))
+                    node = replace(node, inputs=(made.noise(node.inputs[0], by.relative(1), off),))
                 found, count = made.add(node), 0
             elif rounds(operator.op_type):
                 found, count = made.operator(node, before)
