@@ -86,7 +86,7 @@ class Running:
                 self._charge(node, self._by.relative(before + own), before + own)
 
     def _charge(self, node: Affine, relative: float, terms: int) -> None:
-        row = sum(np.asarray(absolute.sum(1)).ravel() for _, absolute in node.absolute)
+        row = np.sum([np.asarray(absolute.sum(1)).ravel() for _, absolute in node.absolute], 0)
         node.lost = self._by.lost(terms, row, self._least[-1] < LEAST)
         node.relative = OWN * (relative + node.relative)
 
