@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.Monke
     if fault == "terms":
         monkeypatch.setattr(running.Running, "_charge", lambda *_: None)
     elif fault == "lost":
-        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row, small: np.zeros_like(row))
+        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row, small=False: np.zeros_like(row))
     elif fault == "source":
         monkeypatch.setattr(running.Running, "begun", lambda self, x: (self._count(False), x)[1])
     rng, caught = np.random.default_rng(9), 0
@@ -284,6 +286,16 @@ def test_a_proof_about_real_numbers_proves_nothing_of_float32(tmp_path: Path) ->
     assert "in real arithmetic" in checked(tmp_path, case, head(case))
     with pytest.raises(Refused):
         checked(tmp_path, case, head(case, arithmetic="float32"))
+    files = [tmp_path / name for name in ("net.onnx", "p.vnnlib")]
+    for bound, holds in ((1.0, False), (2.0**40, True)):
+        files[1].write_bytes(text_of(beyond(np.float32([0]), np.float32([0.5]), 1, bound), data))
+        asked = subprocess.run(
+            [sys.executable, "-m", "verifiable_relu", "certify", "--spec", files[1], "--net", files[0]],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert asked.stdout == "unsat\n" and ("  float32   the verdict holds" in asked.stderr) == holds
 
 
 def test_what_may_overflow_and_points_have_no_certificate_of_an_arithmetic(tmp_path: Path) -> None:
@@ -311,3 +323,13 @@ def test_both_rooms_have_the_same_arithmetics_and_the_checker_has_the_smaller_er
             ours = OURS[name].relative(terms)
             assert abs(mine.relative(terms) - ours) <= 2**-50 * ours
         assert mine.largest == OURS[name].largest
+
+
+def test_products_of_weights_that_a_runtime_fuses_may_vanish() -> None:
+    """x·a·b·c, of which a runtime may compute a·b first, which is below the smallest normal number."""
+    names = ["x", "h", "g", "y"]
+    nodes = [helper.make_node("Mul", [names[i], "abc"[i]], [names[i + 1]]) for i in range(3)]
+    data = written(nodes, 1, a=[2.0**-80], b=[2.0**-80], c=[2.0**120])
+    point = np.float32([2.0**50])
+    low, high = enclosed(data, point, point, "float32")
+    assert low[0] <= 0 and high[0] >= 2.0**10

@@ -10,7 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -41,11 +41,13 @@ class Kept:
         accepted: whether the checker has accepted it.
         detail: what it said, or why there is none.
         refused: whether the checker has refused it. One that does not know the network or the property says nothing.
+        file: its path; empty where none was written.
     """
 
     accepted: bool
     detail: str
     refused: bool = False
+    file: str = ""
 
 
 class Certificates:
@@ -133,7 +135,7 @@ class Certificates:
         named = str(network.resolve() if isinstance(network, Path) else Path.cwd() / network)
         files = (path.name if size else "", named, str(Path(vnnlib).resolve()))
         self._append((*files, claim, str(kept.accepted).lower(), kept.detail, str(size), *seconds))
-        return kept
+        return replace(kept, file=str(path)) if size else kept
 
     def _append(self, row: Sequence[str]) -> None:
         with self._table.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:

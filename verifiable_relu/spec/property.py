@@ -364,12 +364,15 @@ class Property:
         name: the name in messages and tables.
         ball: if given, only the inputs that lie in the box and in this ball are asked about. A proof for the box holds
             for them; a counterexample must lie in both (``admits``).
+        partial: why the box is only a part of what is asked about, such as an input without a bound; empty where it is
+            all. A counterexample in the part is one; that there is none there proves nothing.
     """
 
     box: Box
     unsafe: tuple[Polytope, ...]
     name: str = "property"
     ball: Ball | None = None
+    partial: str = ""
 
     def admits(self, x: Sequence[Fraction]) -> bool:
         """Whether an exact point is one of the inputs asked about."""
@@ -417,6 +420,7 @@ class Property:
         state.update(f"{',' * (len(self.unsafe) == 1)}))".encode())
         if self.ball is not None:
             state.update((self.ball.center + 0.0).tobytes() + repr((self.ball.radius, self.ball.order)).encode())
+        state.update(self.partial.encode())
         return state.hexdigest()
 
 

@@ -193,7 +193,8 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
     """The text that :func:`write_vnnlib` writes.
 
     Raises:
-        InputError: for an unknown version, a property of a ball, or one of several networks or of products.
+        InputError: for an unknown version, a property of a ball or of unbounded inputs, or one of several networks
+            or of products.
     """
     if version not in ("1.0", "2.0"):
         raise InputError(f"there is no VNN-LIB '{version}' to write, only 1.0 and 2.0")
@@ -202,6 +203,9 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
         spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
     if any(prop.ball is not None for prop in spec.properties):
         raise InputError("VNN-LIB's linear constraints describe no L1 or L2 ball")
+    for prop in spec.properties:
+        if prop.partial:
+            raise InputError(f"a property of unbounded inputs is not written: {prop.partial}")
     if spec.joined is not None and not spec.joined.alone:
         raise InputError("a property of several networks, of related inputs or of products is not written")
     lines = [f"; {line}" for comment in comments for line in comment.splitlines()]

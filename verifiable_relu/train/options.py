@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from verifiable_relu.arguments import fraction
@@ -323,3 +324,8 @@ def sizes(text: str) -> tuple[int, ...]:
         ValueError: if a size is no integer.
     """
     return tuple(int(part) for part in text.split(",") if part)
+
+
+def int8_file(out: Path) -> Path:
+    """The file of the int8 network beside that of the float one."""
+    return out.with_suffix(".int8.onnx")
