@@ -44,6 +44,7 @@ __all__ = [
     "plot_times",
     "specs",
     "verify",
+    "verify_change",
     "verify_properties",
     "verify_radii",
     "write_onnx",
@@ -59,7 +60,7 @@ def specs() -> Path:
 
 def __getattr__(name: str) -> Any:
     # These import torch, which takes about a second; a command's --help does without it.
-    if name in ("Around", "certified_radius", "verify", "verify_properties", "verify_radii"):
+    if name in ("Around", "certified_radius", "verify", "verify_change", "verify_properties", "verify_radii"):
         from verifiable_relu import api
 
         return getattr(api, name)

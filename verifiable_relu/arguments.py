@@ -9,9 +9,10 @@ import math
 import re
 import sys
 from fractions import Fraction
+from importlib import import_module
 from typing import Any, NoReturn
 
-from verifiable_relu.errors import LONGEST, printable
+from verifiable_relu.errors import LONGEST, InputError, printable
 
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:/[0-9]+|\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?\s*", re.IGNORECASE)
 _LONGEST_NUMBER = 1_000
@@ -95,3 +96,20 @@ def scheduler(text: str) -> str:
     if not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", text):
         raise argparse.ArgumentTypeError(f"'{printable(text, 80)}' is not of the form dask://HOST:PORT")
     return text
+
+
+def imported(name: str, place: str) -> Any:
+    """What a text of the form ``package.module:name`` names.
+
+    Args:
+        name: the text.
+        place: the option that has it.
+
+    Raises:
+        InputError: if there is no such module, or nothing of that name in it.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"'{name}' cannot be imported: {error}", place=place) from error

@@ -143,11 +143,13 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
             # Certificates come on top of the limit.
             until(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
         (result,) = run([case], method, store, line or QUIET, certificates, limits)
+        spent = time.perf_counter() - start
+        single = not (options.quiet or options.joint is not None) and _in_float32(case, result, spent)
     if until is not None:
         until(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
-        print("\n".join(_summary(result, case, time.perf_counter() - start)), file=sys.stderr)
+        print("\n".join(_summary(result, case, time.perf_counter() - start, single)), file=sys.stderr)
     return _status(result)
 
 
@@ -218,8 +220,37 @@ def _travels(job: Job) -> bool:
         return False
 
 
-def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
-    """The lines of the summary that the user sees on stderr for one property file."""
+SHARE_FLOAT32 = 0.05
+"""What part of the time so far a proof about real numbers may take once more, about float32."""
+
+
+def _in_float32(case: Case, result: Result, spent: float) -> bool:
+    """Whether what CROWN has proved of real numbers it proves of every evaluation in float32, too."""
+    from verifiable_relu.network import deployed
+    from verifiable_relu.spec.property import Query
+    from verifiable_relu.verifiers.base import Limits, Verdict
+    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.incomplete import Crown
+
+    if result.verdict is not Verdict.UNSAT or result.arithmetic != "real" or result.method != Crown.name:
+        return False
+    try:
+        network = deployed(case.queries[0].network, "float32")
+    except (InputError, ArithmeticError, MemoryError):
+        return False
+    queries = [Query(network, query.property) for query in case.queries]
+    found = answers(Crown(), queries, Limits(SHARE_FLOAT32 * spent))
+    return all(outcome.verdict is Verdict.UNSAT for outcome in found)
+
+
+def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterator[str]:
+    """The lines of the summary that the user sees on stderr for one property file.
+
+    Args:
+        result, case: the file's.
+        elapsed: the seconds since the start.
+        single: whether a verdict about real numbers is known to hold in float32, too.
+    """
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
     trust += "" if result.arithmetic == "real" else f", about {result.arithmetic}"
@@ -238,6 +269,8 @@ def _summary(result: Result, case: Case, elapsed: float) -> Iterator[str]:
         case answer, margin:
             meanings = {"sat": "at the counterexample", "unsat": "a proven lower bound"}
             yield f"  margin    {margin:.6g} ({meanings.get(answer, 'the best lower bound found')})"
+    if single:
+        yield "  float32   the verdict holds for every evaluation in float32, too"
     if result.unstable is not None:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())

@@ -168,8 +168,8 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
         known = ", ".join(ARITHMETICS)
         if options.arithmetic not in ARITHMETICS:
             made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {known}")
-        if options.joint is not None or options.certificates is not None:
-            made.error(f"--arithmetic {options.arithmetic} goes neither with --joint nor with --certificates")
+        if options.joint is not None:
+            made.error(f"--arithmetic {options.arithmetic} does not go with --joint")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):

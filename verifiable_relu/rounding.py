@@ -375,8 +375,9 @@ class RuntimeArithmetic:
     reciprocal, a mean as a product with 1/K, and operands that a file has in more digits than float32.
 
     What is taken for zero, or loses its digits, below the smallest normal number t changes the sum by at most t for
-    each product, for each partial sum and for the result, t·|w_k| for an operand x_k, and t·|x_k| for an operand w_k;
-    all are multiplied by later factors 1 + δ, together less than 2. Operands are at most ``largest``.
+    each product, for each partial sum and for the result, t·|w_k| for an operand x_k, and t·|x_k| for an operand w_k,
+    which may be the product of weights of fused operators; all are multiplied by later factors 1 + δ, together less
+    than 2. Operands are at most ``largest``.
 
     Attributes:
         name: of the arithmetic, as users write it.
@@ -412,10 +413,9 @@ class RuntimeArithmetic:
         Args:
             terms: K.
             row: ≥ Σ_k |w_k|, and finite.
-            small: whether a weight that is not zero is below the smallest normal number.
+            small: whether a weight other than zero, or its product with those of fused operators, may be smaller.
         """
-        tiny_single = Fraction(1, 2**126)
-        weights = terms * Fraction(self.largest) if small else 0
+        tiny_single, weights = Fraction(1, 2**126), terms * Fraction(self.largest) if small else 0
         return not_below(2 * tiny_single * (2 * (terms + 1 + SPARE) + 2 * Fraction(row) + weights) + self.lost_result)
 
 
@@ -438,18 +438,31 @@ float32, whose largest number is above 2¹²⁷, wherever in a sum of fewer than
 largest is above 2¹⁵·(1 + 2⁻¹), nowhere but in results, since sums are in float32."""
 
 ELEMENTARY = 2.0**-18
-"""The absolute error granted to Sigmoid, Tanh and Erf in float32, and to GELU as a part of its argument.
+"""The absolute error granted to Sigmoid, Tanh and Erf in float32, to both GELUs as a part of their argument, and to Exp
+as a part of itself; to a Softmax beside that of a sum of its numbers.
 
 Runtimes compute them by polynomials or quotients of exponentials in float32 that are off by a few units of 2⁻²⁴; this
-grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it.
+grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it. Of a
+Softmax of n numbers, exp(x − m) has d = m − x off by d·2⁻²⁴, which changes p ≤ e⁻ᵈ by p·d·2⁻²⁴ < 2⁻²⁵, and the sum by
+ln n times 2⁻²⁴ of itself, at most: of the 64 units 12 are more than enough for n ≤ 2¹⁶, and the others are exp's.
 """
 
-TIE = 2.0**-12
-"""What a quotient by a scale may be off by, beside its rounding, before it is rounded to a whole number.
 
-Kernels of quantised sums and products add zero points, times quotients of scales, before they round, and take them off
-after: numbers of at most 2¹⁰, for 8 bits and scales that differ by a factor of 4, each rounded in float32 a few times.
-"""
+def tie(numbers: int, operands: Fraction) -> float:
+    """What a quotient by a scale s may be off by, beside its rounding, before it is rounded to a whole number.
+
+    Kernels add the zero point of the result before they round, and take it off after. Those of quantised sums do not
+    take off the operands' zero points first, either: of whole numbers a_i they sum a_i·ρ_i, −z_i·ρ_i and the result's
+    zero point, ρ_i = s_i/s being rounded. With N_i numbers in a type, |a_i| and |z_i| are at most N_i, so that the
+    terms' sizes are together at most M = N + Σ 2·N_i·ρ_i. A term is rounded by ρ_i, by its product and by each addition
+    in which it takes part, fewer than ``SPARE`` times for the two operands of such kernels: the sum is off by γ·M.
+
+    Args:
+        numbers: N, how many numbers the type of the result has.
+        operands: Σ 2·N_i·ρ_i over the whole numbers that one operator sums.
+    """
+    spread = SPARE * Fraction(1, 2**24)
+    return not_below(spread / (1 - spread) * (numbers + operands))
 
 
 # Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries

@@ -45,7 +45,7 @@ RATES = {
 def wanted(asked: argparse.Namespace) -> Iterator[tuple[str, Record]]:
     """The kind and the title of each record, the most telling first."""
     for game in asked.game:
-        seeds = asked.seeds or SEEDS[game]
+        seeds = SEEDS[game] if asked.seeds is None else asked.seeds
         for seed in range(asked.first, asked.first + seeds):
             for arm in TRAINED:
                 about = {"arm": arm, "seed": seed, "first": asked.first}
@@ -282,6 +282,8 @@ After a tenth of the training, a rule keeps runs whose number lies in a band, ch
 precision on all other seeds. Cells: precision on held-out seeds in % [95 % interval by Wilson, as if runs were
 independent] / recall in %. *good*: a return of at least 475 (cartpole), −100 (acrobot) at the end, over 20 episodes.
 ReLU policies. OUI: the overlap index of the layer before the outputs in its batch form; the pair form is of both.
+Declared before the grids of rates were run, on seeds of their own: a rule *discriminates* if its interval lies above
+the share of good runs without a rule, and tells *more than the rate* if it lies above the precision of the rate.
 """
 _LOOPS = """\
 *steps proven*: the most for which it is proven that no episode ends that begins in the box, all four numbers within its

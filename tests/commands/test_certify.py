@@ -95,6 +95,7 @@ def test_an_unsat_answer_is_one_line(folder: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr()
     assert shown.out == "unsat\n"
     assert "margin    1 (a proven lower bound)" in shown.err and re.search(r"unstable  \d neurons", shown.err)
+    assert "float32   the verdict holds for every evaluation in float32, too" in shown.err
 
 
 @pytest.mark.quick

@@ -79,6 +79,20 @@ def test_one_file_for_equal_networks_and_inputs_that_are_related(
     assert asked(folder, larger, capsys, f="f.onnx")[0] == "sat"
 
 
+@pytest.mark.parametrize(("bound", "answer"), [("(<= Y[0] -0.5)", "unknown"), ("(>= Y[0] 0.5)", "sat")])
+def test_an_input_without_a_bound_is_unknown_or_sat(
+    bound: str, answer: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = "\n".join(line for line in PAIR.splitlines() if "network g" not in line)
+    text = one.replace(" (<= X[0] 1.0)", "").format(more=f"(assert {bound})")
+    assert asked(folder, text, capsys, f="f.onnx")[0] == answer
+    command = ["--net", str(folder / "f.onnx"), "--spec", str(folder / "q.vnnlib")]
+    certify(command)
+    said = capsys.readouterr()
+    assert answer in said.out.split()
+    assert ("the input X[0] has no upper bound" in said.out + said.err) == (answer == "unknown")
+
+
 def test_one_network_whose_inputs_and_outputs_are_related(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = "\n".join(line for line in PAIR.splitlines() if "network g" not in line)
     assert asked(folder, one.format(more="(assert (>= (+ Y[0] X[1]) 1.001))"), capsys, f="f.onnx") == ["unsat"]
@@ -204,7 +218,6 @@ def test_bad_requests_are_one_line_and_status_2(folder: Path, capsys: pytest.Cap
         (own, [f, f], "named twice"),
         (good.replace("[2]", "[3]").replace("(== U", f"{third} (== U"), [f], "3 inputs are declared"),
         (good.replace("float32", "float64"), [f], "declared as float64"),
-        (good.replace("(<= X[0] 1.0)", ""), [f], "X[0]"),
         (good.replace(">= V[0] Y[0]", ">= (* V[0] Y[0] " + "V[0] " * 15 + ") 1.0"), [f], "more than 16 variables"),
         (good.replace("X[0] U[0]", "X[0] U[5]"), [f], ""),
         ("(", [f], ""),

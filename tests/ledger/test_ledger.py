@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.ledger.__main__ import VERDICTS, differences
 from tests.ledger.entries import answer, of_query
 from tests.ledger.queries import few
@@ -15,6 +17,7 @@ def test_verdicts_and_certificates_are_those_of_the_ledger() -> None:
     assert {name: kept.get(name) for name in found} == found
 
 
+@pytest.mark.seldom
 def test_the_same_question_has_the_same_entry_twice_and_another_one_another() -> None:
     questions = list(few(40))
     first, other = next(one for one in questions if "mlp" in one.name), questions[-1]

@@ -60,7 +60,7 @@ def exported(name: str, way: str, path: Path) -> Network:
     return network
 
 
-@pytest.mark.parametrize("way", ["torchscript", "opset 11"])
+@pytest.mark.parametrize("way", ["torchscript", pytest.param("opset 11", marks=pytest.mark.seldom)])
 def test_exported_modules_are_read_as_they_are(way: str, tmp_path: Path) -> None:
     names = [name for name in MODULES if (name, way) not in NEWER]
     for name in names:

@@ -22,6 +22,7 @@ OWN = {
     "crown-ibp": 1.0,
     "crown": 1.0,
     "alpha-crown": 1.0,
+    "alpha-crown-tight": 1.0,
     "split": 0.3,
     "bab": 2.0,
     "milp": 2.0,

@@ -134,6 +134,7 @@ def test_a_library_that_hangs_or_fills_the_memory_is_ended(name: str, answer: st
     assert (row["answer"], row["reason"]) == (answer, why)
 
 
+@pytest.mark.seldom
 def test_a_property_of_a_list_that_is_not_read_in_time_costs_no_other_answer(tmp_path: Path) -> None:
     write_onnx(network(1.0), tmp_path / "net.onnx")
     (tmp_path / "long.vnnlib").write_text(HEAD + PROPERTIES["100,000 disjuncts"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from . import onnx_exact, onnx_standard
 from .onnx_agreement import ROUNDINGS, Source, points
@@ -13,6 +14,7 @@ def floats(array: np.ndarray) -> np.ndarray:
     return np.array([float(v) for v in array.reshape(-1)]).reshape(array.shape)
 
 
+@pytest.mark.seldom
 def test_the_standards_cases_have_the_expected_outputs() -> None:
     agreed, wrong = 0, []
     for name, model, given, expected in onnx_standard.cases():

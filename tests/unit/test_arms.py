@@ -55,6 +55,7 @@ def types(model: nn.Sequential) -> list[str]:
     return [type(module).__name__ for module in model]
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 def test_arms_share_weights_order_and_points(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[torch.Tensor]] = {arm: [] for arm in ARMS}
@@ -111,6 +112,7 @@ def test_a_frozen_lambda_moves_only_by_the_schedule() -> None:
     assert frozen.history[1]["lam"] == pytest.approx([expected] * 2, rel=1e-5)
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["linear", "log", "inverse"])
 def test_a_ramp_that_learns_goes_on_from_what_was_learned(
@@ -137,6 +139,7 @@ def test_a_ramp_that_learns_goes_on_from_what_was_learned(
     assert learning.history[0] | {"seconds": 0} == frozen.history[0] | {"seconds": 0}
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize(("switch", "first"), [(0.0, 0), (0.1, 1), (0.5, 2), (0.75, 3), (0.99, 3)])
 def test_lambda_grows_from_the_epoch_of_the_switch_on(switch: float, first: int) -> None:
     options = replace(BASE, switch=switch, arm="lambda-gelu-frozen", schedule="linear")
@@ -171,6 +174,7 @@ def test_fine_tuning_at_equal_total_epochs_swaps_at_the_switch() -> None:
     assert types(trained.model)[3] == "ReLU"
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 def test_extra_fine_tuning_begins_where_direct_swap_ends() -> None:
     data = blobs()
@@ -186,6 +190,7 @@ def test_extra_fine_tuning_begins_where_direct_swap_ends() -> None:
         replace(BASE, finetune_extra=1)
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "at"),
@@ -416,6 +421,7 @@ SMALL = replace(BASE, model="resnet", width=0.25, epochs=2, batch=100, rate=5e-3
 """Two steps an epoch."""
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "arm"),
@@ -454,6 +460,7 @@ def test_patterns_of_a_residual_network_are_in_the_order_of_its_layers() -> None
     assert len(found) == 7
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.parametrize("model", ["cnn5", "cnn7", "resnet"])
 def test_fixed_networks_are_trained_with_certified_terms_and_resumed(model: Model, tmp_path: Path) -> None:

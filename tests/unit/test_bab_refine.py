@@ -105,7 +105,7 @@ def test_a_restricted_system_gives_the_same_values() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("share", [0.5, 0.0])
+@pytest.mark.parametrize("share", [0.5, pytest.param(0.0, marks=pytest.mark.seldom)])
 def test_verdicts_on_a_deep_network_are_those_of_trees_alone(share: float) -> None:
     """A property at a sampled minimum, and one out of reach of the samples."""
     network = mlp(np.random.default_rng(5), (6, 16, 16, 16, 16, 2))

@@ -34,8 +34,8 @@ from tests.support.families import (
     smooth,
     transformer,
 )
-from verifiable_relu.bounds import Bounds, change, substitution_change
-from verifiable_relu.bounds.activations import image
+from verifiable_relu.bounds import Bounds, beside, change, substitution_change
+from verifiable_relu.bounds.activations import image, slope_range
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, hardened, read_onnx
 from verifiable_relu.network.build import Builder
@@ -177,7 +177,7 @@ def test_slopes_over_an_interval_are_those_at_its_points(kind: str) -> None:
     lower, upper = ends.amin(0), ends.amax(0)
     if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot"):
         lower, upper = lower + 9.5, upper + 9.5
-    found = change.slope_range(node, Bounds(lower[:, None], upper[:, None]))
+    found = slope_range(node, Bounds(lower[:, None], upper[:, None]))
     x = lower + torch.linspace(0, 1, 601, dtype=torch.float64)[:, None] * (upper - lower)
     # Where a function has a kink, torch's derivative is any number.
     x = torch.where(x.abs() < 1e-9, torch.where(upper > 0, 1e-9, -1e-9), x).requires_grad_()
@@ -362,8 +362,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _first_gap_alone(patch: pytest.MonkeyPatch) -> None:
-    gap = change.gap
-    patch.setattr(change, "gap", lambda node, pre: gap(node, pre) if node.name in ("act0", "act1") else 0 * pre.lower)
+    gap = beside.gap
+    patch.setattr(beside, "gap", lambda node, pre: gap(node, pre) if node.name in ("act0", "act1") else 0 * pre.lower)
 
 
 def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def _gap_at_the_ends(patch: pytest.MonkeyPatch) -> None:
         ends = (-image(node, Bounds(-end.abs(), -end.abs())).lower for end in (pre.lower, pre.upper))
         return torch.maximum(*ends)
 
-    patch.setattr(change, "gap", gap)
+    patch.setattr(beside, "gap", gap)
 
 
 def _constants_stay(patch: pytest.MonkeyPatch) -> None:
@@ -394,8 +394,8 @@ def _constants_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def _slope_at_one_end(patch: pytest.MonkeyPatch) -> None:
-    whole = change.slope_range
-    patch.setattr(change, "slope_range", lambda node, pre: whole(node, Bounds(pre.lower, pre.lower)))
+    whole = beside.slope_range
+    patch.setattr(beside, "slope_range", lambda node, pre: whole(node, Bounds(pre.lower, pre.lower)))
 
 
 def _factors_of_relu(patch: pytest.MonkeyPatch) -> None:
@@ -423,7 +423,7 @@ def test_faults_in_products_functions_and_constants_are_seen(fault: Patch, monke
 
 
 def _no_difference_comes_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(change.Differences, "moved", lambda self, index, d: Bounds(0 * d, 0 * d))
+    patch.setattr(beside.Secants, "moved", lambda self, d: Bounds(0 * d, 0 * d))
 
 
 @pytest.mark.parametrize("fault", (_first_gap_alone, _intervals_of_relu, _gap_at_the_ends, _no_difference_comes_in))

@@ -324,6 +324,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("curves")
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("made", [proven, branched])
 @pytest.mark.parametrize("kind", KINDS)
 def test_proofs_of_networks_with_curves_are_accepted(kind: str, made: Made, folder: Path) -> None:

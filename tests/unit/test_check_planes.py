@@ -192,6 +192,7 @@ def test_whatever_a_plane_s_parameters_are_it_is_above_its_neuron(leaky: bool, t
             assert 0 <= least <= most <= Fraction(float(each.width[place])), (activation, at)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("search", [{}, {"steps": 0, "finishing": 0}, {"adaptive": 3, "exact": 1.0}], ids=str)
 @pytest.mark.parametrize("seed", [0, 1, 5])
 def test_trees_over_planes_are_accepted(seed: int, search: dict[str, Any], tmp_path: Path) -> None:
@@ -202,6 +203,7 @@ def test_trees_over_planes_are_accepted(seed: int, search: dict[str, Any], tmp_p
     assert checked(tmp_path, case, written(case.records)).startswith("unsat: ")
 
 
+@pytest.mark.seldom
 def test_a_tree_of_a_system_that_is_not_held_as_a_whole_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

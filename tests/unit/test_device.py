@@ -128,6 +128,7 @@ def test_what_is_no_float32_number_is_not_proven_in_float32(coefficient: int, el
     assert outcome.trust is (Trust.ROUNDED if coefficient == 1 << 24 else Trust.FLOAT)
 
 
+@pytest.mark.seldom
 @networks
 def test_the_joint_certificate_is_that_of_the_cpu(name: str) -> None:
     family = hardened(NETWORKS[name](ACTS["gelu5"]))
@@ -146,6 +147,7 @@ def test_the_joint_certificate_is_that_of_the_cpu(name: str) -> None:
 CERTIFIED = replace(MLP, certified_by="crown-ibp", epochs=2)
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",

@@ -69,6 +69,27 @@ def test_sums_differences_and_products_are_exact(pair: tuple[np.ndarray, np.ndar
     assert same(fractions(a * b), np.asarray(exact(left) * exact(right), dtype=object))
 
 
+@given(
+    arrays.arrays(np.float64, (2, 3), elements=FINITE | st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    arrays.arrays(np.float64, (3,), elements=FINITE),
+    st.integers(1, 10**40),
+)
+def test_products_with_a_matrix_are_exact(matrix: np.ndarray, vector: np.ndarray, factor: int) -> None:
+    x = Dyadic.of(vector)
+    found = Dyadic(x.numbers * factor, x.exponent).weighed(matrix, 3, lambda a, b: b @ a.T)
+    assert same(fractions(found), exact(matrix) @ (exact(vector) * factor))
+
+
+@pytest.mark.parametrize("terms", [1, 3, 1_000, 100_000])
+def test_the_largest_sums_of_digits_are_exact(terms: int) -> None:
+    """Every digit is as large as it can be, of either sign, so that a sum of one bit more would be rounded."""
+    bits = (53 - terms.bit_length()) // 2
+    for weight, number in ((2.0**bits - 1, -(2**bits)), (-(2.0**53 - 1), 2 ** (3 * bits) - 1)):
+        x = Dyadic(np.full(terms, number, dtype=object), 0)
+        found = x.weighed(np.full((1, terms), weight), terms, lambda a, b: b @ a.T)
+        assert fractions(found).tolist() == [terms * int(weight) * number]
+
+
 @given(ARRAYS, st.integers(0, 2000))
 def test_a_smaller_exponent_changes_no_value(array: np.ndarray, less: int) -> None:
     dyadic = Dyadic.of(array)

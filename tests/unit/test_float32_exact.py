@@ -157,6 +157,7 @@ def test_no_exact_value_is_excluded_with_every_node_in_float32(make: Callable[[D
     assert deepest == (len(SEEDS) if make is _dense else 0)
 
 
+@pytest.mark.combined
 @pytest.mark.thorough
 @pytest.mark.parametrize("share", (0.0, 1 / 64))
 @pytest.mark.parametrize("makes", ((_network, _narrow), (_dense,)), ids=("images", "dense"))

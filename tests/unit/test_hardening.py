@@ -327,9 +327,14 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
     torch.save(load(named).state_dict(), tmp_path / "w.pt")
     out = tmp_path / "n.onnx"
     asked = [named, "--weights", str(tmp_path / "w.pt"), "--data", str(tmp_path / "d.npz"), "--out", str(out)]
-    assert main([*asked, "--epochs", "1", "--rate", "1e-3", "--quiet"]) == 0
+    assert main([*asked, "--epochs", "1", "--rate", "1e-3", "--quiet", "--int8"]) == 0
+    small = tmp_path / "n.int8.onnx"
+    # The int8 file is a network of this package, which computes nearly the same.
+    x = X[:4].double()
+    assert (read_onnx(small)(x) - read_onnx(out)(x)).abs().max() < 0.1
     said = capsys.readouterr().out
     assert "F.gelu → LambdaGELU" in said and "proven: by at most" in said and read_onnx(out).output_size == 2
+    assert f"wrote {out} and {small}" in said
     (tmp_path / "bad.pt").write_bytes(b"no weights")
     for change, message in (
         ({0: named.replace("Net", "Nets")}, "Nets"),

@@ -193,6 +193,7 @@ def test_intervals_contain_those_of_every_member(make: Make, lam: float) -> None
         assert bool((bound <= margin + 1e-9 * (1 + margin.abs())).all())
 
 
+@pytest.mark.seldom
 @networks
 def test_crown_costs_a_little_against_each_member(make: Make) -> None:
     """On average over rows, the joint bound is below that of each member, and near to it for large λ."""
@@ -205,6 +206,7 @@ def test_crown_costs_a_little_against_each_member(make: Make) -> None:
         assert float((own - joint).mean()) < 0.5 * float(1 + own.abs().mean())
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @networks
 def test_the_joint_bound_tends_to_that_of_relu(make: Make) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.asking import claims, docket
-from tests.support.draws import draws
+from tests.support.draws import draws, some
 from tests.support.solver_cases import (
     ball,
     barely_unstable,
@@ -187,7 +187,7 @@ def solver_that(call: Callable[..., object]) -> SimpleNamespace:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("status", sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))
+@pytest.mark.parametrize("status", list(some(sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))))
 def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
     solved = Solved(status, np.zeros(1000), 1.0, np.zeros(0))

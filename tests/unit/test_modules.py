@@ -604,6 +604,7 @@ def test_a_weight_that_is_slightly_off_is_a_difference(factor: float) -> None:
     assert "rounding explains" in str(found)
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 def test_reading_a_module_does_not_import_a_compiler() -> None:
     script = """

@@ -203,6 +203,7 @@ def test_gradients_reach_weights_and_hardness(options: Options, lam: float) -> N
         assert parameter.grad.any() or (name.endswith("s") and lam > 20), name
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("lam", (1.0, 20.0))
 @pytest.mark.parametrize("linear", [0.0, 0.4])
 def test_gradients_are_those_of_finite_differences(lam: float, linear: float) -> None:
@@ -373,6 +374,7 @@ def certified(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> float:
     return (worst.argmax(1) == y).double().mean().item()
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 def test_ibp_training_gives_what_it_promises() -> None:
     data = load_tiny()
@@ -386,6 +388,7 @@ def test_ibp_training_gives_what_it_promises() -> None:
     assert shares[0.0] < 0.3 and shares[0.5] > 0.6
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 def test_stability_that_grows_with_the_hardening_leaves_fewer_unstable_neurons() -> None:
     data = load_tiny()

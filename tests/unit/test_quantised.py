@@ -16,11 +16,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.solver_cases import row
-from verifiable_relu.bounds import crown_relaxation
+from verifiable_relu.bounds import crown_relaxation, interval_bounds
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.network.onnx.running import deployed
+from verifiable_relu.rounding import tie
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.enclose import enclose
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
@@ -493,3 +494,53 @@ def test_what_is_not_read_is_refused_by_name(name: str) -> None:
     g = Graph(21, 1)
     with pytest.raises((UnsupportedError, InputError), match=reason):
         read_onnx(g.file(make(g), FLAT))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_quantised_sum_of_scales_far_apart_holds_what_kernels_compute(fused: bool) -> None:
+    """A kernel that adds zero points times quotients of scales first, in float32, is within the bounds."""
+    rng = np.random.default_rng(3)
+    beyond = 0
+    for case in range(30):
+        g = Graph(13, case)
+        # ±a is next to a tie, and rounds to nothing in steps of b.
+        a = np.float32(rng.integers(90, 120) + 0.5 + rng.uniform(-1e-3, 1e-3))
+        b, s = np.float32(3 * a + rng.random()), np.float32(1)
+        za, zb, zy = u8(int(rng.integers(200, 250))), u8(int(rng.integers(200, 250))), u8(128)
+        x, y = g("QuantizeLinear", "x", a, za), g("QuantizeLinear", "x", b, zb)
+        if fused:
+            q = g("QLinearAdd", x, a, za, y, b, zb, s, zy, domain=MS)
+        else:
+            both = g("Sub", g("DequantizeLinear", x, a, za), g("DequantizeLinear", y, b, zb))
+            q = g("QuantizeLinear", both, s, zy)
+        runs = deployed(read_onnx(g.file(g("DequantizeLinear", q, s, zy), (1, 4))), "float32")
+        points = (rng.integers(-1, 2, 4) * a).astype(np.float32)
+        box = Bounds(*(torch.from_numpy(points).double()[None],) * 2)
+        least = interval_bounds(runs.to(torch.float64), box)[-1]
+        sign = 1 if fused else -1
+        ra, rb = np.float32(a / s), np.float32(sign) * np.float32(b / s)
+        qa = np.clip(np.rint(points / a) + za, 0, 255).astype(np.float32)
+        qb = np.clip(np.rint(points / b) + zb, 0, 255).astype(np.float32)
+        fixed = np.float32(zy) - (ra * np.float32(za) + rb * np.float32(zb))
+        kernel = np.clip(np.rint(qa * ra + (qb * rb + fixed)), 0, 255) - np.float32(zy)
+        assert bool((least.lower.numpy() <= kernel).all() and (kernel <= least.upper.numpy()).all())
+        true = np.clip(np.rint(float(a) * (qa - float(za)) + sign * float(b) * (qb - float(zb))), -128, 127)
+        beyond += int((kernel != true).sum())
+    assert beyond
+
+
+def test_what_a_quotient_may_be_off_by_is_derived() -> None:
+    """In rational numbers: a kernel's sum is within γ of the sizes of its terms."""
+    assert tie(256, Fraction(0)) <= 2.0**-12 * 1.001 and tie(1 << 16, Fraction(0)) >= 2.0**-4
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        bits = int(rng.choice([8, 16]))
+        n, s = 2**bits, np.float32(rng.uniform(0.01, 1))
+        scales = (s * 2.0 ** rng.uniform(-3, 8, 2)).astype(np.float32)
+        q, z, zy = rng.integers(0, n, 2), rng.integers(0, n, 2), int(rng.integers(0, n))
+        ratio = scales / s
+        fixed = np.float32(zy) - (ratio[0] * np.float32(z[0]) + ratio[1] * np.float32(z[1]))
+        kernel = np.float32(q[0]) * ratio[0] + (np.float32(q[1]) * ratio[1] + fixed)
+        exact = [Fraction(float(each)) / Fraction(float(s)) for each in scales]
+        true = sum(((int(q[i]) - int(z[i])) * exact[i] for i in range(2)), Fraction(zy))
+        assert abs(Fraction(float(kernel)) - true) <= tie(n, 2 * n * sum(exact, Fraction(0)))

@@ -13,6 +13,7 @@ from fractions import Fraction
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -124,10 +125,12 @@ class Reader(HTMLParser):
         return [attributes for name, attributes, _ in self.elements if name == tag]
 
 
-def test_the_page_needs_no_other_file_and_runs_no_foreign_text(page: str) -> None:
+def test_the_page_needs_no_other_file_and_runs_no_foreign_text(page: str, folder: Path) -> None:
     reader = Reader(page)
     links = [a.get(name) for _, a, _ in reader.elements for name in ("src", "href", "data", "action") if name in a]
-    assert links and all(link and link.startswith(("data:image/png;base64,", "#")) for link in links)
+    # Rows lead to the files that are there; the page shows nothing of them.
+    assert links and all(link and link.startswith(("data:image/png;base64,", "#", "./", "./../")) for link in links)
+    assert all((folder / unquote(link)).is_file() for link in links if link.startswith("./"))
     assert len(reader.all("script")) == 1 and not reader.all("link") and "@import" not in page
     assert "url(" not in page and any("default-src 'none'" in (a.get("content") or "") for a in reader.all("meta"))
     assert ("td", '<script src="x">&_0.01.vnnlib') in reader.texts
@@ -140,7 +143,7 @@ def test_the_page_has_landmarks_captions_and_texts_for_pictures(page: str) -> No
     assert reader.all("html") == [{"lang": "en"}]
     ids = [a["id"] for _, a, _ in reader.elements if "id" in a]
     assert len(set(ids)) == len(ids)
-    targets = [a["href"] for a in reader.all("a")]
+    targets = [a["href"] for a in reader.all("a") if not str(a["href"]).startswith("./")]
     assert {str(target)[1:] for target in targets} <= set(map(str, ids))
     assert len(reader.all("caption")) == len(reader.all("table")) > 4
     assert all(a.get("scope") in ("col", "row") for a in reader.all("th"))
@@ -164,10 +167,13 @@ def test_the_page_says_what_was_answered(page: str) -> None:
         assert ("td", eps) in reader.texts
 
 
-def test_the_row_of_a_violation_leads_to_its_counterexample(page: str) -> None:
+def test_the_rows_lead_to_their_evidence(page: str) -> None:
     reader = Reader(page)
     (card,) = (a["id"] for a in reader.all("article"))
-    assert [a["href"] for _, a, where in reader.elements if "href" in a and where[-1] == "td"] == [f"#{card}"]
+    links = [str(a["href"]) for _, a, where in reader.elements if "href" in a and where[-1] == "td"]
+    assert links.count(f"#{card}") == 1 and sum(link.startswith("./counterexamples/") for link in links) == 1
+    assert {"./../p0.vnnlib", "./../p1.vnnlib", "./../left_right.onnx"} <= {*links} and "./../p2.vnnlib" not in links
+    assert {"./records.jsonl", "./results.csv"} <= {str(a["href"]) for a in reader.all("a")}
     assert sum(data.startswith("counterexamples/") for _, data in reader.texts) == 2
 
 

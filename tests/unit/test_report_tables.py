@@ -82,6 +82,7 @@ def test_a_row_of_another_length_is_refused() -> None:
         Table(("a", "b"), [(1, 2, 3)])
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "panels",

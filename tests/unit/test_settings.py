@@ -252,6 +252,7 @@ print(time.process_time() - start)
 """
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="GNU's OpenMP with two cores")
 def test_openmp_waits_without_work_whatever_was_imported_first() -> None:
@@ -266,6 +267,7 @@ def test_openmp_waits_without_work_whatever_was_imported_first() -> None:
     assert spent["torch"] < spent["verifiable_relu"] + 0.15, spent
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux")
 def test_a_fork_after_openmp_has_begun_threads_does_not_hang() -> None:

@@ -98,7 +98,7 @@ def counted(module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["trees", "input splits", pytest.param("refinements", marks=pytest.mark.seldom)])
 def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method, verdicts = METHODS[name], []
     for query in [question(*one) for one in QUESTIONS[name]]:

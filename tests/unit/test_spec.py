@@ -188,8 +188,6 @@ def test_the_examples_of_2_0_are_read(name: str) -> None:
     [
         ("acasxu_equivalent_networks", "line 30: syntax error: at 'Y_f'"),
         ("initialized", "line 4: syntax error: at 'initialized'"),
-        ("mnist", "the input X[0,1] has no lower bound"),
-        ("multiple_networks", "the input A[1] has no lower bound"),
         ("test_linearise", "line 26: in every case the box is empty"),
     ],
 )
@@ -198,6 +196,35 @@ def test_unsupported_examples_of_2_0_are_refused(name: str, message: str) -> Non
     with pytest.raises(InputError) as caught:
         read_vnnlib(path)
     assert str(caught.value).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "missing", "ends"),
+    [
+        ("(assert (>= X_0 3))(assert (<= -1 X_1 1))", "the input X_0 has no upper bound", [(3, 4), (-1, 1)]),
+        ("(assert (<= 0 X_0 1))(assert (< X_1 1))", "the input X_1 has no lower bound", [(0, 1), (-1, 1)]),
+        ("(assert (<= X_0 0.1))", "the input X_0 has no lower bound", [(-1, Fraction(1, 10)), (-1, 1)]),
+        ("(assert (>= X_0 1e300))(assert (= X_1 0))", "the input X_0 has no upper bound", None),
+        ("(assert (<= 0 X_0 1))(assert (<= X_0 X_1 1))", "", [(0, 1), (0, 1)]),
+    ],
+)
+def test_of_inputs_without_a_bound_a_part_is_asked_about(
+    conditions: str, missing: str, ends: list[tuple[Fraction, Fraction]] | None
+) -> None:
+    text = declared(2, 1) + conditions
+    prop = one(text + "(assert (<= Y_0 1))")
+    assert prop.partial == missing and ends in (None, [prop.box.bounds(i) for i in range(2)])
+    assert one(text + "(assert false)").partial == ""
+    assert prop.digest != Property(prop.box, prop.unsafe).digest or not missing
+    if missing:
+        with pytest.raises(InputError, match="unbounded inputs is not written"):
+            vnnlib_text(prop)
+
+
+@pytest.mark.parametrize("name", ["mnist", "multiple_networks"])
+def test_examples_of_2_0_without_some_bounds_are_read(name: str) -> None:
+    (prop,) = read_vnnlib(data("vnnlib2") / f"{name}.vnnlib").properties
+    assert prop.partial.endswith("[0,1] has no lower bound" if name == "mnist" else "A[1] has no lower bound")
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------
@@ -226,8 +253,6 @@ BAD = {
         declared(4, 1) + f"(assert (or {INVERTED} {INVERTED}))",
         "line 6, column 109: in every case the box is empty: 0.0 <= X_3 (line 6, column 96) but X_3 <= -1.0",
     ),
-    "no upper bound": (declared(1, 1) + "(assert (>= X_0 0))", "the input X_0 has no upper bound"),
-    "no lower bound": (declared(2, 1) + BOX + "(assert (<= X_1 0))", "the input X_1 has no lower bound"),
     "undeclared": (declared(1, 1) + BOX + "(assert (<= Y_1 0))", "line 5, column 9: 'Y_1' is neither"),
     "nan": (declared(1, 1) + "(assert (<= X_0 nan))", "line 3, column 9: 'nan' is not a finite number"),
     "infinite": (declared(1, 1) + "\n(assert (<= X_0 -inf))", "line 4, column 9: '-inf' is not a finite number"),
@@ -270,10 +295,6 @@ BAD = {
     "2.0, inverted": (
         declared_2() + "(assert (<= X[0] 0.0))\n(assert (>= X[0] 1.0))",
         "line 6: the box is empty: 1.0 <= X[0] (line 7) but X[0] <= 0.0",
-    ),
-    "2.0, no bound": (
-        declared_2() + "(assert (<= X[0] 0.0))(assert (>= X[0] 0.0))",
-        "the input X[1] has no lower bound",
     ),
 }
 

@@ -88,6 +88,7 @@ def test_a_huge_file_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     assert line.startswith(f"{path}: ") and len(line) <= LONGEST and line.isprintable()
 
 
+@pytest.mark.seldom
 @pytest.mark.thorough
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_what_the_limits_allow_is_read(version: str) -> None:

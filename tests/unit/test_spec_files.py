@@ -311,6 +311,7 @@ def _numbers(rng: np.random.Generator, radius: Fraction) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("radius", RADII, ids=lambda radius: f"{nearest(radius):.3g}")
 @pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: f"{nearest(clip[0]):.3g}")
 def test_balls_of_any_numbers_are_those_of_fractions(radius: Fraction, clip: tuple[Fraction, Fraction]) -> None:

@@ -21,6 +21,7 @@ from verifiable_relu.campaign import Store, run
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.errors import InputError
+from verifiable_relu.report import campaign
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -276,7 +277,7 @@ def test_records_say_when_where_and_by_what_command_they_came_to_be(tmp_path: Pa
         assert datetime.fromisoformat(record["date"]) and record["processor"]
         assert record["command"] == "verifiable-relu certify --spec 'a b'"
         assert record["processor_seconds"] >= 0 and (record["memory"] or 1 << 30) > 1 << 20
-    new = ("date", "processor", "command", "processor_seconds", "memory")
+    new = ("date", "processor", "command", "processor_seconds", "memory", "certificate")
     older = [changed(line, **dict.fromkeys(new, ...)) for line in lines(tmp_path)]
     (tmp_path / "records.jsonl").write_bytes(b"".join(older))
     with Store(tmp_path, command="another") as store:
@@ -331,3 +332,19 @@ def test_what_a_kill_left_beside_the_table_goes_at_the_next_start(folder: Path) 
         (folder / name).write_text("half a t")
     assert known(folder) == 2
     assert set(folder.rglob("*")) == before
+
+
+def test_answers_about_two_arithmetics_stand_beside_each_other(folder: Path) -> None:
+    """A folder keeps both, and the page has a column for each."""
+    first, *others = lines(folder)
+    about = {"arithmetic": "float32", "query": "0" * 64, "verdict": "unknown", "reason": "timeout"}
+    (folder / "records.jsonl").write_bytes(b"".join([first, *others, changed(first, **about)]))
+    found = read_results(folder)
+    assert sorted(result.arithmetic for result in found) == ["float32", "real", "real"]
+    results = [campaign.about(result) for result in found]
+    names = [*campaign.verifier_names(results).values()]
+    assert [name.endswith(" about float32") for name in sorted(names, key=len)] == [False, True]
+    table = campaign.instances(results, {}, {})
+    heads = [f"answer, {name}" for name in names]
+    assert set(heads) <= set(table.columns)
+    assert not [pair for pair in campaign.pairs(results) if pair.contrary]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import shutil
 import time
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.support.processes import Process
 from verifiable_relu.campaign.worker import Ask, Part
@@ -23,11 +26,14 @@ from verifiable_relu.spec import read_vnnlib
 from verifiable_relu.study import asking
 from verifiable_relu.study.__main__ import main
 from verifiable_relu.study.cells import Cell, Places
+from verifiable_relu.study.joined import joined
 from verifiable_relu.study.records import Records, read_records
 from verifiable_relu.study.runner import Runner
 from verifiable_relu.study.state import State, each, gathered, question
 from verifiable_relu.study.suite import SHIPPED, find, read
 from verifiable_relu.study.training import Training, images_of
+from verifiable_relu.train.loop import build
+from verifiable_relu.train.options import Options
 from verifiable_relu.verifiers.registry import make, methods
 
 SUITE = """\
@@ -202,6 +208,7 @@ def test_suites_of_the_package_are_read_and_announce_claims() -> None:
         "certified",
         "cnn",
         "e1",
+        "e2",
         "fronts",
         "full",
         "pareto",
@@ -419,11 +426,79 @@ def test_committed_records_go_on_with_networks_that_are_trained_again_and_compar
         run(6)
 
 
+def own_network(shape: Sequence[int], classes: int, activation: Any, normalize: nn.Module | None) -> nn.Module:
+    """A module of a user's own, with a connection around its activation."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act = nn.Linear(math.prod(shape), 5), activation()
+            self.last, self.normalize = nn.Linear(5, classes), normalize or nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen = self.first(self.normalize(x).flatten(1))
+            found: torch.Tensor = self.last(self.act(seen) + seen)
+            return found
+
+    return Around()
+
+
+def own_loss(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy with smoothed labels."""
+    return nn.functional.cross_entropy(logits, classes, label_smoothing=0.1)
+
+
+def test_a_users_own_module_and_loss_on_a_validation_split(tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(0).random((60, 6), dtype=np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, test_images=0 * images[:2], test_labels=labels[:2])
+    text = ORDERED.format(arms='"lambda-gelu-kept"').replace("own.npz", "own.npz:validation")
+    text = text.replace("[8]", f'[8]\nmodel = "{__name__}:own_network"\nloss = "{__name__}:own_loss"')
+    text = text.replace('"gelu-swap"', '"lambda-gelu-kept"').replace('"relu"', '"lambda-gelu-kept"')
+    text = text.replace('[[method]]\nname = "bab"\nlimit = 5\n', "")
+    places = Places(tmp_path / "out")
+
+    def run(text: str) -> None:
+        with Records(places.folder) as records:
+            Runner(read(written(tmp_path, text)), places, records, [Here()], lambda line: None).run()
+
+    run(text)
+    found = read_records(places.folder)
+    trainings = [each for each in found if each["kind"] == "training"]
+    (training,) = trainings
+    assert training["status"] == "trained" and training["architecture"] == f"{__name__}:own_network"
+    assert training["training_images"] == 54
+    held = np.arange(9, 60, 10)
+    validation = images_of(f"{tmp_path / 'own.npz'}:validation")
+    assert np.array_equal(validation.images.reshape(6, 6), images[held])
+    asked = [each["images"] for each in found if each["kind"] == "images"]
+    assert asked == [list(range(6))]
+    try:
+        import pandas  # noqa: F401 -- an extra of the user's
+    except ImportError:
+        with pytest.raises(InputError, match="pip install pandas"):
+            joined(found).to_pandas()
+    else:
+        table = joined(found).to_pandas()
+        assert len(table) == len(State.of(found).answers) and set(table["arm"]) <= {"lambda-gelu-kept"}
+    # A radius that is added would train other networks, unless the suite says for which ε they are trained.
+    more = text.replace('eps = ["0.2"]', 'eps = ["0.2", "0.3"]')
+    with pytest.raises(InputError, match=r"with ε = 0\.3 where it was 0\.2: say eps = "):
+        run(more)
+    run(more.replace("hidden", "eps = 0.2\nhidden"))
+    again = [each for each in read_records(places.folder) if each["kind"] == "training"]
+    radii = {eps for eps, _ in joined(read_records(places.folder)).cells[0].answers}
+    assert again == trainings and radii == {"0.2", "0.3"}
+    for name, said in (("none.such:thing", "No module named"), (f"{__name__}:nothing", "nothing")):
+        with pytest.raises(InputError, match=said):
+            build(Options("digits", model=name), validation)
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / "records.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
+@pytest.mark.seldom
 def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

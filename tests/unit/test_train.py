@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from verifiable_relu import files
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import LONGEST, InputError
+from verifiable_relu.network import read_onnx
 from verifiable_relu.network.graph import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
 from verifiable_relu.train import schedule
@@ -184,6 +185,7 @@ def test_substitution_changes_each_neuron_by_little(trained: Trained) -> None:
     assert gap.min() >= -1e-6 and gap.max() <= 0.17 / 160 + 1e-6 and gap.max() > 0
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize("options", [MLP, CNN])
 def test_a_resumed_training_is_the_uninterrupted_one(options: Options, tmp_path: Path) -> None:
     saved = tmp_path / "net.checkpoint"
@@ -204,6 +206,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(options: Options, tmp_path:
     assert [epoch["lam"] for epoch in whole.history] == [epoch["lam"] for epoch in resumed.history]
 
 
+@pytest.mark.seldom
 def test_the_seed_decides(trained: Trained) -> None:
     torch.manual_seed(123)
     again, other = train(LONGER, blobs()), train(replace(LONGER, seed=4), blobs())
@@ -290,7 +293,7 @@ def test_numbers_and_sizes_of_the_command_line_are_read() -> None:
 def test_every_option_is_on_the_command_line() -> None:
     values = vars(parser().parse_args(["--data", "digits", "--out", "x.onnx"]))
     assert values.pop("out") == Path("x.onnx") and values.pop("device") == "auto"
-    assert values.pop("tensorboard") is None and not values.pop("debug")
+    assert values.pop("tensorboard") is None and not values.pop("debug") and not values.pop("int8")
     assert Options(**values) == Options("digits")
 
 
@@ -338,6 +341,7 @@ def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.Ca
         "64",
         "--eps",
         "1/255",
+        "--int8",
         "--out",
         str(out),
     ]
@@ -345,7 +349,8 @@ def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.Ca
     record = json.loads(out.with_suffix(".json").read_text())
     assert record["options"]["seed"] == 0 and record["training_images"] == 1347 and len(record["epochs"]) == 2
     assert "torch" in record["versions"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.json", "digits.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.int8.onnx", "digits.json", "digits.onnx"]
+    assert read_onnx(tmp_path / "digits.int8.onnx").output_size == 10
     session = onnxruntime.InferenceSession(str(out))
     test = load("digits", "test")
     (name,) = (entry.name for entry in session.get_inputs())

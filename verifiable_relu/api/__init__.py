@@ -1,6 +1,17 @@
-"""The interface from Python: ``verify`` and ``verify_properties``, and the radii up to which images are proved."""
+"""The interface from Python: what is asked of models, of two beside each other, and of the radii that are proved."""
 
+from verifiable_relu.api.changing import Change, verify_change
 from verifiable_relu.api.radii import Radii, certified_radius, verify_radii
 from verifiable_relu.api.verifying import Around, Results, verify, verify_properties
 
-__all__ = ["Around", "Radii", "Results", "certified_radius", "verify", "verify_properties", "verify_radii"]
+__all__ = [
+    "Around",
+    "Change",
+    "Radii",
+    "Results",
+    "certified_radius",
+    "verify",
+    "verify_change",
+    "verify_properties",
+    "verify_radii",
+]

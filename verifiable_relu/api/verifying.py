@@ -170,7 +170,7 @@ def verify(
     order = _order(around.norm)
     sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
     questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
-    return _answered(network, questions, order != math.inf, method, timeout, device, memory, progress)
+    return answered(network, questions, order != math.inf, method, timeout, device, memory, progress)
 
 
 @neutral()
@@ -206,10 +206,10 @@ def verify_properties(
     first = arguments.normalize(normalize)
     network = _meant(arguments.network(model, _shape(specs, model), first, argument), joint, arithmetic)
     questions = [(name, _queries(spec, network)) for name, spec in specs]
-    return _answered(network, questions, False, method, timeout, device, memory, progress)
+    return answered(network, questions, False, method, timeout, device, memory, progress)
 
 
-def _answered(
+def answered(
     network: Network,
     questions: Sequence[tuple[str, list[Query]]],
     balls: bool,

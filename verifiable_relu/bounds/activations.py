@@ -56,6 +56,7 @@ from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.nodes import (
     FUNCTIONS,
     Activation,
+    Beside,
     Curve,
     Gelu,
     Hardened,
@@ -783,6 +784,8 @@ TABLE: Table[ActivationRow] = Table(
         Relu: ActivationRow(_relu_image, _relu_lines, ulps=4, unstable=_straddles_zero),
         LeakyRelu: ActivationRow(_leaky_image, _leaky_lines, ulps=8, unstable=_straddles_zero),
         Identity: ActivationRow(_identity_image, _identity_lines, ulps=0, unstable=_varies),
+        # Of the difference of two activations' inputs, which bounds and rows take as it is.
+        Beside: ActivationRow(_identity_image, _identity_lines, ulps=0, unstable=_varies),
         Sigmoid: _smooth(_increasing_image, _sigmoid_slopes, _sigmoid_lines),
         Tanh: _smooth(_increasing_image, _tanh_slopes, _tanh_lines),
         Gelu: _smooth(_gelu_image, _gelu_slopes, _gelu_lines, _soft_error, _is_soft),

@@ -25,8 +25,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.activations import image, slope_range
+from verifiable_relu.bounds.beside import Secants
 from verifiable_relu.bounds.crown import interval_is_exact, preactivation_bounds
 from verifiable_relu.bounds.forward import Rules, intersect
 from verifiable_relu.bounds.relaxation import Relaxation
@@ -41,18 +40,15 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Conv2d,
     Hardened,
-    Identity,
     Input,
     Linear,
-    Maximum,
     Node,
     Permute,
-    Relu,
     Reshape,
     Scale,
+    Seen,
     Sparse,
 )
-from verifiable_relu.rounding import divisor
 
 
 def substitution_change(
@@ -97,13 +93,6 @@ def substitution_change(
     return bounded(relaxation, last, outputs, torch.ones_like(outputs.lower, dtype=torch.bool), memory, stop)
 
 
-def gap(node: Hardened, pre: Bounds) -> Tensor:
-    """δ, rounded up: −|z|·Φ(−λ|z|) is λ-GELU at −|z|, so that δ is minus the least value there."""
-    near = torch.maximum(pre.lower, -pre.upper).clamp(min=0)
-    far = torch.maximum(-pre.lower, pre.upper)
-    return -rounding.interval_activation(node, image(node, Bounds(-far, -near))).lower
-
-
 class Differences(Rules):
     """The activations d ↦ s·d + e of the difference network.
 
@@ -113,8 +102,7 @@ class Differences(Rules):
 
     def __init__(self) -> None:
         self.free: dict[int, Tensor] = {}
-        self._slopes: dict[int, Bounds] = {}
-        self._gaps: dict[int, Tensor] = {}
+        self._secants: dict[int, Secants] = {}
 
     def add(self, index: int, node: Activation, pre: Bounds) -> None:
         """Say what an activation of the family makes of differences.
@@ -127,43 +115,16 @@ class Differences(Rules):
         Raises:
             UnsupportedError: for an activation of which that is not known.
         """
-        one, zero = torch.ones_like(pre.lower), torch.zeros_like(pre.lower)
-        self._gaps[index] = zero
-        match node:
-            case Hardened():
-                on, off = pre.lower >= 0, pre.upper <= 0
-                self._slopes[index] = Bounds(on.to(zero), (~off).to(zero))
-                self._gaps[index] = gap(node, pre)
-            case Relu():
-                # Both networks have it, and ``pre`` holds the inputs of both.
-                self._slopes[index] = Bounds((pre.lower >= 0).to(zero), (pre.upper > 0).to(zero))
-            case Identity():
-                self._slopes[index] = Bounds(one, one)
-            case _:
-                self._slopes[index] = slope_range(node, pre)
-        self.free[index] = self._slopes[index].lower != self._slopes[index].upper
+        limit = node.limit
+        assert isinstance(limit, Activation)
+        self._secants[index] = Secants.of(node, limit, pre, pre)
+        self.free[index] = self._secants[index].free
 
     def image(self, index: int, node: Activation, pre: Bounds) -> Bounds:
-        left, right = self.moved(index, pre.lower), self.moved(index, pre.upper)
-        # min(s·d) is concave in d and max(s·d) convex: both are extreme at the ends.
-        least, most = torch.minimum(left.lower, right.lower), torch.maximum(left.upper, right.upper)
-        return rounding.widen(Bounds(least, most + self._gaps[index]), 3)
+        return self._secants[index].image(pre)
 
     def lines(self, index: int, node: Activation, pre: Bounds) -> Lines:
-        """The chord of the concave min(s·d), the chord of the convex max(s·d) and δ above it."""
-        left, right = self.moved(index, pre.lower), self.moved(index, pre.upper)
-        width = divisor(pre.upper - pre.lower)
-        low, high = (right.lower - left.lower) / width, (right.upper - left.upper) / width
-        # Offsets last, from both ends: they are sound whatever the slopes became in floating point.
-        under = torch.minimum(left.lower - low * pre.lower, right.lower - low * pre.upper)
-        over = torch.maximum(left.upper - high * pre.lower, right.upper - high * pre.upper)
-        return Lines(low, under, high, over + self._gaps[index])
-
-    def moved(self, index: int, d: Tensor) -> Bounds:
-        """The least and the greatest s·d at activation ``index``, (batch, *shape)."""
-        slopes = self._slopes[index]
-        ends = slopes.lower * d, slopes.upper * d
-        return Bounds(torch.minimum(*ends), torch.maximum(*ends))
+        return self._secants[index].lines(pre)
 
 
 class _Differences:
@@ -213,8 +174,8 @@ class _Differences:
         return None if sources[0] is None else self._append(_without_bias(node), sources[0])
 
     def exact(self, index: int, node: Node, sources: list[int | None]) -> int | None:
-        """A maximum's difference is that of what it is made of."""
-        return sources[1]
+        """The difference of what it is made of."""
+        return sources[-1]
 
     def added(self, index: int, node: Node, sources: list[int | None]) -> int | None:
         """The sum of those that there are."""
@@ -275,7 +236,7 @@ MAKERS: Table[Callable[..., int | None]] = Table(
     {
         Input: _Differences.nothing,
         Affine: _Differences.mapped,
-        Maximum: _Differences.exact,
+        Seen: _Differences.exact,
         Reshape: _Differences.mapped,
         Permute: _Differences.mapped,
         Add: _Differences.added,

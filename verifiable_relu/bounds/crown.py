@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.activations import unstable
+from verifiable_relu.bounds.beside import secants
 from verifiable_relu.bounds.forward import intersect, rough
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Input, Linear, Permute, Relu, Reshape, Scale
+from verifiable_relu.network.nodes import Activation, Affine, Beside, Input, Linear, Permute, Relu, Reshape, Scale, Seen
 
 _DECAY = 0.999
 """Heuristic: what a step keeps of the mean of squared gradients."""
@@ -222,11 +223,13 @@ class _Layer:
         search: Search | None = None,
     ) -> None:
         node = relaxation.network.nodes[index]
-        assert isinstance(node, Activation)
+        assert isinstance(node, Activation | Beside)
         self.relaxation, self.index, self.node, self.bounds = relaxation, index, node, bounds
         self.source = node.inputs[0]
         self.stop, self.search = stop, search
         chosen = unstable(node, bounds).flatten(1)
+        if isinstance(node, Beside):
+            chosen = chosen & secants(relaxation.nodes, node).free.flatten(1)
         if max_unstable is not None:
             chosen = chosen & (chosen.sum(1, keepdim=True) <= max_unstable)
         self.chosen = chosen
@@ -450,9 +453,9 @@ class SlopeSearch:
         box = relaxation.box
         network, self.dtype = rough(relaxation.network, rows.device)
         self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
-        for index in network.maxima:
-            if index <= target:
-                self.rough.backward.shifted.lend(index, relaxation.backward.shifted.between(index, False))
+        for index, node in enumerate(network.nodes[: target + 1]):
+            if isinstance(node, Seen):
+                self.rough.backward.shifted.lend(index, relaxation.backward.shifted)
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
         for index in self.activations:
@@ -581,6 +584,11 @@ class SlopeSearch:
         found = {}
         for index in range(entry + 1, max(record, default=0) + 1):
             node = network.nodes[index]
+            if isinstance(node, Beside) and index in record:
+                aside = self.rough.backward.shifted.aside(index, False).of_samples(sample)
+                taken = aside.at([values.get(i) for i in node.inputs], record[index])
+                values[index] = taken.reshape(-1, *node.shape)
+                continue
             if index in network.spared or any(i not in values for i in node.seen_through):
                 continue
             if index in network.maxima:

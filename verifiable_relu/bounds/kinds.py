@@ -29,6 +29,7 @@ from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
+    Beside,
     Bilinear,
     Input,
     Linear,
@@ -342,6 +343,25 @@ class _Maximum(NodeKind):
         walk.give(source, before)
 
 
+class _Beside(NodeKind):
+    def image(self, node: Beside, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        return boxes[2]
+
+    def box(self, bounds: NodeBounds, index: int, node: Beside, tighten: Tighten | None) -> Bounds:
+        bounds.tightened(index, node.inputs[0], tighten)
+        return bounds.values[node.inputs[2]]
+
+    def back(self, walk: Walk, index: int, node: Beside, a: Coefficients) -> None:
+        dense, chunk = walk.whole(a, index), walk.chunk
+        if walk.record is not None:
+            walk.record[index] = dense.flatten(0, 1)
+        *rows, constant = walk.of.shifted.aside(index, chunk.rounded).of_samples(chunk.sample).back(dense)
+        walk.plus(constant)
+        for source, mine in zip(node.inputs, rows, strict=True):
+            if mine is not None:
+                walk.give(source, mine)
+
+
 class _Moved(NodeKind):
     moves = keeps_box = passes = True
 
@@ -385,6 +405,7 @@ NODE_KINDS: Table[NodeKind] = Table(
         Product: _Product(),
         MatMul: _MatMul(),
         Maximum: _Maximum(),
+        Beside: _Beside(),
         Reshape: _Reshape(),
         Permute: _Permute(),
     },

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import rounding, sums
 from verifiable_relu.bounds.activations import relax, row, unstable
+from verifiable_relu.bounds.beside import Aside
 from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.kinds import NODE_KINDS, NodeKind, of_samples
 from verifiable_relu.bounds.maxima import Between
@@ -42,6 +43,7 @@ from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
+    Beside,
     Bilinear,
     Conv2d,
     Linear,
@@ -68,7 +70,8 @@ class Float32:
     @cached_property
     def last_node(self) -> int:
         """The last node whose coefficients are in float32; −1 if there is none."""
-        if not self._allowed:
+        # Where rows of two networks cancel, their errors do not.
+        if not self._allowed or self._network.paired:
             return -1
         return last_float32_node(self._network, self._operators, self._start, self._everywhere, self._tuning)
 
@@ -408,6 +411,7 @@ class ShiftedLines:
         self._tuning = tuning
         self._steps: dict[tuple[int, bool, int], LineStep] = {}
         self._between: dict[tuple[int, bool], Between] = {}
+        self._aside: dict[tuple[int, bool], Aside] = {}
 
     def depth(self, index: int, count: int | None = None) -> int:
         """In how many float32 additions a product with a neuron of activation ``index`` takes part; 0 in float64.
@@ -440,9 +444,13 @@ class ShiftedLines:
                 )
         return self._steps[key]
 
-    def lend(self, index: int, between: Between) -> None:
-        """Take the lines of another relaxation for the maxima of node ``index``, where rounding does not count."""
-        self._between[index, False] = between.to(self._bounds.values[0].lower.dtype)
+    def lend(self, index: int, of: ShiftedLines) -> None:
+        """Take the lines of another relaxation for node ``index``, where rounding does not count."""
+        dtype = self._bounds.values[0].lower.dtype
+        if isinstance(self._bounds.network.nodes[index], Beside):
+            self._aside[index, False] = of.aside(index, False).to(dtype)
+        else:
+            self._between[index, False] = of.between(index, False).to(dtype)
 
     def between(self, index: int, rounded: bool) -> Between:
         """The step through the maxima of node ``index``."""
@@ -452,6 +460,14 @@ class ShiftedLines:
             found = Between.of(node, self._bounds.of(node.inputs[0]))
             self._between[key] = found.about(self._bounds, index, self._slack.sums) if rounded else found
         return self._between[key]
+
+    def aside(self, index: int, rounded: bool) -> Aside:
+        """The step through the node ``index`` of a network beside another."""
+        key = (index, rounded)
+        if key not in self._aside:
+            found = Aside.of(self._bounds, index)
+            self._aside[key] = found.about(self._bounds, index, self._slack.sums) if rounded else found
+        return self._aside[key]
 
     def own(self, index: int, lines: Lines, sample: Tensor, rounded: bool) -> LineStep:
         """The step through activation ``index`` of rows that have their own lines, (rows, *shape).

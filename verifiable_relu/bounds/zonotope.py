@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
+from verifiable_relu.bounds.beside import Secants
 from verifiable_relu.bounds.operators import DenseOperator, Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Bounds, Tuning
 from verifiable_relu.network.dispatch import Refusal, Table
@@ -50,6 +51,7 @@ from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
+    Beside,
     Bilinear,
     Input,
     Linear,
@@ -212,7 +214,7 @@ class Zonotopes:
         tuning: Tuning = TUNING,
     ) -> None:
         self.operators: Operators = prepared(network, tuning)
-        self.most = most
+        self.nodes, self.most = network.nodes, most
         self.pre: dict[int, Bounds] = {}
         first, self.share, self.varying = _of_inputs(box)
         self.radius = first.generators.flatten(2).sum(2)
@@ -336,8 +338,70 @@ def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[AffineForm]) -> Af
     error = slope * before.error
     error = torch.where(unstable, error * (1 + 4 * unit) + own, error)
     center = slope * before.center + half
+    form = AffineForm(center, before.generators, error)
+    return _with_symbols(of, before, form, slope, half, unstable, group)
 
-    flat, own_symbol = half.flatten(1), unstable.flatten(1)
+
+def _beside(of: Zonotopes, index: int, node: Beside, inputs: list[AffineForm]) -> AffineForm:
+    """f(z) and a multiple of d, with what the lines of d leave as ±half; or the form of g(z′) by itself.
+
+    Every term of the sums is at most one of the sizes of which 16 units of roundoff are granted.
+    """
+    apart, first, second = inputs
+    d = of.pre[index] = apart.bounds()
+    f, g = (of.nodes[i] for i in node.inputs[1:])
+    z, other = (of.pre[i] for i in node.inputs[1:])
+    assert isinstance(f, Activation) and isinstance(g, Activation)
+    known = Secants.of(f, g, z, other)
+    lines = known.lines(d)
+    slope = (lines.lower_slope + lines.upper_slope) / 2
+    low, high = lines.lower_slope - slope, lines.upper_slope - slope
+    least = torch.minimum(low * d.lower, low * d.upper) + lines.lower_offset
+    most = torch.maximum(high * d.lower, high * d.upper) + lines.upper_offset
+    half, center = (most - least) / 2, (most + least) / 2
+    alone = ~(~known.free | (2 * half <= chord(z)[2] + chord(other)[2]))
+
+    unit, columns = unit_roundoff(half.dtype), max(form.generators.shape[1] for form in inputs)
+    reach = torch.maximum(d.lower.abs(), d.upper.abs()) + apart.center.abs() + apart.size
+    own = 16 * unit * (slope.abs() * reach + first.center.abs() + first.size + half + center.abs())
+    error = (first.error + slope.abs() * apart.error + own + (columns + 8) * tiny(half.dtype)) * (1 + 8 * unit)
+    generators = _padded(first.generators, columns) + slope[:, None] * _padded(apart.generators, columns)
+    generators = torch.where(alone[:, None], _padded(second.generators, columns), generators)
+    center = torch.where(alone, second.center, first.center + slope * apart.center + center)
+    error, half = torch.where(alone, second.error, error), torch.where(alone, 0.0, half)
+    form = AffineForm(center, generators, error)
+    return _with_symbols(of, apart, form, None, half, half > 0, None)
+
+
+def _padded(generators: Tensor, columns: int) -> Tensor:
+    """The coefficients of more symbols, of which the later ones are zero."""
+    batch, count, *shape = generators.shape
+    return torch.cat([generators, generators.new_zeros(batch, columns - count, *shape)], 1)
+
+
+def _with_symbols(
+    of: Zonotopes,
+    before: AffineForm,
+    form: AffineForm,
+    slope: Tensor | None,
+    half: Tensor,
+    own_symbol: Tensor,
+    group: Mirrors | None,
+) -> AffineForm:
+    """A form with a symbol of its own times ``half`` for some neurons, with ``half`` in the error for the others.
+
+    Args:
+        of: the forms so far.
+        before: the form of whose widths the new symbols' shares are.
+        form: without.
+        slope: by which its generators are to be multiplied; None for 1.
+        half: (batch, *shape).
+        own_symbol: which neurons have ``half``; (batch, *shape) bool.
+        group: neurons that share symbols.
+    """
+    error = form.error
+    unit = unit_roundoff(half.dtype)
+    flat, own_symbol = half.flatten(1), own_symbol.flatten(1)
     if group is not None:
         own_symbol = own_symbol & group.leads
     count = int(own_symbol.sum(1).amax()) if len(own_symbol) else 0
@@ -349,16 +413,19 @@ def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[AffineForm]) -> Af
     if group is not None:
         number = number[:, group.first]
     if count > of.most:
-        rest = torch.where(number < 0, flat, 0.0).unflatten(1, node.shape)
+        rest = torch.where(number < 0, flat, 0.0).unflatten(1, half.shape[1:])
         error = (error + rest) * (1 + 4 * unit)
-    generators = half.new_empty(len(half), symbols + added, *node.shape)
-    columns = before.generators.shape[1]
-    torch.mul(slope[:, None], before.generators, out=generators[:, :columns])
+    columns = form.generators.shape[1]
+    generators = half.new_empty(len(half), symbols + added, *half.shape[1:])
+    if slope is None:
+        generators[:, :columns] = form.generators
+    else:
+        torch.mul(slope[:, None], form.generators, out=generators[:, :columns])
     generators[:, columns:] = 0
     if added:
         values = torch.where(number < 0, 0.0, flat)
         generators[:, symbols:].flatten(2).scatter_(1, number.clamp(min=0)[:, None], values[:, None])
-    return AffineForm(center, generators, error)
+    return AffineForm(form.center, generators, error)
 
 
 def _shared(
@@ -429,7 +496,8 @@ FORMS: Table[Callable[[Zonotopes, int, Any, list[AffineForm]], AffineForm]] = Ta
         Relu: _relu,
         Add: _add,
         Bilinear: Refusal("zonotopes have no form of products"),
-        Maximum: lambda of, index, node, inputs: inputs[1],
+        Maximum: lambda of, index, node, inputs: inputs[-1],
+        Beside: _beside,
         Reshape: _moved,
         Permute: _moved,
     },

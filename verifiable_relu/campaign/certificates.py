@@ -10,7 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -41,11 +41,13 @@ class Kept:
         accepted: whether the checker has accepted it.
         detail: what it said, or why there is none.
         refused: whether the checker has refused it. One that does not know the network or the property says nothing.
+        file: its path; empty where none was written.
     """
 
     accepted: bool
     detail: str
     refused: bool = False
+    file: str = ""
 
 
 class Certificates:
@@ -110,14 +112,18 @@ class Certificates:
                 network = read_bytes(onnx, _LARGEST)
             if network is None:
                 return self._kept(path, onnx, vnnlib, claim, Kept(False, "the network is not that of its file"))
+            arithmetic = queries[0].network.arithmetic
+            if sat and arithmetic != "real":
+                said = f"a counterexample in {arithmetic} is an evaluation that was run"
+                return self._kept(path, onnx, vnnlib, claim, Kept(False, said))
             if sat:
                 write_sat(path, network, prop, sat[0])
             else:
-                write_unsat(path, network, prop, list(proofs(queries, outcomes, limit)), joint)
+                write_unsat(path, network, prop, list(proofs(queries, outcomes, limit)), joint, arithmetic)
         except (InputError, OSError) as error:
             return self._kept(path, onnx, vnnlib, claim, Kept(False, str(error)))
         written = time.perf_counter()
-        kept = _said(path, on_disk(onnx), on_disk(vnnlib))
+        kept = _said(path, on_disk(onnx), on_disk(vnnlib), arithmetic)
         return self._kept(path, onnx, vnnlib, claim, kept, written - start, time.perf_counter() - written)
 
     def _kept(
@@ -129,7 +135,7 @@ class Certificates:
         named = str(network.resolve() if isinstance(network, Path) else Path.cwd() / network)
         files = (path.name if size else "", named, str(Path(vnnlib).resolve()))
         self._append((*files, claim, str(kept.accepted).lower(), kept.detail, str(size), *seconds))
-        return kept
+        return replace(kept, file=str(path)) if size else kept
 
     def _append(self, row: Sequence[str]) -> None:
         with self._table.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -158,10 +164,10 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         yield boxes.index(box), proof
 
 
-def _said(path: Path, onnx: Path, vnnlib: Path) -> Kept:
+def _said(path: Path, onnx: Path, vnnlib: Path, arithmetic: str) -> Kept:
     """What the checker says."""
     try:
-        return Kept(True, check(path, onnx, vnnlib))
+        return Kept(True, check(path, onnx, vnnlib, arithmetic))
     except Refused as error:
         return Kept(False, str(error), refused=True)
     except BadInput as error:

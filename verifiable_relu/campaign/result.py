@@ -111,6 +111,7 @@ class Result:
             where none is known.
         memory: the most bytes that the process which found the answer had had resident until then, for whatever; None
             where it is not known.
+        certificate: the file of the verdict's certificate; empty where none was written.
     """
 
     onnx: str
@@ -140,6 +141,7 @@ class Result:
     command: str = ""
     processor_seconds: float | None = None
     memory: int | None = None
+    certificate: str = ""
 
     def __repr__(self) -> str:
         margin = "" if self.margin is None else f", margin {self.margin:.6g}"
@@ -210,6 +212,7 @@ class Result:
         """
         # Records of older versions have no digest of files, are about real arithmetic, and say nothing of the machine.
         older: dict[str, Any] = {"files": "", "arithmetic": "real", "date": "", "processor": "", "command": ""}
+        older["certificate"] = ""
         older |= dict.fromkeys(("processor_seconds", "memory"))
         if not isinstance(record, dict) or {**older, **record}.keys() != _FIELDS.keys():
             raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
@@ -316,6 +319,7 @@ _FIELDS: dict[str, Field] = {
     "command": _text,
     "processor_seconds": _maybe(_number),
     "memory": _maybe(_count),
+    "certificate": _text,
 }
 """The fields of a record, in the order of ``Result``'s."""
 

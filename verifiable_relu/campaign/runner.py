@@ -334,7 +334,7 @@ class _Campaign:
         for other in self.members[index]:
             self.docket.close(other)
         network = case.queries[0].network
-        joined = self.certified(index, case, joined)
+        joined, certificate = self.certified(index, case, joined)
         self.record(
             index,
             Result(
@@ -361,26 +361,28 @@ class _Campaign:
                 arithmetic=network.arithmetic,
                 processor_seconds=self.docket.processor(query),
                 memory=None if self.store is None else peak() or None,
+                certificate=certificate,
             ),
         )
 
-    def certified(self, index: int, case: Case, joined: Outcome) -> Outcome:
-        """What a certificate makes of a verdict: *checked*, or unknown where the checker refuses it."""
+    def certified(self, index: int, case: Case, joined: Outcome) -> tuple[Outcome, str]:
+        """What a certificate makes of a verdict, *checked*, or unknown where the checker refuses it; and its file."""
         if self.certificates is None or joined.verdict is Verdict.UNKNOWN:
-            return joined
+            return joined, ""
         mine = dict(sorted(self.outcomes[index].items()))
         kept = self.certificates.keep(case.onnx, case.vnnlib, case.queries, list(mine.values()), case.timeout)
         # Proofs can be large.
         self.outcomes[index] = {query: replace(outcome, proof=None) for query, outcome in mine.items()}
         if kept.accepted:
-            return replace(joined, trust=Trust.CHECKED)
+            return replace(joined, trust=Trust.CHECKED), kept.file
         if kept.refused:
             detail = f'{REFUSED} of "{joined.verdict}" by {joined.method}: {kept.detail}'
-            return replace(
+            refused = replace(
                 joined, verdict=Verdict.UNKNOWN, reason=Reason.UNCONFIRMED, trust=None, margin=None, detail=detail
             )
+            return refused, kept.file
         note = f"no certificate: {kept.detail}"
-        return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note)
+        return replace(joined, detail=f"{joined.detail}; {note}" if joined.detail else note), kept.file
 
     def record(self, index: int, result: Result) -> None:
         """Keep a result."""

@@ -241,11 +241,11 @@ def _line(row: Iterable[str]) -> str:
     return text.getvalue()
 
 
-def _names(result: Result) -> tuple[str, str, str]:
-    return result.verifier, result.onnx, result.vnnlib
+def _names(result: Result) -> tuple[str, ...]:
+    return result.verifier, result.onnx, result.vnnlib, result.arithmetic
 
 
-def _short(key: tuple[str, str, str]) -> bytes:
+def _short(key: tuple[str, ...]) -> bytes:
     """A digest of a key or of names, since they are long."""
     return blake2b("\0".join(key).encode(errors="surrogateescape"), digest_size=16).digest()
 
@@ -284,16 +284,16 @@ def counterexample_file(result: Result) -> str:
 
 
 def read_results(folder: Path | str) -> list[Result]:
-    """The results that a folder holds: the latest of each verifier and instance, by the names of its two files.
+    """The results that a folder holds: the latest of each verifier, arithmetic and instance, by its two files' names.
 
     A record of files that could not be read has no verifier. It says nothing once they were answered.
 
     Raises:
         InputError: if the folder has no records, or if one is damaged.
     """
-    found: dict[tuple[str, str, str], Result] = {}
+    found: dict[tuple[str, ...], Result] = {}
     for result in read_journal(folder, RESULTS):
-        found.pop(("", result.onnx, result.vnnlib), None)
+        found.pop(("", *_names(result)[1:]), None)
         found[_names(result)] = result
     return list(found.values())
 

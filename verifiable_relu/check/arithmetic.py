@@ -16,6 +16,8 @@ Numbers that are made of the file's are exact (``Fraction``), or float64 with on
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -160,3 +162,70 @@ def outward(value: Any, towards: float) -> float:
     if (found < value) if towards > 0 else (found > value):
         found = float(np.nextafter(found, towards))
     return found
+
+
+# What runs a network (``running``)
+
+SPARE = 16
+"""Roundings granted to every sum beyond its own."""
+
+LEAST = 2.0**-126
+"""The smallest normal number of float32."""
+
+CURVE = 2.0**-18
+"""What Sigmoid and Tanh are off by, and Gelu as a part of its argument."""
+
+
+def _bfloat16(values: Number) -> Number:
+    """Numbers of float32 rounded to bfloat16, ties to even."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One row of the page's table.
+
+    Attributes:
+        operand, unit, result: relative errors of an operand, of an operation of a sum, and of a result.
+        least: half of the least positive number of results, where these are not float32.
+        largest: what no value may exceed, nor any sum of the sizes of terms.
+        stored: what becomes of the numbers that a file stores.
+    """
+
+    operand: Fraction
+    unit: Fraction
+    result: Fraction = Fraction(0)
+    least: float = 0.0
+    largest: float = 2.0**60
+    stored: Callable[[Number], Number] = np.asarray
+
+    def relative(self, terms: int) -> float:
+        """θ of a sum of so many products."""
+        spread = (terms + 1 + SPARE) * self.unit
+        if spread >= Fraction(1, 2):
+            raise BadInput("a sum is too long for its rounding to be bounded")
+        return outward((1 + self.operand) ** 2 / (1 - spread) - 1, np.inf)
+
+    def lost(self, terms: int, row: Number, small: bool = False) -> Number:
+        """What sums of so many products lose below the smallest normal number; ``row``: the sizes of their weights.
+
+        ``small``: whether a weight other than zero, or its product with those of fused operators, may be smaller.
+        """
+        sizes = 2 * (terms + 1 + SPARE) + 2 * row + (terms * self.largest if small else 0.0)
+        return np.asarray(OWN * (2 * LEAST * sizes + self.least))
+
+
+ARITHMETICS = {
+    "float32": Arithmetic(Fraction(0), Fraction(1, 2**24)),
+    "tf32": Arithmetic(Fraction(1, 2**10), Fraction(1, 2**23)),
+    "bfloat16": Arithmetic(Fraction(0), Fraction(1, 2**23), Fraction(1, 2**8), stored=_bfloat16),
+    "float16": Arithmetic(
+        Fraction(0), Fraction(1, 2**23), Fraction(1, 2**11), 2.0**-25, 2.0**15, lambda v: v.astype(np.float16)
+    ),
+}
+"""By name. In float32 every operation is rounded to nearest; in tf32 operands are cut to 10 bits behind the first; in
+types of 16 bits results are rounded to 8 and 11 bits; their sums may be cut off. A product takes part in K additions,
+at most, of a sum of K products and a bias: with the operands' errors, and ``SPARE`` roundings more, it is off by
+(1 + o)²·(1 + s)ⁿ − 1 ≤ (1 + o)²/(1 − n·s) − 1 of itself, n = K + 1 + ``SPARE`` (Higham, section 3.1).
+"""

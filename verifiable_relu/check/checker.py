@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.conditions import read_property
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.model import read_model
@@ -26,8 +27,12 @@ LARGEST_NETWORK, LARGEST_PROPERTY = 1 << 31, 1 << 25
 """Most bytes of files, unpacked."""
 
 
-def check(certificate: Path, net: Path, spec: Path) -> str:
+def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = None) -> str:
     """What the certificate proves, in one sentence.
+
+    Args:
+        certificate, net, spec: the files.
+        arithmetic: that the claim is expected to be about; None for whatever the certificate says.
 
     Raises:
         Refused: if it proves less than it claims; with the record and the reason.
@@ -37,13 +42,18 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
     with opened(certificate) as records, np.errstate(all="ignore"):
         try:
             keys = ("certificate", "claim", "network", "property", "says")
-            version, claim, *digests, _, joint = records.take(*keys, optional=("joint",))
+            version, claim, *digests, _, joint, ran = records.take(*keys, optional=("joint", "arithmetic"))
             if version != VERSION or type(version) is not int:
                 raise Refused(f"version {str(version)[:20]} of the format is not known")
             for (what, content), digest in zip(files.items(), digests, strict=True):
                 if digest != hashlib.sha256(content).hexdigest():
                     raise Refused(f"it speaks of another {what}, whose SHA-256 is {str(digest)[:64]}")
-            graph = _named(net, lambda: read_model(files["network"]))
+            running = None if ran is None else ARITHMETICS.get(str(ran))
+            if ran is not None and (running is None or joint is not None or claim != "unsat"):
+                raise Refused("an arithmetic is one that is known, of a claim of unsat of one network")
+            if arithmetic not in (None, ran or "real"):
+                raise Refused(f"it is about {ran or 'real'} arithmetic, not about {arithmetic}")
+            graph = _named(net, lambda: read_model(files["network"], running))
             sizes = graph.nodes[0].size, graph.nodes[graph.output].size
             disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8-sig", "replace"), *sizes))
             if claim == "sat" and joint is None:
@@ -55,18 +65,21 @@ def check(certificate: Path, net: Path, spec: Path) -> str:
                 return f"sat: the point is in the box, and in real arithmetic the network maps it into disjunct {at}"
             if claim != "unsat":
                 raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
-            whom = "the network maps"
+            whom = "in real arithmetic on the stored weights the network maps"
+            if running is not None:
+                whom = f"no evaluation of the network in {ran} maps"
             if joint is not None:
                 hardness = [rational(value) for value in joint] if isinstance(joint, list) else []
                 graph = graph.hardened(hardness)
                 whom = (
-                    f"every network with ReLU or λ-GELU, λ ≥ {', '.join(joint)}, in the place of its activations maps"
+                    "in real arithmetic on the stored weights every network with ReLU or λ-GELU, "
+                    f"λ ≥ {', '.join(joint)}, in the place of its activations maps"
                 )
-            counts = Proof(graph, disjuncts, records).check()
+            counts = Proof(graph, disjuncts, records, running).check()
         except Refused as error:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
     return (
-        f"unsat: in real arithmetic on the stored weights {whom} no point of the property's boxes into its "
+        f"unsat: {whom} {'any' if running else 'no'} point of the property's boxes into its "
         f"unsafe set; checked: {counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves; "
         f"{counts.exact} of these inequalities in exact arithmetic"
     )

@@ -29,27 +29,42 @@ class Affine:
     Attributes:
         terms: the number of a node, and a (size, size of that node) matrix; no node is named twice.
         bias: (size,).
-        relative: where the operator's true coefficients are irrational or no binary numbers, a bound of the relative
-            error of every entry of the matrices and of the bias; otherwise 0.
+        relative: where the operator's true coefficients are irrational or no binary numbers, or where what runs it
+            rounds, a bound of the relative error of every entry of the matrices and of the bias; otherwise 0.
+        moves: whether it only picks entries, for the operator that follows.
+        lost: (size,) what else the value may be off by.
     """
 
     terms: list[tuple[int, Matrix]]
     bias: Number
     relative: float = 0.0
+    moves: bool = False
+    lost: Number = field(default_factory=lambda: np.zeros(()))
     absolute: list[tuple[int, Matrix]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.absolute = [(source, abs(matrix)) for source, matrix in self.terms]
+        self.lost = np.broadcast_to(self.lost, (self.size,))
 
     @property
     def size(self) -> int:
         return len(self.bias)
 
     @cached_property
+    def products(self) -> int:
+        """How many products other than zero a sum along a row of the matrices has, at most."""
+        return sum(int((matrix != 0).sum(1).max()) for _, matrix in self.terms)
+
+    @cached_property
+    def least(self) -> float:
+        """The size of the least coefficient other than zero; 1 where all are zero."""
+        sizes = (matrix.data if sparse.issparse(matrix) else matrix for _, matrix in self.absolute)
+        return min((float(part[part > 0].min()) for part in sizes if (part > 0).any()), default=1.0)
+
+    @cached_property
     def count(self) -> int:
         """How many products other than zero a sum along a row or along a column of the matrices has, at most."""
-        rows = sum(int((matrix != 0).sum(1).max()) for _, matrix in self.terms)
-        return max(rows, *(int((matrix != 0).sum(0).max()) for _, matrix in self.terms))
+        return max(self.products, *(int((matrix != 0).sum(0).max()) for _, matrix in self.terms))
 
 
 @dataclass(eq=False)
@@ -216,10 +231,11 @@ def joined(nodes: list[Node], output: int) -> Graph:
             alone = len(given) == 1 and readers[node.terms[0][0]] == 1 and not node.relative
             if alone and isinstance(before, Affine) and _picks(matrix) and not (bias.any() and before.bias.any()):
                 given = [(other, part[matrix.indices]) for other, part in before.terms]
-                made[source] = Affine(given, before.bias[matrix.indices] + bias, before.relative)
+                lost = before.lost[matrix.indices]
+                made[source] = Affine(given, before.bias[matrix.indices] + bias, before.relative, lost=lost)
                 place[number] = source
                 continue
-            made.append(Affine(given, bias, node.relative))
+            made.append(Affine(given, bias, node.relative, lost=node.lost))
         elif isinstance(node, Source):
             made.append(node)
         elif isinstance(node, Maximum):

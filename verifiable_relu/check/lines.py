@@ -318,7 +318,7 @@ class Relaxation:
             reach += absolute @ radius
             size += absolute @ (np.abs(center) + radius)
             spread += float(np.abs(center).sum() + radius.sum())
-        slack = OWN * 2 * (gamma(node.count + 8) + node.relative) * size + TINY * (1 + spread)
+        slack = OWN * ((2 * gamma(node.count + 8) + node.relative) * size + node.lost) + TINY * (1 + spread)
         return middle - reach - slack, middle + reach + slack
 
     def most(self, number: int) -> Number:
@@ -331,8 +331,8 @@ class Relaxation:
 
         The row a of a·v, v = W·w + b, becomes fl(a·W), which is off by at most γ·|a|·|W|, and the constant grows by
         fl(a·b). At |w| ≤ M that changes a·v by at most γ·|a|·|W|·M + γ′·|a|·|b|, where γ′ also covers the additions of
-        the constants of all nodes, and both cover what W and b are off by. Products with zeros are exact. TINY by
-        itself is what the unit, which is multiplied by a, has lost to underflow.
+        the constants of all nodes, and both cover what W and b are off by; what v has lost beside that is added.
+        Products with zeros are exact. TINY by itself is what the unit, which is multiplied by a, has lost to underflow.
         """
         if number not in self._units:
             size, spread = np.zeros(node.size), 0.0
@@ -342,7 +342,7 @@ class Relaxation:
             # Of a·b, all of a node's entries are one sum.
             terms, offsets = node.count + 8, node.size + len(self.graph.nodes) + 8
             unit = (gamma(terms) + node.relative) * size + (gamma(offsets) + node.relative) * np.abs(node.bias)
-            self._units[number] = unit + TINY, TINY * (1 + spread)
+            self._units[number] = OWN * (unit + node.lost) + TINY, TINY * (1 + spread)
         return self._units[number]
 
     def forms(self, rows: dict[int, Number], slopes: Slopes, arithmetic: Float = FLOAT) -> Form:
@@ -408,7 +408,7 @@ class Relaxation:
                 lost = size @ ring.of(np.abs(node.bias))
                 for source, absolute in node.absolute:
                     lost = lost + ring.times(size, absolute) @ ring.of(self.most(source))
-                lost = lost * Fraction(node.relative)
+                lost = lost * Fraction(node.relative) + size @ ring.of(node.lost)
             return np.asarray(lost)
         if isinstance(node, Activation | Smooth):
             source, part = given[0]

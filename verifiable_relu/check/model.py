@@ -9,10 +9,11 @@ import onnx
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from verifiable_relu.check.arithmetic import Number
+from verifiable_relu.check.arithmetic import Arithmetic, Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Graph, Source, joined
 from verifiable_relu.check.operators import OPERATORS
+from verifiable_relu.check.running import Running, require_rounded
 from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
@@ -25,8 +26,12 @@ FLOATS = {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOU
 """The types of inputs and outputs."""
 
 
-def read_model(data: bytes) -> Graph:
+def read_model(data: bytes, arithmetic: Arithmetic | None = None) -> Graph:
     """The graph of an ONNX file with one input and one output; a leading axis of the input of unknown size is 1.
+
+    Args:
+        data: the file.
+        arithmetic: of what runs it, whose rounding the graph's nodes then have as errors; None for real arithmetic.
 
     Raises:
         BadInput: naming the node that is malformed or unknown.
@@ -36,7 +41,7 @@ def read_model(data: bytes) -> Graph:
         tensors = [*model.graph.initializer, *(a.t for node in model.graph.node for a in node.attribute)]
         if any(t.external_data or t.data_location == onnx.TensorProto.EXTERNAL for t in tensors):
             raise BadInput("weights are in another file, which no digest speaks of")
-        reader = _Reader(model)
+        reader = _Reader(model, arithmetic)
         graph = reader.graph()
         # ONNX's own functions may crash on operators that are malformed: they see those alone that have been read.
         onnx.checker.check_model(data, full_check=True)
@@ -52,9 +57,10 @@ def read_model(data: bytes) -> Graph:
 class _Reader:
     """The tensors of a model's graph, read in the order of the file."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, arithmetic: Arithmetic | None) -> None:
         self.model = model
         self.build = Builder()
+        self.running = None if arithmetic is None else Running(self.build, arithmetic)
         self.tensors: dict[str, Value | None] = {"": None}
         versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
         self.opset = versions[0] if len(versions) == 1 else 0
@@ -70,15 +76,17 @@ class _Reader:
         inputs = [i for i in graph.input if i.name not in self.tensors]
         if len(inputs) != 1 or len(graph.output) != 1:
             raise BadInput("a network with one input and one output is expected")
-        if not {end.type.tensor_type.elem_type for end in (*inputs, *graph.output)} <= FLOATS:
-            raise BadInput("an input and an output of floating-point numbers are expected")
+        floats = FLOATS if self.running is None else {onnx.TensorProto.FLOAT}
+        if not {end.type.tensor_type.elem_type for end in (*inputs, *graph.output)} <= floats:
+            raise BadInput("an input and an output of floating-point numbers are expected, float32 if they run")
         axes = inputs[0].type.tensor_type.shape.dim
         dims = [axis.dim_value if axis.HasField("dim_value") else int(not at) for at, axis in enumerate(axes)]
         if min(dims, default=0) <= 0 or np.prod(dims, dtype=float) > LARGEST:
             raise BadInput("the shape of the input is not known")
         size = int(np.prod(dims))
         self.build.nodes.append(Source(size))
-        self._name(inputs[0].name, Tensor(0, np.arange(size).reshape(dims)))
+        source = Tensor(0, np.arange(size).reshape(dims))
+        self._name(inputs[0].name, source if self.running is None else self.running.begun(source))
         for node in graph.node:
             place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
             try:
@@ -96,7 +104,10 @@ class _Reader:
         if not isinstance(output, Tensor):
             raise BadInput("the output does not depend on the input")
         last = self.build.settled(output)
-        return joined(self.build.nodes, last)
+        made = joined(self.build.nodes, last)
+        if self.running is not None:
+            require_rounded(made)
+        return made
 
     def compare_shapes(self) -> None:
         """Compare the shapes of all values with those that ONNX's inference finds for a batch of one.
@@ -146,7 +157,8 @@ class _Reader:
             raise BadInput("the operator is not known")
         if len(node.output) > 1 and node.op_type != "Dropout":
             raise BadInput("only its first output is known")
-        return operator(Call(self.build, node.output[0], inputs, attributes, self.opset))
+        found = operator(Call(self.build, node.output[0], inputs, attributes, self.opset))
+        return found if self.running is None else self.running.operator(node.op_type, found)
 
     def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:
         if node.op_type not in MOVES or len(inputs) < len(node.input):

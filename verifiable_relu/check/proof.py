@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import Float, Number, outward
+from verifiable_relu.check.arithmetic import Arithmetic, Float, Number, outward
 from verifiable_relu.check.conditions import Disjunct, Row
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Graph, Maximum, Smooth
 from verifiable_relu.check.least import Least, of_box
 from verifiable_relu.check.lines import WORKING, Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers, rational, require_depth
+from verifiable_relu.check.running import require_moderate
 from verifiable_relu.check.trees import Counts, Trees
 from verifiable_relu.check.zonotope import Boxes
 
@@ -26,11 +27,13 @@ class Proof:
         graph: the network.
         disjuncts: the unsafe set.
         records: the certificate, behind its first record.
+        arithmetic: of what runs the network; None for real arithmetic.
     """
 
     graph: Graph
     disjuncts: list[Disjunct]
     records: Records
+    arithmetic: Arithmetic | None = None
     counts: Counts = field(default_factory=Counts)
 
     def check(self) -> Counts:
@@ -88,7 +91,11 @@ class Proof:
         """A box, or two that cover it, and so on."""
         low = np.array([outward(value, -np.inf) for value in lower])
         high = np.array([outward(value, np.inf) for value in upper])
-        graph = self.graph.asked(comparing=all(row.compares for rows in polytopes for row in rows))
+        # What rounds may make a tie of a difference: its head counts.
+        comparing = self.arithmetic is None and all(row.compares for rows in polytopes for row in rows)
+        graph = self.graph.asked(comparing)
+        if self.arithmetic is not None:
+            require_moderate(graph, low, high, self.arithmetic.largest)
         pending, leaves = [(low, high)], Boxes(graph, polytopes, self.records, self.counts)
         while pending:
             low, high = pending.pop()

@@ -6,6 +6,7 @@ Flatten, …) moves places, and what computes makes a node. Nothing is merged an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -65,11 +66,16 @@ class Multiple:
 
 
 class Builder:
-    """The nodes of a graph that is being read."""
+    """The nodes of a graph that is being read.
+
+    Attributes:
+        stored: what becomes of stored numbers where operators are taken as what runs them computes them; else None.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.multiples: dict[int, Multiple] = {}
+        self.stored: Callable[[Number], Number] | None = None
 
     def traced(self, tensor: Tensor) -> list[Multiple]:
         """The tensor as a multiple of itself, and of each tensor before it that it is a multiple of."""
@@ -85,7 +91,7 @@ class Builder:
         index, size = tensor.index.ravel(), self.nodes[tensor.node].size
         if len(index) == size and (index == np.arange(size)).all():
             return tensor.node
-        self.nodes.append(Affine([(tensor.node, pick(index, size))], np.zeros(len(index))))
+        self.nodes.append(Affine([(tensor.node, pick(index, size))], np.zeros(len(index)), moves=True))
         return len(self.nodes) - 1
 
     def computed(self, node: Any, shape: tuple[int, ...]) -> Tensor:
@@ -115,7 +121,7 @@ class Call:
         value = self.inputs[at]
         if not isinstance(value, np.ndarray) or value.dtype not in (np.float16, np.float32, np.float64):
             raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
-        return value.astype(np.float64)
+        return (value if self.build.stored is None else self.build.stored(value)).astype(np.float64)
 
     def curve(self, x: Tensor, name: str, kind: str, curve: Curve) -> Tensor:
         """A curve of every entry of a tensor."""

@@ -137,7 +137,7 @@ def _affine(node: Affine, found: dict[int, Form]) -> Form:
         generators[:, : form.generators.shape[1]] += _times(form.generators, matrix)
         size = size + _times(np.abs(form.center) + form.size, absolute)
         error = error + _times(form.error, absolute)
-    lost = 2 * (gamma(node.count + len(parts) + 8) + node.relative) * size
+    lost = 2 * (gamma(node.count + len(parts) + 8) + node.relative) * size + node.lost
     return Form(center, generators, OWN * (error + lost + TINY))
 
 

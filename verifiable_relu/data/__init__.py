@@ -54,6 +54,9 @@ class Entry:
     std: tuple[float, ...] = ()
 
 
+VALIDATION = ":validation"
+"""What follows the name of a data set, or of a file, of which training images stand for the test images."""
+
 DATASETS = {
     "mnist": Entry(
         "idx",

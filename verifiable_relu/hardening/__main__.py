@@ -19,7 +19,7 @@ from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded
-from verifiable_relu.train.options import CHOICES
+from verifiable_relu.train.options import CHOICES, int8_file
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of torch's random numbers (default: 0)")
     made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
+    made.add_argument("--int8", action="store_true", help="write the int8 network beside it, too, as N.int8.onnx")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     add_debug(made)
     return made
@@ -102,7 +103,8 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.out.suffix != ".onnx":
         raise InputError("the name of the output file must end in .onnx", path=options.out)
-    require_writable(options.out)
+    for written in (options.out, *([int8_file(options.out)] if options.int8 else ())):
+        require_writable(written)
     # Imported here, because the imports load torch, for which --help need not wait.
     import torch
 
@@ -136,11 +138,20 @@ def run(options: argparse.Namespace) -> int:
     hardened.model.cpu()
     hardened.write(options.out)
     print(hardened)
-    print(f"wrote {options.out}; next, write properties and answer them:")
+    files = [options.out]
+    if options.int8:
+        from verifiable_relu.files import write_whole
+        from verifiable_relu.train.export import CALIBRATED, quantize
+
+        files.append(int8_file(options.out))
+        write_whole(files[1], quantize(options.out.read_bytes(), training[0][:CALIBRATED].numpy()))
+    print(f"wrote {' and '.join(map(str, files))}; next, write properties and answer them:")
     print(
         f"  python -m verifiable_relu.spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P"
     )
     print("  python -m verifiable_relu.certify --spec P")
+    if options.int8:
+        print(f"and the same with --net {files[1]}")
     return 0
 
 

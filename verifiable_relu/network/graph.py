@@ -21,6 +21,7 @@ from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
+    Beside,
     Bilinear,
     Curve,
     Identity,
@@ -31,6 +32,7 @@ from verifiable_relu.network.nodes import (
     Permute,
     Reshape,
     Scale,
+    Seen,
     Shape,
     Sparse,
     Step,
@@ -172,6 +174,11 @@ class Network:
         return {index: node for index, node in enumerate(self.nodes) if isinstance(node, Maximum)}
 
     @cached_property
+    def paired(self) -> bool:
+        """Whether some nodes are those of a network beside another."""
+        return any(isinstance(node, Beside) for node in self.nodes)
+
+    @cached_property
     def spared(self) -> frozenset[int]:
         """The nodes that nothing needs but the tournaments of maxima: bounds do without them."""
         last = len(self.nodes) - 1
@@ -194,8 +201,8 @@ class Network:
 
     @cached_property
     def last_activation(self) -> int:
-        """The index of the last activation node, 0 if there is none."""
-        return max(self.activations, default=0)
+        """The index of the last activation node, or of what lies beside it (``Beside``); 0 if there is none."""
+        return max((i for i, node in enumerate(self.nodes) if isinstance(node, Activation | Beside)), default=0)
 
     @cached_property
     def piecewise_linear(self) -> bool:
@@ -347,7 +354,7 @@ def _keeps_whole(node: Node) -> bool:
         return _all_whole(node.below)
     if isinstance(node, Curve):
         return node.function in ("Square", "Cube")
-    return isinstance(node, Add | Bilinear | Identity | Maximum | Reshape | Permute)
+    return isinstance(node, Add | Bilinear | Identity | Seen | Reshape | Permute)
 
 
 def _all_whole(numbers: Tensor) -> bool:

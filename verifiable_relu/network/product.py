@@ -13,7 +13,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import curve
+from verifiable_relu.network.nodes import Activation, Beside, alike, curve
 from verifiable_relu.network.source import replay
 
 Form = tuple[Sequence[tuple[int, int]], int]
@@ -41,8 +41,10 @@ def product(
     """The network that computes several networks at once, on inputs (size,).
 
     Its outputs are those of the parts, one after the other, each in row-major order, with ``passed`` its own inputs
-    after them, and then ``products``: each of two forms over the outputs before it. What is added to the parts are
-    matrices of integers that every precision holds, so that nothing is rounded. What runs the parts runs it (``run``).
+    after them, and then ``products``: each of two forms over the outputs before it. A part of the same build as an
+    earlier one stands beside it (``bounds.beside``): bounds know how its neurons differ from those. What is added to
+    the parts are matrices of integers that every precision holds, so that nothing is rounded. What runs the parts runs
+    it (``run``).
 
     Raises:
         InputError: if ``inputs`` do not fit, or a part is not taken as a function of real numbers.
@@ -50,6 +52,7 @@ def product(
     build = Builder((size,))
     total = sum(part.network.output_size for part in parts) + size * passed
     summands, start = [], 0
+    placed: list[tuple[Network, dict[int, int]]] = []
     for part in parts:
         if part.network.arithmetic != "real":
             raise InputError(f"a query that joins networks is about real numbers, not {part.network.arithmetic}")
@@ -59,10 +62,17 @@ def product(
         if list(part.inputs) != list(range(size)):
             at = build.linear(0, _ones(range(len(part.inputs)), part.inputs, len(part.inputs), size), None, "inputs")
         at = build.reshape(at, part.network.input_shape, f"{part.label}/input")
+        beside = next((known for network, known in placed if isomorphic(network, part.network)), None)
         places = {0: at}
         for index, node in enumerate(part.network.nodes[1:], 1):
             moved = replace(node, name=f"{part.label}/{node.name}", inputs=tuple(places[i] for i in node.inputs))
             places[index] = build.append(moved)
+            if beside is not None and isinstance(node, Activation):
+                (source,) = node.inputs
+                minus = build.scale(beside[source], f"{moved.name}/minus", scale=-torch.ones(()))
+                known = (build.add(places[source], minus, f"{moved.name}/apart"), beside[index], places[index])
+                places[index] = build.append(Beside(name=f"{moved.name}/beside", inputs=known, shape=node.shape))
+        placed.append((part.network, places))
         count = part.network.output_size
         flat = build.reshape(places[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
         summands.append((flat, range(start, start + count)))
@@ -78,6 +88,15 @@ def product(
         output, left = _multiplied(build, output, left[:level]), left[level:]
     name = " and ".join(part.label for part in parts)
     return replace(build.network(output, name=name), run=partial(_run, parts=parts, passed=passed, pairs=products))
+
+
+def isomorphic(first: Network, second: Network) -> bool:
+    """Whether two networks have the same nodes but for their numbers, and activations that can be compared."""
+    pairs = list(zip(first.nodes, second.nodes, strict=False))
+    both = len(first.nodes) == len(second.nodes) and all((f.inputs, f.shape) == (g.inputs, g.shape) for f, g in pairs)
+    return both and all(
+        alike(f, g) if isinstance(f, Activation) and isinstance(g, Activation) else type(f) is type(g) for f, g in pairs
+    )
 
 
 def _run(x: Tensor, parts: Sequence[Part], passed: bool, pairs: Sequence[tuple[Form, Form]]) -> Tensor:

@@ -88,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
 
     source, *others = options.source
     title = options.title or " and ".join(each.resolve().name.removesuffix(".json") for each in options.source)
-    found = of_source(source, options.pictures, others, options.expected)
     out = options.out or (source.with_suffix(".html") if source.suffix == ".json" else source / "report.html")
+    found = of_source(source, options.pictures, others, options.expected, out.parent)
     try:
         out.write_text(found.html(printable(title)), encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 from statistics import median
+from urllib.parse import quote
 
 from verifiable_relu.arguments import fraction
 from verifiable_relu.campaign.result import Result
@@ -207,6 +209,14 @@ def margins(results: Sequence[Result]) -> Chart | None:
     )
 
 
+def about(result: Result) -> Result:
+    """A result whose verifier is named by the arithmetic of its question, too, where that is of what runs a network."""
+    if result.arithmetic == "real" or not result.verifier:
+        return result
+    method, *options = result.verifier.partition("(")
+    return replace(result, verifier=f"{method} about {result.arithmetic}{''.join(options)}")
+
+
 def beside(campaigns: Mapping[Path, Sequence[Result]]) -> list[Result]:
     """The results of several campaigns, whose methods have the names of their folders in theirs.
 
@@ -302,8 +312,8 @@ class Pair:
 
     @property
     def contrary(self) -> list[tuple[Result, Result]]:
-        """Where they contradict each other."""
-        return [(a, b) for a, b in self.both if a.answer != b.answer]
+        """Where they contradict each other about one arithmetic."""
+        return [(a, b) for a, b in self.both if a.answer != b.answer and a.arithmetic == b.arithmetic]
 
     def only(self, which: int) -> list[tuple[Result, Result]]:
         """Where one of them, 0 or 1, decides alone."""
@@ -480,19 +490,63 @@ def radii_table(rows: Sequence[AtRadius]) -> Table:
     )
 
 
-def instances(results: Sequence[Result], shown: Mapping[tuple[str, str], str], expected: Expected) -> Table:
+@dataclass(frozen=True)
+class Evidence:
+    """The files to which a page leads.
+
+    Attributes:
+        page: the folder of the page; None for a page without links to files.
+        folder: that of the results, from which counterexamples are named; None for several.
+    """
+
+    page: Path | None = None
+    folder: Path | None = None
+
+    def at(self, file: str | Path) -> Link:
+        """The name of a counterexample's file, with its address."""
+        return self.link(str(file), self.folder and self.folder / file if file else None)
+
+    def link(self, text: str, file: str | Path | None) -> Link:
+        """A text that leads to a file, if there is one."""
+        if self.page is None or not file or not os.path.isfile(file):
+            return Link(text, "")
+        try:
+            where = os.path.relpath(file, self.page)
+        except ValueError:  # Windows knows no way from one drive to another.
+            return Link(text, "")
+        return Link(text, "./" + quote(os.fsencode(Path(where).as_posix())))
+
+    def records(self) -> list[Link]:
+        """The files of the folder."""
+        names = () if self.folder is None else ("records.jsonl", "results.csv")
+        return [link for name in names if (link := self.at(name)).address]
+
+
+NOWHERE = Evidence()
+"""Of a page without links to files."""
+
+
+def instances(
+    results: Sequence[Result], shown: Mapping[tuple[str, str], str], expected: Expected, evidence: Evidence = NOWHERE
+) -> Table:
     """A row for each instance; where there are several methods, each has columns of its own.
 
     Args:
         results: the results.
         shown: where counterexamples are shown, by network and property: an address within the page.
         expected: the expected verdicts; without any, there is no column for them.
+        evidence: where the files are that rows lead to.
     """
+
+    def asked(onnx: str, vnnlib: str) -> Link:
+        name, place = Path(vnnlib).name, shown.get((onnx, vnnlib))
+        return Link(name, place) if place else evidence.link(name, on_disk(vnnlib))
+
     names = verifier_names(results)
     if len(names) > 1:
         rows = []
         for (onnx, vnnlib), members in by_instance(results).items():
-            row: list[Cell] = [Link(Path(vnnlib).name, shown.get((onnx, vnnlib), "")), named(onnx)]
+            row: list[Cell] = [asked(onnx, vnnlib), named(onnx)]
             row += [_expected(members[0], expected)] if expected else []
             for verifier in names:
                 mine = next((result for result in members if result.verifier == verifier), None)
@@ -502,10 +556,10 @@ def instances(results: Sequence[Result], shown: Mapping[tuple[str, str], str], e
         wanted = ["expected"] if expected else []
         return Table(("property", "network", *wanted, *heads), rows, caption="All instances")
     columns: list[Column[Result]] = [
-        ("property", "", lambda result: Link(Path(result.vnnlib).name, shown.get((result.onnx, result.vnnlib), ""))),
+        ("property", "", lambda result: asked(result.onnx, result.vnnlib)),
         ("answer", "", lambda result: result.answer),
         *([("expected", "", lambda result: _expected(result, expected))] if expected else []),
-        ("network", "", lambda result: named(result.onnx)),
+        ("network", "", lambda result: evidence.link(named(result.onnx), on_disk(result.onnx))),
         ("trust", "", lambda result: "" if result.trust is None else str(result.trust)),
         ("reason", "", lambda result: str(result.reason)),
         ("decided by", "", lambda result: result.method),
@@ -514,7 +568,12 @@ def instances(results: Sequence[Result], shown: Mapping[tuple[str, str], str], e
         ("limit, seconds", "", lambda result: result.timeout),
         ("margin", "", lambda result: result.margin),
         ("unstable neurons", "", lambda result: result.unstable),
-        ("counterexample", "", lambda result: counterexample_file(result)),
+        ("counterexample", "", lambda result: evidence.at(counterexample_file(result))),
+        *(
+            [("certificate", "", lambda result: evidence.link(Path(result.certificate).name, result.certificate))]
+            if any(result.certificate for result in results)
+            else []
+        ),
         ("note", "", lambda result: result.detail),
     ]
     return tabulate(results, columns, "All instances")

@@ -35,7 +35,7 @@ class Shown:
         outputs: rows: name, output at the middle of the box (empty if it is not known), output at the counterexample.
         note: why something is missing; empty if nothing is.
         id: its anchor in the page.
-        file: the file of the counterexample, relative to the folder of the results.
+        file: the file of the counterexample, relative to the folder of the results; on a page with its address.
     """
 
     title: str

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from verifiable_relu.journal import Kind, plain, read_journal
 from verifiable_relu.report import campaign
 from verifiable_relu.report.counterexamples import Gallery, Shown, data_uri, spread
 from verifiable_relu.report.figures import ANSWERS, COLOURS, Axis, Chart, Series
-from verifiable_relu.report.table import Cell, Table, natural
+from verifiable_relu.report.table import Cell, Link, Table, natural
 
 _LARGEST = 1 << 26
 """The most bytes of a record of a training, or of a table or a figure of a study."""
@@ -50,6 +50,7 @@ class Section:
         filter: whether readers can choose rows of the tables by words.
         gallery: counterexamples.
         facts: names and values.
+        files: links to files.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Section:
     filter: bool = False
     gallery: Sequence[Shown] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[Link] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,13 @@ class Found:
         )
 
 
-def of_source(source: Path, pictures: int, others: Sequence[Path] = (), expected: Path | None = None) -> Found:
+def of_source(
+    source: Path,
+    pictures: int,
+    others: Sequence[Path] = (),
+    expected: Path | None = None,
+    page: Path | None = None,
+) -> Found:
     """The page of a folder or of a training's record.
 
     Args:
@@ -106,6 +114,7 @@ def of_source(source: Path, pictures: int, others: Sequence[Path] = (), expected
         pictures: the most counterexamples to show.
         others: folders of other campaigns, to be shown beside the first one.
         expected: a table of verdicts with which a campaign's are compared (``campaign.read_expected``).
+        page: the folder in which the page will lie, whose rows then lead to the files of a campaign that are there.
 
     Raises:
         InputError: if there are no results, if the records are damaged, or if what has no instances is to be compared.
@@ -121,7 +130,8 @@ def of_source(source: Path, pictures: int, others: Sequence[Path] = (), expected
     results = _instances(source)
     if others:
         results = campaign.beside({folder: _instances(folder) for folder in (source, *others)})
-    found = of_results(results, pictures, {} if expected is None else campaign.read_expected(expected))
+    evidence = campaign.Evidence(page, source if not others else None)
+    found = of_results(results, pictures, {} if expected is None else campaign.read_expected(expected), evidence)
     if not found.sections:
         raise InputError("no results here", path=source)
     return found
@@ -139,8 +149,20 @@ def _campaign(folder: Path) -> bool:
         raise InputError(f"no results here: {error.strerror}", path=records) from None
 
 
-def of_results(results: Sequence[Result], pictures: int, expected: campaign.Expected = MappingProxyType({})) -> Found:
-    """The page of a campaign's results, which are compared with expected verdicts where there are some."""
+def of_results(
+    results: Sequence[Result],
+    pictures: int,
+    expected: campaign.Expected = MappingProxyType({}),
+    evidence: campaign.Evidence = campaign.NOWHERE,
+) -> Found:
+    """The page of a campaign's results.
+
+    Args:
+        results: the results.
+        pictures: the most counterexamples to show.
+        expected: the verdicts with which these are compared.
+        evidence: where the files are that rows lead to.
+    """
     if not results:
         return Found("", ())
     # Records have the order in which answers were found.
@@ -183,7 +205,7 @@ def of_results(results: Sequence[Result], pictures: int, expected: campaign.Expe
     refuted = [result for result in results if result.counterexample is not None]
     violated = [members[0] for members in campaign.by_instance(refuted).values()]
     chosen = spread(violated, pictures)
-    shown = list(Gallery().show(chosen))
+    shown = [replace(one, file=evidence.at(one.file)) for one in Gallery().show(chosen)]
     places = {(result.onnx, result.vnnlib): f"#{one.id}" for result, one in zip(chosen, shown, strict=True)}
     texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime."]
     if len(shown) < len(violated):
@@ -200,8 +222,10 @@ def of_results(results: Sequence[Result], pictures: int, expected: campaign.Expe
         *([beside] if pairs else []),
         Section("measures", "Time, margins and radii", charts=drawn, tables=tables),
         *([Section("counterexamples", "Counterexamples", texts, gallery=shown)] if shown else []),
-        Section("instances", "Instances", tables=[campaign.instances(results, places, expected)], filter=True),
-        Section("made-with", "Made with", facts=campaign.facts(results)),
+        Section(
+            "instances", "Instances", tables=[campaign.instances(results, places, expected, evidence)], filter=True
+        ),
+        Section("made-with", "Made with", facts=campaign.facts(results), files=evidence.records()),
     ]
     return Found(subtitle, sections, results)
 
@@ -211,7 +235,7 @@ def _instances(folder: Path) -> list[Result]:
 
     A campaign that is resumed in another folder names its files by other paths.
     """
-    results = read_results(folder)
+    results = [campaign.about(result) for result in read_results(folder)]
     table = folder / "results.csv"
     try:
         rows = csv.DictReader(io.StringIO(read_text(table, _LARGEST)))

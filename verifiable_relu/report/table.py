@@ -255,6 +255,7 @@ class Page:
 NAMES = {
     "lambda-gelu": "λ-GELU, hardened",
     "lambda-gelu-frozen": "λ-GELU, λ not learned",
+    "lambda-gelu-kept": "λ-GELU, kept",
     "swish": "λ-Swish, hardened",
     "gelu": "GELU",
     "gelu-swap": "GELU, swapped",

@@ -96,6 +96,7 @@ def linf_properties(
     if bad is not None:
         raise InputError(f"the label is {labels[bad]}, outside of 0 to {classes - 1}", place=f"image {bad}")
     found: list[Property] = []
+    texts: tuple[dict[complex, str], dict[complex, str]] = {}, {}
     # Blocks of images whose arrays fit in the processor's cache.
     step = max(1, _BLOCK // max(size, 1))
     for start in range(0, len(flat), step):
@@ -104,8 +105,8 @@ def linf_properties(
         lower, coarse_lower = _floors(pixels, radii, indices, low, decimals)
         upper, coarse_upper = _floors(-pixels, radii, indices, -high, decimals)
         for i, (each, index) in enumerate(zip(pixels, indices, strict=True)):
-            below = Ends(each, coarse_lower[i], radii, index, low, decimals)
-            above = Ends(each, coarse_upper[i], radii, index, -high, decimals, -1)
+            below = Ends(each, coarse_lower[i], radii, index, low, decimals, 1, texts[0])
+            above = Ends(each, coarse_upper[i], radii, index, -high, decimals, -1, texts[1])
             box = Box(lower[i], -upper[i], below, above)
             found.append(Property(box, unsafe[int(labels[start + i])], names[start + i]))
     return found

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.rounding import below
+from verifiable_relu.rounding import above, below
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.property import Box, Polytope, Property, Row, round_down, round_up
 
@@ -374,7 +374,7 @@ def properties(
         place: the words with which messages name the place of a bound, by the bound's ``mark``.
 
     Raises:
-        InputError: for an input without a bound on one side, or if the box of every disjunct is empty.
+        InputError: if the box of every disjunct is empty.
         UnsupportedError: for a disjunctive form beyond ``limits.POLYTOPES`` or ``limits.DISJUNCTIVE``.
     """
     form = _Form()
@@ -404,12 +404,12 @@ def properties(
     if not groups and form.contradiction is not None:
         raise _empty("in every case the box" if choices else "the box", form.contradiction, input_name, place)
     if not groups:
-        return (Property(sides.box(input_name), (), name),)
+        return (sides.property((), name, input_name),)
     found: list[Property] = []
     for number, ((own_bounds, _), (first, polytopes)) in enumerate(groups.items()):
         mine = sides.within(own_bounds, first.blocks)
         label = name if len(groups) == 1 else f"{name}#{number}"
-        found.append(Property(mine.box(input_name), tuple(polytopes), label))
+        found.append(mine.property(tuple(polytopes), label, input_name))
     return tuple(found)
 
 
@@ -618,19 +618,18 @@ class _Sides:
                 self.exact[upper][variable] = value
             (self.strict[upper].add if strict else self.strict[upper].discard)(variable)
 
-    def box(self, input_name: Callable[[int], str]) -> Box:
-        for upper, values in self.floats.items():
-            missing = np.flatnonzero(np.isinf(values))
-            if missing.size:
-                raise InputError(f"the input {input_name(missing[0])} has no {'upper' if upper else 'lower'} bound")
-        return Box(
-            self.floats[False],
-            self.floats[True],
-            self.exact[False],
-            self.exact[True],
-            frozenset(self.strict[False]),
-            frozenset(self.strict[True]),
-        )
+    def property(self, unsafe: tuple[Polytope, ...], name: str, input_name: Callable[[int], str]) -> Property:
+        """The property of these sides; where one is missing, of a part of its inputs (``Property.partial``)."""
+        low, high = self.floats[False], self.floats[True]
+        missing = {"lower": np.flatnonzero(np.isinf(low)), "upper": np.flatnonzero(np.isinf(high))}
+        first = min(((int(found[0]), side) for side, found in missing.items() if found.size), default=None)
+        partial = "" if first is None or not unsafe else f"the input {input_name(first[0])} has no {first[1]} bound"
+        # What most inputs are, between −1 and 1, is in this part, or where they begin to be larger.
+        least = np.minimum(np.minimum(high, 0.0) - 1, below(high))
+        most = np.maximum(np.maximum(low, 0.0) + 1, above(low))
+        low, high = np.where(np.isinf(low), least, low), np.where(np.isinf(high), most, high)
+        ends = self.exact[False], self.exact[True], frozenset(self.strict[False]), frozenset(self.strict[True])
+        return Property(Box(low, high, *ends), unsafe, name, partial=partial)
 
 
 def _empty(

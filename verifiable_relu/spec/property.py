@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,6 +63,16 @@ def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | 
     return max(end if decimals is None else Fraction(math.floor(end * 10**decimals), 10**decimals), least)
 
 
+_MOST_TEXTS = 1 << 14
+"""Of ends that are kept as text, which are about 100 bytes each, for balls with the same radii."""
+
+
+@lru_cache(maxsize=4)
+def _variables(count: int) -> np.ndarray:
+    """How the text of a pair begins, by its variable."""
+    return np.array([f"({i}, " for i in range(count)], dtype=object)
+
+
 @dataclass(frozen=True, eq=False)
 class Ends(Mapping[int, Fraction]):
     """The exact lower ends of an L∞ ball that float64 does not represent, by variable, computed when asked for.
@@ -75,6 +85,8 @@ class Ends(Mapping[int, Fraction]):
         least: the least valid value.
         decimals: as for ``lower_end``.
         sign: −1 for the ball's upper ends: the negated lower ends of the ball around −centers.
+        texts: ends as text, by center + i·level: what balls with the same radii have in common, since images have few
+            different numbers. None is added once there are ``_MOST_TEXTS``.
     """
 
     centers: np.ndarray
@@ -84,6 +96,7 @@ class Ends(Mapping[int, Fraction]):
     least: Fraction
     decimals: int | None = None
     sign: int = 1
+    texts: dict[complex, str] = field(default_factory=dict)
 
     @cached_property
     def found(self) -> dict[int, Fraction]:
@@ -94,17 +107,31 @@ class Ends(Mapping[int, Fraction]):
         return {i: known[pair] for i, pair in zip(where.tolist(), pairs, strict=True)}
 
     def __repr__(self) -> str:
-        """The pairs of variable and end, as a list of them is written: text that ``Property.digest`` hashes.
-
-        With x = a·2ᵉ (a odd) and ε = p / (q·2ʲ) (q odd), x − ε is (a·q·2ᵉ⁺ᵏ − p·2ᵏ⁻ʲ) / (q·2ᵏ) for k = max(−e, j, 0).
-        Numerator and denominator share powers of 2 alone, since q divides one term and has no factor in common with p.
-        """
+        """The pairs of variable and end, as a list of them is written: text that ``Property.digest`` hashes."""
         # Where x − ε is not the end itself, as after rounding to decimals, the fractions are written one by one.
         if self.decimals is not None or Fraction(nearest(self.least)) != self.least:
             return repr(list(self.found.items()))
         where = np.flatnonzero(self.coarse)
-        centers = self.sign * self.centers[where]
-        used, level = np.unique(self.level[where], return_inverse=True)
+        ends = self.sign * self.centers[where] + 1j * self.level[where]
+        if len(self.texts) < _MOST_TEXTS:
+            pairs, each = np.unique(ends, return_inverse=True)
+            named = pairs.tolist()
+            new = [number for number, pair in enumerate(named) if pair not in self.texts]
+            if new:
+                self.texts.update(zip([named[number] for number in new], self._written(pairs[new]), strict=True))
+            texts = np.array([self.texts[pair] for pair in named], dtype=object)[each]
+        else:
+            texts = np.array(self._written(ends), dtype=object)
+        return f"[{', '.join((_variables(len(self.coarse))[where] + texts).tolist())}]"
+
+    def _written(self, pairs: np.ndarray) -> list[str]:
+        """The ends of pixels, complex (n,) as in ``texts``, each with the bracket that closes its pair.
+
+        With x = a·2ᵉ (a odd) and ε = p / (q·2ʲ) (q odd), x − ε is (a·q·2ᵉ⁺ᵏ − p·2ᵏ⁻ʲ) / (q·2ᵏ) for k = max(−e, j, 0).
+        Numerator and denominator share powers of 2 alone, since q divides one term and has no factor in common with p.
+        """
+        centers = pairs.real
+        used, level = np.unique(pairs.imag.astype(np.int64), return_inverse=True)
         radii = [self.radii[i] for i in used.tolist()]
         twos = [(r.denominator & -r.denominator).bit_length() - 1 for r in radii]
         odd = [r.denominator >> j for r, j in zip(radii, twos, strict=True)]
@@ -119,12 +146,12 @@ class Ends(Mapping[int, Fraction]):
         # Python's integers are for the numbers that do not fit in 64 bits.
         form = np.int64 if fits else object
         factor, above = (np.array(v, dtype=form)[level] for v in (odd, [r.numerator for r in radii]))
-        one = np.ones(len(where), dtype=form)
+        one = np.ones(len(pairs), dtype=form)
         unit, first, second = (np.left_shift(one, n.astype(form)) for n in (scale, scale + power, scale - least))
         top = (whole >> shift).astype(form) * factor * first - above * second
         common = np.minimum(top & -top, unit)
-        numbers = np.stack((where.astype(form), self.sign * (top // common), factor * (unit // common)), axis=1)
-        return f"[{', '.join(['(%d, Fraction(%d, %d))'] * len(where))}]" % tuple(numbers.ravel().tolist())
+        numbers = np.stack((self.sign * (top // common), factor * (unit // common)), axis=1)
+        return ("Fraction(%d, %d))|" * len(pairs) % tuple(numbers.ravel().tolist())).split("|")[:-1]
 
     def __getitem__(self, variable: int) -> Fraction:
         return self.found[variable]
@@ -217,7 +244,17 @@ class Box:
 
     def contains(self, x: Sequence[Fraction]) -> bool:
         """Whether an exact point lies in the box and satisfies its strict bounds strictly."""
-        for i, value in enumerate(x):
+        # Floats are compared as floats; what remains, and strict bounds, one by one.
+        floats = [nearest(value) for value in x]
+        others = {
+            i for i, (a, b) in enumerate(zip(floats, x, strict=True)) if a.as_integer_ratio() != b.as_integer_ratio()
+        }
+        missed = np.logical_or(*self._missed(np.array(floats)))
+        missed[list(others)] = False
+        if missed.any():
+            return False
+        for i in others | self.open_lower | self.open_upper:
+            value = x[i]
             lower, upper = self.bounds(i)
             if not lower <= value <= upper:
                 return False
@@ -327,12 +364,15 @@ class Property:
         name: the name in messages and tables.
         ball: if given, only the inputs that lie in the box and in this ball are asked about. A proof for the box holds
             for them; a counterexample must lie in both (``admits``).
+        partial: why the box is only a part of what is asked about, such as an input without a bound; empty where it is
+            all. A counterexample in the part is one; that there is none there proves nothing.
     """
 
     box: Box
     unsafe: tuple[Polytope, ...]
     name: str = "property"
     ball: Ball | None = None
+    partial: str = ""
 
     def admits(self, x: Sequence[Fraction]) -> bool:
         """Whether an exact point is one of the inputs asked about."""
@@ -380,6 +420,7 @@ class Property:
         state.update(f"{',' * (len(self.unsafe) == 1)}))".encode())
         if self.ball is not None:
             state.update((self.ball.center + 0.0).tobytes() + repr((self.ball.radius, self.ball.order)).encode())
+        state.update(self.partial.encode())
         return state.hexdigest()
 
 

@@ -193,7 +193,8 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
     """The text that :func:`write_vnnlib` writes.
 
     Raises:
-        InputError: for an unknown version, a property of a ball, or one of several networks or of products.
+        InputError: for an unknown version, a property of a ball or of unbounded inputs, or one of several networks
+            or of products.
     """
     if version not in ("1.0", "2.0"):
         raise InputError(f"there is no VNN-LIB '{version}' to write, only 1.0 and 2.0")
@@ -202,6 +203,9 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
         spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
     if any(prop.ball is not None for prop in spec.properties):
         raise InputError("VNN-LIB's linear constraints describe no L1 or L2 ball")
+    for prop in spec.properties:
+        if prop.partial:
+            raise InputError(f"a property of unbounded inputs is not written: {prop.partial}")
     if spec.joined is not None and not spec.joined.alone:
         raise InputError("a property of several networks, of related inputs or of products is not written")
     lines = [f"; {line}" for comment in comments for line in comment.splitlines()]
@@ -287,6 +291,10 @@ def _row(row: Row, names: Sequence[str]) -> str:
     return f"({operator} {left} {text(row.bound)})"
 
 
+_PLAIN = 900
+"""The bits of numerators and denominators that are within the limits of decimals, whatever they are."""
+
+
 def decimal_places(value: Fraction) -> int | None:
     """The number of places, at least 1, of the exact decimal of a rational.
 
@@ -295,6 +303,8 @@ def decimal_places(value: Fraction) -> int | None:
     """
     denominator = value.denominator
     twos = (denominator & -denominator).bit_length() - 1
+    if denominator >> twos == 1 and twos < _PLAIN and value.numerator.bit_length() < _PLAIN:
+        return max(twos, 1)
     rest, fives = denominator >> twos, 0
     while rest % 5 == 0:
         rest //= 5

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from verifiable_relu.data import VALIDATION
 from verifiable_relu.errors import InputError
 from verifiable_relu.train.options import ARMS, Options
 
@@ -36,6 +37,8 @@ def variant_options(variant: str, base: Options) -> Options:
 
 def architecture(options: Mapping[str, Any]) -> str:
     """The name of a training's architecture in tables, such as "MLP 2×128", "CNN 16,32 + 1×100" or "CNN3, width 2"."""
+    if ":" in options["model"]:
+        return str(options["model"])
     if options["model"] not in ("mlp", "cnn"):
         name = options["model"].replace("resnet", "ResNet").replace("cnn", "CNN")
         return name if options["width"] == 1 else f"{name}, width {options['width']:g}"
@@ -134,5 +137,6 @@ class Places:
 
     def property(self, cell: Cell, eps: str, image: int) -> Path:
         """The property file of the ball of radius ``eps`` around a test image of a cell's data."""
-        data = Path(cell.options.data).stem
+        plain = cell.options.data.removesuffix(VALIDATION)
+        data = Path(plain).stem + ("" if plain == cell.options.data else "-validation")
         return self.folder / "properties" / data / f"eps-{eps.replace('/', '_')}" / f"{image}.vnnlib.gz"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from verifiable_relu.errors import missing
 from verifiable_relu.study.outcomes import SHARES, number
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.state import State
@@ -236,6 +237,25 @@ class Study:
         """All methods, in the suite's order."""
         named = [each["name"] for each in self.suite.get("methods", ())]
         return tuple(dict.fromkeys([*named, *(method for cell in self.cells for method in cell.methods)]))
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` with a row for each answer.
+
+        Its columns are those of ``Setting``, ``seed``, and the fields of answers in the records (docs/study.md).
+
+        Raises:
+            InputError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise missing("to_pandas", "pandas") from None
+        return pandas.DataFrame(
+            {**cell.setting._asdict(), "seed": cell.seed, **answer}
+            for cell in self.cells
+            for answers in cell.answers.values()
+            for answer in answers.values()
+        ).drop(columns="kind", errors="ignore")
 
     @property
     def timed(self) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from verifiable_relu.campaign.queue import Hand, run_parallel, share
@@ -92,11 +93,24 @@ class Runner:
         self.list_instances()
 
     def check(self) -> None:
-        """Check that all data can be read, and that the networks fit them.
+        """Check that all data can be read, that the networks fit them, and that other radii change no training unsaid.
 
         Raises:
             InputError: if not.
         """
+        named = ("network", "arm", "objective", "weight", "seed")
+        known = {tuple(each[name] for name in named): each for each in self.state.trainings.values()}
+        for cell in self.cells:
+            before = known.get(tuple(cell.record[name] for name in named))
+            if before is None or before["cell"] == cell.name or not self.suite.by_radii(cell):
+                continue
+            now = json.loads(json.dumps(asdict(cell.options)))
+            if {name for name, value in before["options"].items() if now.get(name, value) != value} == {"eps"}:
+                raise InputError(
+                    f"{cell.network}: with these radii it would be trained anew, with ε = {now['eps']:g} where it was "
+                    f"{before['options']['eps']:g}: say eps = … in [network.training]",
+                    path=self.suite.path,
+                )
         for cell in {cell.network: cell for cell in self.cells}.values():
             build(cell.options, data_of(cell.source)[0])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiable_relu.arguments import fraction
-from verifiable_relu.data import DATASETS
+from verifiable_relu.data import DATASETS, VALIDATION
 from verifiable_relu.errors import InputError
 from verifiable_relu.study.cells import VARIANTS, Cell, variant_options
 from verifiable_relu.study.outcomes import CLAIMED, COSTS
@@ -196,7 +196,14 @@ class Suite:
 
     def source(self, setting: Architecture) -> str:
         """The data of a setting as the trainer takes it: a name, or a file's path, which is relative to the suite."""
-        return str((self.path.parent / setting.data).resolve()) if setting.data.endswith(".npz") else setting.data
+        plain = setting.data.removesuffix(VALIDATION)
+        return str((self.path.parent / setting.data).resolve()) if plain.endswith(".npz") else setting.data
+
+    def by_radii(self, cell: Cell) -> bool:
+        """Whether the ε of a cell's training is not given, and follows from the radii of its questions."""
+        aim = next(each for each in self.objectives if each.name == cell.objective)
+        given = (self.setting(cell.network).training, aim.training, self.variant(cell.arm).training)
+        return not any("eps" in each for each in given)
 
     def cells(self) -> list[Cell]:
         """All trainings, those of the first seed first: a study that is stopped has few seeds of all arms."""
@@ -410,7 +417,8 @@ def _name(value: object) -> str:
 
 
 def _data(value: object) -> str:
-    if not text(value).endswith(".npz") and value not in DATASETS:
+    plain = text(value).removesuffix(VALIDATION)
+    if not plain.endswith(".npz") and plain not in DATASETS:
         raise ValueError(f"'{value}' is no .npz file and none of {', '.join(DATASETS)}")
     return text(value)
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from verifiable_relu.campaign.worker import Ask
-from verifiable_relu.data import Dataset, load
+from verifiable_relu.data import DATASETS, Dataset, load
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import from_torch, read_onnx, write_onnx
@@ -42,7 +42,7 @@ def images_of(source: str) -> Dataset:
     Raises:
         InputError: if the data cannot be read.
     """
-    return data_of(source)[1] if source.endswith(".npz") else load(source, "test")
+    return load(source, "test") if source in DATASETS else data_of(source)[1]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded
-from verifiable_relu.train.options import ABOUT, CHOICES, Options, flag, reader
+from verifiable_relu.train.options import ABOUT, CHOICES, Options, flag, int8_file, reader
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="write curves for TensorBoard there (needs tensorboard)",
     )
+    made.add_argument("--int8", action="store_true", help="write the int8 network beside it, too, as NAME.int8.onnx")
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
     add_debug(made)
     return made
@@ -63,11 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     values = vars(parser().parse_args(arguments))
     out, device, board = values.pop("out"), values.pop("device"), values.pop("tensorboard")
-    debug = values.pop("debug")
-    return guarded("train", lambda: run(Options(**values), out, device, board), debug)
+    debug, int8 = values.pop("debug"), values.pop("int8")
+    return guarded("train", lambda: run(Options(**values), out, device, board, int8), debug)
 
 
-def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | None = None) -> int:
+def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | None = None, int8: bool = False) -> int:
     """Train a network with a progress bar on stderr, and write it as ONNX.
 
     Args:
@@ -75,6 +76,7 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
         out: the ONNX file; the record is written beside it with the suffix ``.json``.
         device: a torch device; ``auto`` takes a GPU if there is one.
         tensorboard: a folder for TensorBoard's curves, or None.
+        int8: whether the int8 network is written, too.
 
     Returns:
         The exit status: 0 when done, 130 after Ctrl-C.
@@ -85,7 +87,7 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     if out.suffix != ".onnx":
         raise InputError("the name of the output file must end in .onnx", path=out)
     saved = out.with_suffix(".checkpoint")
-    for written in (out, saved, out.with_suffix(".json")):
+    for written in (out, saved, out.with_suffix(".json"), *([int8_file(out)] if int8 else ())):
         require_writable(written)
     from verifiable_relu.network.graph import device as find_device
     from verifiable_relu.train.batches import training_and_test
@@ -110,13 +112,14 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
         raise InputError("the training does not fit into the memory", place=flag("model")) from None
     from verifiable_relu.train.export import export
 
-    results = export(trained, options, training, test, out)
+    results = export(trained, options, training, test, out, int8)
     saved.unlink(missing_ok=True)
     points = results.pop("monitor")
     if board is not None:
         board.finish(points, results)
     _show(results)
-    print(f"wrote {out} and {out.with_suffix('.json')}")
+    more = f", {int8_file(out)}" if int8 else ""
+    print(f"wrote {out}{more} and {out.with_suffix('.json')}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.data import Dataset, load
+from verifiable_relu.data import VALIDATION, Dataset, load
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.spec.arrays import LARGEST, array_names, read_images
@@ -260,11 +261,24 @@ def training_and_test(source: str) -> tuple[Dataset, Dataset]:
         source: the name of a data set (``data.load``), or an ``.npz`` file with the arrays ``images`` (n, …), in
             [0, 1], and ``labels`` (n,), and for the test ``test_images`` and ``test_labels``. Without these, every
             tenth image is kept for the test. Images are (n, height, width) or (n, channels, height, width); arrays
-            (n, features) are a table.
+            (n, features) are a table. With ``data.VALIDATION`` at its end, every tenth training image stands for the
+            test images, which are not looked at: those are for the choice of options.
 
     Raises:
         InputError: if the data set or the file cannot be read, or if its arrays do not fit together.
     """
+    if source.endswith(VALIDATION):
+        plain = source.removesuffix(VALIDATION)
+        whole = training_and_test(plain)[0] if plain.endswith(".npz") else load(plain, "train")
+        held = np.arange(len(whole)) % _EVERY == _EVERY - 1
+        if not held.any():
+            raise InputError(f"of {len(whole)} images none can be kept for the validation", path=plain)
+        note = "; ".join(filter(None, (whole.note, f"every {_EVERY}th training image stands for the test images")))
+        training, validation = (
+            replace(whole, images=whole.images[of], labels=whole.labels[of], exact=whole.exact[of], note=note)
+            for of in (~held, held)
+        )
+        return training, validation
     if not source.endswith(".npz"):
         return load(source, "train"), load(source, "test")
     images, labels = read_images(source)

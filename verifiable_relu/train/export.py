@@ -30,7 +30,7 @@ from verifiable_relu.nn import substitute_relu
 from verifiable_relu.runtime import load, session
 from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, measure_swap
 from verifiable_relu.train.monitor import settled, unstable_neurons
-from verifiable_relu.train.options import ARMS, Options
+from verifiable_relu.train.options import ARMS, Options, int8_file
 
 ATTACKED = 1000
 """The number of test images, the first ones, on which attacked accuracy and unstable neurons are measured."""
@@ -58,7 +58,6 @@ def finish(
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
     hard, swap = model if ARMS[options.arm].swap == "never" else substitute_relu(model), trained.swap
-    assert isinstance(hard, torch.nn.Sequential)
     if swap is None and ARMS[options.arm].swap != "never":
         swap = measure_swap(model, hard, test)
     results: dict[str, Any] = {"clean": accuracy(hard, images, labels)}
@@ -108,14 +107,24 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def export(trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path) -> dict[str, Any]:
+def export(
+    trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path, int8: bool = False
+) -> dict[str, Any]:
     """Finish a training (``finish``), and write its network to ``out`` and its record beside it as ``.json``.
+
+    Args:
+        trained, options, training, test: as in ``finish``.
+        out: the ONNX file.
+        int8: whether to write the int8 network (``quantize``), too, which is calibrated on training images.
 
     Returns:
         The ``results`` of the record.
     """
     hard, record = finish(trained, options, training, test)
-    write_whole(out, write_onnx(from_torch(hard, training.images.shape[1:])))
+    written = write_onnx(from_torch(hard, training.images.shape[1:]))
+    write_whole(out, written)
+    if int8:
+        write_whole(int8_file(out), quantize(written, training.images[:CALIBRATED]))
     write_record(out.with_suffix(".json"), record)
     return dict(record["results"])
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from verifiable_relu.arguments import imported
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
@@ -122,7 +123,7 @@ class Trained:
         swap: the effect of that replacement; None in other arms.
     """
 
-    model: nn.Sequential
+    model: nn.Module
     history: list[dict[str, Any]]
     monitor: list[dict[str, Any]] = field(default_factory=list)
     learned: list[float] = field(default_factory=list)
@@ -141,13 +142,13 @@ def activation(options: Options) -> nn.Module:
     return gate
 
 
-def build(options: Options, data: Dataset) -> nn.Sequential:
+def build(options: Options, data: Dataset) -> nn.Module:
     """The untrained network for the images of a data set, its normalisation included.
 
     Equal seeds give equal weights, whatever the arm.
 
     Raises:
-        InputError: if the architecture does not fit the images.
+        InputError: if the architecture does not fit the images, or if a module of the user's cannot be made.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
@@ -160,7 +161,7 @@ def build(options: Options, data: Dataset) -> nn.Sequential:
         return model
 
 
-def _network(options: Options, data: Dataset) -> nn.Sequential:
+def _network(options: Options, data: Dataset) -> nn.Module:
     normalize = Normalize(data.mean, data.std) if options.inputs == "standardised" else None
     shape = channels, height, width = data.images.shape[1:]
     make = partial(activation, options)
@@ -169,6 +170,11 @@ def _network(options: Options, data: Dataset) -> nn.Sequential:
             return mlp([channels * height * width, *options.hidden, data.classes], make, normalize)
         case "cnn":
             return cnn(shape, options.channels, options.hidden, data.classes, make, normalize)
+        case own if ":" in own:
+            made = imported(own, flag("model"))(shape, data.classes, make, normalize)
+            if not isinstance(made, nn.Module):
+                raise InputError(f"'{own}' makes a {type(made).__name__}, not a module", place=flag("model"))
+            return made
         case _:
             return fixed(options.model, shape, data.classes, make, normalize, options.width)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import cache
 from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from verifiable_relu.arguments import imported
 from verifiable_relu.bounds import Relaxation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network import from_torch
@@ -29,8 +31,8 @@ def objective(
 ) -> tuple[Tensor, Tensor]:
     """The loss of one batch, and the logits at the batch's points.
 
-    The points are the images, or attacked images in their L∞ balls. The loss is (1 − w)·(cross-entropy at the points)
-    + w·(cross-entropy of the worst logits) + stability + L1, with w = ``options.certified``. The worst logits
+    The points are the images, or attacked images in their L∞ balls. The loss is (1 − w)·(``options.loss`` at the
+    points) + w·(cross-entropy of the worst logits) + stability + L1, with w = ``options.certified``. The worst logits
     (``worst_logits``) come, by ``options.certified_by``, from
 
     * ``ibp``: interval bounds over the ball (Gowal et al., arXiv 1810.12715);
@@ -60,7 +62,7 @@ def objective(
     # With w = 1 the loss is made of the worst logits alone, and the points' logits are only reported.
     with torch.set_grad_enabled(certified < 1):
         logits: Tensor = model(point)
-        loss = F.cross_entropy(logits, y)
+        loss = own_loss(options.loss)(logits, y)
     if stability or (certified and not small):
         whole = bounded(model, ball(x, eps))
     if certified:
@@ -72,6 +74,13 @@ def objective(
     if options.l1:
         loss = loss + options.l1 * sum(p.abs().sum() for p in model.parameters() if p.ndim > 1)
     return loss, logits
+
+
+@cache
+def own_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a name: the function of a user that it names, or the cross-entropy."""
+    found: Callable[[Tensor, Tensor], Tensor] = imported(name, "--loss") if ":" in name else F.cross_entropy
+    return found
 
 
 UNBOUNDED = (LambdaSwish, nn.SiLU)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from verifiable_relu.arguments import fraction
@@ -47,6 +48,7 @@ class Arm:
 ARMS = {
     "lambda-gelu": Arm("LambdaGELU", "λ-GELU; λ is learned, annealed after the switch; ReLU at the end", "learned"),
     "lambda-gelu-frozen": Arm("LambdaGELU", "λ-GELU; λ is annealed after the switch, never learned", "frozen"),
+    "lambda-gelu-kept": Arm("LambdaGELU", "as lambda-gelu, never replaced", "learned", "never"),
     "swish": Arm("LambdaSwish", "as lambda-gelu, with Swish at the same distance to ReLU", "learned"),
     "gelu": Arm("GELU", "GELU, never replaced", swap="never"),
     "gelu-swap": Arm("GELU", "GELU; ReLU at the end"),
@@ -95,7 +97,8 @@ class Options:
     data: Annotated[str, "the data set"]
     model: Annotated[
         Model,
-        "the architecture; those but mlp and cnn have fixed layers (nn.models), cnn7 batch normalisations",
+        "the architecture; those but mlp and cnn have fixed layers (nn.models), cnn7 batch normalisations; or "
+        "PACKAGE:FUNCTION, which makes a module of (shape, classes, activation, normalize)",
     ] = "mlp"
     hidden: Annotated[
         tuple[int, ...],
@@ -124,6 +127,11 @@ class Options:
     rise: Annotated[float, "fraction of the training over which the learning rate rises"] = 0.2
     fall: Annotated[Fall, "whether the learning rate falls as a cosine to nearly 0 after its rise"] = "cosine"
     decay: Annotated[float, "decoupled weight decay of matrices and kernels"] = 1e-4
+    loss: Annotated[
+        str,
+        "the loss at the images, or attacked ones: cross_entropy, or PACKAGE:FUNCTION of logits (n, classes) and "
+        "classes (n,)",
+    ] = "cross_entropy"
     l1: Annotated[float, "factor of the sum of the weights' absolute values in the loss"] = 0.0
     eps: Annotated[
         float,
@@ -189,8 +197,9 @@ class Options:
         Raises:
             InputError: for options with which no network can be trained; the error names an option and its value.
         """
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
+        for name, allowed in {**CHOICES, "loss": ("cross_entropy",)}.items():
+            own = name in ("model", "loss") and ":" in getattr(self, name)
+            if not own and getattr(self, name) not in allowed:
                 raise InputError(f"'{getattr(self, name)}' is none of {', '.join(allowed)}", place=flag(name))
         least = {"epochs": 1, "batch": 1}
         counts = "epochs", "batch", "warmup", "attack_steps", "finetune_extra"
@@ -315,3 +324,8 @@ def sizes(text: str) -> tuple[int, ...]:
         ValueError: if a size is no integer.
     """
     return tuple(int(part) for part in text.split(",") if part)
+
+
+def int8_file(out: Path) -> Path:
+    """The file of the int8 network beside that of the float one."""
+    return out.with_suffix(".int8.onnx")

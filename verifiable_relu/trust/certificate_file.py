@@ -35,6 +35,8 @@ _SAYS = {
     "joint": "No point of the property's boxes is mapped into its unsafe set by any network that has ReLU or λ-GELU, "
     "λ at least its number in 'joint', in the place of each activation, and the other weights as stored, in real "
     "arithmetic.",
+    "runs": "No point of the property's boxes is mapped into its unsafe set by any evaluation of the network in the "
+    "arithmetic of 'arithmetic'.",
     "sat": "The point is in a box of the property, and the network's stored weights map it into the unsafe set "
     "in real arithmetic.",
 }
@@ -46,6 +48,7 @@ def write_unsat(
     prop: bytes,
     proofs: Sequence[tuple[int, Proof | Cover]],
     joint: Sequence[Fraction] = (),
+    arithmetic: str = "real",
 ) -> None:
     """Write a certificate that no box reaches the unsafe set.
 
@@ -56,6 +59,7 @@ def write_unsat(
         proofs: of all queries that the property makes, each with the number of its box among the property's different
             boxes, in their order.
         joint: of a proof for all networks with λ-GELU or ReLU in the place of each activation, the least λ of each.
+        arithmetic: of what runs the network (``Network.arithmetic``), of which the proofs are.
 
     Raises:
         UnsupportedError: if a number is out of the format's range, or the network has activations that the format
@@ -63,7 +67,7 @@ def write_unsat(
     """
     names = _activations(network)
     parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
-    _write(path, "unsat", network, prop, parts, joint)
+    _write(path, "unsat", network, prop, parts, joint, arithmetic)
 
 
 def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
@@ -78,10 +82,13 @@ def _write(
     prop: bytes,
     records: Iterator[dict[str, Any]],
     joint: Sequence[Fraction] = (),
+    arithmetic: str = "real",
 ) -> None:
     head: dict[str, Any] = {"certificate": VERSION, "claim": claim}
     head |= {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
-    head["says"] = _SAYS["joint" if joint else claim]
+    head["says"] = _SAYS["joint" if joint else "runs" if arithmetic != "real" else claim]
+    if arithmetic != "real":
+        head["arithmetic"] = arithmetic
     if joint:
         head["joint"] = [str(value) for value in joint]
     count = 1

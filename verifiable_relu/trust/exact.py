@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,12 @@ from verifiable_relu.network.nodes import (
     Kinked,
     Linear,
     MatMul,
-    Maximum,
     Node,
     Permute,
     Product,
     Reshape,
     Scale,
+    Seen,
     Sparse,
     Step,
 )
@@ -119,8 +120,7 @@ def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
 
 
 def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
-    weights = Dyadic.of(array(node.weight))
-    linear = Dyadic(product(node, weights.numbers, x.numbers), weights.exponent + x.exponent)
+    linear = x.weighed(array(node.weight), node.weight[0].numel(), partial(product, node))
     return linear + _constant(bias(node), denominator)
 
 
@@ -211,7 +211,7 @@ VALUES: Table[Callable[..., Dyadic]] = Table(
         Identity: lambda node, denominator, x: x,
         Product: lambda node, denominator, x, y: x * y,
         MatMul: _matmul,
-        Maximum: lambda node, denominator, x, y: y,
+        Seen: lambda node, denominator, *xs: xs[-1],
         Reshape: _reshape,
         Permute: _permute,
         Curve: _power,
@@ -300,7 +300,7 @@ MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
         Sparse: lambda node: int(node.weight.numel()),
         Scale: lambda node: int(node.size),
         Bilinear: lambda node: int(node.size * node.terms),
-        **dict.fromkeys((Add, Maximum, Reshape, Permute, Activation), lambda node: 0),
+        **dict.fromkeys((Add, Seen, Reshape, Permute, Activation), lambda node: 0),
     },
 )
 """The number of multiplications that each kind of node takes; an activation's are too few to count."""

@@ -202,6 +202,12 @@ class Docket:
         outcome = claim.after(self.outcomes.get(number))
         if outcome.verdict is Verdict.SAT:
             outcome = self._confirmed(self.queries[number], outcome)
+        elif partial := self.queries[number].property.partial:
+            if outcome.verdict is Verdict.UNSAT:
+                outcome = replace(outcome, reason=Reason.INCOMPLETE)
+                partial += "; in a part of the inputs there is no counterexample"
+                self.closed.add(number)
+            outcome = _withdrawn(outcome, outcome.reason, partial)
         elif outcome.verdict is Verdict.UNSAT and outcome.margin is not None and not outcome.margin >= 0:
             detail = f"{outcome.method} claimed unsat with the margin {outcome.margin}"
             outcome = _withdrawn(outcome, Reason.ERROR, detail)

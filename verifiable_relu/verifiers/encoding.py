@@ -38,11 +38,11 @@ from verifiable_relu.network.nodes import (
     Input,
     Kinked,
     Linear,
-    Maximum,
     Node,
     Permute,
     Reshape,
     Scale,
+    Seen,
     Shape,
     Sparse,
 )
@@ -222,8 +222,8 @@ def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Dyadic) -> None:
         walk.give(source, a)
 
 
-def _maximum(walk: _Walk, index: int, node: Maximum, a: Dyadic) -> None:
-    walk.give(node.inputs[1], a)
+def _seen(walk: _Walk, index: int, node: Seen, a: Dyadic) -> None:
+    walk.give(node.inputs[-1], a)
 
 
 def _permute(walk: _Walk, index: int, node: Permute, a: Dyadic) -> None:
@@ -276,7 +276,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Dyadic], None]] = Table(
         Activation: _activation,
         Add: _unchanged,
         Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
-        Maximum: _maximum,
+        Seen: _seen,
         Reshape: _unchanged,
         Permute: _permute,
         Scale: _scale,

@@ -56,6 +56,7 @@ METHODS = {
     "crown-ibp": _bounds("CrownIbp"),
     "crown": _bounds("Crown"),
     "alpha-crown": _bounds("AlphaCrown"),
+    "alpha-crown-tight": _bounds("AlphaCrownTight"),
     "split": Method("split", "InputSplit", limits=("device", "memory", "processes")),
     "bab": Method("bab", "Bab", limits=("memory", "processes")),
     "milp": Method("milp", "Milp"),

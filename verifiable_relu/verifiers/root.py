@@ -114,7 +114,7 @@ class Roots:
         if not any(roots) or not _shared(network, like):
             return None
         pre = {}
-        for index in network.activations:
+        for index in sorted(set().union(*(root.pre for root in roots if root is not None))):
             shape = (1, *network.nodes[network.nodes[index].inputs[0]].shape)
             free = torch.full(shape, torch.inf, dtype=torch.float64)
             found = [Bounds(-free, free) if root is None else root.pre[index] for root in roots]

@@ -79,7 +79,7 @@ class Problem:
         if pre is None:
             free = {i: np.full(network.nodes[i].size, np.inf) for i in network.activations}
             return Problem(query, folding, {i: Phases(-width, width) for i, width in free.items()}, sizes)
-        return Problem(query, folding, {i: Phases.of(b, sample) for i, b in pre.items()}, sizes)
+        return Problem(query, folding, {i: Phases.of(pre[i], sample) for i in network.activations}, sizes)
 
 
 @dataclass(frozen=True)

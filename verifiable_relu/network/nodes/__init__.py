@@ -2,6 +2,7 @@
 
 from verifiable_relu.network.nodes.activations import (
     FUNCTIONS,
+    RECTIFIERS,
     STEPS,
     Activation,
     Curve,
@@ -17,18 +18,21 @@ from verifiable_relu.network.nodes.activations import (
     Step,
     Steps,
     Tanh,
+    alike,
     curve,
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
-from verifiable_relu.network.nodes.node import Add, Input, Maximum, Node, Permute, Reshape, Shape
+from verifiable_relu.network.nodes.node import Add, Beside, Input, Maximum, Node, Permute, Reshape, Seen, Shape
 
 __all__ = [
     "FUNCTIONS",
+    "RECTIFIERS",
     "STEPS",
     "Activation",
     "Add",
     "Affine",
+    "Beside",
     "Bilinear",
     "Conv2d",
     "Curve",
@@ -48,6 +52,7 @@ __all__ = [
     "Relu",
     "Reshape",
     "Scale",
+    "Seen",
     "Shape",
     "Sigmoid",
     "Smooth",
@@ -55,5 +60,6 @@ __all__ = [
     "Step",
     "Steps",
     "Tanh",
+    "alike",
     "curve",
 ]

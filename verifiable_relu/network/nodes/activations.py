@@ -513,3 +513,18 @@ def curve(function: str, name: str, inputs: tuple[int, ...], shape: Shape, param
         return (Sigmoid if function == "Sigmoid" else Tanh)(name=name, inputs=inputs, shape=shape)
     number = torch.tensor(parameter, dtype=torch.float32)
     return Smooth(name=name, inputs=inputs, shape=shape, function=function, parameter=number)
+
+
+RECTIFIERS = (Relu, Gelu, Hardened)
+"""ReLU, and what tends to it."""
+
+
+def alike(f: Activation, g: Activation) -> bool:
+    """Whether something is known of g(z + d) − f(z): two of ReLU and λ-GELU, or the same function."""
+    if isinstance(f, RECTIFIERS) and isinstance(g, RECTIFIERS):
+        return True
+    if isinstance(f, LeakyRelu) and isinstance(g, LeakyRelu):
+        return torch.equal(f.slope, g.slope)
+    if not isinstance(f, Curve) or not isinstance(g, Curve):
+        return False
+    return f.function == g.function and torch.equal(f.parameter, g.parameter)

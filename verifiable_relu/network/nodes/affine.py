@@ -235,11 +235,36 @@ class Sparse(Affine):
         return sum(parts, x.new_zeros(())).reshape(x.shape[0], *self.shape)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
-        flat, index = a.reshape(-1, self.size), self.index.to(a.device)
-        back = a.new_zeros(len(flat), math.prod(input_shape))
+        flat, size = a.reshape(-1, self.size), math.prod(input_shape)
+        index, weight = self._users(size)
+        if index.numel() < (self.size + size) * self.index.shape[1]:
+            index, weight = index.to(a.device), weight.to(a)
+            parts = (flat.index_select(1, index[:, k]) * weight[:, k] for k in range(index.shape[1]))
+            return sum(parts, a.new_zeros(())).expand(len(flat), size).reshape(len(flat), *input_shape)
+        back, index = a.new_zeros(len(flat), size), self.index.to(a.device)
         for k in range(index.shape[1]):
-            back = back.index_add(1, index[:, k], flat * self.weight[:, k])
+            back.index_add_(1, index[:, k], flat * self.weight[:, k])
         return back.reshape(len(flat), *input_shape)
+
+    def _users(self, size: int) -> tuple[Tensor, Tensor]:
+        """For each of ``size`` inputs the outputs that have a term of it, and its weights there, (size, most outputs).
+
+        An input with fewer outputs than others has weights of 0 for the rest.
+        """
+        known: tuple[Tensor, Tensor] | None = self.__dict__.get("_known_users")
+        if known is None or len(known[0]) != size:
+            outputs, terms = (self.weight != 0).to(self.index.device).nonzero(as_tuple=True)
+            used = self.index[outputs, terms]
+            order = used.argsort(stable=True)
+            counts = torch.bincount(used, minlength=size)
+            place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+            most = max(1, int(counts.max())) if len(counts) else 1
+            index = torch.zeros(size, most, dtype=self.index.dtype)
+            weight = torch.zeros(size, most, dtype=self.weight.dtype)
+            index[used[order], place] = outputs[order]
+            weight[used[order], place] = self.weight.cpu()[outputs[order], terms[order]]
+            known = self.__dict__["_known_users"] = index, weight
+        return known
 
     def offset(self) -> Tensor:
         return self.bias.reshape(self.shape)

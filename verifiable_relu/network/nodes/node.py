@@ -109,11 +109,18 @@ class Permute(Node):
         return a.permute(0, *(axis + 1 for axis in inverse))
 
 
+class Seen(Node):
+    """The value of the last input. The others are what else is known of it: bounds look at these, nothing else does."""
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return xs[-1]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Maximum(Node):
+class Maximum(Seen):
     """Maxima of some elements of the first input, which the second input is in another way: made of ReLUs.
 
-    The value is the second input; bounds may look at the first one alone, and then need nothing of the ReLUs.
+    Bounds may look at the first one alone, and then need nothing of the ReLUs.
 
     Attributes:
         candidates: (most, size) the elements of the first input whose maxima they are, by their numbers in row-major
@@ -127,11 +134,18 @@ class Maximum(Node):
     def seen_through(self) -> tuple[int, ...]:
         return self.inputs[:1]
 
-    def forward(self, *xs: Tensor) -> Tensor:
-        return xs[1]
-
     def seen(self, x: Tensor, nothing: float) -> Tensor:
         """The candidates' values in x, (batch, *shape of the first input), and ``nothing``: (batch, most, size)."""
         index = self.candidates.to(x.device)
         values = x.flatten(1)[:, index.clamp(min=0)]
         return values.masked_fill(index < 0, nothing)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Beside(Seen):
+    """The values g(z′) of a network's activation, the last input, beside the values f(z) of another's, the second.
+
+    The first input is z′ − z. Where that is small, bounds look at f(z) + (g(z′) − f(z)) (``bounds.beside``).
+    """
+
+    op = "Beside"

@@ -509,5 +509,5 @@ def _elements(model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.
     return total
 
 
-_NO_LARGER = {"Compress", "NonZero", "Reshape", "Squeeze"}
+_NO_LARGER = {"Compress", "Concat", "NonZero", "Reshape", "Squeeze"}
 """Operators whose results have no more elements than their inputs, whatever shape inference says."""

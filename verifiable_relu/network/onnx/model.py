@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -134,8 +135,8 @@ def load_model(
             the file has operators at which the standard's library may crash.
 
     Returns:
-        A model with one flat graph of standard operators, which holds all its tensors, and its bytes: those of the
-        file, unless tensors lay in another one.
+        A model with one flat graph of standard operators, which holds all its tensors, sorted and with outputs that
+        have types; and the bytes: those of the file, unless tensors lay in another one.
 
     Raises:
         InputError: if the bytes are no ONNX file, or one that the standard's checker refuses, or data beside it cannot
@@ -151,25 +152,64 @@ def load_model(
     if len(model.graph.node) > MAX_NODES:
         raise UnsupportedError(f"{len(model.graph.node)} nodes, of which at most {MAX_NODES} are read")
     _refuse_unread_parts(model)
+    _order(model.graph)
+    _complete(model)
     # This comes before the checker, which would follow references to other files.
     if load_external(_tensors(model.graph), folder, MAX_BYTES - len(data)):
         data = model.SerializeToString()
+    mended = model.SerializeToString()
     if any(node.op_type not in _PLAIN or node.domain for node in model.graph.node):
 
         def tried() -> None:
-            onnx.checker.check_model(data, full_check=True)
+            onnx.checker.check_model(mended, full_check=True)
             onnx.shape_inference.infer_shapes(model, data_prop=True)
             read(model)
 
         if not survived(tried):
             raise InputError("the ONNX library crashes on the file, or there is no memory for another process")
     try:
-        onnx.checker.check_model(data, full_check=True)
+        onnx.checker.check_model(mended, full_check=True)
     except onnx.checker.ValidationError as error:
         raise InputError(f"the ONNX checker refuses the file: {error}") from None
     except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
         raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
     return model, data
+
+
+def _order(graph: onnx.GraphProto) -> None:
+    """Sort nodes by what they need, as runtimes do and the standard asks of whoever writes a file."""
+    made = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
+    needs = {number: [made[name] for name in node.input if name in made] for number, node in enumerate(graph.node)}
+    if all(before < number for number, each in needs.items() for before in each):
+        return
+    try:
+        order = list(TopologicalSorter(needs).static_order())
+    except CycleError:
+        raise InputError("its nodes need each other in a circle") from None
+    nodes = [graph.node[number] for number in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _complete(model: onnx.ModelProto) -> None:
+    """Give outputs without a type the type that the standard infers, and drop what says nothing of other tensors."""
+    graph = model.graph
+    told = [info for info in graph.value_info if info.HasField("type")]
+    if len(told) < len(graph.value_info):
+        del graph.value_info[:]
+        graph.value_info.extend(told)
+    if all(output.HasField("type") for output in graph.output):
+        return
+
+    def inferred() -> onnx.ModelProto:
+        return onnx.shape_inference.infer_shapes(model)
+
+    if not survived(inferred):
+        raise InputError("the ONNX library crashes on the file, or there is no memory for another process")
+    types = {output.name: output for output in inferred().graph.output}
+    for output in graph.output:
+        if not output.HasField("type"):
+            output.CopyFrom(types[output.name])
 
 
 def require_onnx(start: bytes) -> None:

@@ -60,17 +60,19 @@ def move(call: Call, data: Sequence[int]) -> list[Result]:
             inputs.append(numbered.add(call, given))
         else:
             inputs.append(call.optional(position))
-    if call.op == "Pad" and len(inputs) > 1:
-        _crop(inputs)
-    found = evaluated(_without_value(call.node), inputs, call.opset)
+    node = _without_value(call.node)
+    if call.op == "Pad":
+        _crop(node, inputs)
+    found = evaluated(node, inputs, call.opset)
     if call.op.startswith("Scatter") and not np.isin(np.asarray(inputs[2]), found[0]).all():
         raise UnsupportedError("writes one element twice")
     return [moved(call, numbered, numbers, call.get("value", 0.0)) for numbers in found]
 
 
-def _crop(inputs: list[np.ndarray | None]) -> None:
+def _crop(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> None:
     """Take off, before anything is padded, what negative pads take off: the evaluator knows none."""
-    data, pads = inputs[0], inputs[1]
+    written = [attribute for attribute in node.attribute if attribute.name == "pads"]
+    data, pads = inputs[0], np.array(written[0].ints) if written else inputs[1]
     assert data is not None
     if pads is None or not (np.asarray(pads) < 0).any():
         return
@@ -79,7 +81,11 @@ def _crop(inputs: list[np.ndarray | None]) -> None:
     part = [slice(None)] * data.ndim
     for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         part[axis] = slice(max(0, -int(before)), data.shape[axis] - max(0, -int(after)))
-    inputs[0], inputs[1] = data[tuple(part)], np.maximum(pads, 0)
+    inputs[0], pads = data[tuple(part)], np.maximum(pads, 0)
+    if written:
+        written[0].ints[:] = pads.tolist()
+    else:
+        inputs[1] = pads
 
 
 def _without_value(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -206,7 +212,7 @@ class Rows:
         return build.sparse(index, torch.from_numpy(places)[:, None], ones, None, shape, self._call.name)
 
 
-moves("Concat", 4, 11, 13, data=(-1,))
+moves("Concat", 1, 4, 11, 13, data=(-1,))
 moves("Slice", 1, 10, 11, 13)
 moves("Split", 2, 11, 13, 18)
 moves("Gather", 1, 11, 13)

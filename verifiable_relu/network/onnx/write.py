@@ -25,13 +25,13 @@ from verifiable_relu.network.nodes import (
     LeakyRelu,
     Linear,
     MatMul,
-    Maximum,
     Node,
     Permute,
     Product,
     Relu,
     Reshape,
     Scale,
+    Seen,
     Sparse,
     Step,
 )
@@ -213,8 +213,8 @@ def _reshape(writer: _Writer, node: Reshape, inputs: list[str], output: str) -> 
     writer.emit("Reshape", [*inputs, writer.constant(f"{output}.shape", shape)], output)
 
 
-def _maximum(writer: _Writer, node: Maximum, inputs: list[str], output: str) -> None:
-    writer.emit("Identity", inputs[1:], output)
+def _seen(writer: _Writer, node: Seen, inputs: list[str], output: str) -> None:
+    writer.emit("Identity", inputs[-1:], output)
 
 
 def _permute(writer: _Writer, node: Permute, inputs: list[str], output: str) -> None:
@@ -294,7 +294,7 @@ WRITERS: Table[Callable[[_Writer, Any, list[str], str], None]] = Table(
         Product: _plain("Mul"),
         MatMul: _plain("MatMul"),
         Identity: _plain("Identity"),
-        Maximum: _maximum,
+        Seen: _seen,
         Reshape: _reshape,
         Permute: _permute,
         LeakyRelu: _leaky_relu,

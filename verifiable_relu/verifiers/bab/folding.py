@@ -22,7 +22,7 @@ from verifiable_relu.bounds.forward import rough
 from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Maximum, Permute, Reshape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Input, Kinked, Permute, Reshape, Seen
 from verifiable_relu.rounding import LEAST, OWN, TINY, above, gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
@@ -88,7 +88,7 @@ class _Folding:
         none = torch.zeros(0, dtype=torch.float64)
         lower, upper, slope, places = [none], [none], [none], [torch.zeros(0, 2, dtype=torch.long)]
         self.unstable = 0
-        for index in sorted(relaxation.pre):
+        for index in sorted(set(relaxation.pre).intersection(self.network.activations)):
             node = self.network.nodes[index]
             bounds = relaxation.pre[index]
             low, high = bounds.lower[sample].flatten(), bounds.upper[sample].flatten()
@@ -340,8 +340,8 @@ def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Tensor) -> None:
         walk.give(source, a)
 
 
-def _maximum(walk: _Walk, index: int, node: Maximum, a: Tensor) -> None:
-    walk.give(node.inputs[1], a)
+def _seen(walk: _Walk, index: int, node: Seen, a: Tensor) -> None:
+    walk.give(node.inputs[-1], a)
 
 
 def _permute(walk: _Walk, index: int, node: Permute, a: Tensor) -> None:
@@ -364,7 +364,7 @@ STEPS: Table[Callable[[_Walk, int, Any, Tensor], None]] = Table(
         Activation: _activation,
         Add: _unchanged,
         Bilinear: Refusal("only piecewise-linear networks can be split into phases"),
-        Maximum: _maximum,
+        Seen: _seen,
         Reshape: _unchanged,
         Permute: _permute,
         Affine: _affine,

@@ -235,7 +235,7 @@ class BoundedBoxes:
         self.lower = dict(zip(numbers, lower.split(rows.polytopes), strict=True))
         counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).split(rows.polytopes)
         self._counts = dict(zip(numbers, counts, strict=True))
-        free = [unstable(net.nodes[index], bounds).flatten(1).sum(1) for index, bounds in pre.items()]
+        free = [unstable(net.nodes[index], pre[index]).flatten(1).sum(1) for index in net.activations]
         unstable_ = sum(free, start=torch.zeros(len(numbers), dtype=torch.long))
         self.unstable = dict(zip(numbers, unstable_.tolist(), strict=True))
         self.trust = Trust.ROUNDED if covers(net, torch.float64, "cpu") else Trust.FLOAT
