@@ -7,6 +7,7 @@ small numbers kept or taken for zero. No method may prove that an output which o
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -22,8 +23,10 @@ from scipy import special
 from verifiable_relu import verify_properties
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import deployed, read_onnx
+from verifiable_relu.network.nodes import Add
+from verifiable_relu.network.onnx import running
 from verifiable_relu.network.onnx.running import EXACT, SUMS
-from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY
+from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, RuntimeArithmetic
 from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.verifiers.base import Trust, Verdict
 
@@ -304,6 +307,37 @@ def test_an_output_that_an_evaluation_computes_is_never_proved_not_to_occur(kind
             far = float(reached) + sign * 8 * max(1.0, float(np.abs(outputs).max())) * 2.0**30
             proved += asked(data, low, high, sign, far, arithmetic, "crown").verdict is Verdict.UNSAT
     assert proved or arithmetic == "float16"
+
+
+@pytest.mark.parametrize("fault", ["relative", "lost", "result", "sum of two"])
+def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above finds a model that lacks a part."""
+    name, kinds = ("bfloat16", (residual, planted)) if fault == "result" else ("float32", (absorbed, planted, residual))
+    if fault == "relative":
+        monkeypatch.setattr(RuntimeArithmetic, "relative", lambda self, terms: 2.0**-40)
+    elif fault == "lost":
+        kinds = (flushed,)
+        monkeypatch.setattr(RuntimeArithmetic, "lost", lambda *_: 0.0)
+    elif fault == "result":
+        monkeypatch.setattr(running._Rounding, "result", lambda self, index: index)
+    else:
+        kinds, whole = (compared,), running._Rounding.operator
+        monkeypatch.setattr(
+            running._Rounding,
+            "operator",
+            lambda self, node, *rest: (self.add(node), 1) if isinstance(node, Add) else whole(self, node, *rest),
+        )
+    rng = np.random.default_rng(1)
+    for case in range(60):
+        data = kinds[case % len(kinds)](rng)
+        low, high = box_of(data, rng)
+        outputs = runs(data, low, high, name, rng, 40)
+        for sign, reached in ((1, outputs.max()), (-1, outputs.min())):
+            # Some files are refused, since float32 leaves nothing of what they compute.
+            with contextlib.suppress(InputError):
+                if asked(data, low, high, sign, float(reached), name, "crown").verdict is Verdict.UNSAT:
+                    return
+    pytest.fail("no wrong proof was found")
 
 
 def test_real_arithmetic_proves_what_no_runtime_computes() -> None:

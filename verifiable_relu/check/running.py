@@ -68,7 +68,8 @@ class Running:
         if kind == "Gelu":
             found = self._with_part_of_argument(found)
         if kind in ROUNDED:
-            found = self._noise(found, self._by.relative(1), CURVE if kind in ("Sigmoid", "Tanh") else 0.0)
+            absolute = CURVE if kind in ("Sigmoid", "Tanh") else 0.0
+            found = self._noise(found, self._by.relative(1), absolute, kind in ("LeakyRelu", "PRelu"))
         return self._noise(found, float(self._by.result)) if self._by.result else found
 
     def _count(self, rounded: bool) -> None:
@@ -90,10 +91,10 @@ class Running:
         node.lost = self._by.lost(terms, row, self._least[-1] < LEAST)
         node.relative = OWN * (relative + node.relative)
 
-    def _noise(self, found: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
+    def _noise(self, found: Tensor, relative: float, absolute: float = 0.0, small: bool = False) -> Tensor:
         size = self._build.nodes[found.node].size
         same = Affine([(found.node, sparse.eye_array(size, format="csr"))], np.zeros(size), relative)
-        same.lost = self._by.lost(1, np.ones(size)) + absolute
+        same.lost = self._by.lost(1, np.ones(size), small) + absolute
         return Tensor(self._add(same), found.index)
 
     def _with_part_of_argument(self, found: Tensor) -> Tensor:

@@ -226,11 +226,14 @@ class _Rounding:
         lost = self.by.lost(terms, 2 * float(node.row_sums().amax()), small)
         return self._with(node, self.by.relative(terms), lost)
 
-    def noise(self, source: int, relative: float, absolute: float = 0.0) -> int:
-        """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``."""
+    def noise(self, source: int, relative: float, absolute: float = 0.0, small: bool = False) -> int:
+        """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``.
+
+        ``small``: whether it is a product with a weight that may be below the smallest normal number.
+        """
         node = self.nodes[source]
         same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
-        return self._with(same, relative, self.by.lost(1, 1.0, False) + absolute)
+        return self._with(same, relative, self.by.lost(1, 1.0, small) + absolute)
 
     def result(self, index: int) -> int:
         """What is kept of the result of an operator."""
@@ -274,7 +277,7 @@ class _Rounding:
             relative = both(relative, ELEMENTARY)
         elif not isinstance(node, Product | Kinked):
             raise UnsupportedError(f"the rounding of {node.op} is not modelled", place=node.place)
-        return self.result(self.noise(self.add(node), relative, absolute)), 0
+        return self.result(self.noise(self.add(node), relative, absolute, isinstance(node, Kinked))), 0
 
 
 def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], int]:
