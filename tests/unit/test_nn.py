@@ -78,6 +78,7 @@ def test_a_second_derivative_is_refused() -> None:
         torch.autograd.grad(LambdaGELU()(x).sum(), x, create_graph=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lam", [1.5, 20.0])
 @each_gate
 def test_torch_compile_and_torch_func_give_what_the_gate_gives(
