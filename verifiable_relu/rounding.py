@@ -375,8 +375,9 @@ class RuntimeArithmetic:
     reciprocal, a mean as a product with 1/K, and operands that a file has in more digits than float32.
 
     What is taken for zero, or loses its digits, below the smallest normal number t changes the sum by at most t for
-    each product, for each partial sum and for the result, t·|w_k| for an operand x_k, and t·|x_k| for an operand w_k;
-    all are multiplied by later factors 1 + δ, together less than 2. Operands are at most ``largest``.
+    each product, for each partial sum and for the result, t·|w_k| for an operand x_k, and t·|x_k| for an operand w_k,
+    which may be the product of weights of fused operators; all are multiplied by later factors 1 + δ, together less
+    than 2. Operands are at most ``largest``.
 
     Attributes:
         name: of the arithmetic, as users write it.
@@ -412,10 +413,9 @@ class RuntimeArithmetic:
         Args:
             terms: K.
             row: ≥ Σ_k |w_k|, and finite.
-            small: whether a weight that is not zero is below the smallest normal number.
+            small: whether a weight other than zero, or its product with those of fused operators, may be smaller.
         """
-        tiny_single = Fraction(1, 2**126)
-        weights = terms * Fraction(self.largest) if small else 0
+        tiny_single, weights = Fraction(1, 2**126), terms * Fraction(self.largest) if small else 0
         return not_below(2 * tiny_single * (2 * (terms + 1 + SPARE) + 2 * Fraction(row) + weights) + self.lost_result)
 
 
@@ -438,10 +438,13 @@ float32, whose largest number is above 2¹²⁷, wherever in a sum of fewer than
 largest is above 2¹⁵·(1 + 2⁻¹), nowhere but in results, since sums are in float32."""
 
 ELEMENTARY = 2.0**-18
-"""The absolute error granted to Sigmoid, Tanh and Erf in float32, and to GELU as a part of its argument.
+"""The absolute error granted to Sigmoid, Tanh and Erf in float32, to both GELUs as a part of their argument, and to Exp
+as a part of itself; to a Softmax beside that of a sum of its numbers.
 
 Runtimes compute them by polynomials or quotients of exponentials in float32 that are off by a few units of 2⁻²⁴; this
-grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it.
+grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it. Of a
+Softmax of n numbers, exp(x − m) has d = m − x off by d·2⁻²⁴, which changes p ≤ e⁻ᵈ by p·d·2⁻²⁴ < 2⁻²⁵, and the sum by
+ln n times 2⁻²⁴ of itself, at most: of the 64 units 12 are more than enough for n ≤ 2¹⁶, and the others are exp's.
 """
 
 

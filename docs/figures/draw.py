@@ -106,30 +106,33 @@ def overview() -> str:
 
 
 LAYERS = (
-    (("certify, spec, train, …", "the commands"), ("api", "verify(model, images, …)")),
-    (("campaign", "many questions, records"),),
-    (("verifiers", "auto, split, bab, milp, smt, …"), ("train", "λ schedules, losses")),
-    (("trust", "replays every counterexample"), ("attack", "pgd")),
-    (("bounds", "IBP, CROWN, α-CROWN, zonotopes"),),
+    (("certify, solver, spec, train, study, …", "the commands; completion"),),
+    (("study", "suites, cells, records, claims"), ("hardening", "of a network of one's own")),
+    (("report", "pages, tables, figures"), ("api", "verify(model, images, …)")),
+    (("campaign", "many questions: queue, records, certificates"),),
+    (("verifiers", "auto, attack, split, bab, milp, smt, …"),),
+    (("train", "λ schedules, losses"), ("trust", "replays, certificates")),
+    (("bounds", "IBP, CROWN, α-CROWN, zonotopes, with their rounding"),),
     (("spec", "properties, VNN-LIB"),),
-    (("network", "graph; from ONNX and torch"),),
+    (("network", "graph; from ONNX and torch; as it runs"),),
     (("nn", "λ-GELU, models"), ("data", "data sets")),
+    (("rounding, dyadic, files, journal, runtime, …", "what all of these stand on"),),
 )
 
 
 def architecture() -> str:
     """The layers of the package, and the checker beside them."""
-    parts, row, top = [], 58, 20
+    parts, row, top = [], 52, 20
     for number, rooms in enumerate(LAYERS):
         width = (560 - 16 * (len(rooms) - 1)) / len(rooms)
         for place, (name, about) in enumerate(rooms):
             x, y = 20 + place * (width + 16), top + number * row
-            parts += [panel(x, y, width, 46), text(x + width / 2, y + 20, name, "title")]
-            parts += [text(x + width / 2, y + 37, about, "small")]
+            parts += [panel(x, y, width, 42), text(x + width / 2, y + 18, name, "title")]
+            parts += [text(x + width / 2, y + 34, about, "small")]
     height = len(LAYERS) * row
     parts += [arrow((600, top), (600, top + height - 14)), text(606, top + height / 2, "knows", "small", "start")]
     parts += [
-        panel(680, top, 190, 46 + 2 * row),
+        panel(680, top, 190, 112),
         text(775, top + 26, "check", "title"),
         text(775, top + 50, "checks certificates;", "small"),
         text(775, top + 68, "reads the files by itself,", "small"),

@@ -87,6 +87,10 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     reference = (tmp_path / "site" / "reference.html").read_text(encoding="utf-8")
     assert "Decide for each image whether the model" in reference
+    loaded = re.compile(
+        r"<(?:script|img|source|iframe)\b[^>]*\ssrc=.?(?:https?:)?//|<link\b[^>]*stylesheet[^>]*href=.?https?:"
+    )
+    assert [file.name for file in (tmp_path / "site").rglob("*.html") if loaded.search(file.read_text())] == []
 
 
 def test_the_figures_are_those_of_their_script() -> None:

@@ -140,7 +140,7 @@ def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.Monke
     if fault == "terms":
         monkeypatch.setattr(running.Running, "_charge", lambda *_: None)
     elif fault == "lost":
-        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row, small: np.zeros_like(row))
+        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row, small=False: np.zeros_like(row))
     elif fault == "source":
         monkeypatch.setattr(running.Running, "begun", lambda self, x: (self._count(False), x)[1])
     rng, caught = np.random.default_rng(9), 0
@@ -323,3 +323,13 @@ def test_both_rooms_have_the_same_arithmetics_and_the_checker_has_the_smaller_er
             ours = OURS[name].relative(terms)
             assert abs(mine.relative(terms) - ours) <= 2**-50 * ours
         assert mine.largest == OURS[name].largest
+
+
+def test_products_of_weights_that_a_runtime_fuses_may_vanish() -> None:
+    """x·a·b·c, of which a runtime may compute a·b first, which is below the smallest normal number."""
+    names = ["x", "h", "g", "y"]
+    nodes = [helper.make_node("Mul", [names[i], "abc"[i]], [names[i + 1]]) for i in range(3)]
+    data = written(nodes, 1, a=[2.0**-80], b=[2.0**-80], c=[2.0**120])
+    point = np.float32([2.0**50])
+    low, high = enclosed(data, point, point, "float32")
+    assert low[0] <= 0 and high[0] >= 2.0**10

@@ -207,8 +207,11 @@ class Arithmetic:
             raise BadInput("a sum is too long for its rounding to be bounded")
         return outward((1 + self.operand) ** 2 / (1 - spread) - 1, np.inf)
 
-    def lost(self, terms: int, row: Number, small: bool) -> Number:
-        """What sums of so many products lose below the smallest normal number; ``row``: the sizes of their weights."""
+    def lost(self, terms: int, row: Number, small: bool = False) -> Number:
+        """What sums of so many products lose below the smallest normal number; ``row``: the sizes of their weights.
+
+        ``small``: whether a weight other than zero, or its product with those of fused operators, may be smaller.
+        """
         sizes = 2 * (terms + 1 + SPARE) + 2 * row + (terms * self.largest if small else 0.0)
         return np.asarray(OWN * (2 * LEAST * sizes + self.least))
 

@@ -56,6 +56,12 @@ class Affine:
         return sum(int((matrix != 0).sum(1).max()) for _, matrix in self.terms)
 
     @cached_property
+    def least(self) -> float:
+        """The size of the least coefficient other than zero; 1 where all are zero."""
+        sizes = (matrix.data if sparse.issparse(matrix) else matrix for _, matrix in self.absolute)
+        return min((float(part[part > 0].min()) for part in sizes if (part > 0).any()), default=1.0)
+
+    @cached_property
     def count(self) -> int:
         """How many products other than zero a sum along a row or along a column of the matrices has, at most."""
         return max(self.products, *(int((matrix != 0).sum(0).max()) for _, matrix in self.terms))

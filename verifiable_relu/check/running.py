@@ -44,6 +44,7 @@ class Running:
     def __init__(self, build: Builder, by: Arithmetic) -> None:
         self._build, self._by = build, by
         self._terms: list[int] = []
+        self._least: list[float] = []
         build.stored = by.stored
 
     def begun(self, source: Tensor) -> Tensor:
@@ -67,7 +68,8 @@ class Running:
         if kind == "Gelu":
             found = self._with_part_of_argument(found)
         if kind in ROUNDED:
-            found = self._noise(found, self._by.relative(1), CURVE if kind in ("Sigmoid", "Tanh") else 0.0)
+            absolute = CURVE if kind in ("Sigmoid", "Tanh") else 0.0
+            found = self._noise(found, self._by.relative(1), absolute, kind in ("LeakyRelu", "PRelu"))
         return self._noise(found, float(self._by.result)) if self._by.result else found
 
     def _count(self, rounded: bool) -> None:
@@ -76,25 +78,23 @@ class Running:
             before = max((self._terms[source] for source in sources(node)), default=0)
             if not isinstance(node, Affine):
                 self._terms.append(0)
+                self._least.append(1.0)
                 continue
             own = node.products if rounded and not node.moves else 0
             self._terms.append(before + own)
+            self._least.append(node.least * min(1.0, *(self._least[source] for source in sources(node))))
             if own:
                 self._charge(node, self._by.relative(before + own), before + own)
 
     def _charge(self, node: Affine, relative: float, terms: int) -> None:
-        row, small = np.zeros(node.size), False
-        for _, absolute in node.absolute:
-            row = row + np.asarray(absolute.sum(1)).ravel()
-            sizes = absolute.data if sparse.issparse(absolute) else absolute
-            small = small or bool(((sizes > 0) & (sizes < LEAST)).any())
-        node.lost = self._by.lost(terms, row, small)
+        row = np.sum([np.asarray(absolute.sum(1)).ravel() for _, absolute in node.absolute], 0)
+        node.lost = self._by.lost(terms, row, self._least[-1] < LEAST)
         node.relative = OWN * (relative + node.relative)
 
-    def _noise(self, found: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
+    def _noise(self, found: Tensor, relative: float, absolute: float = 0.0, small: bool = False) -> Tensor:
         size = self._build.nodes[found.node].size
         same = Affine([(found.node, sparse.eye_array(size, format="csr"))], np.zeros(size), relative)
-        same.lost = self._by.lost(1, np.ones(size), False) + absolute
+        same.lost = self._by.lost(1, np.ones(size), small) + absolute
         return Tensor(self._add(same), found.index)
 
     def _with_part_of_argument(self, found: Tensor) -> Tensor:
@@ -110,6 +110,7 @@ class Running:
     def _add(self, node: Affine) -> int:
         self._build.nodes.append(node)
         self._terms.append(max(self._terms[source] for source in sources(node)))
+        self._least.append(min(self._least[source] for source in sources(node)))
         return len(self._terms) - 1
 
 

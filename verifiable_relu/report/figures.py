@@ -182,6 +182,7 @@ class Chart:
         y: the vertical axis.
         about: what it shows, in a sentence, for readers of screens.
         limit: where a horizontal line is; None for none.
+        limit_name: of that line, in the legend; empty for none.
     """
 
     title: str
@@ -190,6 +191,7 @@ class Chart:
     y: Axis
     about: str = ""
     limit: float | None = None
+    limit_name: str = ""
 
     def draw(self, axes: Axes) -> None:
         """Draw the panel."""
@@ -216,7 +218,7 @@ class Chart:
             before = ys
             every = every[0] + xs, every[1] + ys
         if self.limit is not None:
-            axes.axhline(self.limit, color="black", lw=0.8, ls=(0, (1, 1)))
+            axes.axhline(self.limit, color="black", lw=0.8, ls=(0, (1, 1)), label=self.limit_name)
         self.x.applied(axes.xaxis, every[0])
         self.y.applied(axes.yaxis, every[1])
 
@@ -336,7 +338,8 @@ def cactus(title: str, lines: Mapping[str, Sequence[float]], limit: float | None
         Series(name, [(float(number), time) for number, time in enumerate(sorted(seconds), 1)], style=style)
         for style, (name, seconds) in enumerate(lines.items())
     ]
-    return Chart(title, series, Axis("answered"), Axis("seconds", "log"), limit=limit)
+    axes = Axis("questions answered"), Axis("seconds for each", "log")
+    return Chart(title, series, *axes, limit=limit, limit_name="time limit")
 
 
 def plot_times(results: Mapping[str, Sequence[Result]], ax: Axes | None = None) -> Axes:

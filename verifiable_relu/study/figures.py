@@ -12,6 +12,9 @@ from verifiable_relu.report.table import spelled, spoken
 from verifiable_relu.study.joined import Cell, Setting, Study
 from verifiable_relu.study.tables import common, decides, fronts, mean, undominated
 
+DOMINATED = "faint: dominated"
+"""What a legend says of settings that another of their arm surpasses in both accuracies."""
+
 
 def write(study: Study, folder: Path) -> list[Path]:
     """Draw the figures of a study, as many as its records suffice for, into a folder.
@@ -52,7 +55,7 @@ def certified(study: Study, network: str) -> Iterator[Panel]:
     gap = min((b - a for a, b in pairwise(sorted(radii.values()))), default=0.0)
     aims: dict[str, dict[str, Sequence[Cell]]] = {}
     for setting, cells in _settings(study, network) if len(radii) > 1 else ():
-        title = spoken(setting.objective) + (f", weight {setting.weight:g}" if setting.weight else "")
+        title = f"trained by: {spoken(setting.objective)}" + (f", weight {setting.weight:g}" if setting.weight else "")
         aims.setdefault(title, {})[setting.arm] = cells
     for title, arms in aims.items():
         series = []
@@ -65,7 +68,7 @@ def certified(study: Study, network: str) -> Iterator[Panel]:
                 series.append(Series(spoken(arm), points, joined=False, style=number))
         if series:
             ticks = {x: spelled(x) for x in radii.values()}
-            yield Chart(title, series, Axis("ε", ticks=ticks), Axis("certified accuracy"))
+            yield Chart(title, series, Axis("radius ε", ticks=ticks), Axis("certified accuracy", percent=True))
 
 
 def pareto(study: Study, network: str) -> Iterator[Panel]:
@@ -76,8 +79,8 @@ def pareto(study: Study, network: str) -> Iterator[Panel]:
             series, kept = panels.setdefault(eps, []), undominated(points)
             style, rest = len(series) // 2, [point for point in points if point not in kept]
             series += [
-                Series(name, [(point.clean, point.certified) for point in each], bool(name), (), style, faint=not name)
-                for name, each in (("", rest), (spoken(arm), kept))
+                Series(name, [(point.clean, point.certified) for point in each], not faint, (), style, faint=faint)
+                for name, each, faint in ((DOMINATED if rest else "", rest, True), (spoken(arm), kept, False))
             ]
     for eps, series in panels.items():
         yield Chart(

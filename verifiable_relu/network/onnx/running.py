@@ -12,8 +12,8 @@ here: two operators that cancel each other in real arithmetic do not in a runtim
 - **What compares or moves numbers** (``EXACT``) computes them as they are.
 - **Quantised operators** (``quantises``) round where they divide or multiply by a scale; whole numbers are exact, and
   before it is rounded to one a number is off by ``rounding.tie`` more.
-- **Sigmoid, Tanh and Erf** are off by ``rounding.ELEMENTARY``, and GELU by that part of its argument, and by the
-  rounding of their result.
+- **Sigmoid, Tanh and Erf** are off by ``rounding.ELEMENTARY``, GELU by that part of its argument, Exp by that part of
+  itself, and by the rounding of their result; Softmax by that and by the error of a sum of its numbers.
 - Everything else is refused by name, and so are constants that the file computes from constants by rounding.
 """
 
@@ -56,9 +56,9 @@ from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArit
 from verifiable_relu.settings import neutral
 
 SUMS = frozenset({
-    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Gelu", "Gemm",
+    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Exp", "Gelu", "Gemm",
     "GlobalAveragePool", "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum",
-    "Sigmoid", "Sub", "Sum", "Tanh",
+    "Sigmoid", "Softmax", "Sub", "Sum", "Tanh",
 })  # fmt: skip
 """Operators whose result is rounded."""
 
@@ -106,7 +106,10 @@ def deployed(network: Network, arithmetic: str) -> Network:
     declared = {tensor.type.tensor_type.elem_type for tensor in model.graph.input}
     if not declared <= {onnx.TensorProto.FLOAT}:
         raise UnsupportedError(f"the input of the network '{network.name}' is not declared as float32")
-    nodes, output = _rounding(reading, ARITHMETICS[arithmetic])
+    try:
+        nodes, output = _rounding(reading, ARITHMETICS[arithmetic])
+    except OverflowError as error:
+        raise UnsupportedError(f"the network '{network.name}': {error}") from None
     found = as_network(nodes, output, name=network.name, onnx=data, batched=reading.batched, ports=network.ports)
     return replace(found, arithmetic=arithmetic)
 
@@ -234,18 +237,22 @@ class _Rounding:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def off(self, node: Any, terms: int) -> int:
-        """Add an affine node whose weights and offsets are off by the rounding of a sum of ``terms`` terms."""
-        weights = [part for name in ("weight", "scale") if isinstance(part := getattr(node, name, None), Tensor)]
-        small = any(bool(((w != 0) & (w.abs() < tiny(torch.float32))).any()) for w in weights)
+    def off(self, node: Any, terms: int, small: bool) -> int:
+        """Add an affine node whose weights and offsets are off by the rounding of a sum of ``terms`` terms.
+
+        ``small``: as ``RuntimeArithmetic.lost`` takes it.
+        """
         lost = self.by.lost(terms, 2 * float(node.row_sums().amax()), small)
         return self._with(node, self.by.relative(terms), lost)
 
-    def noise(self, source: int, relative: float, absolute: float = 0.0) -> int:
-        """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``."""
+    def noise(self, source: int, relative: float, absolute: float = 0.0, small: bool = False) -> int:
+        """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``.
+
+        ``small``: whether it is a product with a weight that may be below the smallest normal number.
+        """
         node = self.nodes[source]
         same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
-        return self._with(same, relative, self.by.lost(1, 1.0, False) + absolute)
+        return self._with(same, relative, self.by.lost(1, 1.0, small) + absolute)
 
     def result(self, index: int) -> int:
         """What is kept of the result of an operator."""
@@ -257,44 +264,48 @@ class _Rounding:
         terms = not_below(Fraction(absolute) / Fraction(error))
         return self.add(replace(node, weight_error=error, offset_terms=terms))
 
-    def operator(self, node: Node, before: int) -> tuple[int, int]:
+    def operator(self, node: Node, before: int, small: bool) -> tuple[int, int]:
         """Add a node of an operator that rounds; returns the index of its result and the terms of its sum.
 
         Args:
             node: the node, of these nodes.
             before: how many terms the affine operators right before it sum.
+            small: as ``off`` takes it.
         """
         if isinstance(node, Reshape | Permute):
             return self.add(node), before
         if isinstance(node, Affine):
             terms = before + node.terms
-            return self.result(self.off(node, terms)), terms
+            return self.result(self.off(node, terms, small)), terms
         if isinstance(node, Add):
             part = self.by.relative(before + 1)
             summands = tuple(self.noise(source, part) for source in node.inputs)
             return self.result(self.add(replace(node, inputs=summands))), before + 1
-        absolute = 0.0
-        if isinstance(node, Gelu):
+        absolute, relative = 0.0, self.by.relative(1)
+        if isinstance(node, Gelu) or getattr(node, "function", "") == "tanh-GELU":
             # x·(1 + δ) − x is what it is off by.
             minus = Scale(name=node.name, inputs=node.inputs, shape=node.shape, center=ZERO, scale=-ONE, shift=ZERO)
             off = self.add(
                 Add(name=node.name, inputs=(self.noise(node.inputs[0], ELEMENTARY), self.add(minus)), shape=node.shape)
             )
             index = self.add(Add(name=node.name, inputs=(self.add(node), off), shape=node.shape))
-            return self.result(self.noise(index, self.by.relative(1))), 0
+            return self.result(self.noise(index, relative)), 0
         if isinstance(node, Curve) and node.function in ("Sigmoid", "Tanh", "Erf"):
             absolute = ELEMENTARY
+        elif isinstance(node, Curve) and node.function == "Exp":
+            relative = both(relative, ELEMENTARY)
         elif not isinstance(node, Product | Kinked):
             raise UnsupportedError(f"the rounding of {node.op} is not modelled", place=node.place)
-        return self.result(self.noise(self.add(node), self.by.relative(1), absolute)), 0
+        return self.result(self.noise(self.add(node), relative, absolute, isinstance(node, Kinked))), 0
 
 
 def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], int]:
     """The nodes with the errors of their rounding, and the index of the output."""
     made = _Rounding(by)
-    # Of each node that was read: its result's index, how many terms the affine operators up to it sum, and whether it
-    # has numbers of the input as they were given.
+    # Of each node: its result's index, how many terms the affine operators up to it sum, the least product
+    # of weights of those that follow each other, and whether it has numbers of the input as they were given.
     at: list[int] = []
+    least: list[float] = []
     terms: list[int] = []
     given: list[bool] = []
     counted = whole(reading.build.nodes)
@@ -302,6 +313,10 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
         before = max((terms[i] for i in read.inputs), default=0)
         node = replace(read, inputs=tuple(at[i] for i in read.inputs))
         operator = reading.operators.get(index)
+        product = min((least[i] for i in read.inputs), default=1.0)
+        if isinstance(read, Affine):
+            product = _least_weight(read) * min(1.0, product)
+        least.append(1.0 if isinstance(read, Activation) else product)
         if operator is None:
             found, count = made.result(made.add(node)), 0
         else:
@@ -313,8 +328,14 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
                     off = tie(numbers, summed / Fraction(float(by_scale.divisor.abs().min())))
                     node = replace(node, inputs=(made.noise(node.inputs[0], by.relative(1), off),))
                 found, count = made.add(node), 0
+            elif operator.op_type == "Softmax":
+                # Its nodes are exact, but for the last one.
+                found, count = made.add(node), 0
+                if reading.operators.get(index + 1) is not operator:
+                    length = max(node.shape, default=1) if reading.opset >= 13 else node.size
+                    found = made.result(made.noise(found, by.relative(length), ELEMENTARY))
             elif rounds(operator.op_type):
-                found, count = made.operator(node, before)
+                found, count = made.operator(node, before, least[-1] < tiny(torch.float32))
             else:
                 found, count = made.add(node), 0 if isinstance(node, Activation) else before
         at.append(found)
@@ -325,6 +346,12 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
     if given[output]:
         raise UnsupportedError("an output is a number of the input: what a runtime makes of it is not modelled")
     return made.nodes, at[output]
+
+
+def _least_weight(node: Affine) -> float:
+    """The size of the least weight that is not zero; 1 where all are."""
+    weights = [part for name in ("weight", "scale") if isinstance(part := getattr(node, name, None), Tensor)]
+    return min((float(w[w != 0].abs().min()) for w in weights if bool((w != 0).any())), default=1.0)
 
 
 def _narrowed(node: Node, operator: onnx.NodeProto, name: str) -> Node:
