@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import io
 import math
 import re
 import sys
@@ -37,6 +38,10 @@ class Parser(argparse.ArgumentParser):
             options |= {"description": first, "epilog": rest, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**options)
         self.label = label
+        # Names of files and mathematics are text in UTF-8, whatever the terminal says that it takes.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         atexit.unregister(gc.freeze)
         atexit.register(gc.freeze)
 

@@ -19,7 +19,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, launched, loader, net, parse, parser, workers
+from verifiable_relu.certify_options import (
+    DISPUTED,
+    TIMEOUT,
+    entries,
+    launched,
+    loader,
+    net,
+    parse,
+    parser,
+    require_files,
+    workers,
+)
 from verifiable_relu.errors import CallFailed, InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
@@ -48,7 +59,8 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
     def work() -> int:
         out = own_stdout() if alone else sys.stdout
         if options.check is not None:
-            return _check(options.check, out)
+            return _check(options, out)
+        require_files(options)
         if options.explain:
             return _explain(options, out)
         many = os.path.isdir(options.spec) or options.spec.suffix == ".csv"
@@ -195,21 +207,25 @@ def _certifying(options: argparse.Namespace, method: Verifier) -> tuple[Verifier
     return recording(method), Certificates(options.certificates)
 
 
-def _check(folder: Path, out: TextIO) -> int:
+def _check(options: argparse.Namespace, out: TextIO) -> int:
     """Check a folder of certificates; 0 if all are accepted, else 1."""
     from verifiable_relu.check import BadInput
     from verifiable_relu.check.folder import check_folder
 
-    lines, accepted = io.StringIO(), True
+    lines, accepted, total = io.StringIO(), 0, 0
     table = csv.writer(lines, lineterminator="\n")
     try:
-        for name, onnx, vnnlib, status, said in check_folder(folder):
-            accepted &= status == 0
-            table.writerow((csv_cell(name), onnx, vnnlib, "refused" if status else "accepted", said))
+        for name, _, vnnlib, status, said in check_folder(options.check):
+            accepted, total = accepted + (status == 0), total + 1
+            # What is accepted is sat or unsat; certificates.csv has the files, and what exactly was checked.
+            answer, told = ("refused", said) if status else ("accepted", said.split(": ")[1])
+            table.writerow((csv_cell(name or Path(vnnlib).name), answer, told))
     except BadInput as error:
         raise InputError(str(error)) from None
     write(lines.getvalue().splitlines(), out)
-    return 0 if accepted else 1
+    if not options.quiet:
+        print(f"{accepted} of {total} certificates are accepted", file=sys.stderr)
+    return 0 if accepted == total else 1
 
 
 def _travels(job: Job) -> bool:

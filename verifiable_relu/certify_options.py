@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug, scheduler, seconds
+from verifiable_relu.errors import InputError
+from verifiable_relu.files import on_disk
 from verifiable_relu.verifiers.registry import methods
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
-    verifiable-relu certify --spec specs/cifar_eps.vnnlib
+    verifiable-relu certify specs/cifar_eps.vnnlib
     verifiable-relu certify --spec specs/instances.csv --out results
 
 For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
@@ -49,6 +51,7 @@ def parser() -> Parser:
         text=ABOUT,
     )
     asked = made.add_argument_group("what is asked")
+    asked.add_argument("file", type=Path, nargs="?", metavar="FILE|DIR|CSV", help="the same as --spec")
     asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
     asked.add_argument(
         "--net",
@@ -155,6 +158,9 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line; ends the process with status 2 where they do not go together."""
     options = made.parse_args(arguments)
     options.command = shlex.join([*made.prog.split(), *(sys.argv[1:] if arguments is None else arguments)])
+    if options.file is not None and options.spec is not None:
+        made.error(f"'{options.file}' and --spec both name what is asked")
+    options.spec = options.spec or options.file
     if (options.spec is None) == (options.check is None):
         made.error("one of --spec and --check is needed")
     if options.method not in methods():
@@ -187,6 +193,26 @@ def loader(options: argparse.Namespace) -> Loader:
         return Loader(dict(options.network))
     joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
     return Loader(dict(options.network), partial(meant, arithmetic=arithmetic, joint=joint))
+
+
+def require_files(options: argparse.Namespace) -> None:
+    """Look for the files that the options name, before anything else is imported.
+
+    Raises:
+        InputError: if one is not there, or if a network stands where a property is expected.
+    """
+    spec = options.spec
+    if spec.name.removesuffix(".gz").endswith(".onnx"):
+        raise InputError("a network, where a property is expected: --net names the network of --spec", path=spec)
+    several = options.net is not None and options.net.lstrip().startswith("[")
+    for path in (spec, *([] if options.net is None or several else [Path(options.net)])):
+        try:
+            os.stat(on_disk(path))
+        except FileNotFoundError:
+            raise InputError("no such file", path=path) from None
+        except (OSError, ValueError):
+            # Whoever reads it says why it cannot be read.
+            continue
 
 
 def net(options: argparse.Namespace) -> Path | Networks | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from verifiable_relu.arguments import Parser
 from verifiable_relu.commands import COMMANDS, NAME
 from verifiable_relu.errors import missing
+from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.streams import guarded
+from verifiable_relu.verifiers.registry import methods
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,13 +30,47 @@ def parser() -> Parser:
         prog=f"{NAME} completion",
         description="Print a script that completes the commands in a shell.",
         epilog=f'bash: put  eval "$({NAME} completion bash)"  into ~/.bashrc; '
-        f"zsh: {NAME} completion zsh > a file _{NAME} in a folder of $fpath.",
+        f"zsh: {NAME} completion zsh > a file _{NAME} in a folder of $fpath; "
+        f"fish: {NAME} completion fish > ~/.config/fish/completions/{NAME}.fish.",
     )
     made.add_argument("shell", choices=SHELLS)
     return made
 
 
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, whose options have their values where these are names."""
+    named = {"method": methods(), "arithmetic": ("real", *ARITHMETICS)}
+    made = {command.name: command.make_parser() for command in COMMANDS}
+    for one in made.values():
+        for action in one._actions:
+            if action.choices is None and isinstance(known := named.get(action.dest), tuple | list):
+                action.choices = tuple(known)
+    return made
+
+
+def _fish() -> str:
+    """The script for fish, of which shtab knows nothing."""
+    begin = f"complete -c {NAME}"
+    lines = [f"{begin} -f -n __fish_use_subcommand -a {c.name} -d {quote(c.about)}" for c in COMMANDS]
+    for name, parser in _parsers().items():
+        for action in parser._actions:
+            words = [f"{begin} -n '__fish_seen_subcommand_from {name}'"]
+            words += [f"-{'l' if o.startswith('--') else 's'} {o.lstrip('-')}" for o in action.option_strings]
+            if action.choices is not None:
+                words.append(f"-x -a {quote(' '.join(map(str, action.choices)))}")
+            elif action.option_strings and action.nargs != 0:
+                words.append("-r")
+            if action.help and action.option_strings:
+                words.append(f"-d {quote(action.help.replace('%%', '%')[:60])}")
+            if action.option_strings or action.choices is not None:
+                lines.append(" ".join(words))
+    return "\n".join(lines)
+
+
 def _print(shell: str) -> int:
+    if shell == "fish":
+        print(_fish())
+        return 0
     try:
         import shtab
     except ModuleNotFoundError:
@@ -41,8 +78,9 @@ def _print(shell: str) -> int:
 
     whole = argparse.ArgumentParser(NAME)
     commands = whole.add_subparsers()
+    made = _parsers()
     for command in COMMANDS:
-        one = command.make_parser()
+        one = made[command.name]
         for action in one._actions:
             if action.type is Path:
                 action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import run
+from tests.support.processes import environment, run
 from verifiable_relu import __version__
 from verifiable_relu.__main__ import main
 from verifiable_relu.commands import COMMANDS
@@ -122,17 +122,51 @@ def test_a_network_is_kept_where_its_record_cannot_be_written(
     assert (tmp_path / "net.onnx").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
 def test_the_completion_knows_every_command_and_option(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab")
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
+    assert "alpha-crown" in script and "bfloat16" in script
     for command in COMMANDS:
         assert command.name in script
         for action in command.make_parser()._actions:
             assert all(option.lstrip("-") in script for option in action.option_strings)
     if program := shutil.which(shell):
         assert subprocess.run([program, "-n"], input=script, text=True).returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_is_printed_is_utf_8_whatever_the_terminal_says(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "verifiable_relu", "--help"],
+        env={**environment(), "PYTHONIOENCODING": encoding, "LC_ALL": "C"}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and "λ-GELU" in done.stdout.decode("utf-8"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["none.vnnlib"], "none.vnnlib: no such file"),
+        (["--spec", "none.csv"], "none.csv: no such file"),
+        (["specs/cifar_eps.vnnlib", "--net", "none.onnx"], "none.onnx: no such file"),
+        (["specs/mnist_mlp.onnx"], "specs/mnist_mlp.onnx: a network, where a property is expected"),
+    ],
+)
+def test_a_wrong_path_is_told_before_anything_is_imported(command: list[str], said: str) -> None:
+    looked = "import sys; from verifiable_relu.certify import main; s = main(sys.argv[1:]); "
+    looked += "sys.exit(s + 5 * ('torch' in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", looked, *command], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.startswith(f"certify: {said}"), done.stderr
+
+
+def test_what_is_asked_needs_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["certify", "a.vnnlib", "--spec", "b.vnnlib"])
+    assert capsys.readouterr().err == "certify: 'a.vnnlib' and --spec both name what is asked (--help says more)\n"
 
 
 @pytest.mark.parametrize("command", [

@@ -297,6 +297,7 @@ def test_several_radii_take_no_other_radius() -> None:
             ask(MODEL, IMAGES, LABELS, eps=0.1)
 
 
+@pytest.mark.thorough
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:
     for eps in (np.float64(0.125), np.float32(0.125), torch.tensor(0.125), np.array(0.125), Fraction(1, 8)):
         for clip in ((0, 1), np.array([0.0, 1.0]), torch.tensor([0, 1]), [np.float32(0), Fraction(1)]):
@@ -307,6 +308,7 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
         check(verify(MODEL, images, LABELS, 0.125))  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_a_layer_that_is_not_supported_is_named() -> None:
     with pytest.raises(UnsupportedError, match="FractionalMaxPool2d"):
         verify(nn.Sequential(nn.FractionalMaxPool2d(1, output_size=1), nn.Flatten()), IMAGES, LABELS, 0.1)

@@ -118,6 +118,7 @@ def test_a_ball_is_part_of_the_question() -> None:
         write_vnnlib(round_, "nowhere.vnnlib")
 
 
+@pytest.mark.thorough
 def test_radii_of_images_and_pixels_masks_and_patches() -> None:
     # The sum of four pixels decides: class 1 from 2 on.
     net = linear([[0.0] * 4, [1.0] * 4], [2.0, 0.0])
@@ -158,6 +159,7 @@ def test_targets_and_top_k() -> None:
     assert answers(verify(net, x, [0], eps=0.5, around=Around(targets=[2]))) == ["sat"]
 
 
+@pytest.mark.thorough
 def test_masks_and_targets_stay_with_their_images_where_others_are_decided() -> None:
     """Of two inputs, the larger one's class is predicted; every image drops out at another radius."""
     net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, -9.0])

@@ -168,6 +168,7 @@ def test_targets_from_a_tolerance_are_the_distances_meant(on: str, tolerance: fl
         replace(BASE, tolerance=2.0)
 
 
+@pytest.mark.thorough
 def test_fine_tuning_at_equal_total_epochs_swaps_at_the_switch() -> None:
     trained = train(FINETUNED, blobs())
     assert len(trained.history) == 4 and trained.swap is not None and trained.swapped == 1
@@ -357,6 +358,7 @@ def models_of(options: Options, data: Dataset, patch: pytest.MonkeyPatch) -> lis
     return [*seen, last]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arm", ["relu", "gelu-swap"])
 def test_the_looks_are_at_the_network_of_their_moment(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = blobs()
@@ -385,6 +387,7 @@ def test_the_last_look_sees_the_hardened_network() -> None:
     assert at_ends == [epoch["lam"] for epoch in trained.history[:3]]
 
 
+@pytest.mark.thorough
 def test_patterns_settle_with_the_weights() -> None:
     points = train(replace(BASE, epochs=10), blobs()).monitor
     assert all(0 < point["oui"] <= 1 for point in points)

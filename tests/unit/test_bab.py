@@ -72,6 +72,7 @@ def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
         check(query, outcome, margin)
 
 
+@pytest.mark.thorough
 def test_systems_that_are_not_held_as_a_whole_are_decided_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without steps for all neurons and linear programs splits alone decide, so that near ties stay open."""
     monkeypatch.setattr("verifiable_relu.verifiers.bab.folded._WHOLE", 0)
@@ -102,6 +103,7 @@ def rescaled(query: Query, power: int) -> Query:
     return Query(chain(nodes), replace(query.property, unsafe=tuple(rows)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("power", [-70, 0, 70])
 def test_linear_programs_decide_whatever_the_scale_of_neurons_and_rows(
     power: int, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def concave(rng: np.random.Generator, inputs: int, neurons: int) -> Network:
     )
 
 
+@pytest.mark.thorough
 def test_planes_over_one_layer_come_near_its_least_value() -> None:
     """The convex hull of each neuron over the box leaves less than half of the gap that chords leave."""
     rng = np.random.default_rng(0)
@@ -93,6 +94,7 @@ def test_planes_over_one_layer_come_near_its_least_value() -> None:
     assert bound - 1e-3 < float(proved) <= least
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whole", [True, False])
 def test_steps_with_planes_find_what_is_proved(whole: bool) -> None:
     """What the ascent says of nodes with splits, and with chords mixed in, is what the proof makes of it."""

@@ -47,6 +47,7 @@ def points(box: Box, rng: np.random.Generator, count: int) -> list[list[Fraction
     return [[Fraction(float(v)) for v in box.lower * (1 - s) + box.upper * s] for s in share]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["relu", "leaky", "residual"])
 @pytest.mark.parametrize("seed", range(2))
 def test_refined_systems_hold_the_exact_values_of_the_network(seed: int, kind: str) -> None:

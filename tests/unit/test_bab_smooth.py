@@ -61,6 +61,7 @@ def decide(case: Case, method: Bab | None = None, seconds: float = 10.0) -> Outc
     return outcome
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_far_from_the_boundary_is_decided(kind: type[Activation]) -> None:
     rng, report = np.random.default_rng(5), Report()

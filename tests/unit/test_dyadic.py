@@ -60,6 +60,7 @@ def test_the_exponent_is_the_largest_of_at_most_zero_that_leaves_integers(array:
     assert any(odd) or dyadic.exponent == 0
 
 
+@pytest.mark.thorough
 @given(PAIRS)
 def test_sums_differences_and_products_are_exact(pair: tuple[np.ndarray, np.ndarray]) -> None:
     left, right = pair

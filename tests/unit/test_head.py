@@ -87,6 +87,7 @@ def test_only_comparisons_do_without_the_head() -> None:
     assert asked.without_head.network.onnx == asked.network.onnx
 
 
+@pytest.mark.thorough
 def test_verdicts_say_that_the_head_was_left_out_and_counterexamples_are_of_the_whole_network() -> None:
     cases = []
     for first in range(4):

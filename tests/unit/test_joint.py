@@ -132,6 +132,7 @@ def test_every_layer_has_its_own_lambda(make: Make) -> None:
     assert_holds(family, box, proven(family, box), points(box), members(family))
 
 
+@pytest.mark.thorough
 @networks
 @pytest.mark.parametrize("lam", (1.0, 20.0))
 def test_no_attack_gets_below_the_margin(make: Make, lam: float) -> None:

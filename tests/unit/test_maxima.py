@@ -181,6 +181,7 @@ def said(case: Case, changed: Records, folder: Path) -> str | None:
     return reasons[0] if reasons else None
 
 
+@pytest.mark.thorough
 def test_windows_are_recorded_and_checked(case: Case, tmp_path: Path) -> None:
     windows = [place for place, record in enumerate(case.records) if "maximum" in record]
     assert len(windows) == 2
@@ -209,6 +210,7 @@ def test_changed_windows_are_refused(case: Case, tmp_path: Path, change: Callabl
     assert reason is not None and why in reason
 
 
+@pytest.mark.thorough
 def test_other_entries_are_judged_alike(case: Case, tmp_path: Path) -> None:
     """Any rival bounds a maximum below, and any above with the line that the checkers make for it."""
     rng = np.random.default_rng(1)
@@ -220,6 +222,7 @@ def test_other_entries_are_judged_alike(case: Case, tmp_path: Path) -> None:
     said(case, changed, tmp_path)
 
 
+@pytest.mark.thorough
 def test_windows_before_their_activations_are_refused(case: Case, tmp_path: Path) -> None:
     place = [at for at, record in enumerate(case.records) if "maximum" in record][1]
     changed = list(case.records)

@@ -67,6 +67,7 @@ def test_verdicts_agree_with_enumeration(leaky: bool) -> None:
         check(query, outcome, margin)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(draws(4)))
 def test_every_box_of_a_batch_has_its_own_bounds(seed: int) -> None:
     network = mlp(np.random.default_rng(seed), (2, 2, 3, 2))
@@ -255,6 +256,7 @@ def test_smooth_networks_are_refused_by_name() -> None:
     assert other.verdict is Verdict.UNSAT
 
 
+@pytest.mark.thorough
 def test_a_fault_stays_with_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     bad, good = left_open(2)
     (alone,) = decide(good)

@@ -500,6 +500,11 @@ def test_what_no_network_follows_is_refused_in_one_line(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+class _Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sort(1)[0]
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -513,6 +518,7 @@ def test_what_no_network_follows_is_refused_in_one_line(name: str) -> None:
         (nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")), "'0'"),
         (nn.Sequential(nn.LazyConv2d(2, 2)), "lazy module"),
         (nn.Conv2d(2, 2, 2).half(), "float16: convert it to float32"),
+        (nn.Sequential(_Sorted()), r"aten.sort.*: sorts numbers or selects them by rank, which is not supported$"),
         (nn.Conv2d(2, 2, 2, device="meta"), "without numbers"),
     ],
 )

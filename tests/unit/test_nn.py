@@ -3,6 +3,7 @@
 import copy
 import importlib
 import io
+import itertools
 import math
 import multiprocessing
 import pickle
@@ -19,6 +20,7 @@ import verifiable_relu.nn
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import (
+    Embedded,
     HardnessGate,
     LambdaGELU,
     LambdaSwish,
@@ -76,6 +78,7 @@ def test_a_second_derivative_is_refused() -> None:
         torch.autograd.grad(LambdaGELU()(x).sum(), x, create_graph=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lam", [1.5, 20.0])
 @each_gate
 def test_torch_compile_and_torch_func_give_what_the_gate_gives(
@@ -358,7 +361,7 @@ def test_every_module_of_the_package_is_among_those_that_are_pickled() -> None:
         for name, found in vars(importlib.import_module(each.name)).items()
         if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == each.name
     }
-    assert named - {"Hardness", "HardnessGate"} == set(MODULES)
+    assert named - {"Embedded", "Hardness", "HardnessGate"} == set(MODULES)
 
 
 def saved(module: nn.Module) -> nn.Module:
@@ -390,3 +393,40 @@ def test_a_module_goes_to_another_process() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         (found,) = pool.map(repr, [MODULES["LambdaGELU"]()])
     assert found == repr(MODULES["LambdaGELU"]())
+
+
+class _Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.norm = nn.Embedding(7, 4), nn.Embedding(3, 4), nn.LayerNorm(4)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded = self.norm(self.words(tokens) + self.places(torch.arange(tokens.shape[1])))
+        made: torch.Tensor = self.last(embedded.relu().mean(1))
+        return made
+
+
+def test_a_module_of_tokens_is_one_of_their_embeddings() -> None:
+    torch.manual_seed(0)
+    model = _Words().eval()
+    embedded, choices = Embedded(model, model.words, [3, 6, 1]), [[3], [6, 2], [1, 5]]
+    low, high = embedded.box(choices)
+    network = from_torch(embedded, (3, 4))
+    flat = from_torch(embedded, (12,))
+    for sentence in itertools.product(*choices):
+        x = model.words(torch.tensor([sentence])).detach()
+        assert bool(((x >= low) & (x <= high)).all())
+        expected = model(torch.tensor([sentence]))
+        for found in (embedded(x), network(x), flat(x.flatten(1))):
+            assert torch.allclose(found, expected, atol=1e-6)
+    (start, end), own = embedded.box(), model.words(embedded.tokens)
+    assert torch.equal(start, own) and torch.equal(end, own)
+    for wrong in ([7], [-1], [[0]]):
+        with pytest.raises(InputError, match="numbers from 0 to 6"):
+            Embedded(model, model.words, wrong)
+    for bad in ([[3], [6]], [[3], [], [1]]):
+        with pytest.raises(InputError, match="each of 3 positions"):
+            embedded.box(bad)
+    with pytest.raises(InputError, match="no part"):
+        Embedded(model, nn.Embedding(7, 4), [0])

@@ -203,6 +203,7 @@ def test_gradients_reach_weights_and_hardness(options: Options, lam: float) -> N
         assert parameter.grad.any() or (name.endswith("s") and lam > 20), name
 
 
+@pytest.mark.thorough
 @pytest.mark.combined
 @pytest.mark.parametrize("lam", (1.0, 20.0))
 @pytest.mark.parametrize("linear", [0.0, 0.4])
@@ -287,6 +288,7 @@ def test_the_terms_grow_over_the_first_half_of_the_ramp() -> None:
     assert growth[29] == pytest.approx(0.5) and growth[39:] == [1] * 21
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arm", ["lambda-gelu", "relu"])
 def test_the_terms_grow_in_a_training(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = images(40)

@@ -335,6 +335,7 @@ def test_a_dask_scheduler_that_is_not_there_is_named() -> None:
         cluster.Cluster("dask://127.0.0.1:9", patience=0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
 @pytest.mark.parametrize("gone", ["scheduler", "workers"])
 def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(

@@ -18,7 +18,7 @@ from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.nodes import Smooth
+from verifiable_relu.network.nodes import Relu, Smooth, Tanh
 from verifiable_relu.network.onnx import normalisation
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.enclose import enclose
@@ -89,6 +89,29 @@ def quotient(numerator: float = 1.0) -> Network:
     build = Builder((1,))
     node = Smooth(name="q", inputs=(0,), shape=(1,), function="Reciprocal", parameter=torch.ones(()))
     return build.network(build.scale(build.append(node), "n", scale=torch.tensor(numerator)), name="quotient")
+
+
+def test_of_a_difference_and_its_negative_one_is_bounded_and_both_are_known() -> None:
+    """A softmax has all differences of two numbers: rows of half of their sides say all, over several boxes at once."""
+    generator = torch.Generator().manual_seed(0)
+    build, count = Builder((3,)), 4
+    dense = build.linear(0, torch.randn(5, 3, generator=generator), torch.randn(5, generator=generator), "fc")
+    bent = build.activation(dense, Relu, "relu")
+    mixed = build.linear(bent, torch.randn(count, 5, generator=generator), torch.randn(count), "mix")
+    index = torch.cartesian_prod(torch.arange(count), torch.arange(count))
+    weight = torch.tensor([[1.0, -1.0]]).expand(len(index), 2)
+    apart = build.sparse(mixed, index, weight, None, (count, count), "apart")
+    last = build.activation(apart, Tanh, "tanh")
+    network = build.network(last, name="differences").to(torch.float64)
+    center = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    eps = torch.tensor([[0.1], [0.5], [1.0]], dtype=torch.float64)
+    box = Bounds(center - eps, center + eps)
+    found = preactivation_bounds(network, box)[network.activations[-1]]
+    assert torch.equal(found.lower, -found.upper.transpose(1, 2))
+    x = torch.lerp(box.lower, box.upper, torch.rand(500, 3, 3, generator=generator, dtype=torch.float64))
+    values = network.values(x.flatten(0, 1))[apart].reshape(500, 3, count, count)
+    assert bool(((values >= found.lower) & (values <= found.upper)).all())
+    assert float(found.upper.diagonal(0, 1, 2).max()) < 1e-12
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0), (0.0, 0.0), (-1e-300, 1e300)])

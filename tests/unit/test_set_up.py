@@ -88,7 +88,11 @@ def test_every_extra_that_the_script_names_is_declared() -> None:
     assert {extra for extras in dev.NEEDED.values() for extra in extras} <= EXTRAS.keys()
     whole = next(requirement for requirement in EXTRAS["dev"] if requirement.startswith("verifiable-relu["))
     # Games are played by one benchmark alone.
-    assert set(whole.removeprefix("verifiable-relu[").rstrip("]").split(",")) == EXTRAS.keys() - {"dev", "policies"}
+    assert set(whole.removeprefix("verifiable-relu[").rstrip("]").split(",")) == EXTRAS.keys() - {
+        "dev",
+        "hub",
+        "policies",
+    }
 
 
 @pytest.mark.parametrize(

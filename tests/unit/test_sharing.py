@@ -130,6 +130,7 @@ def test_verdicts_are_those_of_enumeration(name: str) -> None:
         assert verdict is (Verdict.SAT if gap < 0 else Verdict.UNSAT), (seed, gap)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", METHODS)
 def test_no_counterexample_is_denied(name: str) -> None:
     for seed in range(4):

@@ -350,6 +350,7 @@ def test_a_gzipped_file_is_found_under_its_plain_name(tmp_path: Path) -> None:
     assert read_vnnlib(tmp_path / "p.vnnlib").properties[0].digest == one(text).digest
 
 
+@pytest.mark.thorough
 def test_a_disjunctive_form_out_of_hand_is_refused() -> None:
     clause = "(assert (or (<= Y_0 0) (>= Y_0 1)))\n"
     with pytest.raises(UnsupportedError, match="more than"):

@@ -399,6 +399,7 @@ def test_the_order_of_arms_in_a_suite_changes_no_question_and_no_count(
     assert any(said[-2] for said in one["relu"]), "no question branches"
 
 
+@pytest.mark.thorough
 def test_committed_records_go_on_with_networks_that_are_trained_again_and_compared(tmp_path: Path) -> None:
     images = np.random.default_rng(0).random((60, 6), dtype=np.float32)
     labels = np.arange(60) % 3

@@ -365,6 +365,7 @@ def test_every_table_is_written_in_three_forms(full: list[Record], tmp_path: Pat
     assert [joint[name].mean for name in ("ReLU alone", "λ ≥ 20")] == [12 / 18, 6 / 18]
 
 
+@pytest.mark.thorough
 def test_figures_are_drawn_of_what_there_is(full: list[Record], tmp_path: Path) -> None:
     one = deepcopy([record for record in full if record.get("eps") != EPS[1]])
     one[0]["suite"]["networks"][0]["eps"] = [EPS[0]]

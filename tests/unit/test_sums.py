@@ -54,6 +54,7 @@ def test_weights_are_nearly_as_good_as_those_of_a_linear_program(seed: int) -> N
             assert program.fun <= single + 0.15 * abs(single)
 
 
+@pytest.mark.thorough
 def test_a_conjunction_that_no_row_proves_takes_one_box(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     network = nets.mlp(rng, nets.gaussian(rng))

@@ -164,6 +164,7 @@ def test_augmentation_crops_and_mirrors() -> None:
 # Whole trainings
 
 
+@pytest.mark.thorough
 def test_training_learns_and_hardens(trained: Trained) -> None:
     test = blobs()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
@@ -308,6 +309,7 @@ def test_a_gpu_is_taken_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None
         assert find_device("auto") == name
 
 
+@pytest.mark.thorough
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in [
         (["--data", "digits", "--out", str(tmp_path / "net.pt")], "must end in .onnx"),
@@ -327,6 +329,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert shown.count("\n") == 1 or "memory" in words
 
 
+@pytest.mark.thorough
 def test_the_command_writes_network_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     out = tmp_path / "digits.onnx"

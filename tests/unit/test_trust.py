@@ -320,6 +320,7 @@ def test_a_network_without_exact_value_needs_a_clear_margin() -> None:
     assert not on_the_boundary.confirmed and "no exact evaluation" in on_the_boundary.detail
 
 
+@pytest.mark.thorough
 def test_a_large_network_is_judged_by_its_enclosure_unless_that_is_inconclusive() -> None:
     width = math.isqrt(_EXACT_PRODUCTS) + 1
     weight = torch.zeros(width, width)

@@ -141,6 +141,7 @@ def test_neurons_whose_weights_are_not_known_exactly_mirror_nothing() -> None:
     assert mirrors(replace(node, bias=torch.tensor([1.0, 1.0, 1.5, 1.0]).double())) is None
 
 
+@pytest.mark.thorough
 def test_linear_bounds_of_rows_hold_exact_values_at_corners() -> None:
     for network in (*networks(4)[:4], *mirrored_networks(4)):
         for width in (1e-13, 0.3):
@@ -293,12 +294,14 @@ def clipped_away(seed: int, cut: Callable[..., Clipped]) -> tuple[int, int]:
     return gone, smaller
 
 
+@pytest.mark.thorough
 def test_clipping_keeps_every_counterexample() -> None:
     found = [clipped_away(seed, clip) for seed in range(6)]
     assert sum(gone for gone, _ in found) == 0
     assert sum(smaller for _, smaller in found) >= 3
 
 
+@pytest.mark.thorough
 def test_counterexamples_are_lost_where_values_of_rows_are_too_high() -> None:
     def too_high(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, share: float) -> Clipped:
         return clip(box, rows, values + 0.2 * coefficients.abs().sum(1), coefficients, share)

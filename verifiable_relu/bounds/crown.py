@@ -25,7 +25,19 @@ from verifiable_relu.bounds.forward import intersect, rough
 from verifiable_relu.bounds.relaxation import Relaxation
 from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Beside, Input, Linear, Permute, Relu, Reshape, Scale, Seen
+from verifiable_relu.network.nodes import (
+    Activation,
+    Affine,
+    Beside,
+    Input,
+    Linear,
+    Permute,
+    Relu,
+    Reshape,
+    Scale,
+    Seen,
+    Sparse,
+)
 
 _DECAY = 0.999
 """Heuristic: what a step keeps of the mean of squared gradients."""
@@ -269,6 +281,24 @@ class _Layer:
 
     def _improve(self, places: Tensor) -> None:
         """Bound what lies at these places of ``both``, flattened, anew."""
+        node, found = self.relaxation.network.nodes[self.source], self.both.view(-1)
+        if not (isinstance(node, Sparse) and node.differences) or not len(places):
+            self._bound(places)
+            return
+        # Of a − b and b − a, as a softmax has them, one side of each says what the other side of the other does.
+        total, neurons = self.chosen.numel(), self.chosen.shape[1]
+        neuron, sign = places % neurons, 1 - 2 * (places // total)
+        index, order = node.index.to(places.device)[neuron].sort(1)
+        weight = node.weight.to(places.device)[neuron].long().gather(1, order) * sign[:, None]
+        said = torch.cat([(places % total // neurons)[:, None], index, weight], 1)
+        _, same = said.unique(dim=0, return_inverse=True)
+        first = torch.full((int(same.max()) + 1,), len(places)).to(places)
+        first.scatter_reduce_(0, same, torch.arange(len(places)).to(places), "amin")
+        self._bound(places[first])
+        found.index_copy_(0, places, torch.maximum(found[places], found[places[first]][same]))
+
+    def _bound(self, places: Tensor) -> None:
+        """Bound what lies at these places by rows."""
         samples, total, neurons = self.relaxation.samples, self.chosen.numel(), self.chosen.shape[1]
         sample = places // neurons % samples if samples > 1 else None
         count = places.shape[0]

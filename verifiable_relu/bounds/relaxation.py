@@ -38,16 +38,7 @@ from verifiable_relu.bounds.windowed import (
     windows,
 )
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Activation,
-    Add,
-    Affine,
-    Conv2d,
-    Node,
-    Permute,
-    Reshape,
-    Scale,
-)
+from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Node, Permute, Reshape, Scale, Sparse
 
 
 class Backward:
@@ -112,7 +103,8 @@ class Backward:
     ) -> tuple[int, Coefficients]:
         """sign·(neurons of node ``index``) as rows of that node, or of the node before an affine map, and which it is.
 
-        A neuron of a dense layer is a row of its weights, one of a convolution the kernel within a window.
+        A neuron of a dense layer is a row of its weights, one of a convolution the kernel within a window; of sums and
+        differences of few numbers the coefficients are whole, which no sum rounds.
         """
         operator, shape = self.bounds.operators.find(index), (chunk.groups, chunk.each, -1)
         if isinstance(operator, DenseOperator) and len(node.shape) == 1:
@@ -121,6 +113,10 @@ class Backward:
         if isinstance(operator, ConvolutionOperator) and operator.plain:
             narrow = self.float32.holds(node.inputs[0]) and self.float32.sums(index)
             return node.inputs[0], kernels(operator, neuron, sign.float() if narrow else sign, self.tuning)
+        if isinstance(node, Sparse) and node.differences:
+            whole = sign.new_zeros(len(neuron), self.bounds.network.nodes[node.inputs[0]].size)
+            where = node.index.to(sign.device)[neuron]
+            return node.inputs[0], whole.scatter_add_(1, where, node.weight[neuron] * sign[:, None]).reshape(shape)
         if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
             return index, windows(node.shape, neuron, sign, self.tuning)
         rows = sign.new_zeros(neuron.shape[0], node.size)

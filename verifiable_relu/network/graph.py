@@ -17,6 +17,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import both, lost
 from verifiable_relu.network.nodes import (
+    STEPS,
     Activation,
     Add,
     Affine,
@@ -33,6 +34,7 @@ from verifiable_relu.network.nodes import (
     Scale,
     Seen,
     Shape,
+    Sparse,
     Step,
 )
 
@@ -192,6 +194,12 @@ class Network:
         return whole(self.nodes)
 
     @cached_property
+    def counted(self) -> dict[str, Tensor]:
+        """The inputs of which nothing but whole numbers matters: by the function of ``STEPS`` that makes these of them,
+        the places of some, flat."""
+        return counted(self.nodes)
+
+    @cached_property
     def last_activation(self) -> int:
         """The index of the last activation node, or of what lies beside it (``Beside``); 0 if there is none."""
         return max((i for i, node in enumerate(self.nodes) if isinstance(node, Activation | Beside)), default=0)
@@ -313,6 +321,28 @@ def whole(nodes: Sequence[Node]) -> frozenset[int]:
         if isinstance(node, Step) or (node.inputs and found.issuperset(node.inputs) and _keeps_whole(node)):
             found.add(index)
     return frozenset(found)
+
+
+def counted(nodes: Sequence[Node]) -> dict[str, Tensor]:
+    """As ``Network.counted``, of nodes of which the last is the output."""
+    names = [name for name, known in STEPS.items() if known.band is not None]
+    taken = torch.zeros(len(names) + 1, nodes[0].size, dtype=torch.bool)
+    # Which input each element of a node is; the last number stands for none.
+    copies = {0: torch.arange(nodes[0].size)}
+    for index, node in enumerate(nodes):
+        for source in (i for i in node.inputs if i in copies):
+            places = copies[source]
+            if isinstance(node, Reshape):
+                copies[index] = places
+            elif isinstance(node, Sparse) and node.moves:
+                copies[index] = torch.where(node.weight[:, 0] != 0, places[node.index[:, 0]], -1)
+            else:
+                function = node.function if isinstance(node, Step) else ""
+                taken[names.index(function) if function in names else -1, places[places >= 0]] = True
+    last = copies.get(len(nodes) - 1, taken.new_zeros(0, dtype=torch.long))
+    taken[-1, last[last >= 0]] = True
+    alone = taken.sum(0) == 1
+    return {name: (taken[i] & alone).nonzero().squeeze(1) for i, name in enumerate(names) if (taken[i] & alone).any()}
 
 
 def _keeps_whole(node: Node) -> bool:

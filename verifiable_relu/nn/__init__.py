@@ -1,7 +1,18 @@
 """Modules for training: λ-GELU and λ-Swish, architectures, and the substitution of smooth activations by ReLU."""
 
+from verifiable_relu.nn.embedded import Embedded
 from verifiable_relu.nn.gates import HardnessGate, LambdaGELU, LambdaSwish
 from verifiable_relu.nn.models import Normalize, cnn, fixed, mlp
 from verifiable_relu.nn.places import substitute_relu
 
-__all__ = ["HardnessGate", "LambdaGELU", "LambdaSwish", "Normalize", "cnn", "fixed", "mlp", "substitute_relu"]
+__all__ = [
+    "Embedded",
+    "HardnessGate",
+    "LambdaGELU",
+    "LambdaSwish",
+    "Normalize",
+    "cnn",
+    "fixed",
+    "mlp",
+    "substitute_relu",
+]

@@ -59,6 +59,7 @@ class Traits:
         linear: whether every activation of the network is piecewise linear.
         foldable: whether branch and bound over neurons takes the network, and has memory for the query.
         bounded: which part of the network CROWN has bounded; all where that is not known.
+        counted: whether nothing but whole numbers of the inputs that vary matters.
     """
 
     inputs: int
@@ -66,6 +67,7 @@ class Traits:
     linear: bool
     foldable: bool
     bounded: float = 1.0
+    counted: bool = False
 
     @staticmethod
     def of(query: Query, unstable: float, memory: int, root: Root | None = None) -> Traits:
@@ -73,9 +75,10 @@ class Traits:
         # Outward rounding may have made two neighbouring floats of one value.
         box, bab = query.property.box, Bab()
         inputs = int(varies(box.lower, box.upper).sum())
+        counted = only_counted(query)
         foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
         bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / max(1, query.network.last_activation))
-        return Traits(inputs, unstable, query.network.piecewise_linear, foldable, bounded)
+        return Traits(inputs, unstable, query.network.piecewise_linear, foldable, bounded, counted)
 
     @property
     def narrow(self) -> bool:
@@ -132,7 +135,7 @@ STAGES = (
         "crown",
         "its first share took it far enough that it seems to end in time",
         Crown,
-        lambda t: 0.5 <= t.bounded < 1,
+        lambda t: 0.5 <= t.bounded < 1 and not t.counted,
         lambda t: 0.9,
     ),
     Stage(
@@ -153,14 +156,14 @@ STAGES = (
         "crown",
         "its bounds take longer than its first share, and other methods begin with them",
         Crown,
-        lambda t: t.bounded < 0.5,
+        lambda t: t.bounded < 0.5 and not t.counted,
         lambda t: 0.5 if t.narrow else 1.0,
     ),
     Stage(
         "alpha-crown",
         "branch and bound, which would begin with better slopes, does not take the query",
         lambda: AlphaCrown(intermediate=Ascent(steps=6)),
-        lambda t: not t.foldable and not (t.narrow and t.linear),
+        lambda t: not t.foldable and not t.counted and not (t.narrow and t.linear),
         lambda t: 0.5,
     ),
     Stage(
@@ -291,7 +294,10 @@ class Auto:
         """As ``Verifier.claims``."""
         roots = Roots(int(docket.limits.memory * _HANDED_ON)) if docket.roots is NONE else docket.roots
         whole = docket.part(list(docket.queries), roots=roots)
-        yield from self._stage(whole, Crown(), whole.open, CROWN_SHARE)
+        # Points are soon all that is left of boxes in which whole numbers alone matter.
+        counted = {i: only_counted(query) for i, query in whole.queries.items()}
+        for points, share in ((False, CROWN_SHARE), (True, CROWN_SHARE / 10)):
+            yield from self._stage(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
         traits = {
             i: Traits.of(whole.queries[i], _unstable(whole, i), whole.limits.memory, roots.of(i)) for i in whole.open
         }
@@ -313,6 +319,8 @@ class Auto:
         self, docket: Docket, verifier: Verifier, members: list[int], share: float
     ) -> Iterator[tuple[int, Outcome]]:
         """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
+        if not members:
+            return
         for number in docket.part(members, share).ask(recording(verifier) if self.record else verifier):
             if number in docket.closed:
                 yield number, docket.outcomes[number]
@@ -355,6 +363,15 @@ def _more(now: float | None, before: float | None) -> bool:
     if now is None or before is None:
         return now is not None
     return now > before + _WORTH * abs(before)
+
+
+def only_counted(query: Query) -> bool:
+    """Whether nothing but whole numbers of the inputs that vary matters."""
+    box = query.property.box
+    varying = varies(box.lower, box.upper)
+    for places in query.network.counted.values():
+        varying[places.numpy()] = False
+    return not varying.any() and bool(query.network.counted)
 
 
 def _unstable(docket: Docket, number: int) -> float:

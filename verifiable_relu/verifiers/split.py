@@ -61,7 +61,7 @@ from verifiable_relu.bounds.tuning import chunk_size, groups
 from verifiable_relu.bounds.zonotope import NARROW, Zonotopes, box_bytes, takes
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Relu
+from verifiable_relu.network.nodes import STEPS, Activation, Relu
 from verifiable_relu.network.simplify import without_repeated
 from verifiable_relu.rounding import CLEAR, CUT, above, below, divisor, reach_of_cut, unit_roundoff, varies
 from verifiable_relu.settings import neutral
@@ -332,7 +332,11 @@ class Frontier:
         self.queries = queries = list(docket.queries.values())
         box = input_box([q.property for q in queries], network, torch.float64, device).flat()
         self.lower, self.upper = box.lower, box.upper
-        varying = int(varies(self.lower, self.upper).any(0).sum())
+        self.counted = torch.zeros(box.lower.shape[1], dtype=torch.bool, device=device)
+        same = self._count()
+        varying = int((moving := varies(self.lower, self.upper).any(0)).sum())
+        # Of whole numbers alone, points are bounded for less than neurons of boxes.
+        self._points = bool((self.counted | ~moving).all())
         self._processes = most(self._limits.processes) if device == "cpu" else 1
         # In each process, half for the boxes, half for the rows that are bounded.
         self.memory = self._limits.memory // (2 * self._processes)
@@ -345,7 +349,7 @@ class Frontier:
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.within = torch.full_like(self.owner, -1)
         self._bounded: dict[int, Mapping[int, Bounds]] = {}
-        self._begin(docket.roots.known(self.numbers, self.network, box.lower))
+        self._begin(docket.roots.known(self.numbers, self.network, box.lower) if same else None)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
         self._attack = BoxAttack(self.network, options.pgd, options.search, device)
         self._steps = 0
@@ -359,6 +363,16 @@ class Frontier:
     def simplified(self, network: Network) -> Network:
         """The network that is bounded in place of the queries' network, whose function it computes exactly."""
         return without_repeated(network)
+
+    def _count(self) -> bool:
+        """Take whole numbers for inputs of which nothing else counts; whether the ends of their boxes were such."""
+        before = self.lower, self.upper
+        for function, places in self.network.counted.items():
+            self.counted[places] = True
+            self.lower, self.upper = (
+                end.index_copy(1, places, STEPS[function].value(end[:, places])) for end in (self.lower, self.upper)
+            )
+        return torch.equal(before[0], self.lower) and torch.equal(before[1], self.upper)
 
     def _begin(self, known: Known | None) -> None:
         """Start from what is known of the whole boxes, if all of their neurons have been bounded."""
@@ -507,7 +521,7 @@ class Frontier:
         direction = torch.zeros_like(lower).index_add_(0, lines.rows.sample, lines.coefficients)
         self._charge(owner)
         self._look_for_witness(lower[open_], upper[open_], owner[open_], direction[open_], rows, open_)
-        if self._steps % self.options.attacks == 0:
+        if self._steps % self.options.attacks == 0 and not self._points:
             worst = open_[margins[open_].argsort(stable=True)[: self._attack.most]]
             mine = self.rows.take(owner[worst])
             for number, point in self._attack.boxes(lower[worst], upper[worst], mine, stop):
@@ -541,7 +555,7 @@ class Frontier:
             box,
             known=known,
             # The first boxes are those of which bounds are known.
-            crown=forms is None and (known is None or self._steps > 1),
+            crown=forms is None and not self._points and (known is None or self._steps > 1),
             memory=self.memory,
             stop=stop,
             max_unstable=self.options.most if known is None else None,
@@ -640,19 +654,32 @@ class Frontier:
 
     def halve(self, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor, within: Tensor) -> None:
         """Put the boxes back, each cut along its most influential inputs: several while the frontier is small."""
-        for _ in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
+        lower = torch.where(self.counted, lower.ceil(), lower)
+        upper = torch.where(self.counted, upper.floor(), upper)
+        some = (lower <= upper).all(1)
+        lower, upper, owner, influence, within = (part[some] for part in (lower, upper, owner, influence, within))
+        for number in range(max(1, (min(self.batch, _WIDE) // (2 * max(1, len(owner)))).bit_length())):
             width = upper - lower
-            score = torch.where(width > 0, influence * width + _TIE * width, -1.0)
+            score = influence * width + _TIE * width
+            # Lines hardly tell what whole numbers are worth, of which there are few: they go first.
+            score = torch.where(self.counted, score + score.amax(1, keepdim=True), score)
+            score = torch.where(width > 0, score, -1.0)
             best, dimension = score.max(1)
             stuck = best <= 0
-            for local in owner[stuck].unique().tolist():
+            if number:
+                # Points that were cut off just now have not been bounded yet.
+                self._put(lower[stuck], upper[stuck], owner[stuck], within[stuck])
+            for local in () if number else owner[stuck].unique().tolist():
                 detail = "a box of one point is neither proved nor violated in float64"
                 self._decide(local, Outcome.unknown(Reason.INCOMPLETE, self.options.name, detail))
             lower, upper, owner, within = lower[~stuck], upper[~stuck], owner[~stuck], within[~stuck]
             influence = influence[~stuck]
             dimension = dimension[~stuck, None]
             middle = (lower + (upper - lower) / 2).gather(1, dimension)
-            lower = torch.cat([lower, lower.scatter(1, dimension, middle)])
+            # Between whole numbers there is nothing that counts.
+            counts = self.counted[dimension]
+            middle = torch.where(counts, middle.floor(), middle)
+            lower = torch.cat([lower, lower.scatter(1, dimension, middle + counts.to(middle))])
             upper = torch.cat([upper.scatter(1, dimension, middle), upper])
             owner, within, influence = owner.repeat(2), within.repeat(2), influence.repeat(2, 1)
         self._put(lower, upper, owner, within)

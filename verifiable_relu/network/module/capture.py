@@ -251,6 +251,9 @@ _NUMBERS = frozenset(
 )
 """Operators by which a computed number usually comes to decide what is computed."""
 
+_RANKS = frozenset({"sort", "argsort", "topk", "median", "nanmedian", "kthvalue", "mode", "quantile", "searchsorted"})
+"""Operators that sort numbers, or select by rank."""
+
 _EXACT = frozenset(
     {"abs", "alias", "as_strided", "cat", "chunk", "clamp", "clone", "constant_pad_nd", "contiguous", "copy", "detach"}
     | {
@@ -576,6 +579,8 @@ class _Recorder(TorchDispatchMode):
         path, kind = self.where()
         if op in _NUMBERS:
             self.refuse(op, "what is computed depends on computed numbers; a network is a fixed sequence of layers")
+        if op in _RANKS:
+            self.refuse(op, "sorts numbers or selects them by rank, which is not supported")
         if schema(func)[2]:
             self.refuse(op, f"{kind or op} is not supported")
         for value in of_kind((args, kwargs), Tensor):

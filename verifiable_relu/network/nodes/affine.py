@@ -235,36 +235,11 @@ class Sparse(Affine):
         return sum(parts, x.new_zeros(())).reshape(x.shape[0], *self.shape)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
-        flat, size = a.reshape(-1, self.size), math.prod(input_shape)
-        index, weight = self._users(size)
-        if index.numel() < (self.size + size) * self.index.shape[1]:
-            index, weight = index.to(a.device), weight.to(a)
-            parts = (flat.index_select(1, index[:, k]) * weight[:, k] for k in range(index.shape[1]))
-            return sum(parts, a.new_zeros(())).expand(len(flat), size).reshape(len(flat), *input_shape)
-        back, index = a.new_zeros(len(flat), size), self.index.to(a.device)
+        flat, index = a.reshape(-1, self.size), self.index.to(a.device)
+        back = a.new_zeros(len(flat), math.prod(input_shape))
         for k in range(index.shape[1]):
             back.index_add_(1, index[:, k], flat * self.weight[:, k])
         return back.reshape(len(flat), *input_shape)
-
-    def _users(self, size: int) -> tuple[Tensor, Tensor]:
-        """For each of ``size`` inputs the outputs that have a term of it, and its weights there, (size, most outputs).
-
-        An input with fewer outputs than others has weights of 0 for the rest.
-        """
-        known: tuple[Tensor, Tensor] | None = self.__dict__.get("_known_users")
-        if known is None or len(known[0]) != size:
-            outputs, terms = (self.weight != 0).to(self.index.device).nonzero(as_tuple=True)
-            used = self.index[outputs, terms]
-            order = used.argsort(stable=True)
-            counts = torch.bincount(used, minlength=size)
-            place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-            most = max(1, int(counts.max())) if len(counts) else 1
-            index = torch.zeros(size, most, dtype=self.index.dtype)
-            weight = torch.zeros(size, most, dtype=self.weight.dtype)
-            index[used[order], place] = outputs[order]
-            weight[used[order], place] = self.weight.cpu()[outputs[order], terms[order]]
-            known = self.__dict__["_known_users"] = index, weight
-        return known
 
     def offset(self) -> Tensor:
         return self.bias.reshape(self.shape)
@@ -281,6 +256,12 @@ class Sparse(Affine):
         one = self.weight == 1
         plain = (one & (self.bias == 0)[:, None]) | (self.weight == 0)
         return self.index.shape[1] == 1 and not self.weight_error and bool(plain.all())
+
+    @cached_property
+    def differences(self) -> bool:
+        """Whether every output is a sum of numbers of x and of their negatives, without a weight that is off."""
+        whole = ((self.weight == 0) | (self.weight.abs() == 1)).all() & (self.bias == 0).all()
+        return not self.weight_error and bool(whole)
 
     def row_sums(self) -> Tensor:
         return self.weight.abs().sum(1).reshape(self.shape)

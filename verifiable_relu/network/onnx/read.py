@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -35,6 +36,7 @@ from verifiable_relu.network.onnx import (  # noqa: F401 -- importing these modu
     reduce,
     resize,
     steps,
+    tables,
     windows,
 )
 from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value
@@ -52,6 +54,7 @@ from verifiable_relu.network.onnx.model import (
     require_onnx,
     single,
 )
+from verifiable_relu.network.onnx.tables import Table, Whole
 from verifiable_relu.network.simplify import bare, simplify, spelled
 from verifiable_relu.rounding import SOFTPLUS_SHARE
 from verifiable_relu.settings import neutral
@@ -125,7 +128,7 @@ def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Networ
     return network
 
 
-_Named = Result | Derived
+_Named = Result | Derived | Table
 """What a name of the file stands for."""
 
 _ALL = range(1 << 16)
@@ -170,6 +173,7 @@ class Reading:
         self.thresholds: dict[str, tuple[_Named | None, float]] = {}
         self.whole: set[str] = set()
         self.short: set[str] = set()
+        self.wheres: dict[str, Whole] = {}
         self._size = self.build.nodes[0].size
         for position, node in enumerate(graph.node):
             self.take(node, node.name or (node.output[0] if node.output else str(position)))
@@ -214,7 +218,7 @@ class Reading:
         if isinstance(found, np.generic):
             # Arithmetic on arrays without axes makes these of them.
             found = np.asarray(found)
-        results = [found] if isinstance(found, Value | np.ndarray | Derived) else found
+        results = [found] if isinstance(found, Value | np.ndarray | Derived | Table) else found
         for name, result in zip(node.output, results, strict=False):
             if name in self.tensors:
                 raise InputError(f"its output '{name}' is the name of another tensor", place=place)
@@ -230,17 +234,69 @@ class Reading:
             raise InputError("it has no output")
         if node.op_type == "Where" and node.input[:1] and (share := self._softplus(node, label)):
             return share
-        found = tuple(self._lookup(name) for name in node.input)
+        found: tuple[Any, ...] = tuple(self._lookup(name) for name in node.input)
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
             return written(attributes, f"node '{label}' (Constant)")
         if node.op_type in ("Shape", "Size") and found:
-            shape = self._shape(found[0], attributes)
-            return shape if node.op_type == "Shape" else shape.prod(dtype=np.int64)[()].reshape(())
+
+            def shape(of: Result | Derived | None) -> np.ndarray:
+                known = self._shape(of, attributes)
+                return known if node.op_type == "Shape" else known.prod(dtype=np.int64)[()].reshape(())
+
+            if isinstance(found[0], Table):
+                return tables.computed(found[:1], lambda case: [shape(case[0])])
+            return shape(found[0])
         if node.op_type == "CastLike" and len(found) == 2:
             return self._cast_like(node, label, found[0], found[1])
         if node.op_type == "Greater" and isinstance(found[1], np.ndarray) and found[1].size == 1:
             self.thresholds[node.output[0]] = found[0], float(found[1].item())
+        places = tables.INDEXED.get(node.op_type, ())
+        say = [p for p, name in enumerate(node.input) if p in places and name in self.wheres]
+        if say or any(isinstance(value, Table) for value in found):
+            return self._chosen(
+                node, label, [self._where(node, found, p) if p in say else v for p, v in enumerate(found)]
+            )
+        return self._made(node, label, found)
+
+    def _where(self, node: onnx.NodeProto, inputs: Sequence[Any], position: int) -> Table:
+        """An input of a node that says where, as a table of what it can be."""
+        data = inputs[0]
+        shapes = [a.shape for a in data.arrays] if isinstance(data, Table) else [tuple(self._shape(data, {}).tolist())]
+        if any(len(shape) != len(shapes[0]) for shape in shapes):
+            raise UnsupportedError("of a rank that depends on computed numbers")
+        sizes = [max(one) for one in zip(*shapes, strict=True)]
+        whole = self.wheres[node.input[position]]
+        if node.op_type == "Gather":
+            (axis,) = [a.i for a in node.attribute if a.name == "axis"] or [0]
+            return Table.of(whole, [sizes[axis]], False)
+        if node.op_type != "Slice":
+            return Table.of(whole, sizes[: whole.key.shape[-1]], False)
+        axes = inputs[3] if len(inputs) > 3 else np.arange(whole.key.size)
+        if not isinstance(axes, np.ndarray):
+            raise UnsupportedError("axes that are computed")
+        return Table.of(whole, [max(sizes[axis] for axis in axes.reshape(-1).tolist())], True)
+
+    def _chosen(self, node: onnx.NodeProto, label: str, given: Sequence[Any]) -> Any:
+        """What a node makes of what depends on computed whole numbers."""
+        call = Call(self.build, node.op_type, 1, label, (), {}, node, self.opset)
+        if not any(isinstance(value, Value) for value in given):
+            return tables.computed(given, lambda case: cast(Sequence[Any], self._made(node, label, case)))
+        if any(isinstance(given[p], Table) for p in tables.INDEXED.get(node.op_type, ()) if p < len(given)):
+            return tables.chosen(call, given, lambda case: self._single(self._made(node, label, case)))
+        values = [tables.selected(call, value) if isinstance(value, Table) else value for value in given]
+        return self._made(node, label, values)
+
+    @staticmethod
+    def _single(found: Any) -> Result:
+        (result,) = found if isinstance(found, list | tuple) else [found]
+        return result
+
+    def _made(self, node: onnx.NodeProto, label: str, found: Sequence[Any]) -> _Named | Sequence[_Named | None]:
+        """What a node makes of its inputs, none of them a table."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        operator = f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         constants = [value for value in found if not isinstance(value, Value)]
         if found and len(constants) == len(found):
             return list(folded(node, constants, self.opset))
@@ -261,9 +317,25 @@ class Reading:
             others = sorted(v for op, v in CONVERTERS if op == operator)
             read = f"; versions {', '.join(map(str, others))} of it are" if others else ""
             raise UnsupportedError(f"version {version} of this operator is not supported{read}")
-        return converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
+        made = converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
+        first = made[0] if isinstance(made, list) else made
+        if node.output[0] in self.whole and isinstance(first, Value):
+            self._follow(node, found, first)
+        return made
 
-    def _stored(self, node: onnx.NodeProto, given: Sequence[_Named | None]) -> tuple[np.ndarray | Value | None, ...]:
+    def _follow(self, node: onnx.NodeProto, inputs: Sequence[Any], made: Value) -> None:
+        """Take note of whole numbers that may say where something is."""
+        given = [self.wheres.get(name, value) for name, value in zip(node.input, inputs, strict=True)]
+        whole = None
+        if any(isinstance(value, Whole) for value in given):
+            whole = tables.followed(node, given, self.opset)
+        if whole is None and self.build.size(made.index) == 1:
+            shape = tuple(self._shape(made, {}).tolist())
+            whole = Whole(np.full(shape, made.index), np.zeros(shape, np.int64))
+        if whole is not None:
+            self.wheres[node.output[0]] = whole
+
+    def _stored(self, node: onnx.NodeProto, given: Sequence[Any]) -> tuple[np.ndarray | Value | None, ...]:
         """Inputs of a node with constants as arrays; ``off`` is what the weights that they become may be off by."""
         inputs: list[np.ndarray | Value | None] = []
         for position, value in enumerate(given):
@@ -338,7 +410,7 @@ class Reading:
         except KeyError:
             raise InputError(f"its input '{name}' is not computed before it, or not read") from None
 
-    def _shape(self, of: _Named | None, attributes: dict[str, int]) -> np.ndarray:
+    def _shape(self, of: Result | Derived | None, attributes: dict[str, int]) -> np.ndarray:
         """The ONNX shape of a tensor, with a batch of 1."""
         if of is None:
             raise InputError("its input is missing")

@@ -135,7 +135,7 @@ def _positive(call: Call, x: Value) -> Value:
     return Value(call.build.activation(_step(call, x.index, "Sign"), Relu, call.name), x.leading)
 
 
-def _zero(call: Call, x: Value) -> Value:
+def zero(call: Call, x: Value) -> Value:
     """Whether x = 0."""
     if is_whole(call.build, x.index):
         near = _not(call, Value(_size(call, x.index), x.leading))
@@ -161,7 +161,7 @@ for _operator, _versions, _of, _turned, _inverted in (
     ("Less", (7, 9, 13), _positive, True, False),
     ("GreaterOrEqual", (12, 16), _positive, True, True),
     ("LessOrEqual", (12, 16), _positive, False, True),
-    ("Equal", (7, 11, 13, 19), _zero, False, False),
+    ("Equal", (7, 11, 13, 19), zero, False, False),
 ):
     converts(_operator, *_versions, group="steps")(
         functools.partial(_compared, of=_of, turned=_turned, inverted=_inverted)
@@ -221,7 +221,7 @@ def cast(call: Call, to: int | None) -> Value:
     if to in WHOLE:
         return _stepped(call, "Truncate")
     if to == onnx.TensorProto.BOOL:
-        return _not(call, _zero(call, call.value()))
+        return _not(call, zero(call, call.value()))
     known = ", ".join(onnx.TensorProto.DataType.Name(kind).lower() for kind in (*FLOATS, *WHOLE))
     raise UnsupportedError(f"casts a computed value to another type than {known} or bool")
 
@@ -307,6 +307,6 @@ def _one_hot(call: Call) -> Value:
     hits = []
     for start in (0, depth):
         away = (start - number).reshape(-1).astype(np.float32)
-        hits.append(_zero(call, call.sparse(x.index, places, np.ones(places.shape, np.float32), places.shape, away)))
+        hits.append(zero(call, call.sparse(x.index, places, np.ones(places.shape, np.float32), places.shape, away)))
     hot = added(call, *hits)
     return added(call, times(call, hot, np.asarray(on)), times(call, _not(call, hot), np.asarray(off)))
