@@ -114,20 +114,25 @@ def families(records: Sequence[Record]) -> Table:
 
 
 def every(records: Sequence[Record]) -> Table:
-    """A row per family of the set ``every``, asked for certificates, and one for all of them together."""
-    columns = ("family", "asked", "read", "decided", "sat", "unsat", "wrong", "certificates", "CPU s")
+    """A row per limit and family of the set ``every``, asked for certificates, and one for all families together."""
+    columns = ("limit, s", "family", "asked", "read", "decided", "sat", "unsat", "wrong", "certificates", "CPU s")
     known = ("sat by votes", "unsat by votes", "decided by votes alone")
     asked = [r for r in of(records, "answer") if (r["set"], r["mode"]) == ("every", "certified")]
     rows: list[tuple[Cell, ...]] = []
-    for family, mine in (*grouped(asked, "family").items(), (("all",), asked)):
+    parts = [
+        *grouped(asked, "limit", "family").items(),
+        *(((*limit, "all"), r) for limit, r in grouped(asked, "limit").items()),
+    ]
+    # Families in the order of their coming, then all of them; an instance may have been asked at several limits.
+    for key, mine in sorted(parts, key=lambda part: part[0][0]):
         count, votes = (Counter(record[name] for record in mine) for name in ("verdict", "truth"))
         accepted = sum(record["verdict"] == "unsat" and record["trust"] == "checked" for record in mine)
         lost = sum(record["truth"] in SOLVED and record["verdict"] not in SOLVED for record in mine)
         read = len(mine) - count["error"]
         ours_ = (count["sat"] + count["unsat"], count["sat"], count["unsat"], sum(map(wrong, mine)), accepted)
         cpu = fsum(record["cpu"] for record in mine)
-        rows.append((*family, len(mine), read, *ours_, cpu, votes["sat"], votes["unsat"], lost))
-    return Table((*columns, *known), rows if asked else [], {"CPU s": ".1f"})
+        rows.append((*key, len(mine), read, *ours_, cpu, votes["sat"], votes["unsat"], lost))
+    return Table((*columns, *known), rows, {"limit, s": "g", "CPU s": ".1f"})
 
 
 def shared(records: Sequence[Record]) -> Table:
@@ -312,7 +317,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         made.add(
             "## Every family at hand",
             "The first instances of each family, a command each; start-up, certificates and their check are included. "
-            "The limit is in the table above. *certificates*: the unsats with one that the independent checker "
+            "*certificates*: the unsats with one that the independent checker "
             "accepts. *by votes*: what the competition's tools agree on; *decided by votes alone*: what they decided "
             "and this project did not.",
             all_families,

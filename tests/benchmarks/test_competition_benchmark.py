@@ -262,9 +262,9 @@ def test_every_folder_of_the_competitions_form_is_asked_for_certificates(
         competition.measure(competition.STUDY.parser().parse_args(asked), records)
     found = [tuple(row.values()) for row in rows(competition_tables.every(read_records(out)))]
     assert found == [
-        ("shapes", 1, 1, 1, 0, 1, 0, 1, 0.75, 0, 1, 0),
-        ("pair", 1, 1, 1, 1, 0, 1, 0, 0.75, 0, 1, 0),
-        ("all", 2, 2, 2, 1, 1, 1, 1, 1.5, 0, 2, 0),
+        (60.0, "shapes", 1, 1, 1, 0, 1, 0, 1, 0.75, 0, 1, 0),
+        (60.0, "pair", 1, 1, 1, 1, 0, 1, 0, 0.75, 0, 1, 0),
+        (60.0, "all", 2, 2, 2, 1, 1, 1, 1, 1.5, 0, 2, 0),
     ]
 
 
