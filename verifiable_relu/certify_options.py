@@ -174,8 +174,6 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
         known = ", ".join(ARITHMETICS)
         if options.arithmetic not in ARITHMETICS:
             made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {known}")
-        if options.joint is not None:
-            made.error(f"--arithmetic {options.arithmetic} does not go with --joint")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
@@ -188,15 +186,13 @@ def loader(options: argparse.Namespace) -> Loader:
     from functools import partial
 
     from verifiable_relu.campaign.inputs import Loader
-    from verifiable_relu.network import deployed, hardened
+    from verifiable_relu.network.onnx.running import meant
 
-    lam = options.joint
-    if options.arithmetic != "real":
-        return Loader(dict(options.network), partial(deployed, arithmetic=options.arithmetic))
-    if lam is None:
+    lam, arithmetic = options.joint, options.arithmetic
+    if lam is None and arithmetic == "real":
         return Loader(dict(options.network))
-
-    return Loader(dict(options.network), partial(hardened, lam=lam[0] if len(lam) == 1 else lam or None))
+    joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
+    return Loader(dict(options.network), partial(meant, arithmetic=arithmetic, joint=joint))
 
 
 def require_files(options: argparse.Namespace) -> None:

@@ -19,10 +19,13 @@ from verifiable_relu.api.arguments import Model
 from verifiable_relu.campaign import Case, Result, run
 from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, deployed, hardened
+from verifiable_relu.network import Network
+from verifiable_relu.network.onnx.running import meant
+from verifiable_relu.network.product import Part, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, outside_top, patch_masks, targeted, within_balls
+from verifiable_relu.spec.property import Polytope
 from verifiable_relu.verifiers.base import Verdict
 
 
@@ -115,6 +118,7 @@ def verify(
     argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
     arithmetic: str = "real",
+    also: Model | Sequence[Model] = (),
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
@@ -144,7 +148,10 @@ def verify(
             λ-GELUs (``network.hardened``), and False asks for the model alone.
         arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file: ``float32``, ``tf32``,
             ``bfloat16`` or ``float16``. The answer is then about every evaluation of the file, in any order of its sums
-            (``network.deployed``); of a model that is no file, it is about the file that ``write_onnx`` writes.
+            (``network.deployed``); of a model that is no file, it is about the file that ``write_onnx`` writes. With
+            ``joint``, it is about every network of the set in real arithmetic, too.
+        also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
+            and one proof, about all. They are taken in the same arithmetic, without ``joint``.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -169,6 +176,10 @@ def verify(
     network = _meant(arguments.network(model, pixels.shape[1:], first, argument), joint, arithmetic)
     order = _order(around.norm)
     sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
+    others = [also] if isinstance(also, Path | str | bytes | torch.nn.Module | Network) else list(also)
+    if others:
+        read = [arguments.network(other, pixels.shape[1:], first, argument) for other in others]
+        network, sets = _together([network, *(meant(other, arithmetic) for other in read)], sets)
     questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
     return answered(network, questions, order != math.inf, method, timeout, device, memory, progress)
 
@@ -244,11 +255,31 @@ def answered(
 
 def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: str) -> Network:
     """The network, the set of networks, or the network as it runs, that the question is about."""
-    if isinstance(joint, bool | np.bool_) and not joint:
-        return deployed(network, arithmetic)
-    if arithmetic != "real":
-        raise InputError(f"joint goes with real arithmetic, not with {arithmetic!r:.40}")
-    return hardened(network, arguments.hardness(joint))
+    alone = isinstance(joint, bool | np.bool_) and not joint
+    return meant(network, arithmetic, None if alone else arguments.hardness(joint) or True)
+
+
+def _together(parts: Sequence[Network], sets: list[list[Property]]) -> tuple[Network, list[list[Property]]]:
+    """Several networks as one, and the properties of which each says of every one what it said of the first.
+
+    Raises:
+        InputError: if inputs or outputs of the networks differ in number.
+    """
+    first = parts[0]
+    size, count = first.input_size, first.output_size
+    for other in parts[1:]:
+        if (other.input_size, other.output_size) != (size, count):
+            raise InputError(f"'{other.name}' has {other.input_size} inputs and {other.output_size} outputs: not alike")
+    both = product([Part(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
+
+    def moved(polytope: Polytope, start: int) -> Polytope:
+        return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)
+
+    starts = [count * number for number in range(len(parts))]
+    return both, [
+        [replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe)) for p in props]
+        for props in sets
+    ]
 
 
 def _order(norm: object) -> float:

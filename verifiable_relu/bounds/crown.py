@@ -614,6 +614,9 @@ class SlopeSearch:
         found = {}
         for index in range(entry + 1, max(record, default=0) + 1):
             node = network.nodes[index]
+            if isinstance(node, Beside) and index not in record and node.inputs[2] in values:
+                values[index] = values[node.inputs[2]]
+                continue
             if isinstance(node, Beside) and index in record:
                 aside = self.rough.backward.shifted.aside(index, False).of_samples(sample)
                 taken = aside.at([values.get(i) for i in node.inputs], record[index])

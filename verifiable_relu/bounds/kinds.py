@@ -353,6 +353,10 @@ class _Beside(NodeKind):
 
     def back(self, walk: Walk, index: int, node: Beside, a: Coefficients) -> None:
         dense, chunk = walk.whole(a, index), walk.chunk
+        if walk.alone:
+            # A neuron of the second network is bounded as if there were no other.
+            walk.give(node.inputs[2], dense)
+            return
         if walk.record is not None:
             walk.record[index] = dense.flatten(0, 1)
         *rows, constant = walk.of.shifted.aside(index, chunk.rounded).of_samples(chunk.sample).back(dense)

@@ -153,6 +153,7 @@ class Walk:
             constant: what is to be added, (groups, each).
         """
         self.start, self.total = start, total
+        self.alone = any(origin in node.inputs for node in self.nodes if isinstance(node, Activation))
         charged, reached = set(self.slack.covered(origin)), None
         self.give(start, rows)
         for index in range(start, -1, -1):

@@ -113,6 +113,9 @@ class Certificates:
             if network is None:
                 return self._kept(path, onnx, vnnlib, claim, Kept(False, "the network is not that of its file"))
             arithmetic = queries[0].network.arithmetic
+            if joint and arithmetic != "real":
+                said = f"the checker takes a family in real arithmetic, or one network in {arithmetic}"
+                return self._kept(path, onnx, vnnlib, claim, Kept(False, said))
             if sat and arithmetic != "real":
                 said = f"a counterexample in {arithmetic} is an evaluation that was run"
                 return self._kept(path, onnx, vnnlib, claim, Kept(False, said))

@@ -49,13 +49,15 @@ def product(
     Raises:
         InputError: if ``inputs`` do not fit, or a part is not taken as a function of real numbers.
     """
-    build = Builder((size,))
+    build, arithmetic = Builder((size,)), parts[0].network.arithmetic
+    if arithmetic != "real" and (passed or products):
+        raise InputError(f"a query that relates inputs or multiplies is about real numbers, not {arithmetic}")
     total = sum(part.network.output_size for part in parts) + size * passed
     summands, start = [], 0
     placed: list[tuple[Network, dict[int, int]]] = []
     for part in parts:
-        if part.network.arithmetic != "real":
-            raise InputError(f"a query that joins networks is about real numbers, not {part.network.arithmetic}")
+        if part.network.arithmetic != arithmetic:
+            raise InputError(f"networks in {arithmetic} and in {part.network.arithmetic} are not joined")
         if len(part.inputs) != part.network.input_size:
             raise InputError(f"{len(part.inputs)} inputs for the network '{part.network.name}'")
         at = 0
@@ -87,7 +89,8 @@ def product(
         level = next((n for n, pair in enumerate(left) if _reach(pair) >= count), len(left))
         output, left = _multiplied(build, output, left[:level]), left[level:]
     name = " and ".join(part.label for part in parts)
-    return replace(build.network(output, name=name), run=partial(_run, parts=parts, passed=passed, pairs=products))
+    whole = replace(build.network(output, name=name), arithmetic=arithmetic)
+    return replace(whole, run=partial(_run, parts=parts, passed=passed, pairs=products))
 
 
 def isomorphic(first: Network, second: Network) -> bool:

@@ -19,7 +19,7 @@ here: two operators that cancel each other in real arithmetic do not in a runtim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -32,6 +32,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import as_network
 from verifiable_relu.network.derived import Derived, both
+from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network, whole
 from verifiable_relu.network.nodes import (
     Activation,
@@ -111,6 +112,24 @@ def deployed(network: Network, arithmetic: str) -> Network:
         raise UnsupportedError(f"the network '{network.name}': {error}") from None
     found = as_network(nodes, output, name=network.name, onnx=data, batched=reading.batched, ports=network.ports)
     return replace(found, arithmetic=arithmetic)
+
+
+def meant(network: Network, arithmetic: str = "real", joint: float | Sequence[float] | bool | None = None) -> Network:
+    """The network as it runs, and with ``joint`` all at once that it can have come from.
+
+    Every node has the error of its rounding, and every activation is any of its family: what bounds prove of the result
+    holds for each λ'-GELU network with λ' ≥ λ, for the ReLU network, in real numbers, and for every evaluation of its
+    file. (An error of zero is within each error, and ReLU rounds nothing.)
+
+    Args:
+        network: as in ``deployed``, which says what is raised, too.
+        arithmetic: as there.
+        joint: λ, as ``hardened`` takes it; True for that of the network's own λ-GELUs, None or False for none.
+    """
+    found = deployed(network, arithmetic)
+    if joint is None or joint is False:
+        return found
+    return hardened(found, None if joint is True else joint)
 
 
 @dataclass

@@ -1,0 +1,107 @@
+"""One question about all that a network becomes: λ-GELU networks, ReLU, its evaluation in float32, its int8 file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from verifiable_relu import verify
+from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.errors import InputError
+from verifiable_relu.network import deployed, from_torch, hardened, read_onnx, write_onnx
+from verifiable_relu.network.nodes import Gelu
+from verifiable_relu.network.onnx.running import meant
+from verifiable_relu.network.product import Part, product
+from verifiable_relu.runtime import session
+from verifiable_relu.train.export import quantize
+
+LAM = 30.0
+IMAGES = np.random.default_rng(0).random((6, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A float file and its int8 file."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    folder = tmp_path_factory.mktemp("whole")
+    single, small = folder / "float.onnx", folder / "int8.onnx"
+    single.write_bytes(write_onnx(from_torch(model, (8,))))
+    small.write_bytes(quantize(single.read_bytes(), np.random.default_rng(1).random((100, 8)).astype(np.float32)))
+    return single, small
+
+
+def shuffled(network, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """The outputs with every sum in float32 and in a random order."""
+    values = x
+    for node in network.nodes[1:]:
+        if node.op == "Linear":
+            weight, bias = node.weight.numpy(), node.bias.numpy()
+            order = rng.permutation(weight.shape[1])
+            total = np.zeros((len(values), len(bias)), np.float32)
+            for j in order:
+                total = total + values[:, j : j + 1] * weight[None, :, j]
+            values = total + bias
+        elif node.op == "Relu":
+            values = np.maximum(values, 0)
+    return values
+
+
+def test_bounds_hold_for_every_member(files: tuple[Path, Path]) -> None:
+    read = read_onnx(files[0])
+    family, small = meant(read, "float32", LAM), deployed(read_onnx(files[1]), "float32")
+    both = product([Part("a", family, range(8)), Part("b", small, range(8))], 8).to(torch.float64)
+    assert both.arithmetic == "float32"
+    eps = 0.05
+    x = torch.tensor(IMAGES, dtype=torch.float64)
+    box = Bounds((x - eps).clamp(0, 1), (x + eps).clamp(0, 1))
+    one = torch.eye(6, dtype=torch.float64)
+    lower, upper = (
+        sign * crown_relaxation(both, box).outputs(sign * one.repeat(6, 1)).reshape(6, 6).numpy() for sign in (1, -1)
+    )
+    rng = np.random.default_rng(2)
+    run = session(files[1].read_bytes(), 1, precise=True)
+    smooth = [hardened(read, LAM).nodes, hardened(read, 3 * LAM).nodes]
+    for image in range(6):
+        low, high = box.lower[image].numpy(), box.upper[image].numpy()
+        points = (
+            (low + (high - low) * rng.choice([0, 0.5, 1], (50, 8)))
+            .astype(np.float32)
+            .clip(low, high)
+            .astype(np.float32)
+        )
+        found = [shuffled(read, points, rng) for _ in range(3)]
+        for nodes in smooth:
+            values = torch.tensor(points, dtype=torch.float64)
+            for node in nodes[1:]:
+                gate = Gelu(name="", inputs=(0,), shape=node.shape, lam=node.lam) if node.op == "Hardened" else node
+                values = gate.map_tensors(lambda t: t.double()).forward(values)  # type: ignore[arg-type]
+            found.append(values.numpy())
+        for outputs in found:
+            assert (lower[image, :3] <= outputs).all() and (outputs <= upper[image, :3]).all()
+        outputs = run.run(None, {run.get_inputs()[0].name: points})[0]
+        assert (lower[image, 3:] <= outputs).all() and (outputs <= upper[image, 3:]).all()
+
+
+def test_one_answer_about_all(files: tuple[Path, Path]) -> None:
+    labels = read_onnx(files[0])(torch.tensor(IMAGES)).argmax(1)
+    options = {"joint": LAM, "arithmetic": "float32", "also": files[1]}
+    small = verify(files[0], IMAGES, labels, 1e-4, **options)  # type: ignore[arg-type]
+    assert "unsat" in {r.answer for r in small}
+    wrong = verify(files[0], IMAGES, (labels + 1) % 3, 0.05, **options)  # type: ignore[arg-type]
+    assert [r.answer for r in wrong] == ["sat"] * 6
+    assert all(r.arithmetic == "float32" and r.outputs is not None and len(r.outputs) == 6 for r in wrong)
+    alone = [verify(model, IMAGES, labels, 0.02, arithmetic="float32") for model in files]
+    together = verify(files[0], IMAGES, labels, 0.02, **options)  # type: ignore[arg-type]
+    for whole, *each in zip(together, *alone, strict=True):
+        assert whole.answer != "unsat" or all(r.answer != "sat" for r in each)
+        assert whole.answer != "sat" or any(r.answer != "unsat" for r in each)
+
+
+def test_models_that_differ_in_their_outputs_are_refused(files: tuple[Path, Path]) -> None:
+    with pytest.raises(InputError, match="not alike"):
+        verify(files[0], IMAGES, [0] * 6, 0.1, also=nn.Linear(8, 2))
