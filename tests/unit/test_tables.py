@@ -120,3 +120,19 @@ def test_an_input_that_matters_otherwise_is_split_anywhere() -> None:
 def test_a_shape_that_depends_on_a_computed_number_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="shape that depends"):
         network("l = Add(k, one) s = Slice(c, k, l, zero) t = Mul(s, rest) y = ReduceSum <keepdims = 0> (t, zero)")
+
+
+@pytest.mark.parametrize("numbers", ["1.0, 1e30, 1.0, 2.0", "1e30, 1.0, 3e-20, -1e30", "0.1, 0.2, 1e8, 1e-9"])
+def test_numbers_whose_differences_are_rounded_are_taken_exactly(numbers: str) -> None:
+    """And a network may end in what a table says."""
+    head = '<ir_version: 8, opset_import: ["": 13]> g (float[4] x) => (float[1] y)'
+    body = f"d = Constant <value = float[4] {{{numbers}}}> () y = Gather <axis = 0> (d, q)"
+    net = read_onnx(onnx.parser.parse_model(f"{head} {{ {BEGIN} {body} }}").SerializeToString())
+    for place, number in enumerate(numbers.split(", ")):
+        assert exact.exact_outputs(net, [Fraction(place), *[Fraction(0)] * 3]) == [Fraction(float(np.float32(number)))]
+
+
+def test_whole_numbers_that_float64_does_not_hold_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="float64 does not hold"):
+        network(f"""d = Constant <value = int64[4] {{{2**60 + 1}, 5, 3, 1}}> () g = Gather <axis = 0> (d, q)
+            p = Mul(g, m) f = Cast <to = 1> (p) y = Mul(f, rest)""")

@@ -178,6 +178,8 @@ class Reading:
         for position, node in enumerate(graph.node):
             self.take(node, node.name or (node.output[0] if node.output else str(position)))
         output = self.tensors.get(graph.output[0].name)
+        if isinstance(output, Table):
+            output = tables.selected(self._call(graph.node[-1], "output"), output)
         if not isinstance(output, Value):
             raise InputError("it is not computed from the input", place=f"output '{graph.output[0].name}'")
         self.output = output
@@ -277,9 +279,13 @@ class Reading:
             raise UnsupportedError("axes that are computed")
         return Table.of(whole, [max(sizes[axis] for axis in axes.reshape(-1).tolist())], True)
 
+    def _call(self, node: onnx.NodeProto, label: str) -> Call:
+        """A call whose inputs do not matter."""
+        return Call(self.build, node.op_type, 1, label, (), {}, node, self.opset)
+
     def _chosen(self, node: onnx.NodeProto, label: str, given: Sequence[Any]) -> Any:
         """What a node makes of what depends on computed whole numbers."""
-        call = Call(self.build, node.op_type, 1, label, (), {}, node, self.opset)
+        call = self._call(node, label)
         if not any(isinstance(value, Value) for value in given):
             return tables.computed(given, lambda case: cast(Sequence[Any], self._made(node, label, case)))
         if any(isinstance(given[p], Table) for p in tables.INDEXED.get(node.op_type, ()) if p < len(given)):

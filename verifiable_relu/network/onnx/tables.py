@@ -19,6 +19,7 @@ import onnx
 import torch
 
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network.derived import exact_sum
 from verifiable_relu.network.nodes import Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value
 from verifiable_relu.network.onnx.constants import Constant, evaluated
@@ -166,13 +167,23 @@ def computed(inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Cons
 def selected(call: Call, table: Table) -> Value:
     """A table as a computed tensor: what it is most often, and for every other choice the difference if it is made.
 
+    Where float64 rounds a difference, it is the sum over all choices of what it is, if that is made.
+
     Raises:
         UnsupportedError: if its shape depends on the numbers, or there are too many choices.
     """
     shape = table.arrays[0].shape
     if any(array.shape != shape for array in table.arrays):
         raise UnsupportedError("a shape that depends on computed numbers")
+    wide = [array.reshape(-1).astype(np.float64) for array in table.arrays]
+    if any(
+        (many.astype(array.dtype) != array.reshape(-1)).any() for many, array in zip(wide, table.arrays, strict=True)
+    ):
+        raise UnsupportedError("a table of whole numbers that float64 does not hold")
     usual = int(np.bincount(table.which.reshape(-1)).argmax())
+    parts, base = [exact_sum(array, -wide[usual]) for array in wide], wide[usual]
+    if any(part is None for part in parts):
+        usual, parts, base = -1, [*wide], np.zeros_like(base)
     # Numbers that never make a difference are one choice.
     small, hits = table.which, []
     for axis, (key, (low, high)) in enumerate(table.keys.items()):
@@ -190,8 +201,7 @@ def selected(call: Call, table: Table) -> Value:
     if len(hits) > 1:
         both = added(call, total, np.asarray(1 - len(hits), np.float32))
         total = Value(call.build.activation(both.index, Relu, call.name), both.leading)
-    base = table.arrays[usual].reshape(-1).astype(np.float64)
-    arrays = np.stack([table.arrays[k].reshape(-1).astype(np.float64) - base for k in small[tuple(cells.T)]], 1)
+    arrays = np.stack([part for k in small[tuple(cells.T)] if (part := parts[k]) is not None], 1)
     terms = int((arrays != 0).sum(1).max())
     if terms * len(arrays) > _WEIGHTS:
         raise UnsupportedError(f"a choice among {len(cells)} tensors of {len(arrays)} numbers")
