@@ -132,6 +132,11 @@ def test_numbers_whose_differences_are_rounded_are_taken_exactly(numbers: str) -
         assert exact.exact_outputs(net, [Fraction(place), *[Fraction(0)] * 3]) == [Fraction(float(np.float32(number)))]
 
 
+def test_a_result_without_elements_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="without elements"):
+        network("u = Slice(rest, zero, k, zero) s = ReduceSum(u, zero) y = Mul(s, rest)")
+
+
 def test_whole_numbers_that_float64_does_not_hold_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="float64 does not hold"):
         network(f"""d = Constant <value = int64[4] {{{2**60 + 1}, 5, 3, 1}}> () g = Gather <axis = 0> (d, q)

@@ -143,7 +143,12 @@ class Call:
             shape: of the result.
             bias: (outputs,).
             error: the relative error of the weights.
+
+        Raises:
+            UnsupportedError: for a result without elements.
         """
+        if not math.prod(shape):
+            raise UnsupportedError("a computed tensor without elements")
         rows, leading = math.prod(shape), len(shape) >= 2 and shape[0] == 1
         places = torch.from_numpy(np.array(index, np.int64).reshape(rows, -1))
         numbers, added = tensor(weight.reshape(rows, -1)), None if bias is None else tensor(bias)
