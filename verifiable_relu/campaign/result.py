@@ -211,9 +211,8 @@ class Result:
             ValueError: if ``to_json`` makes no such record; the message names the field at fault.
         """
         # Records of older versions have no digest of files, are about real arithmetic, and say nothing of the machine.
-        older: dict[str, Any] = {"files": "", "arithmetic": "real", "date": "", "processor": "", "command": ""}
-        older["certificate"] = ""
-        older |= dict.fromkeys(("processor_seconds", "memory"))
+        older: dict[str, Any] = dict.fromkeys(("files", "date", "processor", "command", "certificate"), "")
+        older |= {"arithmetic": "real", "processor_seconds": None, "memory": None}
         if not isinstance(record, dict) or {**older, **record}.keys() != _FIELDS.keys():
             raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
         read: dict[str, Any] = {}

@@ -152,23 +152,22 @@ def load_model(
     if len(model.graph.node) > MAX_NODES:
         raise UnsupportedError(f"{len(model.graph.node)} nodes, of which at most {MAX_NODES} are read")
     _refuse_unread_parts(model)
-    _order(model.graph)
-    _complete(model)
+    mended = [_order(model.graph), _complete(model)]
     # This comes before the checker, which would follow references to other files.
     if load_external(_tensors(model.graph), folder, MAX_BYTES - len(data)):
         data = model.SerializeToString()
-    mended = model.SerializeToString()
+    checked = model.SerializeToString() if any(mended) else data
     if any(node.op_type not in _PLAIN or node.domain for node in model.graph.node):
 
         def tried() -> None:
-            onnx.checker.check_model(mended, full_check=True)
+            onnx.checker.check_model(checked, full_check=True)
             onnx.shape_inference.infer_shapes(model, data_prop=True)
             read(model)
 
         if not survived(tried):
             raise InputError("the ONNX library crashes on the file, or there is no memory for another process")
     try:
-        onnx.checker.check_model(mended, full_check=True)
+        onnx.checker.check_model(checked, full_check=True)
     except onnx.checker.ValidationError as error:
         raise InputError(f"the ONNX checker refuses the file: {error}") from None
     except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
@@ -176,12 +175,12 @@ def load_model(
     return model, data
 
 
-def _order(graph: onnx.GraphProto) -> None:
-    """Sort nodes by what they need, as runtimes do and the standard asks of whoever writes a file."""
+def _order(graph: onnx.GraphProto) -> bool:
+    """Sort nodes by what they need, as the standard asks of whoever writes a file; whether they were not."""
     made = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
     needs = {number: [made[name] for name in node.input if name in made] for number, node in enumerate(graph.node)}
     if all(before < number for number, each in needs.items() for before in each):
-        return
+        return False
     try:
         order = list(TopologicalSorter(needs).static_order())
     except CycleError:
@@ -189,17 +188,19 @@ def _order(graph: onnx.GraphProto) -> None:
     nodes = [graph.node[number] for number in order]
     del graph.node[:]
     graph.node.extend(nodes)
+    return True
 
 
-def _complete(model: onnx.ModelProto) -> None:
-    """Give outputs without a type the type that the standard infers, and drop what says nothing of other tensors."""
+def _complete(model: onnx.ModelProto) -> bool:
+    """Give outputs without a type the inferred one, drop what says nothing of other tensors; whether any was."""
     graph = model.graph
     told = [info for info in graph.value_info if info.HasField("type")]
-    if len(told) < len(graph.value_info):
+    dropped = len(told) < len(graph.value_info)
+    if dropped:
         del graph.value_info[:]
         graph.value_info.extend(told)
     if all(output.HasField("type") for output in graph.output):
-        return
+        return dropped
 
     def inferred() -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model)
@@ -210,6 +211,7 @@ def _complete(model: onnx.ModelProto) -> None:
     for output in graph.output:
         if not output.HasField("type"):
             output.CopyFrom(types[output.name])
+    return True
 
 
 def require_onnx(start: bytes) -> None:

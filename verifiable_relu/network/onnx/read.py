@@ -131,6 +131,17 @@ def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Networ
 _Named = Result | Derived | Table
 """What a name of the file stands for."""
 
+
+def _operator(node: onnx.NodeProto) -> tuple[str, str]:
+    """The domain of a node's operator, and the operator's name in ``CONVERTERS``."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return domain, f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
 _ALL = range(1 << 16)
 
 _WEIGHTS: dict[str, Sequence[int]] = {
@@ -228,8 +239,7 @@ class Reading:
                 self.tensors[name] = result
 
     def _converted(self, node: onnx.NodeProto, label: str) -> _Named | Sequence[_Named | None]:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        operator = f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
+        domain, operator = _operator(node)
         if domain not in ("", products.LEARNED) and (operator, 1) not in CONVERTERS:
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
@@ -237,13 +247,12 @@ class Reading:
         if node.op_type == "Where" and node.input[:1] and (share := self._softplus(node, label)):
             return share
         found: tuple[Any, ...] = tuple(self._lookup(name) for name in node.input)
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
-            return written(attributes, f"node '{label}' (Constant)")
+            return written(_attributes(node), f"node '{label}' (Constant)")
         if node.op_type in ("Shape", "Size") and found:
 
             def shape(of: Result | Derived | None) -> np.ndarray:
-                known = self._shape(of, attributes)
+                known = self._shape(of, _attributes(node))
                 return known if node.op_type == "Shape" else known.prod(dtype=np.int64)[()].reshape(())
 
             if isinstance(found[0], Table):
@@ -300,9 +309,7 @@ class Reading:
 
     def _made(self, node: onnx.NodeProto, label: str, found: Sequence[Any]) -> _Named | Sequence[_Named | None]:
         """What a node makes of its inputs, none of them a table."""
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        operator = f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        domain, operator = _operator(node)
         constants = [value for value in found if not isinstance(value, Value)]
         if found and len(constants) == len(found):
             return list(folded(node, constants, self.opset))
@@ -323,7 +330,8 @@ class Reading:
             others = sorted(v for op, v in CONVERTERS if op == operator)
             read = f"; versions {', '.join(map(str, others))} of it are" if others else ""
             raise UnsupportedError(f"version {version} of this operator is not supported{read}")
-        made = converter(Call(self.build, node.op_type, version, label, inputs, attributes, node, self.opset))
+        given = _attributes(node)
+        made = converter(Call(self.build, node.op_type, version, label, inputs, given, node, self.opset))
         first = made[0] if isinstance(made, list) else made
         if node.output[0] in self.whole and isinstance(first, Value):
             self._follow(node, found, first)
