@@ -53,11 +53,11 @@ _ONEDNN: Any = torch.backends.mkldnn
 _CUDNN: Any = torch.backends.cudnn
 
 _PRECISE = (
+    *((each, "none") for each in (torch.backends, _ONEDNN, _CUDNN)),
     *((each, "ieee") for each in (_ONEDNN.matmul, _ONEDNN.conv, torch.backends.cuda.matmul)),
-    *((each, "none") for each in (torch.backends, _CUDNN)),
 )
 """What may compute float32 products in less precision (``torch.set_float32_matmul_precision`` sets some, too), and what
-it is to do; what its parts do that have ``none``, is full precision."""
+it is to do. What comes first decides on later parts that have ``none``, which alone is full precision."""
 
 
 def _precision(backend: Any, value: str) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:

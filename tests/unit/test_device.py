@@ -82,7 +82,11 @@ def check(method: Verifier, asked: list[Query], looser: float = 1e-3, **limits: 
 @pytest.mark.parametrize("stride", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 0, 2, 1)])
 def test_convolutions_elsewhere_are_matrix_products(
-    groups: int, dilation: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int]
+    groups: int,
+    dilation: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
     shapes = ((6, 4 // groups, 3, 2), (6,), (5, 4, 8, 9))
@@ -95,11 +99,12 @@ def test_convolutions_elsewhere_are_matrix_products(
     y = node(weight, bias).forward(x)
     a = torch.randn_like(y)
     back = node(weight, bias).adjoint(a, (4, 8, 9))
+    for name in ("conv2d", "conv_transpose2d"):
+        monkeypatch.setattr(torch.nn.functional, name, None)
     with Elsewhere():
         there = node(weight.to(DEVICE), bias.to(DEVICE))
         found = there.forward(x.to(DEVICE)).cpu(), there.adjoint(a.to(DEVICE), (4, 8, 9)).cpu()
     torch.testing.assert_close(found, (y, back), rtol=1e-12, atol=1e-12)
-    assert not torch.equal(found[0], y) or not torch.equal(found[1], back), "the convolutions are the same function"
 
 
 def test_a_device_refuses_what_is_elsewhere(elsewhere: None) -> None:
@@ -125,9 +130,7 @@ def test_the_pretended_device_is_gone_when_its_mode_ends() -> None:
 def test_a_method_answers_as_on_the_cpu(method: str, act: str, name: str) -> None:
     network = NETWORKS[name](ACTS[act])
     there = check(make(method), queries(network))
-    if name != "mlp":
-        # How libraries of devices sum convolutions is not known.
-        assert Trust.ROUNDED not in {o.trust for o in there}
+    assert {o.trust for o in there if o.verdict is Verdict.UNSAT} <= {Trust.ROUNDED}
 
 
 @pytest.mark.combined
