@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import Curve, family
+from verifiable_relu.check.curves import Curve, Rounded, family
 from verifiable_relu.check.errors import Refused
 
 
@@ -90,14 +90,14 @@ class Smooth:
     """A curve of every entry of the value z of node ``source``.
 
     Attributes:
-        kind: ONNX's name of the function.
+        kind: ONNX's name of the function; of a QuantizeLinear's "Round".
     """
 
     source: int
     size: int
     name: str
     kind: str
-    curve: Curve
+    curve: Curve | Rounded
 
 
 @dataclass(eq=False)

@@ -328,7 +328,7 @@ class Tree:
         # Rounded, these choose the line; which side of the curve counts is K's own sign, however small K is.
         pulled, pull, t = k.astype(np.float64), w.astype(np.float64), self._slopes[at]
         # No curve is as steep as that: with steeper lines it is least at the same end.
-        steepest = 2 + max(known.curve.lower.steepest, known.curve.upper.steepest)
+        steepest = 2 + known.curve.steepest
         line = np.clip(np.where(pulled != 0, t + pull / np.where(pulled != 0, pulled, 1), t), -steepest, steepest)
         bound, under = np.zeros(len(k)), positive(k)
         bound[under] = known.curve.least(low[under], high[under], line[under])
