@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
-from verifiable_relu.certify_options import TIMEOUT, hardness
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, hardness
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.spec.__main__ import indices, named_data, radius
-from verifiable_relu.streams import guarded, write
+from verifiable_relu.streams import complain, guarded, write
 
 if TYPE_CHECKING:
     from verifiable_relu.api import Change
@@ -27,7 +28,7 @@ ABOUT = """Bound how far the outputs of two networks differ on boxes, and decide
 Stdout has a line for each box: its name, the largest difference of any output that is not excluded and, with --delta
 or --top1, the answer and its seconds: unsat where no input of the box has outputs that differ by DELTA or more, or
 largest outputs of different classes; sat where one has. Of a property file the boxes count alone. Exit status: 0 for
-every answer, 2 for bad input, 1 for a fault of the program, 130 if interrupted.
+every answer, 2 for bad input, 1 for a fault of the program, 3 if the checker refuses a certificate, 130 if interrupted.
 """
 
 
@@ -62,6 +63,9 @@ def parser() -> Parser:
     how.add_argument(
         "--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help=f"for each box (default: {TIMEOUT:g})"
     )
+    how.add_argument(
+        "--certificates", type=Path, metavar="DIR", help="write a certificate of every unsat there, and have it checked"
+    )
     how.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     add_debug(how)
     return made
@@ -86,10 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.error("--data, --images and --eps go together")
     if options.second is None and options.joint is None:
         made.error("a second network is needed, or --joint, which makes it the first one with ReLU")
+    if options.certificates is not None and (options.second is None or not (options.delta or options.top1)):
+        made.error("--certificates needs two files, and --delta or --top1")
 
     def work() -> int:
         boxes = _boxes(options)
-        change = _compared(options, boxes)
+        change, refused = _compared(options, boxes)
         lines = []
         for number, (prop, largest) in enumerate(zip(boxes, change.largest, strict=True)):
             line = f"{csv_cell(prop.name)},{largest:.6g}"
@@ -100,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(lines, sys.stdout)
         if not options.quiet:
             print(_summary(change), file=sys.stderr)
-        return 0
+        return DISPUTED if refused else 0
 
     return guarded("compare", work, options.debug)
 
@@ -124,19 +130,31 @@ def _boxes(options: argparse.Namespace) -> list[Property]:
     return linf_properties(images[options.images], zeros, options.eps, 2, names=names)
 
 
-def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> Change:
+def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> tuple[Change, bool]:
+    """What is known of the differences, and whether the checker has refused a certificate."""
     from verifiable_relu.api.changing import compared, unsafe
+    from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.network import read_onnx
     from verifiable_relu.network.onnx.running import meant
     from verifiable_relu.settings import neutral
 
+    kept = None if options.certificates is None else Certificates(options.certificates)
     with neutral():
         lam = options.joint
         joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
         one = meant(read_onnx(options.first), options.arithmetic, joint)
         other = one.limit if options.second is None else meant(read_onnx(options.second), options.arithmetic)
         question = unsafe(one.output_size, options.delta, options.top1)
-        return compared(one, other, boxes, question, options.method, options.timeout)
+        change = compared(one, other, boxes, question, options.method, options.timeout)
+        if kept is None:
+            return change, False
+        refused, files = False, (str(options.first), str(options.second))
+        for prop, result in zip(boxes, change.results, strict=True):
+            if result.answer == "unsat":
+                said = kept.keep_two(files, one, other, replace(prop, unsafe=question), options.timeout)
+                complain("compare", f"{prop.name}: {'checked' if said.accepted else f'no certificate: {said.detail}'}")
+                refused = refused or said.refused
+        return change, refused
 
 
 def _summary(change: Change) -> str:

@@ -175,6 +175,37 @@ class Rounded:
         return -self.least(-high, -low, t)
 
 
+@dataclass(frozen=True)
+class Secants:
+    """g(z + d) − f(z) of ReLU or λ-GELU, s·d + e: ``low`` ≤ s ≤ ``high``, each 0 or 1, and −``under`` ≤ e ≤ ``over``.
+
+    The least of low·d and high·d is concave in d, and the largest convex: less t·d both are extreme at an end.
+    """
+
+    low: Number
+    high: Number
+    under: Number
+    over: Number
+    steepest = 1.0
+
+    def least(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``, d being the variable; of all neurons."""
+        return self._least(low, high, t, self.low, self.high, self.under)
+
+    def most(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``."""
+        return -self._least(low, high, -t, -self.low, -self.high, self.over)
+
+    @staticmethod
+    def _least(low: Number, high: Number, t: Number, one: Number, other: Number, beyond: Number) -> Number:
+        found = np.full(np.broadcast_shapes(low.shape, t.shape), np.inf)
+        for d in (low, high):
+            value = np.minimum(one * d, other * d)
+            slack = 16 * UNIT * (np.abs(value) + np.abs(t * d) + beyond) + TINY
+            found = np.minimum(found, value - t * d - beyond - slack)
+        return found
+
+
 def _sigmoid(z: Number) -> tuple[Valued, Valued]:
     e, _ = exponential(-np.abs(z))
     small = e / (1 + e)

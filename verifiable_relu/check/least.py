@@ -34,7 +34,7 @@ import numpy as np
 from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, Float, Matrix, Number, gamma, positive
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Smooth
+from verifiable_relu.check.graph import Activation, Beside, Smooth
 from verifiable_relu.check.lines import WORKING, CurvedNeurons, Fixed, Form, Neurons, Planes, Relaxation, Signed
 
 
@@ -146,6 +146,8 @@ class Tree:
         places, curved = [], []
         for activation, neuron in neurons:
             known = relaxation.neurons[activation]
+            if isinstance(relaxation.graph.nodes[activation], Beside):
+                raise Refused("a difference of two activations has no splits and no multipliers")
             at = np.searchsorted(known.open, neuron)
             if at == len(known.open) or known.open[at] != neuron:
                 raise Refused(f"neuron {neuron} of the activation {activation} has one phase by its bounds")

@@ -36,7 +36,11 @@ class Part:
 
 
 def product(
-    parts: Sequence[Part], size: int, passed: bool = False, products: Sequence[tuple[Form, Form]] = ()
+    parts: Sequence[Part],
+    size: int,
+    passed: bool = False,
+    products: Sequence[tuple[Form, Form]] = (),
+    beside: bool = True,
 ) -> Network:
     """The network that computes several networks at once, on inputs (size,).
 
@@ -56,7 +60,7 @@ def product(
     summands, start = [], 0
     placed: list[dict[int, int]] = []
     networks = [part.network for part in parts]
-    known = [[matched(first, second) for first in networks[:n]] for n, second in enumerate(networks)]
+    known = [[matched(first, second) if beside else {} for first in networks[:n]] for n, second in enumerate(networks)]
     for number, part in enumerate(parts):
         if part.network.arithmetic != arithmetic:
             raise InputError(f"networks in {arithmetic} and in {part.network.arithmetic} are not joined")
