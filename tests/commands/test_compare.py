@@ -10,6 +10,7 @@ import torch
 
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu import verify_change
+from verifiable_relu.check.__main__ import main as checker
 from verifiable_relu.compare import main
 from verifiable_relu.network import product as products
 from verifiable_relu.network import read_onnx, write_onnx
@@ -80,6 +81,23 @@ def test_answers(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([a, a, "--spec", str(files / "p.vnnlib"), "--delta", "1e-3"]) == 0
     shown = capsys.readouterr()
     assert shown.out.split(",")[2] == "unsat" and "1 unsat" in shown.err
+
+
+def test_certificates_of_two_networks(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Written and accepted, and once more by the checker alone; not for another δ."""
+    a, kept = str(files / "a.onnx"), str(tmp_path / "kept")
+    for second, more in (("b.onnx", []), ("int8.onnx", []), ("a.onnx", ["--joint", "50"]), ("b.onnx", ["--top1"])):
+        asked = more if "--top1" in more else ["--delta", "5", *more]
+        assert main([a, str(files / second), "--spec", str(files / "p.vnnlib"), *asked, "--certificates", kept]) == 0
+        shown = capsys.readouterr()
+        assert "top1" in asked[0] or "box 0: checked" in shown.err
+    assert checker([kept]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 3 and all("accepted: unsat: " in line for line in lines)
+    (spec, *_) = (tmp_path / "kept").glob("*.vnnlib")
+    spec.write_text(spec.read_text().replace("5.0", "0.5"))
+    assert checker([kept]) == 1
+    assert "another property" in capsys.readouterr().out
 
 
 def test_a_family_and_its_limit(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

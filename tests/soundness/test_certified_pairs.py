@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtr
 
 from tests.support.certificates import Records, records, written
 from tests.support.draws import draws
@@ -18,7 +19,8 @@ from verifiable_relu.api.changing import differences, unsafe
 from verifiable_relu.campaign.certificates import beside
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.check.arithmetic import FLOAT
-from verifiable_relu.check.graph import Beside, side_by_side
+from verifiable_relu.check.curves import family, gelu, same
+from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Smooth, Source, side_by_side
 from verifiable_relu.check.least import of_box
 from verifiable_relu.check.lines import CurvedNeurons, Relaxation, Signed
 from verifiable_relu.check.model import read_model
@@ -80,6 +82,50 @@ def test_no_difference_is_beyond_what_any_slopes_say(smooth: bool, share: float)
                 form = found.forms({graph.output: sign * rows}, lines)
                 least = of_box(found, form, lines, FLOAT)
                 assert (least.value - least.slack <= (sign * seen).min(0) + 1e-12).all()
+
+
+@pytest.mark.parametrize("kinds", ["ReLU ReLU", "GELU ReLU", "ReLU GELU", "GELU family"])
+def test_differences_of_single_activations_are_within_the_checkers_bounds(kinds: str) -> None:
+    """At points (z, z′) of bounds of both, by functions of scipy's."""
+    hardness = 3.0
+    curves = {"GELU": same(gelu(hardness / np.sqrt(2))), "family": family(hardness)}
+    functions = {
+        "ReLU": [lambda z: np.maximum(z, 0)],
+        "GELU": [lambda z: z * ndtr(hardness * z)],
+        "family": [lambda z: z * ndtr(hardness * z), lambda z: z * ndtr(2 * hardness * z), lambda z: np.maximum(z, 0)],
+    }
+
+    def node(kind: str, at: int) -> Activation | Smooth:
+        if kind == "ReLU":
+            return Activation(at, np.zeros(1), kind)
+        return Smooth(at, 1, kind, "Gelu" if kind == "GELU" else kind, curves[kind])
+
+    one, two = (
+        Graph([Source(2), Affine([(0, np.eye(2)[[at]])], np.zeros(1)), node(kind, 1)], 2)
+        for at, kind in enumerate(kinds.split())
+    )
+    graph = side_by_side(one, two, [(0, 0)])
+    rng, f, g = np.random.default_rng(1), *graph.activations[:2]
+    for _ in range(draws(200)):
+        middle = rng.normal(size=(2, 1)) * rng.choice([0, 0.3])
+        ends = np.sort(rng.normal(size=(2, 2)) * rng.choice([0.05, 0.3, 2]) + middle)
+        found = Relaxation(graph, ends[:, 0], ends[:, 1])
+        for at, number in enumerate((f, g)):
+            found.claim(number, ends[at, :1], ends[at, 1:])
+        z, other = (ends[at, 0] + np.append(rng.random(300), [0, 1]) * (ends[at, 1] - ends[at, 0]) for at in (0, 1))
+        z, other = np.meshgrid(z, other)
+        d = other - z
+        within = d.min() + (d.max() - d.min()) * np.sort(rng.choice([0, 1, *rng.random(2)], 2, replace=False))
+        number = graph.activations[2]
+        found.claim(number, within[:1], within[1:])
+        known, t = found.neurons[number], np.array([rng.choice([0, 1, rng.random()])])
+        assert isinstance(known, CurvedNeurons)
+        held = (d >= within[0]) & (d <= within[1])
+        for first in functions[kinds.split()[0]]:
+            for second in functions[kinds.split()[1]]:
+                rest = (second(other) - first(z) - t * d)[held]
+                assert (known.curve.least(*(np.array([end]) for end in within), t) <= rest + 1e-14).all()
+                assert (rest - 1e-14 <= known.curve.most(*(np.array([end]) for end in within), t)).all()
 
 
 @dataclass(frozen=True)

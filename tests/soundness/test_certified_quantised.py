@@ -18,6 +18,7 @@ from tests.support.draws import draws
 from tests.support.solver_cases import row
 from tests.unit.test_quantised import Evaluator, Graph, u8
 from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.curves import ROUNDED
 from verifiable_relu.check.graph import Activation, Smooth
 from verifiable_relu.check.lines import Relaxation
 from verifiable_relu.check.model import read_model
@@ -180,6 +181,21 @@ def test_a_step_is_no_line(folder: Path) -> None:
         bottom, top = enclosed(data, np.array([low]), np.array([high]))
         assert bottom[0] == pytest.approx(reached[0], abs=1e-9) and top[0] == pytest.approx(reached[1], abs=1e-9)
         assert bottom[0] <= reached[0] and top[0] >= reached[1]
+
+
+def test_what_lines_leave_of_rounding_is_within_the_checkers_bounds() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(draws(300)):
+        low, high = np.sort(np.round(rng.normal(size=2) * rng.choice([0.5, 2, 20]) * 8) / rng.choice([8, 7.9]))
+        t = np.array([rng.choice([0, 1, rng.random(), rng.normal()])])
+        halves = np.arange(np.floor(low), np.ceil(high)) + 0.5
+        z = np.clip(
+            np.concatenate([[low, high], low + rng.random(200) * (high - low), halves, halves + 1e-9]), low, high
+        )
+        rest = np.rint(z) - t * z
+        least, most = (bound(np.array([low]), np.array([high]), t) for bound in (ROUNDED.least, ROUNDED.most))
+        assert (least <= rest + 1e-13).all() and (rest - 1e-13 <= most).all()
+        assert most - least <= np.abs(1 - t) * (high - low) + 1 + 1e-9
 
 
 def _bytes_added(g: Graph) -> str:
