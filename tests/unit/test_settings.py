@@ -122,6 +122,33 @@ def plain(method: str) -> list[Answer]:
     return answered(method)
 
 
+@pytest.mark.parametrize("user", ["nothing", "older", "newer", "all", "different"])
+def test_a_gpu_computes_convolutions_with_all_digits(user: str) -> None:
+    cudnn: Any = torch.backends.cudnn
+    parts = (torch.backends, cudnn, cudnn.conv, cudnn.rnn)
+
+    def digits() -> tuple[str, ...]:
+        return tuple(each.fp32_precision for each in parts)
+
+    fresh = digits()
+    assert "tf32" in fresh
+    try:
+        if user == "older":
+            cudnn.allow_tf32 = False
+        for part in {"newer": parts[2:], "all": parts[:1], "different": parts[2:3]}.get(user, ()):
+            part.fp32_precision = "tf32" if user == "all" else "ieee"
+        before = digits()
+        with neutral():
+            assert digits() == ("none",) * 4 and not cudnn.allow_tf32
+        assert digits() == before
+    finally:
+        cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("highest")
+        for part, value in zip(parts, fresh, strict=True):
+            part.fp32_precision = value
+    assert cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
+
+
 @pytest.mark.combined
 @pytest.mark.parametrize("method", ["crown", "auto"])
 @pytest.mark.parametrize("setting", SETTINGS)
