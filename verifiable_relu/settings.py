@@ -38,7 +38,9 @@ _WAS: dict[str, Any] = {}
 def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
     """The settings that all threads share, by name: how each is read and set, and the value that is neutral."""
     return {
-        **{f"precision {number}": _precision(each) for number, each in enumerate(_PRECISE)},
+        **{f"precision {number}": _precision(*each) for number, each in enumerate(_PRECISE)},
+        # Unless it is told otherwise, cuDNN takes 10 bits of the factors (TF32).
+        "convolutions": (_convolutions, _let_convolutions, (False, "none", "none")),
         "dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
         "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
         "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, False),
@@ -48,12 +50,35 @@ def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
 
 _ONEDNN: Any = torch.backends.mkldnn
 
-_PRECISE = (_ONEDNN.matmul, _ONEDNN.conv, torch.backends.cuda.matmul)
-"""What may compute float32 products in less precision; ``torch.set_float32_matmul_precision`` sets them, too."""
+_CUDNN: Any = torch.backends.cudnn
+
+_PRECISE = (
+    *((each, "none") for each in (torch.backends, _ONEDNN, _CUDNN)),
+    *((each, "ieee") for each in (_ONEDNN.matmul, _ONEDNN.conv, torch.backends.cuda.matmul)),
+)
+"""What may compute float32 products in less precision (``torch.set_float32_matmul_precision`` sets some, too), and what
+it is to do. What comes first decides on later parts that have ``none``, which alone is full precision."""
 
 
-def _precision(backend: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
-    return lambda: backend.fp32_precision, lambda value: setattr(backend, "fp32_precision", value), "ieee"
+def _precision(backend: Any, value: str) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
+    return lambda: backend.fp32_precision, lambda given: setattr(backend, "fp32_precision", given), value
+
+
+def _convolutions() -> tuple[bool | None, str, str]:
+    """What cuDNN may do: torch's older setting, which cannot be read where newer ones differ, and the newer ones."""
+    try:
+        older = _CUDNN.allow_tf32
+    except RuntimeError:
+        older = None
+    return older, _CUDNN.conv.fp32_precision, _CUDNN.rnn.fp32_precision
+
+
+def _let_convolutions(given: tuple[bool | None, str, str]) -> None:
+    """Set what ``_convolutions`` has read; the older setting first, since it sets the newer ones, too."""
+    older, convolutions, recurrent = given
+    if older is not None:
+        _CUDNN.allow_tf32 = older
+    _CUDNN.conv.fp32_precision, _CUDNN.rnn.fp32_precision = convolutions, recurrent
 
 
 def _threads() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable, Iterable
 from typing import TextIO
@@ -33,7 +34,8 @@ def guarded(command: str, work: Callable[[], int], debug: bool = False) -> int:
         debug: whether an exception that is a fault of the program is raised.
 
     Returns:
-        The exit status: that of the work, 2 for bad input, 130 after Ctrl-C, 1 for a fault of the program.
+        The exit status: that of the work, 2 for bad input, 130 after Ctrl-C, 1 for a fault of the program, 0 where the
+        reader of stdout has ended before the work.
     """
     try:
         return work()
@@ -44,6 +46,8 @@ def guarded(command: str, work: Callable[[], int], debug: bool = False) -> int:
         complain(command, "interrupted")
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread(sys.stdout):
+            return 0
         if debug:
             raise
         complain(command, f"internal error: {type(error).__name__}: {error}")
@@ -74,3 +78,13 @@ def write(lines: Iterable[str], out: TextIO) -> None:
     except BrokenPipeError:
         # The reader, such as ``head -1``, has ended. Writing the rest of the buffer at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+def _unread(out: TextIO) -> bool:
+    """Whether the reader of a pipe, such as ``head -1``, has ended; then what is written to the pipe is dropped."""
+    watched = select.poll()
+    watched.register(out, 0)
+    ended = any(event & select.POLLERR for _, event in watched.poll(0))
+    if ended:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    return ended

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import environment, run
+from tests.support.processes import Process, environment, run
 from verifiable_relu import __version__
 from verifiable_relu.__main__ import main
 from verifiable_relu.commands import COMMANDS
@@ -88,6 +88,12 @@ def test_a_name_that_is_too_long_is_one_line(word: str) -> None:
     done = run(["-m", "verifiable_relu", *word.split(), "n" * 300])
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(f"{word.split()[0]}: ") and done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_ends_early_is_no_error() -> None:
+    with Process(["-m", "verifiable_relu", "study", "smoke", "--plan"]) as process:
+        process.stdout.close()
+        assert process.wait(60) == 0 and process.stderr.read() == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

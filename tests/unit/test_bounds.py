@@ -774,10 +774,10 @@ def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.Monk
     assert bool((lower <= torch.einsum("ro,pro->pr", matrix, values[-1][:, sample]).amin(0)).all())
 
 
-def test_rounding_is_claimed_only_where_it_is_covered() -> None:
-    assert covers(mixed(ACTS["relu"]), torch.float64, "cpu")
+def test_rounding_is_claimed_only_where_it_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert covers(mixed(ACTS["relu"]), torch.float64, "cpu") and covers(mixed(ACTS["relu"]), torch.float64, "cuda")
     assert not covers(mixed(ACTS["relu"]), torch.float32, "cpu")
-    assert not covers(mixed(ACTS["relu"]), torch.float64, "cuda")
+    assert not covers(mixed(ACTS["relu"]), torch.float32, "cuda")
     assert covers(mlp(ACTS["relu"]), torch.float32, "cuda")
     for library, kind in ((torch.backends.mkldnn.matmul, "cpu"), (torch.backends.cuda.matmul, "cuda")):
         before = library.fp32_precision
@@ -789,6 +789,8 @@ def test_rounding_is_claimed_only_where_it_is_covered() -> None:
             library.fp32_precision = before
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not covers(mlp(ACTS["relu"]), torch.float32, "cpu")
+    monkeypatch.setenv("CUBLAS_EMULATE_DOUBLE_PRECISION", "1")
+    assert not covers(mlp(ACTS["relu"]), torch.float64, "cuda") and covers(mlp(ACTS["relu"]), torch.float64, "cpu")
 
 
 @pytest.mark.parametrize("name", ["relu", "leaky1.5"])

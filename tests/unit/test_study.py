@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import pickle
@@ -31,7 +32,9 @@ from verifiable_relu.study.records import Records, read_records
 from verifiable_relu.study.runner import Runner
 from verifiable_relu.study.state import State, each, gathered, question
 from verifiable_relu.study.suite import SHIPPED, find, read
+from verifiable_relu.study.tables import main_table
 from verifiable_relu.study.training import Training, images_of
+from verifiable_relu.train.export import outputs
 from verifiable_relu.train.loop import build
 from verifiable_relu.train.options import Options
 from verifiable_relu.verifiers.registry import make, methods
@@ -185,6 +188,7 @@ WRONG = (
     ("[training]\n", '[[arm]]\nname = "relu"\nof = "relu"\n[training]\n', 9, "'relu' is an arm of the trainer"),
     ("[training]\n", '[[arm]]\nname = "late"\nof = "later"\n[training]\n', 10, "'later' is none of"),
     ("images = 10", "images = ten", 6, "no TOML"),
+    ("limit = 1\n", 'limit = 1\narithmetic = "float8"\n', 41, "'float8' is none of real, float32,"),
     ("[[method]]", "[method]", 38, "method: must be a list"),
 )
 
@@ -207,6 +211,7 @@ def test_suites_of_the_package_are_read_and_announce_claims() -> None:
     assert names == [
         "certified",
         "cnn",
+        "deployed",
         "e1",
         "e2",
         "fronts",
@@ -492,6 +497,40 @@ def test_a_users_own_module_and_loss_on_a_validation_split(tmp_path: Path) -> No
     for name, said in (("none.such:thing", "No module named"), (f"{__name__}:nothing", "nothing")):
         with pytest.raises(InputError, match=said):
             build(Options("digits", model=name), validation)
+
+
+@pytest.mark.thorough
+def test_methods_ask_in_an_arithmetic_and_about_the_int8_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    images, labels = rng.random((300, 6), dtype=np.float32), np.arange(300) % 3
+    images[np.arange(300), labels] += 2
+    images /= images.max()
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, test_images=images[:12], test_labels=labels[:12])
+    ways = "".join(
+        f'[[method]]\nname = "auto"\nlimit = 5\n{line}\n'
+        for line in ("", 'arithmetic = "bfloat16"', 'arithmetic = "int8"')
+    )
+    text = ORDERED.format(arms='"relu"').replace('"gelu-swap"', '"relu"').replace('eps = ["0.2"]', 'eps = ["0.02"]')
+    text = text.replace('[[method]]\nname = "bab"\nlimit = 5\n', ways).replace("epochs = 1", "epochs = 30")
+    text = text.replace('[[method]]\nname = "crown"\nlimit = 5\n', "")
+    suite, places = read(written(tmp_path, text)), Places(tmp_path / "out")
+    with Records(places.folder) as records:
+        Runner(suite, places, records, [Here()], lambda line: None).run()
+    found = joined(read_records(places.folder))
+    (cell,) = suite.cells()
+    kept, net = found.cells[0], places.int8(cell).read_bytes()
+    assert kept.measures["int8_file"] == hashlib.sha256(net).hexdigest() and b"QuantizeLinear" in net
+    names = {"auto", "auto-bfloat16", "auto-int8"}
+    assert {method for _, method in kept.answers} == names == set(kept.methods) and kept.real == ("auto",)
+    test, proven = images_of(str(tmp_path / "own.npz")), kept.said("unsat", "0.02", "auto-int8")
+    assert proven and proven < kept.right, "too easy or too hard to say anything"
+    for image in proven:
+        around = test.images[image] + rng.uniform(-0.02, 0.02, (200, *test.images.shape[1:])).astype(np.float32)
+        assert (outputs(net, around.clip(0, 1)).argmax(1) == test.labels[image]).all()
+    shares = {name: kept.value("certified", "0.02", name) for name in names}
+    assert shares["auto"] >= max(shares["auto-bfloat16"], shares["auto-int8"])
+    titles = main_table(found).columns
+    assert {"certified, auto-int8", "attacked, auto-int8"} <= set(titles) and "attacked, auto" not in titles
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -50,6 +50,9 @@ def weight_share(node: Affine) -> float:
 _SHORTENS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "MKL_BLAS_COMPUTE_MODE")
 """Environment variables that tell a library to compute in float32 with fewer digits."""
 
+_EMULATES = "CUBLAS_EMULAT"
+"""How the environment variables begin that have cuBLAS compute products in other types."""
+
 _DIRECT = ("x86_64", "AMD64")
 """The processors on which oneDNN is known to sum convolutions directly."""
 
@@ -57,15 +60,17 @@ _DIRECT = ("x86_64", "AMD64")
 def covers(network: Network, dtype: torch.dtype, device: torch.device | str) -> bool:
     """Whether the rounding of a network's bounds is accounted for, in a dtype on a device.
 
-    It is for convolutions in float64 on a CPU; elsewhere a library may choose a transformed algorithm, and does not
-    tell. (Some of the sums in between may still be in float32, where ``float32_is_plain`` says so.) It is for networks
-    without convolutions in float32, too, unless torch was told to compute products with fewer digits.
+    It is in float64, in which convolutions are sums of products on every device (``Conv2d``); some of the sums in
+    between may still be in float32, where ``float32_is_plain`` says so. In float32 it is for networks without
+    convolutions, since a library may choose a transformed algorithm, and does not tell. It is not where torch, or a
+    library, was told to compute products with fewer digits, or to emulate float64.
     """
     kind = torch.device(device).type
-    if dtype == torch.float32 and not _all_digits(kind):
+    if kind == "cuda" and any(name.startswith(_EMULATES) for name in os.environ):
         return False
-    plain = dtype == torch.float64 and kind == "cpu"
-    return plain or not any(isinstance(node, Conv2d) for node in network.nodes)
+    if dtype == torch.float64:
+        return True
+    return _all_digits(kind) and not any(isinstance(node, Conv2d) for node in network.nodes)
 
 
 def keeps_activations(network: Network, converted: Network) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,12 +18,14 @@ from verifiable_relu.campaign.inputs import Entry, Loader, believe
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.data import Dataset
+from verifiable_relu.files import write_whole
 from verifiable_relu.network import Network
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import ONE, fields
-from verifiable_relu.study.training import images_of
+from verifiable_relu.study.training import data_of, images_of
+from verifiable_relu.train.export import CALIBRATED, quantize
 from verifiable_relu.verifiers.base import Reason
 
 DECIMALS = 9
@@ -145,6 +148,19 @@ def right(network: Network, test: Dataset, images: np.ndarray) -> np.ndarray:
 def exact_images(test: Dataset, count: int) -> np.ndarray:
     """The numbers of the first ``count`` test images whose pixels equal the official ones."""
     return np.flatnonzero(test.exact)[:count]
+
+
+def int8_file(path: Path, network: Path, source: str) -> str:
+    """Write the int8 network made of a network unless it is there; returns the file's SHA-256.
+
+    Args:
+        path: the file.
+        network: the file of the network.
+        source: the data, on whose training images the ranges of activations are calibrated.
+    """
+    if not path.is_file():
+        write_whole(path, quantize(network.read_bytes(), data_of(source)[0].images[:CALIBRATED]))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def property_file(path: Path, test: Dataset, image: int, eps: str, outputs: int) -> None:

@@ -131,6 +131,10 @@ class Places:
         """The network before ReLU takes the place of its activation at the end of the training."""
         return self.networks / f"{cell.name}-smooth.onnx"
 
+    def int8(self, cell: Cell) -> Path:
+        """The int8 network that is made of a cell's network."""
+        return self.networks / f"{cell.name}.int8.onnx"
+
     def checkpoint(self, cell: Cell) -> Path:
         """The checkpoint, from which a training that was interrupted resumes."""
         return self.networks / f"{cell.name}.checkpoint"

@@ -29,12 +29,22 @@ class Setting(NamedTuple):
 
 def attacks(method: str) -> bool:
     """Whether a method looks for counterexamples: bounds by themselves only prove."""
-    return METHODS[method].attacks
+    return METHODS[_verifier(method)].attacks
 
 
 def proves(method: str) -> bool:
     """Whether a method proves: the attack only refutes."""
-    return METHODS[method].proves
+    return METHODS[_verifier(method)].proves
+
+
+def runs(method: str) -> bool:
+    """Whether a method looks for counterexamples in another arithmetic than that of real numbers."""
+    return method not in METHODS and attacks(method)
+
+
+def _verifier(method: str) -> str:
+    """The verifier of a method, whose name may end with an arithmetic (``suite.Method``)."""
+    return method if method in METHODS else method.rpartition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -63,26 +73,32 @@ class Cell:
         return Setting(*(self.training[name] for name in Setting._fields))
 
     @property
+    def real(self) -> tuple[str, ...]:
+        """Those of the methods that ask in real arithmetic."""
+        return tuple(method for method in self.methods if method in METHODS)
+
+    @property
     def seed(self) -> int:
         """The seed of the training."""
         return int(self.training["seed"])
 
     def complete(self, eps: str, method: str = "") -> bool:
-        """Whether a method, or without a name every method, has answered for all images."""
-        names = (method,) if method in self.methods else () if method else self.methods
+        """Whether a method, or without a name every method in real arithmetic, has answered for all images."""
+        names = (method,) if method in self.methods else () if method else self.real
         return bool(self.images and names) and all(
             self.right <= self.answers.get((eps, name), {}).keys() for name in names
         )
 
     def said(self, verdict: str, eps: str, method: str = "") -> frozenset[int] | None:
-        """The images for which a method, or without a name any method, has this verdict; None until all are answered.
+        """The images for which a method has this verdict, or without a name any in real arithmetic; None until all are
+        answered.
 
         A method whose answers are not complete does not say how many images it would prove, and a number of images so
         far is no accuracy.
         """
         if not self.complete(eps, method):
             return None
-        names = (method,) if method else self.methods
+        names = (method,) if method else self.real
         return frozenset(
             image
             for name in names
@@ -94,10 +110,10 @@ class Cell:
         """For each image whether it is classified rightly and, beyond ``clean``, withstands; None if it is unknown.
 
         Args:
-            measure: ``clean``; ``attacked``: no method refutes it, which is unknown if none looks for counterexamples;
+            measure: ``clean``; ``attacked``: the method does not refute it, unknown if none looks for counterexamples;
                 ``certified``: the method proves it.
             eps: the radius.
-            method: the method; without a name, any.
+            method: the method; without a name, any in real arithmetic.
         """
         if not self.images:
             return None
@@ -105,7 +121,8 @@ class Cell:
         if measure == "clean":
             found = self.right
         elif measure == "attacked":
-            refuted = self.said("sat", eps) if any(map(attacks, self.methods)) else None
+            asked = (method,) if method else self.real
+            refuted = self.said("sat", eps, method) if any(map(attacks, asked)) else None
             found = None if refuted is None else self.right - refuted
         else:
             found = self.said("unsat", eps, method)

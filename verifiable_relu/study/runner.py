@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from verifiable_relu.campaign.queue import Hand, run_parallel, share
@@ -15,12 +16,13 @@ from verifiable_relu.campaign.worker import Job
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
+from verifiable_relu.network.onnx.running import deployed
 from verifiable_relu.study import asking
 from verifiable_relu.study.asking import Answers, Ball, Balls
 from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import FAILED, State, gathered, of_seed
-from verifiable_relu.study.suite import Method, Suite
+from verifiable_relu.study.suite import INT8, Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import limited, make
@@ -210,7 +212,12 @@ class Runner:
             if not state.trained(cell):
                 continue
             onnx, outputs = self.places.network(cell), state.images[cell.name]["outputs"]
-            for eps, image in state.open(self.suite, cell, method):
+            left = state.open(self.suite, cell, method)
+            if method.arithmetic == INT8 and left:
+                onnx = self.places.int8(cell)
+                digest = asking.int8_file(onnx, self.places.network(cell), cell.source)
+                self.records.append("measure", {"cell": cell.name, "name": "int8_file", "value": digest})
+            for eps, image in left:
                 path = self.places.property(cell, eps, image)
                 asking.property_file(path, images_of(cell.source), image, eps, outputs)
                 ball = Ball(path.resolve(), onnx.resolve(), method.limit, cell.source, eps, image, outputs)
@@ -219,8 +226,9 @@ class Runner:
                 about[str(ball.onnx), str(ball.vnnlib)] = question
         if not entries:
             return
-        limits = replace(limited(method.name), clock=processor_seconds)
-        job, keeper = Job(make(method.name), Balls(), limits=limits), Answers(self.records, about)
+        limits = replace(limited(method.of), clock=processor_seconds)
+        prepare = None if method.arithmetic in ("real", INT8) else partial(deployed, arithmetic=method.arithmetic)
+        job, keeper = Job(make(method.of), Balls(prepare=prepare), limits=limits), Answers(self.records, about)
         order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
         run_parallel(order, job, self.hands, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)

@@ -14,6 +14,7 @@ from typing import Any
 from verifiable_relu.arguments import fraction
 from verifiable_relu.data import DATASETS, VALIDATION
 from verifiable_relu.errors import InputError
+from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.study.cells import VARIANTS, Cell, variant_options
 from verifiable_relu.study.outcomes import CLAIMED, COSTS
 from verifiable_relu.study.toml_table import Keys, count, number, one_of, positive, text, texts
@@ -26,6 +27,9 @@ SHIPPED = Path(__file__).parent / "suites"
 
 EXPECTED = ("more", "fewer", "no difference")
 """What a claim can expect of its arm, compared with another one."""
+
+INT8 = "int8"
+"""The arithmetic of a method that is asked about the int8 file made of a network (``train.export.quantize``)."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,60}")
 
@@ -92,12 +96,16 @@ class Method:
     """A method of verification.
 
     Attributes:
-        name: its name (``verifiers.registry``).
+        name: its name in records and tables: that of the verifier, with the arithmetic unless that is ``real``.
         limit: the seconds of processor time for each image.
+        of: the verifier's name (``verifiers.registry``).
+        arithmetic: that of what runs the network (``network.onnx.running.deployed``), or ``INT8``.
     """
 
     name: str
     limit: float
+    of: str
+    arithmetic: str
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,8 @@ def read(path: Path) -> Suite:
     asked = []
     ways = table.tables("method")
     for each in ways:
-        asked.append(Method(each.take("name", one_of(methods())), each.take("limit", positive)))
+        of, arithmetic = each.take("name", one_of(methods())), each.take("arithmetic", one_of(_RUN), "real")
+        asked.append(Method(_asked(of, arithmetic), each.take("limit", positive), of, arithmetic))
         each.done()
     every = tuple(method.name for method in asked)
     trained, aimed = table.tables("network"), table.tables("objective")
@@ -287,6 +296,15 @@ def read(path: Path) -> Suite:
     ):
         _check_options(found, setting, objective, (aim, of_network, shared))
     return found
+
+
+_RUN = ("real", *ARITHMETICS, INT8)
+"""The arithmetics of methods."""
+
+
+def _asked(verifier: str, arithmetic: str) -> str:
+    """The name of a method."""
+    return verifier if arithmetic == "real" else f"{verifier}-{arithmetic}"
 
 
 _WEIGHTED = ("certified", "stability", "l1", "decay")

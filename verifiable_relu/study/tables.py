@@ -17,7 +17,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.report.table import Cell as Value
 from verifiable_relu.report.table import Column, Interval, Page, Table, tabulate
 from verifiable_relu.study.claims import LEVEL, Outcome, findings, other, outcomes
-from verifiable_relu.study.joined import Cell, Setting, Study, attacks, joined, proves
+from verifiable_relu.study.joined import Cell, Setting, Study, attacks, joined, proves, runs
 from verifiable_relu.study.measures import HARDNESSES
 from verifiable_relu.study.records import Record
 from verifiable_relu.study.screening import RECALL, screened
@@ -84,6 +84,7 @@ def main_table(study: Study) -> Table:
         _mean("clean", ".1%", "clean"),
         _mean("attacked", ".1%", "attacked"),
         *(_mean(f"certified, {method}", ".1%", "certified", method) for method in study.methods if proves(method)),
+        *(_mean(f"attacked, {method}", ".1%", "attacked", method) for method in study.methods if runs(method)),
         _mean("clean, test set", ".1%", "clean_test"),
     )
     caption = "Clean, attacked and certified accuracy: means over the seeds with 95 % intervals."

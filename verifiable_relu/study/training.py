@@ -17,10 +17,10 @@ from verifiable_relu.campaign.worker import Ask
 from verifiable_relu.data import DATASETS, Dataset, load
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import write_whole
-from verifiable_relu.network import from_torch, read_onnx, write_onnx
+from verifiable_relu.network import read_onnx
 from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.train.batches import training_and_test
-from verifiable_relu.train.export import finish
+from verifiable_relu.train.export import finish, written
 from verifiable_relu.train.loop import Diverged, train
 from verifiable_relu.train.options import ARMS
 
@@ -99,7 +99,7 @@ def untrained(cell: Cell, status: str, detail: str) -> dict[str, Any]:
 
 def _written(path: Path, model: nn.Module, shape: tuple[int, ...]) -> str:
     """Write a network, completely or not at all; returns the SHA-256 of the file."""
-    data = write_onnx(from_torch(model, shape))
+    data = written(model, shape)
     write_whole(path, data)
     return hashlib.sha256(data).hexdigest()
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import verifiable_relu
 from verifiable_relu.data import Dataset
+from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
@@ -107,6 +108,19 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
 
+def written(model: nn.Module, shape: tuple[int, ...]) -> bytes:
+    """A model as an ONNX file; with a free batch axis, unless torch's exporter alone can write it.
+
+    Raises:
+        UnsupportedError: if the model cannot be read, or be written.
+    """
+    network = from_torch(model, shape)
+    try:
+        return write_onnx(replace(network, onnx=None))
+    except UnsupportedError:
+        return write_onnx(network)
+
+
 def export(
     trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path, int8: bool = False
 ) -> dict[str, Any]:
@@ -121,10 +135,10 @@ def export(
         The ``results`` of the record.
     """
     hard, record = finish(trained, options, training, test)
-    written = write_onnx(from_torch(hard, training.images.shape[1:]))
-    write_whole(out, written)
+    network = written(hard, training.images.shape[1:])
+    write_whole(out, network)
     if int8:
-        write_whole(int8_file(out), quantize(written, training.images[:CALIBRATED]))
+        write_whole(int8_file(out), quantize(network, training.images[:CALIBRATED]))
     write_record(out.with_suffix(".json"), record)
     return dict(record["results"])
 
@@ -224,8 +238,8 @@ def measure_int8(
         per_channel: as in ``quantize``.
     """
     few = calibration[:CALIBRATED]
-    written = write_onnx(from_torch(model, tuple(images.shape[1:])))
-    after = torch.from_numpy(outputs(quantize(written, few, per_channel), images.numpy()))
+    network = written(model, images.shape[1:])
+    after = torch.from_numpy(outputs(quantize(network, few, per_channel), images.numpy()))
     before = torch.cat([model(x) for x in images.split(1000)])
     now = after.argmax(1)
     return Quantized(

@@ -198,7 +198,7 @@ def unstable_neurons(model: nn.Module, images: Tensor, eps: float) -> float:
         images: (n, …) in [0, 1].
         eps: the radius of the balls, which are clipped to [0, 1].
     """
-    network = from_torch(substitute_relu(model), tuple(images.shape[1:]))
+    network = from_torch(substitute_relu(model), tuple(images.shape[1:])).to(images.dtype)
     total = 0
     for x in images.split(100):
         values = interval_bounds(network, ball(x, eps))

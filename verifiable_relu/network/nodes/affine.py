@@ -95,6 +95,18 @@ class Linear(Affine):
         return self.weight.abs().sum(1)
 
 
+_ENTRIES = 2**24
+"""Heuristic: the entries, at most, of the matrices of windows that are made at once; one sample may have more."""
+
+
+def _by_products(x: Tensor) -> bool:
+    """Whether convolutions of x are matrix products: in float64 off the CPU.
+
+    A device's library for convolutions may transform their sums (Winograd, FFT), and does not tell.
+    """
+    return x.dtype == torch.float64 and x.device.type != "cpu"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Conv2d(Affine):
     """Two-dimensional convolution (cross-correlation, as in ONNX and torch).
@@ -124,9 +136,31 @@ class Conv2d(Affine):
     def convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The convolution of x, (batch, *input shape), with another weight of the same shape."""
         top, left, bottom, right = self.padding
+        if _by_products(x):
+            return self._products(F.pad(x, (left, right, top, bottom)), weight, bias)
         if (top, left) == (bottom, right):
             return F.conv2d(x, weight, bias, self.stride, (top, left), self.dilation, self.groups)
         return F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, self.stride, 0, self.dilation, self.groups)
+
+    def _products(self, padded: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``convolved`` by matrix products."""
+        window = self._window
+        height, width = (
+            (n - d * (k - 1) - 1) // s + 1
+            for n, s, d, k in zip(padded.shape[2:], self.stride, self.dilation, window["kernel_size"], strict=True)
+        )
+        rows, parts = weight.reshape(self.groups, len(weight) // self.groups, -1), []
+        for part in padded.split(max(1, _ENTRIES // max(1, rows.shape[0] * rows.shape[2] * height * width))):
+            columns = F.unfold(part, **window).reshape(len(part), self.groups, rows.shape[2], -1)
+            parts.append((rows @ columns).reshape(len(part), len(weight), height, width))
+        found = torch.cat(parts)
+        return found if bias is None else found + bias.reshape(-1, 1, 1)
+
+    @property
+    def _window(self) -> dict[str, tuple[int, int]]:
+        """The window of the kernel, as ``F.unfold`` and ``F.fold`` take it."""
+        height, width = self.weight.shape[2:]
+        return {"kernel_size": (height, width), "dilation": self.dilation, "stride": self.stride}
 
     @property
     def corner(self) -> tuple[int, int]:
@@ -148,7 +182,14 @@ class Conv2d(Affine):
             for n, s, d, k in zip(a.shape[2:], self.stride, self.dilation, self.weight.shape[2:], strict=True)
         ]
         beyond = (size[0] - reached[0], size[1] - reached[1])
-        return F.conv_transpose2d(a, self.weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+        if not _by_products(a):
+            return F.conv_transpose2d(a, self.weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+        columns, parts = self.weight.reshape(self.groups, len(self.weight) // self.groups, -1).transpose(1, 2), []
+        entries = columns.shape[0] * columns.shape[1] * math.prod(a.shape[2:])
+        for part in a.split(max(1, _ENTRIES // max(1, entries))):
+            taken = columns @ part.reshape(len(part), self.groups, columns.shape[2], -1)
+            parts.append(F.fold(taken.flatten(1, 2), (reached[0], reached[1]), **self._window))
+        return F.pad(torch.cat(parts), (0, beyond[1], 0, beyond[0]))
 
     def offset(self) -> Tensor:
         return self.bias.reshape(-1, 1, 1)
