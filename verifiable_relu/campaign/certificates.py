@@ -22,8 +22,7 @@ from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.journal import plain
 from verifiable_relu.network import Network
 from verifiable_relu.network.family import least_hardness
-from verifiable_relu.network.nodes import Step
-from verifiable_relu.network.product import Part, matched, product
+from verifiable_relu.network.product import Part, product, rectified
 from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import vnnlib_text
@@ -232,12 +231,10 @@ def beside(
     """A proof about two networks at the same input, and the activations that it puts beside each other, by number."""
     size = one.input_size
     parts = [Part("first", one, range(size)), Part("second", other, range(size))]
-    # Of what counts steps, and of the same curve twice, certificates know no difference.
-    if not any(isinstance(node, Step) for node in (*one.nodes, *other.nodes)):
+    if pairs := rectified(one, other):
         proof = proved_beside(Query(product(parts, size), prop), Ascent())
         if proof is not None:
-            first, second = ({index: n for n, index in enumerate(network.activations)} for network in (one, other))
-            return [(first[i], second[j]) for j, i in matched(one, other).items()], proof
+            return pairs, proof
     return [], prove(Query(product(parts, size, beside=False), prop), limit)
 
 

@@ -317,6 +317,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "QuantizeLinear": _quantize,
     "Relu": lambda call: _activation(call, np.zeros(())),
     "Reshape": _reshape,
+    "Round": lambda call: call.curve(call.tensor(), call.name, "Round", curves.ROUNDED),
     "Sigmoid": lambda call: call.curve(call.tensor(), call.name, "Sigmoid", curves.SIGMOID),
     "Softmax": _softmax,
     "Softplus": _ordered,

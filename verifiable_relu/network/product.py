@@ -13,7 +13,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Beside, Node, Relu, Scale, Step, alike, curve
+from verifiable_relu.network.nodes import RECTIFIERS, Activation, Beside, Gelu, Node, Relu, Scale, Step, alike, curve
 from verifiable_relu.network.source import replay
 
 Form = tuple[Sequence[tuple[int, int]], int]
@@ -125,6 +125,23 @@ def matched(first: Network, second: Network) -> dict[int, int]:
             return {}
         pairs[index if swapped else found] = found if swapped else index
     return pairs
+
+
+def rectified(first: Network, second: Network) -> list[tuple[int, int]]:
+    """The activations that ``matched`` puts beside each other, each by its number among those of its network.
+
+    None where some are others than ReLU and λ-GELU, λ-GELU with the same λ twice, or ReLUs that count steps: of these
+    certificates know no difference.
+    """
+    pairs = matched(first, second)
+    for j, i in pairs.items():
+        f, g = first.nodes[i], second.nodes[j]
+        both = isinstance(f, RECTIFIERS) and isinstance(g, RECTIFIERS)
+        same = isinstance(f, Gelu) and isinstance(g, Gelu) and torch.equal(f.lam, g.lam)
+        if same or not both or _step(first, f) is not None or _step(second, g) is not None:
+            return []
+    ones, twos = ({index: n for n, index in enumerate(network.activations)} for network in (first, second))
+    return [(ones[i], twos[j]) for j, i in pairs.items()]
 
 
 def _unquantised(network: Network) -> list[tuple[int, Activation]]:

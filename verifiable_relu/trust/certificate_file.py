@@ -27,7 +27,10 @@ _ACTIVATIONS = {
     *(name for kind in (Relu, LeakyRelu) for name in kind.certified),
     *(name for function in FUNCTIONS.values() for name in function.certified),
 }
-"""The operators whose outputs name activations. MaxPool's names one a round, and QuantizeLinear's three."""
+"""The operators whose outputs name activations. MaxPool's names one a round."""
+
+_ROUNDS = {"Round": 1, "QuantizeLinear": 3}
+"""Operators that round, and how many activations they are."""
 
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
@@ -123,8 +126,8 @@ def _activations(network: bytes) -> list[str]:
             needed.update(node.input)
             if node.op_type in _ACTIVATIONS:
                 found.append(node.output[0])
-            if node.op_type == "QuantizeLinear":
-                found += [node.output[0]] * 3
+            if node.op_type in _ROUNDS:
+                found += [node.output[0]] * _ROUNDS[node.op_type]
             if node.op_type == "MaxPool":
                 (kernel,) = (attribute.ints for attribute in node.attribute if attribute.name == "kernel_shape")
                 found += [node.output[0]] * (math.prod(kernel) - 1).bit_length()

@@ -18,7 +18,7 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, crown_rel
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import RECTIFIERS, Activation, Beside, Gelu, Kinked
+from verifiable_relu.network.nodes import Activation, Kinked
 from verifiable_relu.rounding import LEAST_STEP
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
@@ -51,15 +51,9 @@ def uncertified(network: Network) -> str:
 def proved_beside(query: Query, ascent: Ascent) -> Proof | None:
     """What CROWN proves about two networks beside each other (``network.product``), without any split.
 
-    None where that is nothing, or activations other than ReLU and λ-GELU of different kinds are beside each other.
+    None where that is nothing. The activations beside each other are ``network.product.rectified``.
     """
     network = query.network
-    for node in network.nodes:
-        if isinstance(node, Beside):
-            f, g = (network.nodes[i] for i in node.inputs[1:])
-            same = isinstance(f, Gelu) and isinstance(g, Gelu) and torch.equal(f.lam, g.lam)
-            if same or not (isinstance(f, RECTIFIERS) and isinstance(g, RECTIFIERS)):
-                return None
     recorder = Recorder.of(network)
     with torch.no_grad():
         box = input_box([query.property], network)
@@ -157,7 +151,7 @@ class Recorder:
                         parts.append(np.zeros(len(chosen)) if given is None else given[at].numpy()[chosen])
                     own.append(OwnSlopes(int(found.neuron[at]), int(found.sign[at]), np.concatenate(parts)))
             shared, alone = _slopes(relaxation, index, sample), None
-            if isinstance(relaxation.network.nodes[index], Beside):
+            if index in relaxation.network.differences:
                 alone = np.flatnonzero(relaxation.backward.shifted.aside(index, False).alone[sample].numpy())
             opened[index] = _open(relaxation, index, sample)
             claims.append(Claim(low, high, shared[opened[index]], own, ends.get(index), alone))
@@ -277,12 +271,12 @@ class Recorder:
 
 def _certified(network: Network) -> list[int]:
     """The activations, and their differences, that a certificate has bounds of, in its order."""
-    return [i for i, node in enumerate(network.nodes) if isinstance(node, Activation | Beside)]
+    return sorted({*network.activations, *network.differences})
 
 
 def _slopes(relaxation: Relaxation, index: int, sample: int) -> np.ndarray:
     """The slopes that a certificate tells of the lines that all rows share, of an activation or a difference."""
-    if isinstance(relaxation.network.nodes[index], Beside):
+    if index in relaxation.network.differences:
         aside = relaxation.backward.shifted.aside(index, False)
         both = torch.cat([aside.low[sample], aside.high[sample]]).double()
         return ((both * _GRID).round() / _GRID).numpy()

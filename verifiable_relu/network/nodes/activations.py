@@ -470,7 +470,7 @@ class Step(Activation):
 
     @property
     def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("QuantizeLinear",) if self.function == "Round" else ()
+        return ("QuantizeLinear", "Round") if self.function == "Round" else ()
 
     @property
     def known(self) -> Steps:
