@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "quick" or collection_path.suffix != ".py" or of_unit:
         return None
     return "mark.quick" not in collection_path.read_text(encoding="utf-8") or None
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: that the collector of garbage looks at them costs 6 % of the tests' time."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

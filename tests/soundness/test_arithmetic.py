@@ -278,7 +278,8 @@ def beyond(low: np.ndarray, high: np.ndarray, sign: int, threshold: float) -> Pr
 
 def asked(data: bytes, low: np.ndarray, high: np.ndarray, sign: int, threshold: float, arithmetic: str, method: str):
     prop = beyond(low, high, sign, threshold)
-    return verify_properties(data, prop, method, 0.4, arithmetic=arithmetic)[0]
+    # What is proved of so few neurons is proved in less; searches for a proof that there is not go on to the limit.
+    return verify_properties(data, prop, method, 0.4 if method == "crown" else 0.1, arithmetic=arithmetic)[0]
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)

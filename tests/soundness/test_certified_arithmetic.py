@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from tests.soundness.test_arithmetic import (
 from tests.support.asking import claims
 from tests.support.certificates import Case, checked, recorded, records
 from tests.support.certificates import written as certificate
+from tests.support.processes import run
 from verifiable_relu.check import BadInput, Refused, check, running
 from verifiable_relu.check.arithmetic import ARITHMETICS, Arithmetic
 from verifiable_relu.check.graph import Activation, Smooth
@@ -205,6 +204,7 @@ def of(name: str, rng: Rng, arithmetic: str) -> bytes:
     )
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("name", ["near", "planted", "convolved", "residual", "Sigmoid", "Tanh", "Gelu", "pooled"])
 def test_a_proof_has_a_certificate_that_is_accepted(name: str, arithmetic: str, tmp_path: Path) -> None:
@@ -289,12 +289,7 @@ def test_a_proof_about_real_numbers_proves_nothing_of_float32(tmp_path: Path) ->
     files = [tmp_path / name for name in ("net.onnx", "p.vnnlib")]
     for bound, holds in ((1.0, False), (2.0**40, True)):
         files[1].write_bytes(text_of(beyond(np.float32([0]), np.float32([0.5]), 1, bound), data))
-        asked = subprocess.run(
-            [sys.executable, "-m", "verifiable_relu", "certify", "--spec", files[1], "--net", files[0]],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        asked = run(["-m", "verifiable_relu", "certify", "--spec", files[1], "--net", files[0]])
         assert asked.stdout == "unsat\n" and ("  float32   the verdict holds" in asked.stderr) == holds
 
 

@@ -35,6 +35,7 @@ def planes_of(folded: Folded, rows: Rows, above: Above) -> tuple[Planes, torch.T
     return found
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("above", [Above(), Above(rate=5.0, decay=1.0, steps=7), Above(steps=0)], ids=str)
 @pytest.mark.parametrize("few", [None, 5])
 @pytest.mark.parametrize("kind", ["mlp", "leaky", "residual"])

@@ -78,7 +78,7 @@ def counted(found: Found) -> list[dict[str, int]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("batch", [1, 3, 100])
+@pytest.mark.parametrize("batch", [3, *(pytest.param(n, marks=pytest.mark.seldom) for n in (1, 100))])
 def test_twins_count_and_have_records(files: list[Path], tmp_path: Path, batch: int) -> None:
     out = tmp_path / "out"
     asked(files, out, batch=batch)
@@ -96,7 +96,7 @@ def test_twins_count_and_have_records(files: list[Path], tmp_path: Path, batch: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.seldom), 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.seldom)])
 def test_every_row_of_the_table_counts(files: list[Path], tmp_path: Path, jobs: int) -> None:
     """The command, in one process and in several: the half of the list that is violated is half of the page."""
     (tmp_path / "broken.vnnlib").write_text("(assert")
