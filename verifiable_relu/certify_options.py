@@ -69,7 +69,7 @@ def parser() -> Parser:
     asked.add_argument(
         "--joint",
         nargs="?",
-        type=_hardness,
+        type=hardness,
         const=(),
         metavar="LAMBDA[,LAMBDA…]",
         help="answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or "
@@ -269,7 +269,12 @@ def _bytes(text: str) -> int:
     return size
 
 
-def _hardness(text: str) -> tuple[float, ...]:
+def hardness(text: str) -> tuple[float, ...]:
+    """λ on a command line, one for the network or one for each layer.
+
+    Raises:
+        argparse.ArgumentTypeError: for what is no list of finite numbers from 1 on.
+    """
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -51,6 +51,13 @@ COMMANDS = (
         "verifiable_relu.certify_options:parser",
     ),
     Command(
+        "compare",
+        "Verify",
+        "bound how far the outputs of two networks differ, and decide whether their answers do",
+        "verifiable_relu.compare:main",
+        "verifiable_relu.compare:parser",
+    ),
+    Command(
         "spec",
         "Verify",
         "write robustness properties of a classifier around images",

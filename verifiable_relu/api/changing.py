@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,8 +16,9 @@ from verifiable_relu.api.arguments import Model
 from verifiable_relu.api.verifying import Number, Results, answered
 from verifiable_relu.bounds import Bounds, crown_relaxation, input_box
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, hardened
-from verifiable_relu.network.product import Part, isomorphic, product
+from verifiable_relu.network import Network
+from verifiable_relu.network.onnx.running import meant
+from verifiable_relu.network.product import Part, matched, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, linf_properties
 from verifiable_relu.spec.balls import exact_number
@@ -33,7 +34,8 @@ class Change:
 
     Attributes:
         lower, upper: float64 (n, outputs), proven bounds of second − first at every input of the ball.
-        compared: whether both have the same build, so that bounds know what they have in common.
+        compared: whether activations of one stand beside those of the other, so that bounds know what both have in
+            common.
         results: for each image the answer to the question that was asked; empty if none was.
     """
 
@@ -63,6 +65,7 @@ def verify_change(
     method: str = "auto",
     timeout: float = 60.0,
     joint: float | Sequence[float] | bool = False,
+    arithmetic: str = "real",
     clip: tuple[Number, Number] = (0, 1),
     normalize: tuple[object, object] | None = None,
     argument: str | None = None,
@@ -83,6 +86,7 @@ def verify_change(
         method, timeout: of the question, as in ``verify``.
         joint: the first stands for all networks with λ'-GELU, λ' ≥ λ, or ReLU in the place of its activations, as in
             ``verify``. Their *sat* is not decided, for a counterexample is an input of one network.
+        arithmetic: of what runs both, as in ``verify``: the bounds are of any evaluation of each.
 
     Returns:
         The proven bounds, and for each image what was asked: *unsat* where no input of the ball does it.
@@ -91,33 +95,74 @@ def verify_change(
         InputError: (a ``ValueError``) for a bad model, shape or number, or models whose shapes differ.
     """
     pixels, before = arguments.pixels(images), arguments.normalize(normalize)
-    one = arguments.network(first, pixels.shape[1:], before, argument)
-    if not isinstance(joint, bool | np.bool_) or joint:
-        one = hardened(one, arguments.hardness(joint))
-    elif second is None:
+    family = None if isinstance(joint, bool | np.bool_) and not joint else arguments.hardness(joint) or True
+    if second is None and family is None:
         raise InputError("a second model is needed, or joint, which makes it the network with ReLU")
-    other = one.limit if second is None else arguments.network(second, pixels.shape[1:], before, argument)
+    one = meant(arguments.network(first, pixels.shape[1:], before, argument), arithmetic, family)
+    other = (
+        one.limit
+        if second is None
+        else meant(arguments.network(second, pixels.shape[1:], before, argument), arithmetic)
+    )
     for network in (one, other):
         if network.input_shape != pixels.shape[1:]:
             raise InputError(f"images of shape {pixels.shape[1:]}, but a network takes {network.input_shape}")
-    if one.output_size != other.output_size:
-        raise InputError(f"models with {one.output_size} and {other.output_size} outputs are not compared")
-    if beyond is not None and arguments.flag(same_class, "same_class"):
-        raise InputError("one question is asked: beyond or same_class")
-    count, size = one.output_size, one.input_size
-    both = product([Part("first", one, range(size)), Part("second", other, range(size))], size)
     given: Any = arguments.radii(eps)
-    balls = linf_properties(pixels, np.zeros(len(pixels), np.int64), given, max(2, count), clip)  # type: ignore[arg-type]
-    bounds = differences(both, balls)
-    unsafe: tuple[Polytope, ...] = ()
+    classes = np.zeros(len(pixels), np.int64)
+    balls = linf_properties(pixels, classes, given, max(2, one.output_size), clip)  # type: ignore[arg-type]
+    named = [replace(ball, name=f"image {i}") for i, ball in enumerate(balls)]
+    question = unsafe(one.output_size, beyond, arguments.flag(same_class, "same_class"))
+    return compared(one, other, named, question, method, timeout, memory, progress)
+
+
+def compared(
+    one: Network,
+    other: Network,
+    boxes: Sequence[Property],
+    question: tuple[Polytope, ...] = (),
+    method: str = "auto",
+    timeout: float = 60.0,
+    memory: int | None = None,
+    progress: bool = False,
+) -> Change:
+    """How the outputs of two networks differ over boxes, and whether one of them has an input that is asked for.
+
+    Args:
+        one, other: the networks; what bounds know of their differences, ``network.product`` says.
+        boxes: properties, of which the names and the boxes count.
+        question: the unsafe set of the outputs of both, ``one``'s first (``unsafe``); empty for none.
+        method, timeout, memory, progress: as in ``verify``.
+
+    Raises:
+        InputError: if the shapes of the networks, or of a box, differ.
+    """
+    size, count = one.input_size, one.output_size
+    if (size, count) != (other.input_size, other.output_size):
+        sizes = " and ".join(f"'{n.name}' with {n.input_size} inputs and {n.output_size} outputs" for n in (one, other))
+        raise InputError(f"{sizes} are not compared")
+    for prop in boxes:
+        if prop.box.size != size:
+            raise InputError(f"a box of {prop.box.size} inputs, but the networks have {size}", place=prop.name)
+    both = product([Part("first", one, range(size)), Part("second", other, range(size))], size)
+    bounds, results = differences(both, boxes), Results()
+    if question:
+        asked = [Property(prop.box, question, prop.name) for prop in boxes]
+        questions = [(prop.name, [Query(both, prop)]) for prop in asked]
+        results = answered(both, questions, False, method, timeout, "cpu", memory, progress)
+    return Change(bounds.lower.numpy(), bounds.upper.numpy(), bool(matched(one, other)), results)
+
+
+def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -> tuple[Polytope, ...]:
+    """The outputs of two networks with ``count`` each that are asked for, as in ``verify_change``; empty for none.
+
+    Raises:
+        InputError: for both questions at once, a difference that is not positive, or classes of a single output.
+    """
+    if beyond is not None and same_class:
+        raise InputError("one question is asked: a difference beyond a number, or the same class")
     if beyond is not None:
-        unsafe = _apart(count, exact_number(beyond, "beyond"))
-    elif same_class:
-        unsafe = _classes(count)
-    asked = [Property(ball.box, unsafe, f"image {i}") for i, ball in enumerate(balls)] if unsafe else []
-    questions = [(prop.name, [Query(both, prop)]) for prop in asked]
-    results = answered(both, questions, False, method, timeout, "cpu", memory, progress) if questions else Results()
-    return Change(bounds.lower.numpy(), bounds.upper.numpy(), isomorphic(one, other), results)
+        return _apart(count, exact_number(beyond, "beyond"))
+    return _classes(count) if same_class else ()
 
 
 def differences(both: Network, balls: Sequence[Property]) -> Bounds:

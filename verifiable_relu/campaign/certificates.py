@@ -14,21 +14,25 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from verifiable_relu.bounds import Ascent
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.check.folder import TABLE
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.journal import plain
+from verifiable_relu.network import Network
 from verifiable_relu.network.family import least_hardness
+from verifiable_relu.network.product import Part, product, rectified
 from verifiable_relu.spec.find import onnx_files
-from verifiable_relu.spec.property import Query
+from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_sat, write_unsat
 from verifiable_relu.verifiers.auto import prove
 from verifiable_relu.verifiers.base import Outcome, Verdict
-from verifiable_relu.verifiers.recording import uncertified
+from verifiable_relu.verifiers.recording import proved_beside, uncertified
 
-_HEADER = ("certificate", "onnx", "vnnlib", "claim", "checked", "detail", "bytes", "write_s", "check_s")
+_HEADER = ("certificate", "onnx", "vnnlib", "claim", "checked", "detail", "bytes", "write_s", "check_s", "other")
 
 _LARGEST = 1 << 30
 
@@ -129,15 +133,69 @@ class Certificates:
         kept = _said(path, on_disk(onnx), on_disk(vnnlib), arithmetic)
         return self._kept(path, onnx, vnnlib, claim, kept, written - start, time.perf_counter() - written)
 
+    def keep_two(self, files: tuple[str, str], one: Network, other: Network, prop: Property, limit: float) -> Kept:
+        """Write and check the certificate that two networks at the same input have no outputs in an unsafe set.
+
+        The property is written beside the certificate, as a file of VNN-LIB.
+
+        Args:
+            files: of the networks.
+            one, other: the networks; the second is that of its file.
+            prop: about the outputs of the first one and, behind them, those of the other.
+            limit: seconds for proving it, where bounds of differences do not.
+        """
+        number = hashlib.sha256("\n".join((*files, vnnlib_text(prop))).encode("utf-8", "surrogateescape")).hexdigest()[
+            :8
+        ]
+        name = re.sub(r"[^\w.-]|^[.-]", "_", prop.name[:80])
+        path, spec = (self._folder / f"{name}-{number}{ending}" for ending in (".jsonl.gz", ".vnnlib"))
+        start = time.perf_counter()
+        try:
+            joint = [Fraction(lam) for lam in least_hardness(one)]
+            if joint and one.arithmetic != "real":
+                raise UnsupportedError(
+                    f"the checker takes a family in real arithmetic, or networks in {one.arithmetic}"
+                )
+            pairs, proof = beside(one, other, prop, limit)
+            if proof is None:
+                raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
+            spec.write_text(vnnlib_text(prop))
+            data = [read_bytes(file, _LARGEST) for file in files]
+            write_unsat(path, data[0], spec.read_bytes(), [(0, proof)], joint, one.arithmetic, (data[1], pairs))
+        except (InputError, OSError) as error:
+            return self._kept(path, files[0], str(spec), "unsat", Kept(False, str(error)), other=files[1])
+        written = time.perf_counter()
+        kept = _said(path, on_disk(files[0]), spec, one.arithmetic, on_disk(files[1]))
+        times = written - start, time.perf_counter() - written
+        return self._kept(path, files[0], str(spec), "unsat", kept, *times, files[1])
+
     def _kept(
-        self, path: Path, onnx: str, vnnlib: str, claim: str, kept: Kept, write: float = 0.0, checking: float = 0.0
+        self,
+        path: Path,
+        onnx: str,
+        vnnlib: str,
+        claim: str,
+        kept: Kept,
+        write: float = 0.0,
+        checking: float = 0.0,
+        other: str = "",
     ) -> Kept:
         size = path.stat().st_size if path.exists() else 0
         seconds = (f"{write:.3f}", f"{checking:.3f}")
         network = onnx_files(onnx)
         named = str(network.resolve() if isinstance(network, Path) else Path.cwd() / network)
         files = (path.name if size else "", named, str(Path(vnnlib).resolve()))
-        self._append((*files, claim, str(kept.accepted).lower(), kept.detail, str(size), *seconds))
+        self._append(
+            (
+                *files,
+                claim,
+                str(kept.accepted).lower(),
+                kept.detail,
+                str(size),
+                *seconds,
+                other and str(Path(other).resolve()),
+            )
+        )
         return replace(kept, file=str(path)) if size else kept
 
     def _append(self, row: Sequence[str]) -> None:
@@ -167,10 +225,23 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         yield boxes.index(box), proof
 
 
-def _said(path: Path, onnx: Path, vnnlib: Path, arithmetic: str) -> Kept:
+def beside(
+    one: Network, other: Network, prop: Property, limit: float
+) -> tuple[list[tuple[int, int]], Proof | Cover | None]:
+    """A proof about two networks at the same input, and the activations that it puts beside each other, by number."""
+    size = one.input_size
+    parts = [Part("first", one, range(size)), Part("second", other, range(size))]
+    if pairs := rectified(one, other):
+        proof = proved_beside(Query(product(parts, size), prop), Ascent())
+        if proof is not None:
+            return pairs, proof
+    return [], prove(Query(product(parts, size, beside=False), prop), limit)
+
+
+def _said(path: Path, onnx: Path, vnnlib: Path, arithmetic: str, other: Path | None = None) -> Kept:
     """What the checker says."""
     try:
-        return Kept(True, check(path, onnx, vnnlib, arithmetic))
+        return Kept(True, check(path, onnx, vnnlib, arithmetic, other))
     except Refused as error:
         return Kept(False, str(error), refused=True)
     except BadInput as error:

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if folder:
             return _folder(given.certificate)
-        print(f"accepted: {check(given.certificate, given.net, given.spec)}")
+        print(f"accepted: {check(given.certificate, given.net, given.spec, other=given.other)}")
     except Refused as error:
         print(f"refused: {_line(error)}")
         return 1
@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("certificate", type=Path, metavar="CERTIFICATE|DIR", help="a certificate, or a folder of them")
     made.add_argument("--net", type=Path, metavar="NET.onnx", help="the network, gzipped or not")
+    made.add_argument("--other", type=Path, metavar="NET.onnx", help="the second network of a certificate of two")
     made.add_argument("--spec", type=Path, metavar="SPEC.vnnlib", help="the property, gzipped or not")
     return made
 

@@ -14,10 +14,11 @@ import numpy as np
 from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.conditions import read_property
 from verifiable_relu.check.errors import BadInput, Refused
+from verifiable_relu.check.graph import Graph, side_by_side
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.point import check_point
 from verifiable_relu.check.proof import Proof
-from verifiable_relu.check.records import opened, rational, require_regular
+from verifiable_relu.check.records import integer, integers, opened, rational, require_regular
 
 Made = TypeVar("Made")
 
@@ -27,22 +28,28 @@ LARGEST_NETWORK, LARGEST_PROPERTY = 1 << 31, 1 << 25
 """Most bytes of files, unpacked."""
 
 
-def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = None) -> str:
+def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = None, other: Path | None = None) -> str:
     """What the certificate proves, in one sentence.
 
     Args:
         certificate, net, spec: the files.
         arithmetic: that the claim is expected to be about; None for whatever the certificate says.
+        other: the second network of a certificate of two.
 
     Raises:
         Refused: if it proves less than it claims; with the record and the reason.
         BadInput: if a file cannot be read.
     """
     files = {"network": _content(net, LARGEST_NETWORK), "property": _content(spec, LARGEST_PROPERTY)}
+    if other is not None:
+        files["other network"] = _content(other, LARGEST_NETWORK)
     with opened(certificate) as records, np.errstate(all="ignore"):
         try:
             keys = ("certificate", "claim", "network", "property", "says")
-            version, claim, *digests, _, joint, ran = records.take(*keys, optional=("joint", "arithmetic"))
+            more = () if other is None else ("other", "beside")
+            found = records.take(*keys, *more, optional=("joint", "arithmetic"))
+            (version, claim, *digests, _), (*two, joint, ran) = found[: len(keys)], found[len(keys) :]
+            digests += two[:1]
             if version != VERSION or type(version) is not int:
                 raise Refused(f"version {str(version)[:20]} of the format is not known")
             for (what, content), digest in zip(files.items(), digests, strict=True):
@@ -54,9 +61,14 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
             if arithmetic not in (None, ran or "real"):
                 raise Refused(f"it is about {ran or 'real'} arithmetic, not about {arithmetic}")
             graph = _named(net, lambda: read_model(files["network"], running))
+            if joint is not None:
+                graph = graph.hardened([rational(value) for value in joint] if isinstance(joint, list) else [])
+            if other is not None:
+                second = _named(other, lambda: read_model(files["other network"], running))
+                graph = side_by_side(graph, second, _pairs(graph, second, two[1]))
             sizes = graph.nodes[0].size, graph.nodes[graph.output].size
             disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8-sig", "replace"), *sizes))
-            if claim == "sat" and joint is None:
+            if claim == "sat" and joint is None and other is None:
                 (point,) = records.take("point")
                 if not isinstance(point, list) or len(point) != sizes[0]:
                     raise Refused(f"a point has {sizes[0]} coordinates")
@@ -65,15 +77,15 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
                 return f"sat: the point is in the box, and in real arithmetic the network maps it into disjunct {at}"
             if claim != "unsat":
                 raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
-            whom = "in real arithmetic on the stored weights the network maps"
+            subject = "the network" if other is None else "the pair of networks"
+            whom = f"in real arithmetic on the stored weights {subject} maps"
             if running is not None:
-                whom = f"no evaluation of the network in {ran} maps"
+                whom = f"no evaluation of {subject} in {ran} maps"
             if joint is not None:
-                hardness = [rational(value) for value in joint] if isinstance(joint, list) else []
-                graph = graph.hardened(hardness)
                 whom = (
                     "in real arithmetic on the stored weights every network with ReLU or λ-GELU, "
-                    f"λ ≥ {', '.join(joint)}, in the place of its activations maps"
+                    f"λ ≥ {', '.join(joint)}, in the place of its activations"
+                    f"{', with the other network,' if other else ''} maps"
                 )
             counts = Proof(graph, disjuncts, records, running).check()
         except Refused as error:
@@ -83,6 +95,15 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
         f"unsafe set; checked: {counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves; "
         f"{counts.exact} of these inequalities in exact arithmetic"
     )
+
+
+def _pairs(first: Graph, second: Graph, given: object) -> list[tuple[int, int]]:
+    """The activations that a certificate puts beside each other, by their numbers."""
+    if not isinstance(given, list):
+        raise Refused("activations beside each other are a list")
+    sizes = [len(graph.activations) for graph in (first, second)]
+    found = [[integer(at, n, "activation") for at, n in zip(integers(p, 2), sizes, strict=True)] for p in given]
+    return [(i, j) for i, j in found]
 
 
 def _named(path: Path, read: Callable[[], Made]) -> Made:

@@ -139,6 +139,11 @@ class Curve:
     lower: Function
     upper: Function
 
+    @property
+    def steepest(self) -> float:
+        """No slope of it is larger."""
+        return max(self.lower.steepest, self.upper.steepest)
+
     def least(self, low: Number, high: Number, t: Number) -> Number:
         """A lower bound of r − t·z."""
         return self.lower.least(low, high, t)
@@ -146,6 +151,59 @@ class Curve:
     def most(self, low: Number, high: Number, t: Number) -> Number:
         """An upper bound of r − t·z."""
         return -self.upper.mirrored().least(low, high, -t)
+
+
+class Rounded:
+    """The whole number next to z, of two the even one: it never falls, and lies between z − 1/2 and z + 1/2.
+
+    Over low ≤ z ≤ high it is at least max(round(low), z − 1/2), which less t·z is least at an end or at the corner.
+    """
+
+    steepest = 1.0
+
+    def least(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``."""
+        first = np.rint(low)
+        found = np.full(np.broadcast_shapes(low.shape, t.shape), np.inf)
+        for z in (low, np.clip(first + 0.5, low, high), high):
+            value = np.maximum(first, z - 0.5)
+            found = np.minimum(found, value - t * z - 16 * UNIT * (np.abs(value) + np.abs(t * z)) - TINY)
+        return found
+
+    def most(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``; of −z the whole number is the negative one."""
+        return -self.least(-high, -low, t)
+
+
+@dataclass(frozen=True)
+class Secants:
+    """g(z + d) − f(z) of ReLU or λ-GELU, s·d + e: ``low`` ≤ s ≤ ``high``, each 0 or 1, and −``under`` ≤ e ≤ ``over``.
+
+    The least of low·d and high·d is concave in d, and the largest convex: less t·d both are extreme at an end.
+    """
+
+    low: Number
+    high: Number
+    under: Number
+    over: Number
+    steepest = 1.0
+
+    def least(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``, d being the variable; of all neurons."""
+        return self._least(low, high, t, self.low, self.high, self.under)
+
+    def most(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``."""
+        return -self._least(low, high, -t, -self.low, -self.high, self.over)
+
+    @staticmethod
+    def _least(low: Number, high: Number, t: Number, one: Number, other: Number, beyond: Number) -> Number:
+        found = np.full(np.broadcast_shapes(low.shape, t.shape), np.inf)
+        for d in (low, high):
+            value = np.minimum(one * d, other * d)
+            slack = 16 * UNIT * (np.abs(value) + np.abs(t * d) + beyond) + TINY
+            found = np.minimum(found, value - t * d - beyond - slack)
+        return found
 
 
 def _sigmoid(z: Number) -> tuple[Valued, Valued]:
@@ -198,6 +256,7 @@ def same(function: Function) -> Curve:
 
 SIGMOID = same(Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), ((0.0, 0.0),), (True, False), 0.25))
 TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, ((0.0, 0.0),), (True, False), 1.0))
+ROUNDED = Rounded()
 RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0)
 
 

@@ -36,27 +36,28 @@ def check_folder(folder: Path) -> Iterator[tuple[str, str, str, int, str]]:
     try:
         require_regular(table)
         with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            rows = {(row["onnx"], row["vnnlib"]): row["certificate"] for row in csv.DictReader(file, restval="")}
+            lines = list(csv.DictReader(file, restval=""))
+            rows = {(row["onnx"], row["vnnlib"], row.get("other", "")): row["certificate"] for row in lines}
     except OSError as error:
         raise BadInput(f"{table}: no table of certificates: {error.strerror}") from error
     except (KeyError, csv.Error) as error:
         raise BadInput(f"{table}: no table of certificates: {error}") from error
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = []
-        for (net, spec), name in rows.items():
+        for (net, spec, other), name in rows.items():
             # A name is one of this folder, whatever the table says.
             path = folder / Path(name).name
             whole = name and net and spec
-            waiting.append((name, net, spec, pool.submit(_alone, path, net, spec) if whole else None))
+            waiting.append((name, net, spec, pool.submit(_alone, path, net, spec, other) if whole else None))
         for name, net, spec, future in waiting:
             # Of the line that was being written when a run was killed, or the disk was full, the end is missing.
             missing = REFUSED, "the line of the table is not whole" if name else "no certificate"
             yield name, net, spec, *(missing if future is None else future.result())
 
 
-def _alone(path: Path, net: str, spec: str) -> tuple[int, str]:
+def _alone(path: Path, net: str, spec: str, other: str) -> tuple[int, str]:
     """The exit status and the last line of a check."""
-    files = [str(path), "--net", _packed(net), "--spec", _packed(spec)]
+    files = [str(path), "--net", _packed(net), "--spec", _packed(spec), *(("--other", _packed(other)) if other else ())]
     ended = subprocess.run(
         [sys.executable, "-m", "verifiable_relu.check", *files], capture_output=True, errors="replace", check=False
     )

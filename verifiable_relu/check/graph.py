@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import Curve, family
+from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, family, same
 from verifiable_relu.check.errors import Refused
 
 
@@ -90,14 +90,14 @@ class Smooth:
     """A curve of every entry of the value z of node ``source``.
 
     Attributes:
-        kind: ONNX's name of the function.
+        kind: ONNX's name of the function; of a QuantizeLinear's "Round".
     """
 
     source: int
     size: int
     name: str
     kind: str
-    curve: Curve
+    curve: Curve | Rounded | Secants
 
 
 @dataclass(eq=False)
@@ -129,7 +129,28 @@ class Maximum:
         return int(self.rivals.shape[1])
 
 
-Node = Source | Affine | Activation | Smooth | Ordered | Maximum
+@dataclass(eq=False)
+class Beside(Smooth):
+    """g(z′) − f(z) of activations ``first`` and ``second`` of two networks, of z′ − z, the value of node ``source``.
+
+    Each is ReLU or λ-GELU; what the curve is follows from the bounds of z and z′ (``lines``).
+    """
+
+    first: int
+    second: int
+
+
+@dataclass(eq=False)
+class Either:
+    """The value of node ``second``, which is that of node ``first`` and that of the ``Beside`` node as well."""
+
+    beside: int
+    first: int
+    second: int
+    size: int
+
+
+Node = Source | Affine | Activation | Smooth | Ordered | Maximum | Either
 
 
 @dataclass(eq=False)
@@ -201,11 +222,69 @@ def sources(node: Node) -> list[int]:
         return [source for source, _ in node.terms]
     if isinstance(node, Maximum):
         return [node.source, node.made]
+    if isinstance(node, Either):
+        return [node.beside, node.first, node.second]
     return [] if isinstance(node, Source) else [node.source]
 
 
 def _keeps_order(node: Ordered | Smooth) -> bool:
     return isinstance(node, Ordered) or node.kind in ("Sigmoid", "Tanh")
+
+
+def side_by_side(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> Graph:
+    """Two networks at the same input, with the outputs of the first one and then those of the second.
+
+    Args:
+        first, second: the networks.
+        pairs: an activation of the first one, by its number, and one of the second that is put beside it.
+
+    Raises:
+        Refused: if their inputs differ in size, or such a pair is none.
+    """
+    ones, twos = first.activations, second.activations
+    if first.nodes[0].size != second.nodes[0].size:
+        raise Refused("two networks with inputs of one size are expected")
+    partner = {twos[j]: ones[i] for i, j in pairs}
+    nodes, place = list(first.nodes), {0: 0}
+    for number, node in enumerate(second.nodes[1:], 1):
+        nodes.append(_moved(node, place))
+        place[number] = len(nodes) - 1
+        if number not in partner:
+            continue
+        f, g, mine = nodes[partner[number]], nodes[-1], place[number]
+        if not (_rectifies(f) and _rectifies(g)) or f.size != g.size or not isinstance(g, Activation | Smooth):
+            raise Refused("activations beside each other are as many ReLUs or GELUs each")
+        assert isinstance(f, Activation | Smooth)
+        if f.source == g.source:
+            raise Refused("activations of the same values are not beside each other")
+        one = sparse.eye_array(g.size, format="csr")
+        apart = Affine([(g.source, one), (f.source, -one)], np.zeros(g.size))
+        known = Beside(len(nodes), g.size, g.name, "Beside", same(RELU), partner[number], mine)
+        nodes += [apart, known, Either(len(nodes) + 1, partner[number], mine, g.size)]
+        place[number] = len(nodes) - 1
+    ends = first.output, place[second.output]
+    sizes = [nodes[end].size for end in ends]
+    total, starts = sum(sizes), (0, sizes[0])
+    placed = [sparse.eye_array(total, size, k=-start, format="csr") for size, start in zip(sizes, starts, strict=True)]
+    nodes.append(Affine(list(zip(ends, placed, strict=True)), np.zeros(total)))
+    return Graph(nodes, len(nodes) - 1)
+
+
+def _rectifies(node: Node) -> bool:
+    """Whether a node is ReLU or GELU, or a family of them."""
+    relu = isinstance(node, Activation) and node.own and not node.slope.any()
+    return relu or (isinstance(node, Smooth) and node.kind in ("Gelu", "family"))
+
+
+def _moved(node: Node, place: dict[int, int]) -> Node:
+    """A node whose sources are elsewhere."""
+    if isinstance(node, Affine):
+        terms = [(place[source], matrix) for source, matrix in node.terms]
+        return Affine(terms, node.bias, node.relative, lost=node.lost)
+    if isinstance(node, Maximum):
+        return replace(node, source=place[node.source], made=place[node.made])
+    assert isinstance(node, Activation | Smooth | Ordered)
+    return replace(node, source=place[node.source])
 
 
 def pick(index: Number, size: int) -> Matrix:
@@ -235,13 +314,7 @@ def joined(nodes: list[Node], output: int) -> Graph:
                 made[source] = Affine(given, before.bias[matrix.indices] + bias, before.relative, lost=lost)
                 place[number] = source
                 continue
-            made.append(Affine(given, bias, node.relative, lost=node.lost))
-        elif isinstance(node, Source):
-            made.append(node)
-        elif isinstance(node, Maximum):
-            made.append(replace(node, source=place[node.source], made=place[node.made]))
-        else:
-            made.append(replace(node, source=place[node.source]))
+        made.append(node if isinstance(node, Source) else _moved(node, place))
         place[number] = len(made) - 1
     return Graph(made, place[output])
 

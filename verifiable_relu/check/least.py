@@ -34,7 +34,7 @@ import numpy as np
 from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, Float, Matrix, Number, gamma, positive
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Smooth
+from verifiable_relu.check.graph import Activation, Beside, Smooth
 from verifiable_relu.check.lines import WORKING, CurvedNeurons, Fixed, Form, Neurons, Planes, Relaxation, Signed
 
 
@@ -146,6 +146,8 @@ class Tree:
         places, curved = [], []
         for activation, neuron in neurons:
             known = relaxation.neurons[activation]
+            if isinstance(relaxation.graph.nodes[activation], Beside):
+                raise Refused("a difference of two activations has no splits and no multipliers")
             at = np.searchsorted(known.open, neuron)
             if at == len(known.open) or known.open[at] != neuron:
                 raise Refused(f"neuron {neuron} of the activation {activation} has one phase by its bounds")
@@ -328,7 +330,7 @@ class Tree:
         # Rounded, these choose the line; which side of the curve counts is K's own sign, however small K is.
         pulled, pull, t = k.astype(np.float64), w.astype(np.float64), self._slopes[at]
         # No curve is as steep as that: with steeper lines it is least at the same end.
-        steepest = 2 + max(known.curve.lower.steepest, known.curve.upper.steepest)
+        steepest = 2 + known.curve.steepest
         line = np.clip(np.where(pulled != 0, t + pull / np.where(pulled != 0, pulled, 1), t), -steepest, steepest)
         bound, under = np.zeros(len(k)), positive(k)
         bound[under] = known.curve.least(low[under], high[under], line[under])

@@ -12,7 +12,7 @@ In float64 a form comes with an ``error``: how far it is from what it stands for
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -20,8 +20,9 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import FLOAT, OWN, SMALL, TINY, UNIT, Exact, Float, Matrix, Number, above, gamma
+from verifiable_relu.check.curves import Secants
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph, Maximum, Node, Smooth, pick
+from verifiable_relu.check.graph import Activation, Affine, Beside, Either, Graph, Maximum, Node, Smooth, pick
 
 WORKING = 1 << 22
 """Most coefficients of one node that are pulled back at once."""
@@ -94,10 +95,12 @@ class CurvedNeurons(Open):
     Attributes:
         lower, upper: (size,), which are low and high, too.
         curve: what their values are.
+        alone: (size,) of differences 1 where the second value is taken by itself, and 0 elsewhere.
     """
 
     def __init__(self, node: Smooth, lower: Number, upper: Number) -> None:
         self.lower, self.upper, self.curve = lower, upper, node.curve
+        self.alone = np.zeros(node.size)
         self.low, self.high = lower, upper
         self.open, self.passing = np.arange(node.size), np.zeros(node.size)
 
@@ -233,7 +236,9 @@ class Relaxation:
     def claim(self, activation: int, lower: Number, upper: Number) -> None:
         """Go on with these bounds of the pre-activations of an activation, be they its first ones or tighter ones."""
         node = self.graph.nodes[activation]
-        if isinstance(node, Smooth):
+        if isinstance(node, Beside):
+            self.neurons[activation] = CurvedNeurons(replace(node, curve=self._secants(node)), lower, upper)
+        elif isinstance(node, Smooth):
             self.neurons[activation] = CurvedNeurons(node, lower, upper)
         else:
             assert isinstance(node, Activation)
@@ -242,6 +247,23 @@ class Relaxation:
         for neurons in self.neurons.values():
             neurons.first, neurons.given = first, given
             first, given = first + len(neurons.open), given + neurons.count
+
+    def _secants(self, node: Beside) -> Secants:
+        """What is known of a difference of activations over the bounds that are claimed of their inputs.
+
+        λ-GELU is below ReLU by |z|·Φ(−λ·|z|), which is −(its value at −|z|), and never above it.
+        """
+        first, second = self.neurons[node.first], self.neurons[node.second]
+        low, high = np.minimum(first.lower, second.lower), np.maximum(first.upper, second.upper)
+        gaps = []
+        for known in (second, first):
+            near = np.maximum(np.maximum(known.lower, -known.upper), 0)
+            far = np.maximum(-known.lower, known.upper)
+            flat = np.zeros(node.size)
+            gaps.append(
+                np.maximum(-known.curve.least(-far, -near, flat), 0) if isinstance(known, CurvedNeurons) else flat
+            )
+        return Secants((low >= 0).astype(float), (high > 0).astype(float), *gaps)
 
     def bound(self, number: int, below: Number, above: Number) -> None:
         """Bound maxima by an entry each (docs/certificates.md), over the bounds claimed so far.
@@ -284,11 +306,13 @@ class Relaxation:
         if number not in self._ends:
             node = self.graph.nodes[number]
             known = self.neurons.get(number)
-            if isinstance(node, Smooth) and known is not None:
+            if isinstance(node, Smooth) and isinstance(known, CurvedNeurons):
                 flat = np.zeros(node.size)
-                ends = (bound(known.lower, known.upper, flat) for bound in (node.curve.least, node.curve.most))
+                ends = (bound(known.lower, known.upper, flat) for bound in (known.curve.least, known.curve.most))
                 low, high = ends
                 self._ends[number] = low, high
+            elif isinstance(node, Either):
+                self._ends[number] = self.ends(node.second)
             elif isinstance(node, Activation) and known is not None:
                 below = np.where(known.lower >= 0, known.lower, node.slope * known.lower)
                 above = np.where(known.upper >= 0, known.upper, node.slope * known.upper)
@@ -345,8 +369,11 @@ class Relaxation:
             self._units[number] = OWN * (unit + node.lost) + TINY, TINY * (1 + spread)
         return self._units[number]
 
-    def forms(self, rows: dict[int, Number], slopes: Slopes, arithmetic: Float = FLOAT) -> Form:
-        """The forms of Σ rows·(value of node), given (rows, size of the node) by the number of the node."""
+    def forms(self, rows: dict[int, Number], slopes: Slopes, arithmetic: Float = FLOAT, alone: bool = False) -> Form:
+        """The forms of Σ rows·(value of node), given (rows, size of the node) by the number of the node.
+
+        ``alone``: through a network beside another by itself.
+        """
         ring, nodes = arithmetic, self.graph.nodes
         pending = {number: ring.of(part) for number, part in rows.items()}
         count = len(next(iter(pending.values())))
@@ -381,6 +408,13 @@ class Relaxation:
                     constant = constant + least @ ring.of(by.constant)
                     if not ring.exact:
                         error = error + np.abs(a) @ by.unit + TINY * (1 + float(self.most(node.source).sum()))
+            elif isinstance(node, Either):
+                known = self.neurons[node.beside]
+                assert isinstance(known, CurvedNeurons)
+                mine = a * ring.of(np.ones(node.size) if alone else known.alone)
+                given = [(node.second, mine), (node.first, a - mine), (node.beside, a - mine)]
+                if alone:
+                    given = given[:1]
             elif isinstance(node, Affine):
                 constant = constant + a @ ring.of(node.bias)
                 given = [(source, ring.times(a, matrix)) for source, matrix in node.terms]

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from verifiable_relu.check.arithmetic import Arithmetic, Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Graph, Source, joined
-from verifiable_relu.check.operators import OPERATORS
+from verifiable_relu.check.operators import MOVED, OPERATORS
 from verifiable_relu.check.running import Running, require_rounded
 from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
 
@@ -150,14 +150,19 @@ class _Reader:
             return np.array(numpy_helper.to_array(attributes["value"]))
         if node.op_type == "Shape" and isinstance(inputs[0], Tensor):
             return np.array(inputs[0].shape, np.int64)[attributes.get("start", 0) : attributes.get("end")]
-        if not any(isinstance(value, Tensor | Gate) for value in inputs):
+        if node.op_type != "DequantizeLinear" and not any(isinstance(value, Tensor | Gate) for value in inputs):
             return self._constant(node, [value for value in inputs if isinstance(value, np.ndarray)])
         operator = OPERATORS.get(node.op_type)
         if operator is None:
             raise BadInput("the operator is not known")
         if len(node.output) > 1 and node.op_type != "Dropout":
             raise BadInput("only its first output is known")
+        whole = {self.build.whole[v.node] for v in inputs if isinstance(v, Tensor) and v.node in self.build.whole}
+        if whole and node.op_type not in MOVED:
+            raise BadInput("it is not known for quantised numbers")
         found = operator(Call(self.build, node.output[0], inputs, attributes, self.opset))
+        if whole and isinstance(found, Tensor) and node.op_type != "DequantizeLinear":
+            self.build.whole[found.node] = whole.pop()
         return found if self.running is None else self.running.operator(node.op_type, found)
 
     def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:

@@ -165,6 +165,72 @@ def _leaky(call: Call) -> Value:
     return _activation(call, np.array(np.float32(call.attributes.get("alpha", 0.01)), np.float64))
 
 
+QUANTISED = ("int8", "uint8", "int16", "uint16")
+"""The types of quantised numbers; biases have int32."""
+
+
+def _steps(call: Call, shape: tuple[int, ...], kinds: tuple[str, ...]) -> tuple[Number, Number, str]:
+    """The scale, the zero point, spread along the axis that they are for, and the type of the whole numbers."""
+    for name in ("block_size", "output_dtype", "precision"):
+        if call.attributes.get(name, 0):
+            raise BadInput(f"{name} is not known")
+    scale, zero = call.numbers(1), call.inputs[2] if call.given(2) else np.zeros((), np.uint8)
+    if (
+        not isinstance(zero, np.ndarray)
+        or str(zero.dtype) not in kinds
+        or (call.given(2) and zero.shape != scale.shape)
+    ):
+        raise BadInput("a zero point like the scale, a whole number of a type that is known, is expected")
+    if not ((scale > 0) & np.isfinite(scale)).all():
+        raise BadInput("a scale is not positive")
+    axis = call.attributes.get("axis", 1)
+    axis += len(shape) if axis < 0 else 0
+    found = []
+    for part in (scale, zero.astype(np.float64)):
+        if part.size != 1 and (part.ndim != 1 or not 0 <= axis < len(shape) or part.size != shape[axis]):
+            raise BadInput("a scale for each place of one axis is expected")
+        found.append(part.reshape(() if part.size == 1 else [-1 if i == axis else 1 for i in range(len(shape))]))
+    return found[0], found[1], str(zero.dtype)
+
+
+def _quantize(call: Call) -> Value:
+    """round(x/scale) + zero as low + relu(…), and that as high − relu(high − …)."""
+    scale, zero, kind = _steps(call, call.tensor().shape, QUANTISED)
+    low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
+    exact = bool((np.frexp(scale)[0] == 0.5).all())
+    one, none = np.ones(()), np.zeros(())
+    call.inputs = [call.scaled(derived(1 / scale, one), none, 0.0 if exact else 2 * UNIT)]
+    call.inputs = [call.curve(call.tensor(), call.name, "Round", curves.ROUNDED)]
+    for factor, bias in ((one, zero - low), (-one, np.full((), high - low))):
+        call.inputs = [call.scaled(factor, bias)]
+        call.inputs = [_activation(call, none)]
+    made = call.scaled(-one, np.full((), high))
+    call.build.whole[made.node] = kind
+    return made
+
+
+def _dequantize(call: Call) -> Value:
+    whole = call.inputs[0]
+    if isinstance(whole, Tensor):
+        kind = call.build.whole.get(whole.node, "")
+        scale, zero, _ = _steps(call, whole.shape, (kind, *(() if call.given(2) else ("uint8",))))
+        call.inputs = [whole]
+        made = call.scaled(scale, -zero * scale)
+        # What it multiplies is no multiple of the numbers before: a curve behind it is one of its result.
+        call.build.multiples.pop(made.node, None)
+        return made
+    if not isinstance(whole, np.ndarray) or str(whole.dtype) not in (*QUANTISED, "int32"):
+        raise BadInput("whole numbers of a type that is known are expected")
+    scale, zero, _ = _steps(call, whole.shape, (str(whole.dtype), *(() if call.given(2) else ("uint8",))))
+    number = whole.astype(np.float64) - zero
+    found = np.asarray(number * scale)
+    if np.abs(number).max(initial=0) >= 1 << 24:
+        pairs = zip(*(part.ravel().tolist() for part in np.broadcast_arrays(number, scale, found)), strict=True)
+        if not all(Fraction(n) * Fraction(s) == Fraction(product) for n, s, product in pairs):
+            raise BadInput("a number that float64 does not hold")
+    return found
+
+
 def _moved(call: Call, index: Number) -> Value:
     return Tensor(call.tensor().node, index)
 
@@ -224,12 +290,16 @@ def _softmax(call: Call) -> Value:
     return _ordered(call)
 
 
+MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+"""Operators that take quantised numbers; all but the first only choose or move them."""
+
 OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Abs": lambda call: _activation(call, np.full((), -1.0)),
     "Add": lambda call: _sum(call, 1),
     "Atan": _ordered,
     "BatchNormalization": _normalisation,
     "Conv": convolution,
+    "DequantizeLinear": _dequantize,
     "Div": _quotient,
     "Dropout": _dropout,
     "Erf": lambda call: Gate(call.tensor(), call.name),
@@ -244,8 +314,10 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "MaxPool": largest,
     "Mul": _product,
     "PRelu": lambda call: _activation(call, call.numbers(1)),
+    "QuantizeLinear": _quantize,
     "Relu": lambda call: _activation(call, np.zeros(())),
     "Reshape": _reshape,
+    "Round": lambda call: call.curve(call.tensor(), call.name, "Round", curves.ROUNDED),
     "Sigmoid": lambda call: call.curve(call.tensor(), call.name, "Sigmoid", curves.SIGMOID),
     "Softmax": _softmax,
     "Softplus": _ordered,

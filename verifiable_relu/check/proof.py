@@ -10,9 +10,9 @@ import numpy as np
 from verifiable_relu.check.arithmetic import Arithmetic, Float, Number, outward
 from verifiable_relu.check.conditions import Disjunct, Row
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Graph, Maximum, Smooth
+from verifiable_relu.check.graph import Activation, Beside, Graph, Maximum, Smooth
 from verifiable_relu.check.least import Least, of_box
-from verifiable_relu.check.lines import WORKING, Relaxation, Signed
+from verifiable_relu.check.lines import WORKING, CurvedNeurons, Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers, rational, require_depth
 from verifiable_relu.check.running import require_moderate
 from verifiable_relu.check.trees import Counts, Trees
@@ -137,7 +137,8 @@ class Proof:
         """Check the claimed bounds of one activation; returns the shared slopes, its own among them."""
         node = relaxation.graph.nodes[number_]
         assert isinstance(node, Activation | Smooth)
-        name, lower, upper, shared = self.records.take("activation", "lower", "upper", "slopes")
+        keys, beside = ("activation", "lower", "upper", "slopes"), isinstance(node, Beside)
+        name, lower, upper, shared, *alone = self.records.take(*keys, *(("alone",) if beside else ()))
         place = self.records.place
         if name != node.name:
             raise Refused(f"the activation '{node.name}' is expected, not '{str(name)[:40]}'")
@@ -170,6 +171,8 @@ class Proof:
             self._prove(relaxation, node, rest[at : at + size], slopes, place)
         self.counts.bounds += 2 * node.size
         relaxation.claim(number_, low, high)
+        if isinstance(known := relaxation.neurons[number_], CurvedNeurons) and beside:
+            known.alone[[integer(neuron, node.size, "neuron") for neuron in integers(alone[0])]] = 1
         return np.concatenate([slopes, numbers(shared, relaxation.neurons[number_].count)])
 
     def _maxima(self, relaxation: Relaxation) -> None:
@@ -197,7 +200,9 @@ class Proof:
 
         def least(chosen: Number, ring: Float) -> Least:
             lines = Signed(slopes[chosen] if slopes.ndim > 1 else slopes)
-            return of_box(relaxation, relaxation.forms({node.source: unit[chosen]}, lines, ring), lines, ring)
+            alone = not isinstance(node, Beside)
+            form = relaxation.forms({node.source: unit[chosen]}, lines, ring, alone)
+            return of_box(relaxation, form, lines, ring)
 
         failed = self.counts.settle(least, np.array([least_ for _, _, least_ in claims]), strictly=False)
         if failed is not None:

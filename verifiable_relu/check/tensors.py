@@ -15,7 +15,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import Curve
+from verifiable_relu.check.curves import Curve, Rounded
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Affine, Smooth, pick
 
@@ -70,11 +70,13 @@ class Builder:
 
     Attributes:
         stored: what becomes of stored numbers where operators are taken as what runs them computes them; else None.
+        whole: of nodes whose values are quantised numbers, their type; what adds such numbers may wrap around.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.multiples: dict[int, Multiple] = {}
+        self.whole: dict[int, str] = {}
         self.stored: Callable[[Number], Number] | None = None
 
     def traced(self, tensor: Tensor) -> list[Multiple]:
@@ -123,7 +125,7 @@ class Call:
             raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
         return (value if self.build.stored is None else self.build.stored(value)).astype(np.float64)
 
-    def curve(self, x: Tensor, name: str, kind: str, curve: Curve) -> Tensor:
+    def curve(self, x: Tensor, name: str, kind: str, curve: Curve | Rounded) -> Tensor:
         """A curve of every entry of a tensor."""
         return self.build.computed(Smooth(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.derived import share
+from verifiable_relu.network.derived import quotient, share
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
@@ -156,6 +156,20 @@ class Builder:
             elif not _broadcasts(value.shape, shape):
                 raise InputError(f"a constant of shape {tuple(value.shape)} does not broadcast to {shape}")
         return self.append(Scale(name=name, inputs=(x,), shape=shape, weight_error=error, **parts))  # type: ignore[arg-type]
+
+    def quotient(self, x: int, name: str, by: Tensor) -> int:
+        """x/by, ``by`` being broadcastable to the shape of x.
+
+        Raises:
+            InputError: for a division by zero.
+            UnsupportedError: if a reciprocal is beyond float64's normal range.
+        """
+        factor, error = quotient(1.0, by)
+        index = self.scale(x, name, scale=factor, error=error)
+        made = self.nodes[index]
+        assert isinstance(made, Scale)
+        self.nodes[index] = replace(made, divisor=by)
+        return index
 
     def sparse(
         self,

@@ -174,9 +174,14 @@ class Network:
         return {index: node for index, node in enumerate(self.nodes) if isinstance(node, Maximum)}
 
     @cached_property
+    def differences(self) -> frozenset[int]:
+        """The nodes that are activations of a network beside another's."""
+        return frozenset(index for index, node in enumerate(self.nodes) if isinstance(node, Beside))
+
+    @property
     def paired(self) -> bool:
         """Whether some nodes are those of a network beside another."""
-        return any(isinstance(node, Beside) for node in self.nodes)
+        return bool(self.differences)
 
     @cached_property
     def spared(self) -> frozenset[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Beside, alike, curve
+from verifiable_relu.network.nodes import RECTIFIERS, Activation, Beside, Gelu, Node, Relu, Scale, Step, alike, curve
 from verifiable_relu.network.source import replay
 
 Form = tuple[Sequence[tuple[int, int]], int]
@@ -36,15 +36,19 @@ class Part:
 
 
 def product(
-    parts: Sequence[Part], size: int, passed: bool = False, products: Sequence[tuple[Form, Form]] = ()
+    parts: Sequence[Part],
+    size: int,
+    passed: bool = False,
+    products: Sequence[tuple[Form, Form]] = (),
+    beside: bool = True,
 ) -> Network:
     """The network that computes several networks at once, on inputs (size,).
 
     Its outputs are those of the parts, one after the other, each in row-major order, with ``passed`` its own inputs
-    after them, and then ``products``: each of two forms over the outputs before it. A part of the same build as an
-    earlier one stands beside it (``bounds.beside``): bounds know how its neurons differ from those. What is added to
-    the parts are matrices of integers that every precision holds, so that nothing is rounded. What runs the parts runs
-    it (``run``).
+    after them, and then ``products``: each of two forms over the outputs before it. A part whose activations are those
+    of an earlier one stands beside it (``bounds.beside``): bounds know how its neurons differ from those. What is added
+    to the parts are matrices of integers that every precision holds, so that nothing is rounded, and factors before
+    and behind a ReLU that counts steps. What runs the parts runs it (``run``).
 
     Raises:
         InputError: if ``inputs`` do not fit, or a part is not taken as a function of real numbers.
@@ -54,8 +58,10 @@ def product(
         raise InputError(f"a query that relates inputs or multiplies is about real numbers, not {arithmetic}")
     total = sum(part.network.output_size for part in parts) + size * passed
     summands, start = [], 0
-    placed: list[tuple[Network, dict[int, int]]] = []
-    for part in parts:
+    placed: list[dict[int, int]] = []
+    networks = [part.network for part in parts]
+    known = [[matched(first, second) if beside else {} for first in networks[:n]] for n, second in enumerate(networks)]
+    for number, part in enumerate(parts):
         if part.network.arithmetic != arithmetic:
             raise InputError(f"networks in {arithmetic} and in {part.network.arithmetic} are not joined")
         if len(part.inputs) != part.network.input_size:
@@ -64,17 +70,24 @@ def product(
         if list(part.inputs) != list(range(size)):
             at = build.linear(0, _ones(range(len(part.inputs)), part.inputs, len(part.inputs), size), None, "inputs")
         at = build.reshape(at, part.network.input_shape, f"{part.label}/input")
-        beside = next((known for network, known in placed if isomorphic(network, part.network)), None)
-        places = {0: at}
+        earlier, pairs = next(((n, pairs) for n, pairs in enumerate(known[number]) if pairs), (0, {}))
+        others = {place for later in known[number + 1 :] for place in later[number].values()}
+        places, made = {0: at}, {}
         for index, node in enumerate(part.network.nodes[1:], 1):
             moved = replace(node, name=f"{part.label}/{node.name}", inputs=tuple(places[i] for i in node.inputs))
-            places[index] = build.append(moved)
-            if beside is not None and isinstance(node, Activation):
-                (source,) = node.inputs
-                minus = build.scale(beside[source], f"{moved.name}/minus", scale=-torch.ones(()))
-                known = (build.add(places[source], minus, f"{moved.name}/apart"), beside[index], places[index])
-                places[index] = build.append(Beside(name=f"{moved.name}/beside", inputs=known, shape=node.shape))
-        placed.append((part.network, places))
+            step = _step(part.network, node) if index in others or index in pairs else None
+            if step is not None:
+                moved = replace(moved, inputs=(build.scale(moved.inputs[0], f"{moved.name}/steps", scale=step),))
+            places[index] = made[index] = build.append(moved)
+            if index in pairs:
+                other = placed[earlier][pairs[index]]
+                (source,), (apart,) = build.nodes[other].inputs, moved.inputs
+                minus = build.scale(source, f"{moved.name}/minus", scale=-torch.ones(()))
+                three = (build.add(apart, minus, f"{moved.name}/apart"), other, places[index])
+                places[index] = build.append(Beside(name=f"{moved.name}/beside", inputs=three, shape=node.shape))
+            if step is not None:
+                places[index] = build.quotient(places[index], f"{moved.name}/numbers", step)
+        placed.append(made)
         count = part.network.output_size
         flat = build.reshape(places[len(part.network.nodes) - 1], (count,), f"{part.label}/output")
         summands.append((flat, range(start, start + count)))
@@ -91,6 +104,68 @@ def product(
     name = " and ".join(part.label for part in parts)
     whole = replace(build.network(output, name=name), arithmetic=arithmetic)
     return replace(whole, run=partial(_run, parts=parts, passed=passed, pairs=products))
+
+
+def matched(first: Network, second: Network) -> dict[int, int]:
+    """Beside which activations of a first network those of a second one may stand, by their numbers; empty for none.
+
+    All of them where both have the same build. Where one is quantised, its steps and saturations are nobody's partners.
+    Which ones stand beside each other decides how close bounds are, and never whether they hold.
+    """
+    if isomorphic(first, second):
+        return {i: i for i in first.activations}
+    fewer, more = (_unquantised(network) for network in (first, second))
+    swapped = len(fewer) > len(more)
+    if swapped:
+        fewer, more = more, fewer
+    rest, pairs = iter(more), dict[int, int]()
+    for index, f in fewer:
+        found = next((i for i, g in rest if f.shape == g.shape and alike(f, g)), None)
+        if found is None:
+            return {}
+        pairs[index if swapped else found] = found if swapped else index
+    return pairs
+
+
+def rectified(first: Network, second: Network) -> list[tuple[int, int]]:
+    """The activations that ``matched`` puts beside each other, each by its number among those of its network.
+
+    None where some are others than ReLU and λ-GELU, λ-GELU with the same λ twice, or ReLUs that count steps: of these
+    certificates know no difference.
+    """
+    pairs = matched(first, second)
+    for j, i in pairs.items():
+        f, g = first.nodes[i], second.nodes[j]
+        both = isinstance(f, RECTIFIERS) and isinstance(g, RECTIFIERS)
+        same = isinstance(f, Gelu) and isinstance(g, Gelu) and torch.equal(f.lam, g.lam)
+        if same or not both or _step(first, f) is not None or _step(second, g) is not None:
+            return []
+    ones, twos = ({index: n for n, index in enumerate(network.activations)} for network in (first, second))
+    return [(ones[i], twos[j]) for j, i in pairs.items()]
+
+
+def _unquantised(network: Network) -> list[tuple[int, Activation]]:
+    """The activations of a network, with their numbers, that are no part of how it quantises."""
+    found = []
+    for index in network.activations:
+        node = network.nodes[index]
+        assert isinstance(node, Activation)
+        within = isinstance(node, Step)
+        if isinstance(before := network.nodes[node.inputs[0]], Scale):
+            # A saturation: of the steps less the least one, or of the greatest one less what that leaves.
+            source = network.nodes[before.inputs[0]]
+            within |= isinstance(source, Step) or (isinstance(source, Relu) and bool((before.scale == -1).all()))
+        if not within:
+            found.append((index, node))
+    return found
+
+
+def _step(network: Network, node: Node) -> Tensor | None:
+    """By what the input of a ReLU was divided to be counted in steps; None if it is as the file has it."""
+    step = network.nodes[node.inputs[0]]
+    before = network.nodes[step.inputs[0]] if isinstance(step, Step) else None
+    by = before.divisor if isinstance(node, Relu) and isinstance(before, Scale) else None
+    return by if by is not None and bool((by > 0).all()) else None
 
 
 def isomorphic(first: Network, second: Network) -> bool:

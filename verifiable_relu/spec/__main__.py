@@ -70,9 +70,9 @@ def parser() -> argparse.ArgumentParser:
         "--split", choices=("test", "train"), default="test", help="part of a named data set (default: test)"
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--images", type=_indices, metavar="0-19,25", help="take the images with these indices")
+    which.add_argument("--images", type=indices, metavar="0-19,25", help="take the images with these indices")
     which.add_argument("--correct", type=_count, metavar="K", help="take the first K correctly classified images")
-    parser.add_argument("--eps", type=_eps, nargs="+", required=True, metavar="1/255", help="radii of the balls")
+    parser.add_argument("--eps", type=radius, nargs="+", required=True, metavar="1/255", help="radii of the balls")
     parser.add_argument(
         "--timeout", type=seconds, default=60.0, metavar="S", help="time limit in seconds per instance (default: 60)"
     )
@@ -86,7 +86,12 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _indices(text: str) -> list[int]:
+def indices(text: str) -> list[int]:
+    """Numbers of images on a command line, such as ``0-19,25``.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
@@ -103,7 +108,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _eps(text: str) -> Fraction:
+def radius(text: str) -> Fraction:
+    """The radius of balls on a command line, such as ``1/255``, exactly.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
     try:
         value = fraction(text)
     except ValueError:
@@ -125,7 +135,7 @@ def generate(options: argparse.Namespace) -> int:
 
     net = on_disk(options.net)
     network = read_onnx(net)
-    images, labels, exact = _data(options.data, options.split)
+    images, labels, exact = named_data(options.data, options.split)
     if math.prod(images.shape[1:]) != network.input_size:
         raise InputError(
             f"images of shape {images.shape[1:]} have {math.prod(images.shape[1:])} pixels, the network "
@@ -182,11 +192,14 @@ def _list(path: Path, written: Sequence[Instance]) -> None:
     write_instances(path, [*older, *written])
 
 
-def _data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def named_data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The images and labels of a named data set or an ``.npz`` file.
 
     Returns:
         Images (n, …), labels (n,), and for each image (n,) whether it equals the official one.
+
+    Raises:
+        InputError: if the data set or the file is missing or damaged.
     """
     if not source.endswith(".npz"):
         from verifiable_relu.data import load

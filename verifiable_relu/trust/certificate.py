@@ -36,6 +36,8 @@ class Claim:
         own: neurons' own slopes.
         maxima: of the maxima that end with this activation, the entries that bound them below and above: (size,) each,
             by their numbers among each maximum's.
+        alone: of differences of two networks' activations the neurons whose second value is taken by itself; None of
+            other activations.
     """
 
     lower: np.ndarray
@@ -43,6 +45,7 @@ class Claim:
     slopes: np.ndarray
     own: Sequence[OwnSlopes] = ()
     maxima: tuple[np.ndarray, np.ndarray] | None = None
+    alone: np.ndarray | None = None
 
     @property
     def open(self) -> np.ndarray:

@@ -29,6 +29,9 @@ _ACTIVATIONS = {
 }
 """The operators whose outputs name activations. MaxPool's names one a round."""
 
+_ROUNDS = {"Round": 1, "QuantizeLinear": 3}
+"""Operators that round, and how many activations they are."""
+
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
     "in real arithmetic.",
@@ -37,6 +40,8 @@ _SAYS = {
     "arithmetic.",
     "runs": "No point of the property's boxes is mapped into its unsafe set by any evaluation of the network in the "
     "arithmetic of 'arithmetic'.",
+    "two": "No point of the property's boxes is mapped into its unsafe set, of the outputs of both networks, the first "
+    "one's before the other's; 'joint' and 'arithmetic' say what else is meant.",
     "sat": "The point is in a box of the property, and the network's stored weights map it into the unsafe set "
     "in real arithmetic.",
 }
@@ -49,6 +54,7 @@ def write_unsat(
     proofs: Sequence[tuple[int, Proof | Cover]],
     joint: Sequence[Fraction] = (),
     arithmetic: str = "real",
+    other: tuple[bytes, Sequence[tuple[int, int]]] | None = None,
 ) -> None:
     """Write a certificate that no box reaches the unsafe set.
 
@@ -60,14 +66,21 @@ def write_unsat(
             boxes, in their order.
         joint: of a proof for all networks with λ-GELU or ReLU in the place of each activation, the least λ of each.
         arithmetic: of what runs the network (``Network.arithmetic``), of which the proofs are.
+        other: of a proof about two networks the second one's file, and which activations of both stand beside each
+            other, by their numbers.
 
     Raises:
         UnsupportedError: if a number is out of the format's range, or the network has activations that the format
             does not know.
     """
-    names = _activations(network)
+    names, more = _activations(network), dict[str, Any]()
+    if other is not None:
+        data, pairs = other
+        beside = {j for _, j in pairs}
+        names += [name for j, name in enumerate(_activations(data)) for _ in range(1 + (j in beside))]
+        more = {"other": hashlib.sha256(data).hexdigest(), "beside": [list(pair) for pair in pairs]}
     parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
-    _write(path, "unsat", network, prop, parts, joint, arithmetic)
+    _write(path, "unsat", network, prop, parts, joint, arithmetic, more)
 
 
 def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
@@ -83,6 +96,7 @@ def _write(
     records: Iterator[dict[str, Any]],
     joint: Sequence[Fraction] = (),
     arithmetic: str = "real",
+    more: dict[str, Any] | None = None,
 ) -> None:
     head: dict[str, Any] = {"certificate": VERSION, "claim": claim}
     head |= {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
@@ -91,6 +105,8 @@ def _write(
         head["arithmetic"] = arithmetic
     if joint:
         head["joint"] = [str(value) for value in joint]
+    if more:
+        head |= {**more, "says": _SAYS["two"]}
     count = 1
     with gzip.open(path, "wt", compresslevel=4, encoding="ascii", newline="\n") as file:
         file.write(json.dumps(head) + "\n")
@@ -110,6 +126,8 @@ def _activations(network: bytes) -> list[str]:
             needed.update(node.input)
             if node.op_type in _ACTIVATIONS:
                 found.append(node.output[0])
+            if node.op_type in _ROUNDS:
+                found += [node.output[0]] * _ROUNDS[node.op_type]
             if node.op_type == "MaxPool":
                 (kernel,) = (attribute.ints for attribute in node.attribute if attribute.name == "kernel_shape")
                 found += [node.output[0]] * (math.prod(kernel) - 1).bit_length()
@@ -145,7 +163,8 @@ def _root(names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
     yield {"root": len(proof.claims)}
     for name, claim in zip(names, proof.claims, strict=False):
         bounds = {"lower": encoded(claim.lower), "upper": encoded(claim.upper)}
-        yield {"activation": name, **bounds, "slopes": encoded(claim.slopes)}
+        alone = {} if claim.alone is None else {"alone": claim.alone.tolist()}
+        yield {"activation": name, **bounds, "slopes": encoded(claim.slopes), **alone}
         for own in claim.own:
             yield {"row": [own.neuron, own.sign], "slopes": encoded(own.slopes)}
         if claim.maxima is not None:

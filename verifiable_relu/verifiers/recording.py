@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend
+from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, crown_relaxation, input_box
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Kinked
 from verifiable_relu.rounding import LEAST_STEP
-from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
 
@@ -46,6 +46,19 @@ def uncertified(network: Network) -> str:
         return "networks beside each other"
     nodes = [node for node in network.nodes if isinstance(node, Activation) and not node.certified]
     return next((getattr(node, "function", node.op) for node in nodes), "")
+
+
+def proved_beside(query: Query, ascent: Ascent) -> Proof | None:
+    """What CROWN proves about two networks beside each other (``network.product``), without any split.
+
+    None where that is nothing. The activations beside each other are ``network.product.rectified``.
+    """
+    network = query.network
+    recorder = Recorder.of(network)
+    with torch.no_grad():
+        box = input_box([query.property], network)
+        relaxation = crown_relaxation(network.to(torch.float64), box, coarse=recorder.coarse)
+        return recorder.proof(relaxation, 0, query.property, {}, ascent)
 
 
 @dataclass(eq=False)
@@ -126,7 +139,7 @@ class Recorder:
             max(i for i in relaxation.network.activations if i < at): _entries(relaxation, at, sample)
             for at in relaxation.network.maxima
         }
-        for index in relaxation.network.activations:
+        for index in _certified(relaxation.network):
             bounds = relaxation.pre[index]
             low, high = (end[sample].flatten().numpy() for end in (bounds.lower, bounds.upper))
             own = []
@@ -137,9 +150,11 @@ class Recorder:
                         given = found.slopes.get(earlier)
                         parts.append(np.zeros(len(chosen)) if given is None else given[at].numpy()[chosen])
                     own.append(OwnSlopes(int(found.neuron[at]), int(found.sign[at]), np.concatenate(parts)))
-            shared = kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten().numpy()
+            shared, alone = _slopes(relaxation, index, sample), None
+            if index in relaxation.network.differences:
+                alone = np.flatnonzero(relaxation.backward.shifted.aside(index, False).alone[sample].numpy())
             opened[index] = _open(relaxation, index, sample)
-            claims.append(Claim(low, high, shared[opened[index]], own, ends.get(index)))
+            claims.append(Claim(low, high, shared[opened[index]], own, ends.get(index), alone))
         return claims
 
     def proof(
@@ -238,10 +253,7 @@ class Recorder:
         return None
 
     def _shared(self, relaxation: Relaxation, sample: int) -> list[Tensor]:
-        parts = {}
-        for index in relaxation.network.activations:
-            parts[index] = kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten()
-        return [torch.from_numpy(self._chosen(relaxation, sample, parts))]
+        return [torch.from_numpy(self._chosen(relaxation, sample, {}))]
 
     def _opened(self, relaxation: Relaxation, sample: int, lines: dict[int, Lines], row: int) -> np.ndarray:
         parts = {index: kinked(relaxation, index, line)[row].flatten() for index, line in lines.items()}
@@ -249,11 +261,26 @@ class Recorder:
 
     @staticmethod
     def _chosen(relaxation: Relaxation, sample: int, parts: dict[int, Tensor]) -> np.ndarray:
-        """The slopes of the open neurons of all activations, of those of all neurons."""
+        """The slopes of the open neurons of all activations, of those of all neurons, by default the shared ones."""
         found = [np.zeros(0)]
-        for index in relaxation.network.activations:
-            found.append(parts[index].flatten().numpy()[_open(relaxation, index, sample)])
+        for index in _certified(relaxation.network):
+            mine = parts[index].flatten().numpy() if index in parts else _slopes(relaxation, index, sample)
+            found.append(mine[_open(relaxation, index, sample)])
         return np.concatenate(found)
+
+
+def _certified(network: Network) -> list[int]:
+    """The activations, and their differences, that a certificate has bounds of, in its order."""
+    return sorted({*network.activations, *network.differences})
+
+
+def _slopes(relaxation: Relaxation, index: int, sample: int) -> np.ndarray:
+    """The slopes that a certificate tells of the lines that all rows share, of an activation or a difference."""
+    if index in relaxation.network.differences:
+        aside = relaxation.backward.shifted.aside(index, False)
+        both = torch.cat([aside.low[sample], aside.high[sample]]).double()
+        return ((both * _GRID).round() / _GRID).numpy()
+    return kinked(relaxation, index, relaxation.lines.of(index))[sample].flatten().numpy()
 
 
 def _entries(relaxation: Relaxation, index: int, sample: int) -> tuple[np.ndarray, np.ndarray]:

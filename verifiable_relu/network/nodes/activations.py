@@ -469,6 +469,10 @@ class Step(Activation):
     function: str
 
     @property
+    def certified(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("QuantizeLinear", "Round") if self.function == "Round" else ()
+
+    @property
     def known(self) -> Steps:
         """What is known of the function."""
         return STEPS[self.function]

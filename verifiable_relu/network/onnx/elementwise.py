@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.derived import deviations, quotient
-from verifiable_relu.network.nodes import Scale, curve
+from verifiable_relu.network.derived import deviations
+from verifiable_relu.network.nodes import curve
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.moves import expanded
 
@@ -161,9 +160,4 @@ def divided(call: Call, x: Value, by: Tensor) -> Value:
         InputError: for a division by zero.
         UnsupportedError: if a reciprocal is beyond float64's normal range.
     """
-    factor, error = quotient(1.0, by)
-    index = call.build.scale(x.index, call.name, scale=factor, error=error)
-    made = call.build.nodes[index]
-    assert isinstance(made, Scale)
-    call.build.nodes[index] = replace(made, divisor=by)
-    return Value(index, x.leading)
+    return Value(call.build.quotient(x.index, call.name, by), x.leading)

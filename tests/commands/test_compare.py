@@ -1,0 +1,161 @@
+"""The command compare: two files on boxes, bounds against onnxruntime at random points, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.solver_cases import ball, mlp, row
+from verifiable_relu import verify_change
+from verifiable_relu.check.__main__ import main as checker
+from verifiable_relu.compare import main
+from verifiable_relu.network import product as products
+from verifiable_relu.network import read_onnx, write_onnx
+from verifiable_relu.runtime import session
+from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.specfile import vnnlib_text
+from verifiable_relu.train.export import quantize
+
+IMAGES = np.random.default_rng(2).random((4, 6)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network, the same with weights that are off by a thousandth, its int8 file, and one of another shape."""
+    folder = tmp_path_factory.mktemp("compare")
+    rng = np.random.default_rng(4)
+    network = mlp(rng, (6, 10, 10, 3))
+    write_onnx(network, folder / "a.onnx")
+    moved = tuple(node.map_tensors(lambda t: t * 1.001) for node in network.nodes)
+    write_onnx(type(network)(moved, name="b"), folder / "b.onnx")
+    seen = rng.random((200, 6)).astype(np.float32)
+    (folder / "int8.onnx").write_bytes(quantize((folder / "a.onnx").read_bytes(), seen))
+    write_onnx(mlp(rng, (5, 4, 3)), folder / "other.onnx")
+    np.savez(folder / "images.npz", images=IMAGES, labels=np.zeros(4, np.int64))
+    box = Property(ball(IMAGES[0].astype(float), 0.25), ((row({0: 1}, 0),),))
+    (folder / "p.vnnlib").write_text(vnnlib_text(box))
+    return folder
+
+
+def sampled(first: Path, second: Path, image: np.ndarray, eps: float) -> float:
+    """The largest difference of outputs at random points of the ball and at its corners, as onnxruntime computes it."""
+    rng = np.random.default_rng(0)
+    shares = np.concatenate([rng.random((2000, image.size)), rng.integers(0, 2, (2000, image.size))])
+    x = np.clip(image + eps * (2 * shares - 1), 0, 1).astype(np.float32)
+    found = []
+    for path in (first, second):
+        run = session(path.read_bytes(), 1, precise=True)
+        (name,) = (each.name for each in run.get_inputs())
+        found.append(run.run(None, {name: x})[0])
+    return float(np.abs(found[1] - found[0]).max())
+
+
+@pytest.mark.parametrize("second", ["b.onnx", "int8.onnx"])
+def test_no_difference_that_runs_is_larger(second: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--data", str(files / "images.npz"), "--images", "0-3", "--eps", "0.2"]
+    assert main([str(files / "a.onnx"), str(files / second), *given]) == 0
+    shown = capsys.readouterr()
+    assert "neuron by neuron" in shown.err
+    for number, line in enumerate(shown.out.splitlines()):
+        name, largest = line.split(",")
+        seen = sampled(files / "a.onnx", files / second, IMAGES[number], 0.2)
+        assert name == f"image {number}" and seen <= float(largest) * (1 + 1e-6)
+        # Of the smaller change nothing is lost to how wide the ball is.
+        assert second == "int8.onnx" or float(largest) < 5 * seen
+
+
+def test_answers(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, boxes = str(files / "a.onnx"), str(files / "b.onnx"), ["--spec", str(files / "p.vnnlib"), "--quiet"]
+    seen = sampled(files / "a.onnx", files / "b.onnx", IMAGES[0], 0.25)
+    for asked, answer in (
+        (["--delta", str(10 * seen)], "unsat"),
+        (["--delta", str(0.9 * seen)], "sat"),
+        (["--delta", str(10 * seen), "--arithmetic", "float32"], "unsat"),
+    ):
+        assert main([a, b, *boxes, *asked]) == 0
+        name, _, found, _ = capsys.readouterr().out.strip().split(",")
+        assert (name, found) == ("box 0", answer)
+    assert main([a, a, "--spec", str(files / "p.vnnlib"), "--delta", "1e-3"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.split(",")[2] == "unsat" and "1 unsat" in shown.err
+
+
+def test_certificates_of_two_networks(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Written and accepted, and once more by the checker alone; not for another δ."""
+    a, kept = str(files / "a.onnx"), str(tmp_path / "kept")
+    for second, more in (("b.onnx", []), ("int8.onnx", []), ("a.onnx", ["--joint", "50"]), ("b.onnx", ["--top1"])):
+        asked = more if "--top1" in more else ["--delta", "5", *more]
+        assert main([a, str(files / second), "--spec", str(files / "p.vnnlib"), *asked, "--certificates", kept]) == 0
+        shown = capsys.readouterr()
+        assert "top1" in asked[0] or "box 0: checked" in shown.err
+    assert checker([kept]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 3 and all("accepted: unsat: " in line for line in lines)
+    (spec, *_) = (tmp_path / "kept").glob("*.vnnlib")
+    spec.write_text(spec.read_text().replace("5.0", "0.5"))
+    assert checker([kept]) == 1
+    assert "another property" in capsys.readouterr().out
+
+
+def test_a_family_and_its_limit(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [str(files / "a.onnx"), "--spec", str(files / "p.vnnlib"), "--joint", "100", "--delta", "0.5"]
+    assert main(given) == 0
+    assert capsys.readouterr().out.split(",")[2] == "unsat"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a.onnx", "other.onnx", "--spec", "p.vnnlib"], "are not compared"),
+        (["a.onnx", "b.onnx", "--spec", "none.vnnlib"], "none.vnnlib: no such file"),
+        (["a.onnx", "none.onnx", "--spec", "p.vnnlib"], "none.onnx: no such file"),
+        (["a.onnx", "p.vnnlib", "--spec", "p.vnnlib"], "p.vnnlib: "),
+        (["a.onnx", "b.onnx", "--spec", "p.vnnlib", "--arithmetic", "float33"], "unknown arithmetic"),
+        (["a.onnx", "b.onnx", "--data", "images.npz", "--images", "4", "--eps", "1"], "no image 4"),
+        (["a.onnx", "b.onnx", "--spec", "p.vnnlib", "--delta", "1", "--method", "none"], "unknown method"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and said in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a.onnx", "--spec", "p.vnnlib"], "a second network is needed"),
+        (["a.onnx", "b.onnx"], "--spec --data"),
+        (["a.onnx", "b.onnx", "--data", "mnist", "--eps", "1"], "go together"),
+        (["a.onnx", "b.onnx", "--spec", "p.vnnlib", "--delta", "0"], "no positive number"),
+        (["a.onnx", "b.onnx", "--spec", "p.vnnlib", "--delta", "1", "--top1"], "not allowed with"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    shown = capsys.readouterr().err
+    assert end.value.code == 2 and said in shown and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_quantised_networks_stand_beside_their_floats(
+    swapped: bool, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both compute what they do alone, and their differences are bounded closer than each by itself."""
+    a, b = read_onnx(files / "a.onnx"), read_onnx(files / "int8.onnx")
+    first, second = (b, a) if swapped else (a, b)
+    both = products.product([products.Part("f", first, range(6)), products.Part("g", second, range(6))], 6)
+    x = torch.rand(200, 6, dtype=torch.float64)
+    both, *alone = (network.to(torch.float64) for network in (both, first, second))
+    torch.testing.assert_close(both(x), torch.cat([network(x) for network in alone], 1), atol=1e-9, rtol=0)
+    found = verify_change(first, second, IMAGES, 0.3)
+    monkeypatch.setattr(products, "matched", lambda first, second: {})
+    apart = verify_change(first, second, IMAGES, 0.3)
+    assert found.compared and found.largest.sum() < 0.8 * apart.largest.sum()

@@ -1,0 +1,168 @@
+"""The command ``verifiable-relu compare``: two networks on the same boxes of inputs (``api.verify_change``)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, hardness
+from verifiable_relu.errors import InputError, printable
+from verifiable_relu.files import csv_cell
+from verifiable_relu.spec.__main__ import indices, named_data, radius
+from verifiable_relu.streams import complain, guarded, write
+
+if TYPE_CHECKING:
+    from verifiable_relu.api import Change
+    from verifiable_relu.spec import Property
+
+ABOUT = """Bound how far the outputs of two networks differ on boxes, and decide whether their answers do.
+
+    verifiable-relu compare net.onnx net.int8.onnx --data mnist --images 0-29 --eps 1/255 --delta 0.5
+    verifiable-relu compare net.onnx pruned.onnx --spec property.vnnlib --top1
+
+Stdout has a line for each box: its name, the largest difference of any output that is not excluded and, with --delta
+or --top1, the answer and its seconds: unsat where no input of the box has outputs that differ by DELTA or more, or
+largest outputs of different classes; sat where one has. Of a property file the boxes count alone. Exit status: 0 for
+every answer, 2 for bad input, 1 for a fault of the program, 3 if the checker refuses a certificate, 130 if interrupted.
+"""
+
+
+def parser() -> Parser:
+    """The parser of the command line."""
+    made = Parser(label="compare", prog="verifiable-relu compare", text=ABOUT)
+    made.add_argument("first", type=Path, metavar="A.onnx", help="the first network")
+    made.add_argument(
+        "second", type=Path, nargs="?", metavar="B.onnx", help="the second one; with --joint A with ReLU by default"
+    )
+    where = made.add_argument_group("where")
+    boxes = where.add_mutually_exclusive_group(required=True)
+    boxes.add_argument("--spec", type=Path, metavar="FILE", help="the boxes of a property file")
+    boxes.add_argument("--data", metavar="NAME|FILE.npz", help="balls around images, as the command spec takes them")
+    where.add_argument("--images", type=indices, metavar="0-19,25", help="the images' indices in the test set")
+    where.add_argument("--eps", type=radius, metavar="1/255", help="the radius of the balls")
+    asked = made.add_argument_group("what is asked")
+    one = asked.add_mutually_exclusive_group()
+    one.add_argument("--delta", type=_delta, metavar="D", help="whether any output differs by D or more")
+    one.add_argument("--top1", action="store_true", help="whether the largest outputs are of different classes")
+    asked.add_argument(
+        "--joint",
+        nargs="?",
+        type=hardness,
+        const=(),
+        metavar="LAMBDA[,LAMBDA…]",
+        help="the first network stands for all with λ-GELU of λ at least LAMBDA in the place of its activations",
+    )
+    asked.add_argument("--arithmetic", default="real", metavar="NAME", help="of what runs both, as in certify")
+    how = made.add_argument_group("how it is answered")
+    how.add_argument("--method", default="auto", help="as in certify (default: auto)")
+    how.add_argument(
+        "--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help=f"for each box (default: {TIMEOUT:g})"
+    )
+    how.add_argument(
+        "--certificates", type=Path, metavar="DIR", help="write a certificate of every unsat there, and have it checked"
+    )
+    how.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
+    add_debug(how)
+    return made
+
+
+def _delta(text: str) -> str:
+    try:
+        positive = fraction(text) > 0
+    except ValueError:
+        positive = False
+    if not positive:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number such as 0.5 or 1/2")
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status (``streams.guarded``)."""
+    made = parser()
+    options = made.parse_args(arguments)
+    balls = options.data is not None
+    if balls != (options.images is not None) or balls != (options.eps is not None):
+        made.error("--data, --images and --eps go together")
+    if options.second is None and options.joint is None:
+        made.error("a second network is needed, or --joint, which makes it the first one with ReLU")
+    if options.certificates is not None and (options.second is None or not (options.delta or options.top1)):
+        made.error("--certificates needs two files, and --delta or --top1")
+
+    def work() -> int:
+        boxes = _boxes(options)
+        change, refused = _compared(options, boxes)
+        lines = []
+        for number, (prop, largest) in enumerate(zip(boxes, change.largest, strict=True)):
+            line = f"{csv_cell(prop.name)},{largest:.6g}"
+            if change.results:
+                result = change.results[number]
+                line += f",{result.answer},{result.seconds:.2f}"
+            lines.append(line)
+        write(lines, sys.stdout)
+        if not options.quiet:
+            print(_summary(change), file=sys.stderr)
+        return DISPUTED if refused else 0
+
+    return guarded("compare", work, options.debug)
+
+
+def _boxes(options: argparse.Namespace) -> list[Property]:
+    # Imported here, because --help need not wait for what this loads.
+    import numpy as np
+
+    from verifiable_relu.spec import Property, linf_properties, read_vnnlib
+
+    if options.spec is not None:
+        found = {(p.box.lower.tobytes(), p.box.upper.tobytes()): p.box for p in read_vnnlib(options.spec).properties}
+        return [Property(box, (), f"box {n}") for n, box in enumerate(found.values())]
+    images, _, exact = named_data(options.data, "test")
+    for index in options.images:
+        if index >= len(images) or not exact[index]:
+            said = f"among the {len(images)}" if index >= len(images) else "that equals the official one"
+            raise InputError(f"there is no image {index} {said}", path=options.data)
+    names = [f"image {index}" for index in options.images]
+    zeros = np.zeros(len(names), np.int64)
+    return linf_properties(images[options.images], zeros, options.eps, 2, names=names)
+
+
+def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> tuple[Change, bool]:
+    """What is known of the differences, and whether the checker has refused a certificate."""
+    from verifiable_relu.api.changing import compared, unsafe
+    from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.network import read_onnx
+    from verifiable_relu.network.onnx.running import meant
+    from verifiable_relu.settings import neutral
+
+    kept = None if options.certificates is None else Certificates(options.certificates)
+    with neutral():
+        lam = options.joint
+        joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
+        one = meant(read_onnx(options.first), options.arithmetic, joint)
+        other = one.limit if options.second is None else meant(read_onnx(options.second), options.arithmetic)
+        question = unsafe(one.output_size, options.delta, options.top1)
+        change = compared(one, other, boxes, question, options.method, options.timeout)
+        if kept is None:
+            return change, False
+        refused, files = False, (str(options.first), str(options.second))
+        for prop, result in zip(boxes, change.results, strict=True):
+            if result.answer == "unsat":
+                said = kept.keep_two(files, one, other, replace(prop, unsafe=question), options.timeout)
+                complain("compare", f"{prop.name}: {'checked' if said.accepted else f'no certificate: {said.detail}'}")
+                refused = refused or said.refused
+        return change, refused
+
+
+def _summary(change: Change) -> str:
+    how = "their differences are bounded neuron by neuron" if change.compared else "each is bounded by itself"
+    counts = change.results.summary
+    asked = f"; {counts['certified']} unsat, {counts['attacked']} sat, {counts['undecided']} open"
+    return printable(f"{len(change.lower)} boxes; {how}{asked if change.results else ''}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
