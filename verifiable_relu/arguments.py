@@ -11,6 +11,7 @@ import re
 import sys
 from fractions import Fraction
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from verifiable_relu.errors import LONGEST, InputError, printable
@@ -90,6 +91,18 @@ def fraction(text: str) -> Fraction:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"'{printable(text, 40)}' is neither a number nor a fraction like 2/255") from None
+
+
+def named_file(text: str) -> tuple[str, Path]:
+    """The name and the file of ``NAME=FILE``.
+
+    Raises:
+        argparse.ArgumentTypeError: for any other text.
+    """
+    name, separator, file = text.partition("=")
+    if not (name and separator and file):
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
+    return name, Path(file)
 
 
 def scheduler(text: str) -> str:

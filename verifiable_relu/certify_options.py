@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, add_debug, scheduler, seconds
+from verifiable_relu.arguments import Parser, add_debug, named_file, scheduler, seconds
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
 from verifiable_relu.verifiers.registry import methods
@@ -60,7 +60,7 @@ def parser() -> Parser:
     )
     asked.add_argument(
         "--network",
-        type=_named_file,
+        type=named_file,
         action="append",
         default=[],
         metavar="NAME=FILE",
@@ -282,10 +282,3 @@ def hardness(text: str) -> tuple[float, ...]:
     if not all(1 <= lam < math.inf for lam in found):
         raise argparse.ArgumentTypeError(f"'{text}' is no finite number of at least 1, nor a list of them")
     return found
-
-
-def _named_file(text: str) -> tuple[str, Path]:
-    name, separator, file = text.partition("=")
-    if not (name and separator and file):
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
-    return name, Path(file)

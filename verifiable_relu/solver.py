@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiable_relu import __version__
-from verifiable_relu.arguments import Parser, seconds
+from verifiable_relu.arguments import Parser, named_file, seconds
 from verifiable_relu.errors import InputError
 from verifiable_relu.streams import complain, guarded
 
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="answer a query", description="Answer a VNN-LIB query.")
     verify.add_argument("query", type=Path, metavar="QUERY", help="the VNN-LIB file, 1.0 or 2.0")
     verify.add_argument(
-        "--network", type=_named_file, action="append", default=[], metavar="NAME=FILE", help="may be repeated"
+        "--network", type=named_file, action="append", default=[], metavar="NAME=FILE", help="may be repeated"
     )
     verify.add_argument("--net", metavar="FILE", help="the query's only network, or several as instances.csv has them")
     verify.add_argument("--timeout", type=seconds, default=_UNLIMITED, metavar="SECONDS", help="start-up included")
@@ -84,13 +84,6 @@ def parser() -> argparse.ArgumentParser:
     for capability in (*_OPERATORS, *THEORIES):
         which.add_argument(capability, dest="capability", action="store_const", const=capability)
     return made
-
-
-def _named_file(text: str) -> tuple[str, Path]:
-    name, separator, file = text.partition("=")
-    if not (name and separator and file):
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
-    return name, Path(file)
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:

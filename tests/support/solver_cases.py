@@ -27,6 +27,9 @@ from verifiable_relu.network.nodes import (
     Scale,
 )
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
+from verifiable_relu.verifiers.base import Outcome, Verdict
+
+UNIT = Box(np.array([-1.0]), np.array([1.0]))
 
 
 def chain(nodes: Sequence[Node]) -> Network:
@@ -106,6 +109,15 @@ def residual(rng: np.random.Generator) -> Network:
     return chain(nodes)
 
 
+def hinge(weight: float = 1.0, bias: float = 0.0) -> list[Node]:
+    """The nodes of y = relu(weight·x + bias)."""
+    return [
+        Input(name="x", inputs=(), shape=(1,)),
+        Linear(name="fc", inputs=(0,), shape=(1,), weight=torch.tensor([[weight]]), bias=torch.tensor([bias])),
+        Relu(name="act", inputs=(1,), shape=(1,)),
+    ]
+
+
 def union_in_order() -> Query:
     """A query of two polytopes of which one is reached, and of which bounds rank the other, unreachable one first.
 
@@ -119,7 +131,7 @@ def union_in_order() -> Query:
         Linear(name="fc", inputs=(2,), shape=(2,), weight=torch.tensor([[1.0, -1.0], [1.0, 0.0]]), bias=torch.zeros(2)),
     ]
     unreached, reached = (row({0: -1}, -0.5),), (row({1: -1}, -0.875),)
-    return Query(chain(nodes), Property(Box(np.array([-1.0]), np.array([1.0])), (unreached, reached)))
+    return Query(chain(nodes), Property(UNIT, (unreached, reached)))
 
 
 def barely_unstable() -> Query:
@@ -133,7 +145,7 @@ def barely_unstable() -> Query:
         Relu(name="act", inputs=(1,), shape=(2,)),
     ]
     unsafe = ((row({0: -1}, 0), row({1: 1}, 1 / 128)),)
-    return Query(chain(nodes), Property(Box(np.array([-1.0]), np.array([1.0])), unsafe))
+    return Query(chain(nodes), Property(UNIT, unsafe))
 
 
 def ball(center: np.ndarray, eps: float) -> Box:
@@ -241,3 +253,13 @@ def planted(seed: int) -> Query:
     y = exact_outputs(network, [Fraction(float(v)) for v in corner])
     spare = Fraction(1, 10**8) if seed % 2 == 0 else Fraction(0)
     return Query(network, Property(box, ((row({0: 1, 1: -1}, y[0] - y[1] + spare), row({2: 1}, y[2] + spare)),)))
+
+
+def check(query: Query, outcome: Outcome, margin: float) -> None:
+    """The verdict is the sign of the least margin, and what comes with it is true in exact arithmetic."""
+    assert outcome.verdict is (Verdict.SAT if margin <= 0 else Verdict.UNSAT), outcome
+    if outcome.verdict is Verdict.SAT:
+        assert outcome.witness is not None and query.property.box.contains(outcome.witness)
+        assert query.property.violated(exact_outputs(query.network, outcome.witness))
+    elif outcome.margin is not None:
+        assert 0 <= outcome.margin <= margin + 1e-7

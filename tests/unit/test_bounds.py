@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.bounds import alpha_lower_bounds, alpha_preactivation_bounds, linear_lower_bounds
+from tests.support.families import Random
 from verifiable_relu.bounds import (
     TUNING,
     Ascent,
@@ -58,19 +59,6 @@ ACTS: dict[str, Act] = {
     "gelu1e4": _act(Gelu, lam=1e4),
 }
 acts = pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
-
-
-class Random:
-    """A source of random parameters."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(*shape, generator=self.generator, dtype=torch.float64)
 
 
 def mlp(act: Act, seed: int = 0, sizes: tuple[int, ...] = (6, 9, 8, 3)) -> Network:

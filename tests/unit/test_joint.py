@@ -113,6 +113,7 @@ def assert_holds(family: Network, box: Bounds, found: Proven, x: Tensor, each: l
             assert bool((bound <= least_values).all())
 
 
+@pytest.mark.combined
 @networks
 @hardnesses
 def test_every_member_is_within_the_bounds(make: Make, lam: float) -> None:
@@ -133,6 +134,7 @@ def test_every_layer_has_its_own_lambda(make: Make) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.combined
 @networks
 @pytest.mark.parametrize("lam", (1.0, 20.0))
 def test_no_attack_gets_below_the_margin(make: Make, lam: float) -> None:

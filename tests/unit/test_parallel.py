@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.hostile_verifier import FILL, KILL, WAIT, Hostile
 from tests.support.processes import Process
+from tests.support.scripted import tiny
 from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.queue import Hand, Local, run_parallel, share
@@ -24,8 +24,6 @@ from verifiable_relu.campaign.worker import Answered, Ask, Job, Numbered
 from verifiable_relu.certify_options import launched
 from verifiable_relu.errors import CallFailed, InputError
 from verifiable_relu.network import write_onnx
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.verifiers.base import Reason, Verdict
 from verifiable_relu.verifiers.registry import limited
 
@@ -37,22 +35,10 @@ SPEC = """(declare-const X_0 Real)
 """
 
 
-def network(slope: float) -> Network:
-    """The network y = slope·relu(x)."""
-    return Network(
-        (
-            Input(name="x", inputs=(), shape=(1,)),
-            Linear(name="l", inputs=(0,), shape=(1,), weight=torch.tensor([[1.0]]), bias=torch.zeros(1)),
-            Relu(name="r", inputs=(1,), shape=(1,)),
-            Linear(name="m", inputs=(2,), shape=(1,), weight=torch.tensor([[slope]]), bias=torch.zeros(1)),
-        )
-    )
-
-
 def entries(folder: Path, bounds: Sequence[float], networks: int = 1) -> list[Entry]:
     """Instances that ask whether an output reaches a bound: none above 4 is reached; the networks take turns."""
     for number in range(networks):
-        write_onnx(network(1.0 + number), folder / f"net{number}.onnx")
+        write_onnx(tiny(1.0 + number), folder / f"net{number}.onnx")
     listed = []
     for number, bound in enumerate(bounds):
         path = folder / f"{number}.vnnlib"

@@ -13,20 +13,20 @@ import torch
 from tests.support.asking import claims
 from tests.support.draws import draws
 from tests.support.solver_cases import (
+    UNIT,
     ball,
-    barely_unstable,
     chain,
+    check,
+    hinge,
     mlp,
-    planted,
     random_query,
     residual,
     row,
-    union_in_order,
 )
 from verifiable_relu.bounds import Ascent, Bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
+from verifiable_relu.network.nodes import Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import smt as module
@@ -42,34 +42,6 @@ from verifiable_relu.verifiers.solvers.z3 import Checked, Task
 
 def decide(*queries: Query, bounds: bool = True, seconds: float = 20.0) -> list[Outcome]:
     return claims(Smt(whole=True, bounds=bounds), queries, seconds)
-
-
-def check(query: Query, outcome: Outcome, margin: float) -> None:
-    """The verdict is the sign of the least margin, and a witness is a counterexample in exact arithmetic."""
-    assert outcome.verdict is (Verdict.SAT if margin <= 0 else Verdict.UNSAT), outcome
-    if outcome.witness is not None:
-        assert query.property.box.contains(outcome.witness)
-        assert query.property.violated(evaluate_exact(query.network, outcome.witness))
-
-
-def plane(weight: list[float]) -> list:
-    """y = relu(weight·x)."""
-    w = torch.tensor([weight])
-    return [
-        Input(name="x", inputs=(), shape=(len(weight),)),
-        Linear(name="fc", inputs=(0,), shape=(1,), weight=w, bias=torch.zeros(1)),
-        Relu(name="act", inputs=(1,), shape=(1,)),
-    ]
-
-
-@pytest.mark.parametrize("bounds", [True, False])
-@pytest.mark.parametrize("leaky", [False, True])
-def test_verdicts_agree_with_enumeration(leaky: bool, bounds: bool) -> None:
-    cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
-    for (query, margin), outcome in zip(cases, decide(*(q for q, _ in cases), bounds=bounds), strict=True):
-        check(query, outcome, margin)
-        if outcome.verdict is Verdict.UNSAT:
-            assert outcome.trust is (Trust.ROUNDED if bounds else Trust.EXACT)
 
 
 @pytest.mark.thorough
@@ -101,7 +73,7 @@ def test_every_operator_is_encoded_exactly() -> None:
     second = Query(network, Property(box, ((row({0: 1, 1: -1}, y[0] - y[1] - 100),),)))
     out = decide(first, second)
     check(first, out[0], 0.0)
-    check(second, out[1], 1.0)
+    check(second, out[1], 100.0)
 
 
 @pytest.mark.parametrize("seed", range(draws(4)))
@@ -120,15 +92,14 @@ def test_planted_witness_is_never_denied(seed: int, bounds: bool) -> None:
 
 @pytest.mark.parametrize("bounds", [True, False])
 def test_boundaries_are_decided_exactly(bounds: bool) -> None:
-    network = chain(plane([1.0]))
-    box = Box(np.array([-1.0]), np.array([1.0]))
+    network = chain(hinge())
     opened = Box(np.array([-1.0]), np.array([1.0]), open_upper=frozenset({0}))
     touched, missed, corner, cut, below = decide(
-        Query(network, Property(box, ((row({0: 1}, 0),),))),
-        Query(network, Property(box, ((row({0: 1}, 0, True),),))),
-        Query(network, Property(box, ((row({0: -1}, -1),),))),
+        Query(network, Property(UNIT, ((row({0: 1}, 0),),))),
+        Query(network, Property(UNIT, ((row({0: 1}, 0, True),),))),
+        Query(network, Property(UNIT, ((row({0: -1}, -1),),))),
         Query(network, Property(opened, ((row({0: -1}, -1),),))),
-        Query(network, Property(box, ((row({0: -1}, -1 - Fraction(1, 10**30)),),))),
+        Query(network, Property(UNIT, ((row({0: -1}, -1 - Fraction(1, 10**30)),),))),
         bounds=bounds,
     )
     assert (touched.verdict, corner.verdict) == (Verdict.SAT, Verdict.SAT)
@@ -139,37 +110,14 @@ def test_boundaries_are_decided_exactly(bounds: bool) -> None:
 
 def test_a_counterexample_may_be_a_number_that_no_float_is() -> None:
     # relu(3·x) reaches 1 at x = 1/3 alone, held there by a second neuron's row.
-    nodes = plane([3.0])
+    nodes = hinge(3.0)
     nodes[1] = Linear(
         name="fc", inputs=(0,), shape=(2,), weight=torch.tensor([[3.0], [-3.0]]), bias=torch.tensor([0.0, 2.0])
     )
     nodes[2] = Relu(name="act", inputs=(1,), shape=(2,))
-    box = Box(np.array([-1.0]), np.array([1.0]))
-    (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: -1}, -1), row({1: -1}, -1)),))))
+    (outcome,) = decide(Query(chain(nodes), Property(UNIT, ((row({0: -1}, -1), row({1: -1}, -1)),))))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNCONFIRMED)
     assert outcome.witness == (Fraction(1, 3),)
-
-
-def test_union_is_excluded_only_as_a_whole() -> None:
-    network = chain(plane([1.0]))
-    box = Box(np.array([-1.0]), np.array([1.0]))
-    far, near = (row({0: -1}, -1.5),), (row({0: -1}, -0.875),)
-    unions = ((far,), (far, near), (near, far), (), ((),))
-    expected = [Verdict.UNSAT, Verdict.SAT, Verdict.SAT, Verdict.UNSAT, Verdict.SAT]
-    for bounds in (True, False):
-        out = decide(*(Query(network, Property(box, unsafe)) for unsafe in unions), bounds=bounds)
-        assert [o.verdict for o in out] == expected
-
-
-@pytest.mark.parametrize("bounds", [True, False])
-def test_union_goes_on_after_a_polytope_is_excluded(bounds: bool) -> None:
-    (outcome,) = decide(union_in_order(), bounds=bounds)
-    assert outcome.verdict is Verdict.SAT
-
-
-def test_a_barely_unstable_neuron_has_two_sides() -> None:
-    (outcome,) = decide(barely_unstable())
-    assert outcome.verdict is Verdict.SAT
 
 
 def test_a_query_whose_time_runs_out_is_unknown() -> None:
@@ -223,9 +171,8 @@ def test_an_unknown_answer_of_the_solver_is_no_unsat(
 
 def beyond_seven_tenths() -> tuple[Query, Checked]:
     """Whether relu(−x) reaches 7/10, and the model on the boundary: the float32 nearest to it is less."""
-    box = Box(np.array([-1.0]), np.array([1.0]))
     assert float(np.float32(0.7)) < 0.7
-    query = Query(chain(plane([-1.0])), Property(box, ((row({0: -1}, Fraction(-7, 10)),),)))
+    query = Query(chain(hinge(-1.0)), Property(UNIT, ((row({0: -1}, Fraction(-7, 10)),),)))
     return query, at(Fraction(7, 10))
 
 
@@ -269,10 +216,9 @@ def decided_by_bounds(query: Query) -> bool:
 
 
 def test_smooth_networks_are_refused_by_name() -> None:
-    nodes = plane([1.0])
+    nodes = hinge()
     nodes[2] = Sigmoid(name="sig_7", inputs=(1,), shape=(1,))
-    box = Box(np.array([-1.0]), np.array([1.0]))
-    (outcome,) = decide(Query(chain(nodes), Property(box, ((row({0: 1}, -1),),))))
+    (outcome,) = decide(Query(chain(nodes), Property(UNIT, ((row({0: 1}, -1),),))))
     assert outcome.reason is Reason.UNSUPPORTED
     assert "sig_7" in outcome.detail and "Sigmoid" in outcome.detail
 
@@ -289,7 +235,7 @@ def test_weights_that_are_known_up_to_an_error_are_not_believed_to_the_last_bit(
     """y = relu(x/3) at x = 1: the stored third is too small, and 3y ≥ 1 holds of the true one."""
     third = torch.tensor([[1 / 3]], dtype=torch.float64)
     assert Fraction(float(third)) < Fraction(1, 3)
-    nodes = plane([1.0])
+    nodes = hinge()
     zero = torch.zeros(1, dtype=torch.float64)
     box, touched, missed = Box(np.ones(1), np.ones(1)), row({0: -3}, -1), row({0: -3}, -1 - 1e-9)
     for error, expected in ((0.0, Verdict.UNSAT), (2.0**-53, Verdict.UNKNOWN)):
@@ -362,14 +308,8 @@ def test_verdicts_of_sub_problems_agree_with_enumeration(
     assert decided > 0 or few < 100 or not leaky
 
 
-@pytest.mark.parametrize("seed", range(draws(4)))
-def test_a_planted_counterexample_is_never_denied_by_sub_problems(seed: int) -> None:
-    (outcome,) = tree(planted(seed), seconds=1.0)
-    assert outcome.verdict is not Verdict.UNSAT
-
-
 def test_sub_problems_at_the_boundary_are_decided_exactly() -> None:
-    network, box = chain(plane([1.0])), Box(np.array([-1.0]), np.array([1.0]))
+    network, box = chain(hinge()), UNIT
     touched, missed, corner, below = tree(
         Query(network, Property(box, ((row({0: 1}, 0),),))),
         Query(network, Property(box, ((row({0: 1}, 0, True),),))),
@@ -380,11 +320,6 @@ def test_sub_problems_at_the_boundary_are_decided_exactly() -> None:
     assert (missed.verdict, below.verdict) == (Verdict.UNSAT, Verdict.UNSAT)
     # Nothing is known of the margin but that it is positive.
     assert missed.margin == below.margin == 0.0 and "1 of them decided by z3" in below.detail
-
-
-def test_a_union_is_excluded_by_sub_problems_only_as_a_whole() -> None:
-    (outcome,) = tree(union_in_order())
-    assert outcome.verdict is Verdict.SAT
 
 
 @pytest.mark.parametrize(
@@ -399,8 +334,7 @@ def test_a_sub_problem_that_the_solver_does_not_decide_is_no_unsat(
     answer: Checked | Exception, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     solver_that(monkeypatch, answer)
-    box = Box(np.array([-1.0]), np.array([1.0]))
-    (outcome,) = tree(Query(chain(plane([1.0])), Property(box, ((row({0: -1}, -1 - Fraction(1, 10**30)),),))))
+    (outcome,) = tree(Query(chain(hinge()), Property(UNIT, ((row({0: -1}, -1 - Fraction(1, 10**30)),),))))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, reason)
 
 
