@@ -230,3 +230,14 @@ def test_other_files_pairs_and_claims_are_refused(tmp_path: Path) -> None:
             files.checked(changed)
     with pytest.raises((Refused, BadInput)):
         files.checked([head | {"claim": "sat"}, {"point": ["0", "0", "0"]}, {"end": 2}])
+
+
+def test_claimed_bounds_of_both_values_bound_their_difference(tmp_path: Path) -> None:
+    """What lines of differences do not prove of unlike networks may follow from what is claimed of each."""
+    for seed in range(draws(40)):
+        rng = np.random.default_rng(seed)
+        networks = mlp(rng, (4, 8, 8, 2)), mlp(rng, (4, 8, 8, 2))
+        box = ball(rng.normal(size=4), float(rng.choice([0.01, 0.1, 0.5])))
+        most = Fraction(round(proven(networks, box) * 1.001 * 2**20) + 1, 2**20)
+        files = made(tmp_path, networks, box, most)
+        assert files.checked(files.records).startswith("unsat: ")

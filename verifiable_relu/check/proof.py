@@ -145,7 +145,7 @@ class Proof:
         low, high = numbers(lower, node.size), numbers(upper, node.size)
         if not (low <= high).all():
             raise Refused(f"a lower bound of '{name}' is above the upper one")
-        ends = relaxation.ends(node.source)
+        ends = relaxation.apart(node) if isinstance(node, Beside) else relaxation.ends(node.source)
         wanted = {(int(j), 1) for j in np.flatnonzero(~(ends[0] >= low))}
         wanted |= {(int(j), -1) for j in np.flatnonzero(~(ends[1] <= high))}
         claims = [(j, sign, low[j] if sign > 0 else -high[j]) for j, sign in sorted(wanted)]
