@@ -140,8 +140,10 @@ def _settled(me: int) -> Iterator[None]:
     with _LOCK:
         if not _WITHIN:
             relax()
-            for name, (read, put, value) in _shared().items():
-                _WAS[name] = read()
+            # All are read before one is set: a part whose own precision is none reads as what it is part of.
+            shared = _shared()
+            _WAS.update({name: read() for name, (read, _, _) in shared.items()})
+            for name, (_, put, value) in shared.items():
                 if _WAS[name] != value:
                     put(value)
             if any(action == "error" for action, *_ in warnings.filters):
