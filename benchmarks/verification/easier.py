@@ -219,7 +219,9 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     drawn: dict[str, list[tuple[str, dict[str, Interval | None]]]] = {}
     for network in study.networks:
         arms = study.arms(network)
-        for eps in study.radii(network):
+        radii = study.radii(network)
+        middle = radii[len(radii) // 2]
+        for eps in radii:
             asked = questions(study, network, eps, features)
             if len({row[0] for row in asked}) < 2:
                 continue
@@ -233,7 +235,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
                     if (setting.network, setting.arm) == (network, arm) and cell.complete(eps, METHOD)
                 ]
                 beside = dict.fromkeys(("points", "ratio")) if arm == ARM else compared(study, network, eps, arm)
-                if arm != ARM:
+                if arm != ARM and eps == middle:
                     drawn.setdefault(f"{network}, ε = {eps}", []).append((arm, beside))
                 mine = [row for row in asked if row[2] == arm]
                 rows.append(
