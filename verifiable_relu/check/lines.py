@@ -268,9 +268,8 @@ class Relaxation:
     def apart(self, node: Beside) -> tuple[Number, Number]:
         """The ends of a difference z′ − z by intervals: of its walk, and of what is claimed of z and z′."""
         (low, high), first, second = self.ends(node.source), self.neurons[node.first], self.neurons[node.second]
-        below = np.nextafter(second.lower - first.upper, -np.inf)
-        above = np.nextafter(second.upper - first.lower, np.inf)
-        return np.fmax(low, below), np.fmin(high, above)
+        below, beyond = -above(first.upper - second.lower), above(second.upper - first.lower)
+        return np.fmax(low, below), np.fmin(high, beyond)
 
     def bound(self, number: int, below: Number, above: Number) -> None:
         """Bound maxima by an entry each (docs/certificates.md), over the bounds claimed so far.
