@@ -61,7 +61,14 @@ it is to do. What comes first decides on later parts that have ``none``, which a
 
 
 def _precision(backend: Any, value: str) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
-    return lambda: backend.fp32_precision, lambda given: setattr(backend, "fp32_precision", given), value
+    return lambda: backend.fp32_precision, lambda given: _let(backend, given), value
+
+
+def _let(backend: Any, given: str) -> None:
+    """Set a precision; what it is a part of decides where that says the same, since both read alike."""
+    backend.fp32_precision = "none"
+    if backend.fp32_precision != given:
+        backend.fp32_precision = given
 
 
 def _convolutions() -> tuple[bool | None, str, str]:
@@ -78,7 +85,8 @@ def _let_convolutions(given: tuple[bool | None, str, str]) -> None:
     older, convolutions, recurrent = given
     if older is not None:
         _CUDNN.allow_tf32 = older
-    _CUDNN.conv.fp32_precision, _CUDNN.rnn.fp32_precision = convolutions, recurrent
+    _let(_CUDNN.conv, convolutions)
+    _let(_CUDNN.rnn, recurrent)
 
 
 def _threads() -> int:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.support.processes import run
-from tests.unit.test_parallel import network
+from tests.support.scripted import tiny
 from verifiable_relu.network import write_onnx
 
 HEAD = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(assert (<= X_0 1))"
@@ -76,7 +76,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_a_small_property_that_asks_for_much_ends_in_time(name: str, tmp_path: Path) -> None:
-    write_onnx(network(1.0), tmp_path / "net.onnx")
+    write_onnx(tiny(1.0), tmp_path / "net.onnx")
     (tmp_path / "p.vnnlib").write_text(HEAD + PROPERTIES[name])
     limit, start = 4.0, os.times()
     line = ["-m", "verifiable_relu", "certify", "--spec", "p.vnnlib", "--net", "net.onnx", "--timeout", f"{limit:g}"]
@@ -125,7 +125,7 @@ sys.exit(alone())
 
 @pytest.mark.parametrize(("name", "answer", "why"), [("hang", "timed-out", "timeout"), ("fill", "unknown", "memory")])
 def test_a_library_that_hangs_or_fills_the_memory_is_ended(name: str, answer: str, why: str, tmp_path: Path) -> None:
-    write_onnx(network(1.0), tmp_path / f"{name}.onnx")
+    write_onnx(tiny(1.0), tmp_path / f"{name}.onnx")
     (tmp_path / "p.vnnlib").write_text(HEAD + "(assert (<= Y_0 -1))")
     line = ["-c", HANG, "--spec", "p.vnnlib", "--net", f"{name}.onnx", "--timeout", "60" if name == "fill" else "3"]
     done = run([*line, "--out", "out", "--memory", "64M"], cwd=tmp_path, timeout=600)
@@ -136,7 +136,7 @@ def test_a_library_that_hangs_or_fills_the_memory_is_ended(name: str, answer: st
 
 @pytest.mark.seldom
 def test_a_property_of_a_list_that_is_not_read_in_time_costs_no_other_answer(tmp_path: Path) -> None:
-    write_onnx(network(1.0), tmp_path / "net.onnx")
+    write_onnx(tiny(1.0), tmp_path / "net.onnx")
     (tmp_path / "long.vnnlib").write_text(HEAD + PROPERTIES["100,000 disjuncts"])
     for number in range(3):
         (tmp_path / f"{number}.vnnlib").write_text(HEAD + f"(assert (<= Y_0 -{number + 1}))")

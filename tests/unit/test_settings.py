@@ -126,6 +126,8 @@ def plain(method: str) -> list[Answer]:
 def test_a_gpu_computes_convolutions_with_all_digits(user: str) -> None:
     cudnn: Any = torch.backends.cudnn
     parts = (torch.backends, cudnn, cudnn.conv, cudnn.rnn)
+    library: Any = torch.backends.mkldnn
+    mine = library.conv.fp32_precision
 
     def digits() -> tuple[str, ...]:
         return tuple(each.fp32_precision for each in parts)
@@ -147,6 +149,7 @@ def test_a_gpu_computes_convolutions_with_all_digits(user: str) -> None:
         for part, value in zip(parts, fresh, strict=True):
             part.fp32_precision = value
     assert cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
+    assert library.conv.fp32_precision == mine, "what was inherited no longer is"
 
 
 @pytest.mark.combined
