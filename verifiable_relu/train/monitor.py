@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Monitor:
             ``patterns_changed`` (the fraction of neurons' states that changed since the moment before),
             ``weights_changed`` (the change of the weights since then, relative to their norm), ``lam`` (each layer's
             λ), and where ε > 0 ``unstable`` (``unstable_neurons``). Both
-            changes are 0 at the first moment.
+            changes are 0 at the first moment, and the states' is where the number of neurons is another than before.
     """
 
     def __init__(self, images: Tensor, eps: float, steps: int) -> None:
@@ -62,7 +62,7 @@ class Monitor:
             "part": step / self.steps,
             "oui": overlap_index(now),
             "oui_batch": balance_index(now[-1]),
-            "patterns_changed": 0.0 if self.patterns is None else changed(self.patterns, now),
+            "patterns_changed": changed(self.patterns, now) if _alike(self.patterns, now) else 0.0,
             "weights_changed": 0.0 if self.weights is None else relative_change(self.weights, weights),
             "lam": [module.lam.item() for module in model.modules() if isinstance(module, HardnessGate)],
         }
@@ -168,6 +168,10 @@ def balance_index(active: Tensor) -> float:
     """
     on = active.sum(0)
     return (torch.minimum(on, len(active) - on) / (len(active) // 2)).mean().item()
+
+
+def _alike(before: list[Tensor] | None, now: list[Tensor]) -> TypeGuard[list[Tensor]]:
+    return before is not None and [layer.shape for layer in before] == [layer.shape for layer in now]
 
 
 def changed(before: list[Tensor], after: list[Tensor]) -> float:
