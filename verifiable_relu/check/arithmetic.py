@@ -216,6 +216,20 @@ class Arithmetic:
         return np.asarray(OWN * (2 * LEAST * sizes + self.least))
 
 
+def tie(numbers: int, operands: Fraction) -> float:
+    """What a quotient that is rounded to a whole number is off by before, beside its own rounding.
+
+    A kernel may add the result's zero point first, and sum the operands' whole numbers with theirs: terms whose sizes
+    are M = ``numbers`` + ``operands`` together, in fewer than ``SPARE`` roundings.
+
+    Args:
+        numbers: how many numbers the result's type has.
+        operands: Σ 2·N_i·s_i/s of the quantised numbers that are summed.
+    """
+    spread = SPARE * Fraction(1, 1 << 24)
+    return outward(spread / (1 - spread) * (numbers + operands), np.inf)
+
+
 ARITHMETICS = {
     "float32": Arithmetic(Fraction(0), Fraction(1, 2**24)),
     "tf32": Arithmetic(Fraction(1, 2**10), Fraction(1, 2**23)),

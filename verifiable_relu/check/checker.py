@@ -56,8 +56,8 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
                 if digest != hashlib.sha256(content).hexdigest():
                     raise Refused(f"it speaks of another {what}, whose SHA-256 is {str(digest)[:64]}")
             running = None if ran is None else ARITHMETICS.get(str(ran))
-            if ran is not None and (running is None or joint is not None or claim != "unsat"):
-                raise Refused("an arithmetic is one that is known, of a claim of unsat of one network")
+            if ran is not None and (running is None or claim != "unsat"):
+                raise Refused("an arithmetic is one that is known, of a claim of unsat")
             if arithmetic not in (None, ran or "real"):
                 raise Refused(f"it is about {ran or 'real'} arithmetic, not about {arithmetic}")
             graph = _named(net, lambda: read_model(files["network"], running))
@@ -78,20 +78,17 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
             if claim != "unsat":
                 raise Refused(f"'{str(claim)[:20]}' is neither sat nor unsat")
             subject = "the network" if other is None else "the pair of networks"
-            whom = f"in real arithmetic on the stored weights {subject} maps"
-            if running is not None:
-                whom = f"no evaluation of {subject} in {ran} maps"
+            stored = "in real arithmetic on the stored weights"
+            whom = f"no evaluation of {subject} in {ran}" if running else f"{stored} {subject}"
             if joint is not None:
-                whom = (
-                    "in real arithmetic on the stored weights every network with ReLU or λ-GELU, "
-                    f"λ ≥ {', '.join(joint)}, in the place of its activations"
-                    f"{', with the other network,' if other else ''} maps"
-                )
+                whom = f"{whom}, and {stored} no" if running else f"{stored} every"
+                whom += f" network with ReLU or λ-GELU, λ ≥ {', '.join(joint)}, in the place of its activations"
+                whom += f"{', with the other network' * bool(other)},"
             counts = Proof(graph, disjuncts, records, running).check()
         except Refused as error:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
     return (
-        f"unsat: {whom} {'any' if running else 'no'} point of the property's boxes into its "
+        f"unsat: {whom} maps {'any' if running else 'no'} point of the property's boxes into its "
         f"unsafe set; checked: {counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves; "
         f"{counts.exact} of these inequalities in exact arithmetic"
     )

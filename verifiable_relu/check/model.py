@@ -163,7 +163,9 @@ class _Reader:
         found = operator(Call(self.build, node.output[0], inputs, attributes, self.opset))
         if whole and isinstance(found, Tensor) and node.op_type != "DequantizeLinear":
             self.build.whole[found.node] = whole.pop()
-        return found if self.running is None else self.running.operator(node.op_type, found)
+        if self.running is None:
+            return found
+        return self.running.operator(node.op_type, found, node.output[0], list(node.input), inputs)
 
     def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:
         if node.op_type not in MOVES or len(inputs) < len(node.input):

@@ -7,18 +7,20 @@ that rounds is followed by a node of its own, which only has the errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import CURVE, LEAST, OWN, Arithmetic, Number
+from verifiable_relu.check.arithmetic import CURVE, LEAST, OWN, Arithmetic, Number, tie
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source, sources
 from verifiable_relu.check.lines import Relaxation
 from verifiable_relu.check.tensors import Builder, Tensor, Value
 
-SUMS = {"Add", "BatchNormalization", "Conv", "Div", "Gemm", "MatMul", "Mul", "Sub"}
+SUMS = {"Add", "BatchNormalization", "Conv", "DequantizeLinear", "Div", "Gemm", "MatMul", "Mul", "Sub"}
 """Operators that are sums of products."""
 
 ROUNDED = {"Gelu", "LeakyRelu", "PRelu", "Sigmoid", "Tanh"}
@@ -29,7 +31,7 @@ EXACT = {
 }  # fmt: skip
 """Operators whose result is made of numbers of their inputs."""
 
-DERIVED = {"BatchNormalization", "Div", "LeakyRelu"}
+DERIVED = {"BatchNormalization", "DequantizeLinear", "Div", "LeakyRelu", "QuantizeLinear"}
 """Operators with other numbers than those that the file stores, which are not known where these are rounded."""
 
 
@@ -45,6 +47,8 @@ class Running:
         self._build, self._by = build, by
         self._terms: list[int] = []
         self._least: list[float] = []
+        # By the names of tensors that sum quantised numbers: twice how many numbers their types have, times scales.
+        self._spans: dict[str, Fraction] = {}
         build.stored = by.stored
 
     def begun(self, source: Tensor) -> Tensor:
@@ -52,18 +56,37 @@ class Running:
         self._count(False)
         return self._noise(source, float(self._by.result)) if self._by.result else source
 
-    def operator(self, kind: str, found: Value) -> Value:
-        """What a runtime makes of the result of an operator of the computed values, whose nodes are the last ones.
+    def operator(
+        self, kind: str, found: Value, name: str, names: Sequence[str], inputs: Sequence[Value | None]
+    ) -> Value:
+        """What a runtime makes of the result of an operator, whose nodes are the last ones.
+
+        Args:
+            kind: the operator.
+            found: its result.
+            name, names: those of the result and of the inputs.
+            inputs: the inputs' values.
 
         Raises:
             BadInput: if its rounding is not known.
         """
-        if kind not in SUMS | ROUNDED | EXACT or not isinstance(found, Tensor):
-            raise BadInput("its rounding is not known")
         if self._by.result and kind in DERIVED:
             raise BadInput("numbers that are computed from stored ones are not known in this arithmetic")
+        before = sum((self._spans.get(tensor, Fraction(0)) for tensor in names), Fraction(0))
+        if kind == "DequantizeLinear":
+            scale = Fraction(float(np.max(_constant(inputs[1]))))
+            self._spans[name] = 2 * max(self._numbers(value) for value in (inputs[0], *inputs[2:])) * scale
+            if isinstance(found, np.ndarray):
+                # An operand of products, with more digits than float32 has: of the roundings that are granted.
+                return found
+        elif kind in EXACT or kind in ("Add", "Sub"):
+            self._spans[name] = before
+        if kind not in SUMS | ROUNDED | EXACT | {"QuantizeLinear"} or not isinstance(found, Tensor):
+            raise BadInput("its rounding is not known")
+        if kind == "QuantizeLinear":
+            self._divided(self._numbers(found), before / Fraction(float(np.min(_constant(inputs[1])))))
         self._count(kind in SUMS)
-        if kind in EXACT:
+        if kind in EXACT or kind == "QuantizeLinear":
             return found
         if kind == "Gelu":
             found = self._with_part_of_argument(found)
@@ -71,6 +94,23 @@ class Running:
             absolute = CURVE if kind in ("Sigmoid", "Tanh") else 0.0
             found = self._noise(found, self._by.relative(1), absolute, kind in ("LeakyRelu", "PRelu"))
         return self._noise(found, float(self._by.result)) if self._by.result else found
+
+    def _numbers(self, value: Value | None) -> int:
+        """How many numbers the type of quantised ones has; that of a bias counts as one of 16 bits."""
+        if isinstance(value, Tensor):
+            kind = self._build.whole.get(value.node, "")
+        else:
+            kind = str(value.dtype) if isinstance(value, np.ndarray) else "uint8"
+        return 1 << min(16, int(kind.rpartition("int")[2] or 16))
+
+    def _divided(self, numbers: int, operands: Fraction) -> None:
+        """Let the quotients that a QuantizeLinear rounds to whole numbers be off."""
+        (curve,) = (node for node in self._build.nodes[len(self._terms) :] if isinstance(node, Smooth))
+        node = self._build.nodes[curve.source]
+        assert isinstance(node, Affine)
+        row = np.asarray(node.absolute[0][1].sum(1)).ravel()
+        node.lost = self._by.lost(1, row) + tie(numbers, operands)
+        node.relative = OWN * (self._by.relative(1) + node.relative)
 
     def _count(self, rounded: bool) -> None:
         """Go on to the newest nodes; those that compute are sums that are rounded, or none."""
@@ -112,6 +152,11 @@ class Running:
         self._terms.append(max(self._terms[source] for source in sources(node)))
         self._least.append(min(self._least[source] for source in sources(node)))
         return len(self._terms) - 1
+
+
+def _constant(value: Value | None) -> Number:
+    assert isinstance(value, np.ndarray)
+    return value
 
 
 def require_rounded(graph: Graph) -> None:

@@ -245,14 +245,17 @@ class _Rounding:
         lost = self.by.lost(terms, 2 * float(node.row_sums().amax()), small)
         return self._with(node, self.by.relative(terms), lost)
 
-    def noise(self, source: int, relative: float, absolute: float = 0.0, small: bool = False) -> int:
+    def noise(
+        self, source: int, relative: float, absolute: float = 0.0, small: bool = False, factor: float = 1.0
+    ) -> int:
         """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``.
 
-        ``small``: whether it is a product with a weight that may be below the smallest normal number.
+        ``small``: whether it is a product with a weight that may be below the smallest normal number; ``factor``: the
+        largest by which a number was multiplied before that may be taken for zero.
         """
         node = self.nodes[source]
         same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
-        return self._with(same, relative, self.by.lost(1, 1.0, small) + absolute)
+        return self._with(same, relative, self.by.lost(1, factor, small) + absolute)
 
     def result(self, index: int) -> int:
         """What is kept of the result of an operator."""
@@ -325,8 +328,10 @@ def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], in
                 if isinstance(node, Step):
                     numbers, summed = reading.quantised[operator.output[0]]
                     by_scale: Any = reading.build.nodes[read.inputs[0]]
-                    off = tie(numbers, summed / Fraction(float(by_scale.divisor.abs().min())))
-                    node = replace(node, inputs=(made.noise(node.inputs[0], by.relative(1), off),))
+                    scale = float(by_scale.divisor.abs().min())
+                    off = tie(numbers, summed / Fraction(scale))
+                    off = made.noise(node.inputs[0], by.relative(1), off, factor=max(1.0, 2 / scale))
+                    node = replace(node, inputs=(off,))
                 found, count = made.add(node), 0
             elif operator.op_type == "Softmax":
                 # Its nodes are exact, but for the last one.
