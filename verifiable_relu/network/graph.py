@@ -199,6 +199,11 @@ class Network:
         return whole(self.nodes)
 
     @cached_property
+    def keeping(self) -> frozenset[int]:
+        """The nodes that make whole numbers of whole numbers, by index."""
+        return frozenset(index for index, node in enumerate(self.nodes) if node.inputs and _keeps_whole(node))
+
+    @cached_property
     def counted(self) -> dict[str, Tensor]:
         """The inputs of which nothing but whole numbers matters: by the function of ``STEPS`` that makes these of them,
         the places of some, flat."""
