@@ -122,7 +122,7 @@ def changed_head(rng: random.Random, records: Records) -> Records:
             length = len(first.get("joint", "x"))
             first["joint"] = rng.choice([["1"], ["160"], ["160"] * 2, ["3", "1/2"], ["7"] * length])
         case "beside" if "beside" in first:
-            first["beside"] = rng.choice([[], [[0, 0]], [[0, 1], [1, 0]], [[0, 0], [1, 1], [1, 1]], [[0, 0], [5, 1]]])
+            first["beside"] = rng.choice([[], [[0, 0]], [[0, 1], [1, 0]], [[0, 0], [1, 1], [0, 1]], [[0, 0], [5, 1]]])
         case "other" if "other" in first:
             first["network"], first["other"] = first["other"], first["network"]
         case "alone":
