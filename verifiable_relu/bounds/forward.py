@@ -192,7 +192,7 @@ class NodeBounds:
         whole numbers of whole numbers, and its inputs are such or have one value each, which is whole.
         """
         network = self.network
-        if not network.whole:
+        if not network.counts:
             return box
         if index in network.whole:
             found = torch.ones(self.samples, dtype=torch.bool, device=box.lower.device)

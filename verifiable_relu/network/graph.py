@@ -199,6 +199,12 @@ class Network:
         return whole(self.nodes)
 
     @cached_property
+    def counts(self) -> bool:
+        """Whether bounds take notice of ``whole``: not where certificates know all activations, as those of a quantised
+        network, since whoever checks them takes none."""
+        return bool(self.whole) and not all(self.nodes[i].certified for i in self.activations)  # type: ignore[attr-defined]
+
+    @cached_property
     def keeping(self) -> frozenset[int]:
         """The nodes that make whole numbers of whole numbers, by index."""
         return frozenset(index for index, node in enumerate(self.nodes) if node.inputs and _keeps_whole(node))
