@@ -1,12 +1,8 @@
 """A checker of certificates, written from ``docs/certificates.md`` alone, in rational arithmetic throughout.
 
-It knows dense networks and small convolutions with piecewise-linear activations and MaxPool, and properties in VNN-LIB
-1.0; of the rest it says ``Unsupported``. It imports nothing of the package, is slow, and rounds nowhere: what it
-accepts is a proof by the page's own words. The project's checker is compared with it.
-
-The network is taken apart into *neurons*. A value is a ``Form``: a constant and coefficients of *atoms*. Atoms are the
-inputs (0, 1, …), and behind them the neurons' values r in the order in which they are counted. Hence a neuron's z is a
-form of earlier atoms, and the page's walk replaces the atoms of a form, from the last neuron to the first.
+It knows the networks of ``page_network``, one or two, and properties in VNN-LIB 1.0; of the rest it says
+``Unsupported``. It imports nothing of the package, is slow, and rounds nowhere: what it accepts is a proof by the
+page's own words. The project's checker is compared with it.
 """
 
 from __future__ import annotations
@@ -16,262 +12,26 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
 from typing import Any
 
-import numpy as np
-import onnx
-from onnx import numpy_helper
-
-ZERO, ONE = Fraction(0), Fraction(1)
-
-
-class Refused(Exception):
-    """The certificate proves nothing by what the page says."""
-
-
-class Unsupported(Exception):
-    """This checker does not know the network, the property or the kind of certificate."""
-
-
-def need(holds: bool, what: str) -> None:
-    if not holds:
-        raise Refused(what)
-
-
-# ---------------------------------------------------------------------------------------------------------- networks
-
-
-class Form:
-    """An affine form: a constant, and coefficients other than zero of atoms."""
-
-    def __init__(self, terms: dict[int, Fraction] | None = None, constant: Fraction = ZERO) -> None:
-        self.terms, self.constant = {} if terms is None else terms, constant
-
-    def __add__(self, other: Form | Fraction) -> Form:
-        found = Form(dict(self.terms), self.constant)
-        return found.put(ONE, other)
-
-    def __mul__(self, factor: Fraction) -> Form:
-        if isinstance(factor, Form):
-            raise Unsupported("a product of values")
-        return Form({k: v * factor for k, v in self.terms.items()} if factor else {}, self.constant * factor)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __sub__(self, other: Form | Fraction) -> Form:
-        return self + other * -ONE
-
-    def __rsub__(self, other: Fraction) -> Form:
-        return self * -ONE + other
-
-    def put(self, factor: Fraction, other: Form | Fraction) -> Form:
-        """Add factor·other to this form; returned."""
-        if not isinstance(other, Form):
-            self.constant += factor * other
-            return self
-        if factor:
-            self.constant += factor * other.constant
-            for atom, value in other.terms.items():
-                self.terms[atom] = self.terms.get(atom, ZERO) + factor * value
-        return self
-
-
-@dataclass
-class Network:
-    """Neurons by activation, and outputs.
-
-    Attributes:
-        names: of the activations' outputs.
-        members: the numbers of each activation's neurons.
-        z: the neurons' inputs.
-        s: their slopes below zero.
-        maxima: of each maximum its number, its MaxPool's name and its rivals. It counts as a neuron whose value is
-            its input, what the tournament makes, and which no activation has.
-    """
-
-    inputs: int
-    outputs: list[Form] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    members: list[range] = field(default_factory=list)
-    z: list[Form] = field(default_factory=list)
-    s: list[Fraction] = field(default_factory=list)
-    maxima: dict[int, tuple[str, list[Form]]] = field(default_factory=dict)
-
-    def maximum(self, name: str, rivals: list[Form], made: Form) -> Form:
-        """Count a maximum; its value."""
-        self.maxima[len(self.z)] = name, rivals
-        self.z.append(made)
-        self.s.append(ONE)
-        return Form({self.inputs + len(self.z) - 1: ONE})
-
-    def activation(self, name: str, z: np.ndarray, s: np.ndarray) -> np.ndarray:
-        """Count an activation; its values."""
-        first = len(self.z)
-        self.z += [value if isinstance(value, Form) else Form(constant=value) for value in z.ravel()]
-        self.s += list(s.ravel())
-        self.names.append(name)
-        self.members.append(range(first, len(self.z)))
-        values = np.empty(z.size, object)
-        values[:] = [Form({self.inputs + k: ONE}) for k in self.members[-1]]
-        return values.reshape(z.shape)
-
-
-def exact(array: np.ndarray) -> np.ndarray:
-    """The same numbers as fractions."""
-    if not np.isfinite(array).all():
-        raise Unsupported("a number that is not finite")
-    found = np.empty(array.size, object)
-    found[:] = [Fraction(value) for value in array.ravel().tolist()]
-    return found.reshape(array.shape)
-
-
-def read_network(data: bytes) -> Network:
-    """The network of an ONNX file."""
-    model = onnx.load_from_string(data)
-    graph = model.graph
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    (given,) = [info for info in graph.input if info.name not in stored]
-    shape = [dim.dim_value or 1 for dim in given.type.tensor_type.shape.dim]
-    network = Network(math.prod(shape))
-    x = np.empty(network.inputs, object)
-    x[:] = [Form({i: ONE}) for i in range(network.inputs)]
-    values: dict[str, Any] = dict(stored)
-    values[given.name] = x.reshape(shape)
-    needed = {graph.output[0].name}
-    for node in reversed(graph.node):
-        if needed & set(node.output):
-            needed |= set(node.input)
-    for node in graph.node:
-        if node.output[0] in needed:
-            values[node.output[0]] = _value(network, node, [values[name] if name else None for name in node.input])
-    network.outputs = [v if isinstance(v, Form) else Form(constant=v) for v in values[graph.output[0].name].ravel()]
-    return network
-
-
-def _value(network: Network, node: onnx.NodeProto, given: list[Any]) -> Any:
-    """What a node computes: an object array of forms and fractions, or a constant as it is stored."""
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    name = node.output[0]
-    if node.op_type == "Constant":
-        return numpy_helper.to_array(attributes["value"])
-    if node.op_type == "Reshape":
-        sizes = [given[0].shape[i] if size == 0 else int(size) for i, size in enumerate(given[1].tolist())]
-        return given[0].reshape(sizes)
-    a, *others = [v if v is None or v.dtype == object else exact(v) for v in given]
-    match node.op_type:
-        case "Identity":
-            return a
-        case "Flatten":
-            return a.reshape(math.prod(a.shape[: attributes.get("axis", 1)]), -1)
-        case "Transpose":
-            return a.transpose(attributes.get("perm"))
-        case "Add":
-            return a + others[0]
-        case "Sub":
-            return a - others[0]
-        case "Mul":
-            return a * others[0]
-        case "MatMul":
-            return a @ others[0]
-        case "Gemm":
-            alpha, beta = (Fraction(attributes.get(key, 1.0)) for key in ("alpha", "beta"))
-            a = a.T if attributes.get("transA") else a
-            b = others[0].T if attributes.get("transB") else others[0]
-            return (a @ b) * alpha + (others[1] * beta if len(others) > 1 else ZERO)
-        case "Relu" | "Abs":
-            return network.activation(name, a, np.full(a.shape, ZERO if node.op_type == "Relu" else -ONE, object))
-        case "LeakyRelu":
-            return network.activation(
-                name, a, np.full(a.shape, Fraction(attributes.get("alpha", float(np.float32(0.01)))), object)
-            )
-        case "PRelu":
-            return network.activation(name, a, np.broadcast_to(others[0], a.shape))
-        case "Conv":
-            return _convolution(a, attributes, *others)
-        case "MaxPool":
-            return _tournament(network, name, a, attributes)
-    raise Unsupported(node.op_type)
-
-
-def _windows(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]) -> Iterator[list[tuple]]:
-    """The places of each window of a plane, those in the padding as None; windows in row-major order."""
-    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("ceil_mode"):
-        raise Unsupported("auto_pad or ceil_mode")
-    rank = len(size)
-    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
-    pads = attributes.get("pads", [0] * 2 * rank)
-    counts = [
-        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
-    ]
-    for out in product(*map(range, counts)):
-        places = []
-        for inside in product(*map(range, kernel)):
-            place = tuple(out[i] * strides[i] - pads[i] + inside[i] * dilations[i] for i in range(rank))
-            places.append(place if all(0 <= p < n for p, n in zip(place, size, strict=True)) else None)
-        yield places
-
-
-def _counts(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]) -> list[int]:
-    rank = len(size)
-    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
-    pads = attributes.get("pads", [0] * 2 * rank)
-    return [
-        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
-    ]
-
-
-def _convolution(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
-    """A convolution of (1, channels, …)."""
-    size, kernel, per = x.shape[2:], weight.shape[2:], weight.shape[1]
-    together = len(weight) // attributes.get("group", 1)
-    found = []
-    for channel in range(len(weight)):
-        for places in _windows(size, kernel, attributes):
-            total = Form(constant=ZERO if bias is None else bias[channel])
-            for place, inside in zip(places, product(*map(range, kernel)), strict=True):
-                for c in range(per if place is not None else 0):
-                    total.put(weight[(channel, c, *inside)], x[(0, channel // together * per + c, *place)])
-            found.append(total)
-    values = np.empty(len(found), object)
-    values[:] = found
-    return values.reshape(1, len(weight), *_counts(size, kernel, attributes))
-
-
-def _tournament(network: Network, name: str, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
-    """A MaxPool as rounds of pairs."""
-    kernel = tuple(attributes["kernel_shape"])
-    size = x.shape[2:]
-    rivals = [
-        [x[(0, c, *place)] for place in places if place is not None]
-        for c in range(x.shape[1])
-        for places in _windows(size, kernel, attributes)
-    ]
-    first, most = rivals, math.prod(kernel)
-    while most > 1:
-        pairs = most // 2
-        z = np.empty(pairs * len(rivals), object)
-        z[:] = [
-            (window[2 * p + 1] - window[2 * p]) if 2 * p + 1 < len(window) else -ONE
-            for p in range(pairs)
-            for window in rivals
-        ]
-        r = network.activation(name, z, np.full(z.shape, ZERO, object))
-        on = []
-        for number, window in enumerate(rivals):
-            met = [window[2 * p] + r[p * len(rivals) + number] for p in range(len(window) // 2)]
-            on.append(met + window[2 * len(met) :])
-        rivals, most = on, most - pairs
-    values = np.empty(len(rivals), object)
-    values[:] = [
-        network.maximum(name, window, made) if math.prod(kernel) > 1 else made
-        for window, (made,) in zip(first, rivals, strict=True)
-    ]
-    return values.reshape(1, x.shape[1], *_counts(size, kernel, attributes))
-
+from tests.soundness.page_curves import Ends, Smooth, gap
+from tests.soundness.page_network import (
+    ARITHMETICS,
+    ONE,
+    ZERO,
+    Error,
+    Form,
+    Network,
+    Refused,
+    Unsupported,
+    need,
+    read_network,
+    read_pair,
+)
 
 # -------------------------------------------------------------------------------------------------------- properties
 
@@ -427,8 +187,11 @@ def read_records(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def check(certificate: bytes, network: bytes, prop: bytes) -> str:
+def check(certificate: bytes, network: bytes, prop: bytes, other: bytes | None = None) -> str:
     """The claim of a certificate that holds.
+
+    Args:
+        other: the second network's file, where the certificate is about two.
 
     Raises:
         Refused: if the certificate proves nothing.
@@ -437,21 +200,65 @@ def check(certificate: bytes, network: bytes, prop: bytes) -> str:
     found = read_records(certificate)
     first, last = found[0], found[-1]
     need(last == {"end": len(found) - 1} and type(last["end"]) is int, "no end")
-    if "joint" in first:
-        raise Unsupported("a family")
-    keys(first, "certificate", "claim", "network", "property", "says")
+    more = {key for key in ("arithmetic", "joint") if key in first} | (
+        {"other", "beside"} if other is not None else set()
+    )
+    keys(first, "certificate", "claim", "network", "property", "says", *more)
     need(first["certificate"] == 4 and type(first["certificate"]) is int, "another version")
     need(first["network"] == hashlib.sha256(network).hexdigest(), "another network")
     need(first["property"] == hashlib.sha256(prop).hexdigest(), "another property")
-    net, disjuncts = read_network(network), read_property(prop)
+    disjuncts, arithmetic = read_property(prop), first.get("arithmetic")
+    known = isinstance(arithmetic, str) and arithmetic in ARITHMETICS
+    need("arithmetic" not in first or known, "an arithmetic that is not known")
+    need(not {"arithmetic", "joint"} <= more, "a family that runs")
+    joint = _lambdas(first["joint"]) if "joint" in first else None
+    if other is None:
+        net = read_network(network, arithmetic, joint)
+    else:
+        need(first["other"] == hashlib.sha256(other).hexdigest(), "another other network")
+        net = read_pair(network, other, _pairs(first["beside"]), arithmetic, joint)
+    need(first["claim"] == "unsat" or not more, "a point of more than one function")
     if first["claim"] == "sat":
         need(len(found) == 3, "three records are expected")
         keys(found[1], "point")
         _reaches(net, disjuncts, found[1]["point"])
     else:
         need(first["claim"] == "unsat", "no claim")
-        _Unsat(net, disjuncts, found[1:-1]).check()
+        unsat = _Unsat(net, disjuncts, found[1:-1])
+        if arithmetic is not None:
+            for box in unsat.boxes:
+                _stays_below(net, box, ARITHMETICS[arithmetic].largest)
+        unsat.check()
     return str(first["claim"])
+
+
+def _lambdas(given: Any) -> list[Fraction]:
+    """λ of each activation of a family."""
+    need(isinstance(given, list) and bool(given), "no family")
+    found = [_rational(value) for value in given]
+    need(all(value >= 1 for value in found), "a λ below 1")
+    return found
+
+
+def _pairs(given: Any) -> list[tuple[int, int]]:
+    """The activations that stand beside each other."""
+    need(isinstance(given, list), "no pairs")
+    for pair in given:
+        need(isinstance(pair, list) and len(pair) == 2 and all(type(i) is int and i >= 0 for i in pair), "no pair")
+    return [(i, j) for i, j in given]
+
+
+def _stays_below(net: Network, box: Box, largest: Fraction) -> None:
+    """Refuse a box in which something may overflow."""
+    over = Bounds(net, box)
+    for members in net.members:
+        for k in members:
+            over.lower[k], over.upper[k] = over.interval(net.z[k]), -over.interval(net.z[k] * -ONE)
+            need(max(-over.lower[k], over.upper[k]) <= largest, "a value that may overflow")
+    for error in net.errors.values():
+        need(over.size(error) <= largest, "a sum that may overflow")
+    for form in net.outputs:
+        need(max(-over.interval(form), -over.interval(form * -ONE)) <= largest, "an output that may overflow")
 
 
 def _reaches(net: Network, disjuncts: list[Disjunct], point: Any) -> None:
@@ -459,9 +266,11 @@ def _reaches(net: Network, disjuncts: list[Disjunct], point: Any) -> None:
     need(isinstance(point, list) and len(point) == net.inputs, "no point")
     x = [_rational(value) for value in point]
     atoms = list(x)
-    for z, s in zip(net.z, net.s, strict=True):
+    if any(isinstance(curve, Smooth) for curve in net.curves.values()):
+        raise Unsupported("a point of a curve")
+    for k, (z, s) in enumerate(zip(net.z, net.s, strict=True)):
         value = at(z, atoms)
-        atoms.append(value if value >= 0 else s * value)
+        atoms.append(Fraction(round(value)) if k in net.curves else value if value >= 0 else s * value)
     y = [at(form, atoms) for form in net.outputs]
     for d in disjuncts:
         inside = all(low <= v <= high for low, v, high in zip(d.lower, x, d.upper, strict=True))
@@ -560,6 +369,7 @@ class _Unsat:
                 keys(record, "zonotope")
                 need(isinstance(record["zonotope"], list), "no rows")
                 need(len(record["zonotope"]) == len(polytopes), "a row for each polytope")
+                need(not self.net.curves and not self.net.differences, "a zonotope of a curve, or of a difference")
                 over = Bounds.zonotope(self.net, (low, high))
                 for number, polytope in zip(record["zonotope"], polytopes, strict=True):
                     g = self.integral(polytope[index(number, len(polytope))])
@@ -582,7 +392,7 @@ class _Unsat:
 
     def root(self, box: Box, polytopes: list[list[Row]]) -> None:
         over = Bounds(self.net, box)
-        shared: dict[int, Fraction] = {}
+        shared: Slopes = {}
         for number, name in enumerate(self.net.names):
             self.activation(over, number, name, shared)
             while self.coming("maximum"):
@@ -596,40 +406,45 @@ class _Unsat:
                 keys(record, "plain", "slopes")
                 mu = binary(record["plain"], len(g))
                 need(all(m >= 0 for m in mu), "a negative multiplier")
-                slopes = dict(zip(over.open(), binary(record["slopes"], len(over.open())), strict=True))
+                slopes = over.slopes(record["slopes"], range(len(self.net.names)))
                 need(over.least(_sum(mu, g), over.by_sign(slopes)) > 0, "a plain proof that fails")
             else:
                 Tree(self, over, record, g).check()
 
-    def activation(self, over: Bounds, number: int, name: str, shared: dict[int, Fraction]) -> None:
+    def activation(self, over: Bounds, number: int, name: str, shared: Slopes) -> None:
         """Bounds of an activation."""
         record = self.next()
-        keys(record, "activation", "lower", "upper", "slopes")
-        need(record["activation"] == name, "another activation")
         members = self.net.members[number]
+        are_differences = bool(members) and members[0] in self.net.differences
+        keys(record, "activation", "lower", "upper", "slopes", *(["alone"] if are_differences else []))
+        need(record["activation"] == name, "another activation")
         lower, upper = (binary(record[side], len(members)) for side in ("lower", "upper"))
-        before = list(over.open())
-        rows: dict[tuple[int, int], list[dict[int, Fraction]]] = {}
+        if are_differences:
+            need(isinstance(record["alone"], list), "no neurons")
+            over.alone |= {members[index(j, len(members))] for j in record["alone"]}
+        # A row that bounds the other network goes through this network alone.
+        alone = set() if are_differences else set(self.net.differences)
+        rows: dict[tuple[int, int], list[Slopes]] = {}
         while self.coming("row"):
             own = self.next()
             keys(own, "row", "slopes")
             need(isinstance(own["row"], list) and len(own["row"]) == 2, "no row")
             j, side = index(own["row"][0], len(members)), own["row"][1]
             need(side in (1, -1) and type(side) is int, "no side")
-            slopes = dict(zip(before, binary(own["slopes"], len(before)), strict=True))
+            slopes = over.slopes(own["slopes"], range(number))
             rows.setdefault((j, side), []).append(slopes)
         for j, k in enumerate(members):
             for side, bound in ((1, lower[j]), (-1, -upper[j])):
                 form = self.net.z[k] * Fraction(side)
                 ways = [shared, *rows.get((j, side), [])]
                 need(
-                    over.interval(form) >= bound or any(over.least(form, over.by_sign(w)) >= bound for w in ways),
+                    over.interval(form) >= bound
+                    or (are_differences and over.apart(k, side) >= bound)
+                    or any(over.least(form, over.by_sign(w), alone) >= bound for w in ways),
                     f"bound {side} of neuron {j} of {name}",
                 )
-        over.lower.update(zip(members, lower, strict=True))
-        over.upper.update(zip(members, upper, strict=True))
-        opened = [k for k in members if k in set(over.open())]
-        shared.update(zip(opened, binary(record["slopes"], len(opened)), strict=True))
+        over.claim(members, lower, upper)
+        shared.update(over.slopes(record["slopes"], range(number, number + 1)))
 
     def maxima(self, over: Bounds) -> None:
         """The entries by which the maxima of a MaxPool are bounded."""
@@ -670,6 +485,7 @@ class _Unsat:
                 over.lower[k] = max(over.lower[k], value)
             else:
                 over.upper[k] = min(over.upper[k], -value)
+        over.off.clear()
 
 
 def _multiple(row: Row, of: Row) -> bool:
@@ -692,15 +508,25 @@ def _sum(factors: Iterable[Fraction], forms: Iterable[Form]) -> Form:
 Choice = Callable[[int, Fraction], Fraction]
 """The slope of an open neuron, given the coefficient K that its value has."""
 
+Slopes = dict[int, tuple[Fraction, Fraction]]
+"""Of open neurons the slopes for a coefficient K ≥ 0 and for K < 0; neurons with a kink have one."""
+
 
 class Bounds:
-    """A box, and bounds of neurons; those of later activations may be missing."""
+    """A box, and bounds of neurons; those of later activations may be missing.
+
+    Attributes:
+        alone: the differences in whose place the other network's value itself goes on.
+        off: how far off the values are that errors belong to, as far as that has been asked.
+    """
 
     def __init__(self, net: Network, box: Box) -> None:
         self.net, self.box = net, box
         self.lower: dict[int, Fraction] = {}
         self.upper: dict[int, Fraction] = {}
         self.windows: dict[int, tuple[Form, Form]] = {}
+        self.alone: set[int] = set()
+        self.off: dict[int, Fraction] = {}
 
     @classmethod
     def zonotope(cls, net: Network, box: Box) -> Bounds:
@@ -712,11 +538,30 @@ class Bounds:
                 over.upper[k] = -over.least(net.z[k] * -ONE, over.chord_slopes)
         return over
 
+    def claim(self, members: range, lower: list[Fraction], upper: list[Fraction]) -> None:
+        self.lower.update(zip(members, lower, strict=True))
+        self.upper.update(zip(members, upper, strict=True))
+
     def open(self) -> list[int]:
         return [k for k in self.lower if self.is_open(k)]
 
+    def is_curve(self, k: int) -> bool:
+        """Whether a neuron has two slopes, and is open whatever its bounds are."""
+        return k in self.net.curves or k in self.net.differences
+
     def is_open(self, k: int) -> bool:
-        return k not in self.net.maxima and self.lower[k] < 0 < self.upper[k]
+        if k in self.net.maxima or k in self.net.errors:
+            return False
+        return self.is_curve(k) or self.lower[k] < 0 < self.upper[k]
+
+    def slopes(self, given: Any, activations: Iterable[int]) -> Slopes:
+        """The slopes of some activations' open neurons, with those of curves for either sign of a coefficient."""
+        places: list[tuple[int, int]] = []
+        for number in activations:
+            opened = [k for k in self.net.members[number] if self.is_open(k)]
+            places += [(k, 0) for k in opened] + [(k, 1) for k in opened if self.is_curve(k)]
+        read = dict(zip(places, binary(given, len(places)), strict=True))
+        return {k: (t, read.get((k, 1), t)) for (k, side), t in read.items() if not side}
 
     def chord(self, k: int) -> Fraction:
         return (self.upper[k] - self.net.s[k] * self.lower[k]) / (self.upper[k] - self.lower[k])
@@ -724,9 +569,15 @@ class Bounds:
     def chord_slopes(self, k: int, _: Fraction) -> Fraction:
         return self.chord(k)
 
-    def by_sign(self, slopes: dict[int, Fraction]) -> Choice:
+    def by_sign(self, slopes: Slopes) -> Choice:
         """The certificate's slope or the chord, by the sign of the coefficient."""
-        return lambda k, K: slopes[k] if (K >= 0) == (self.net.s[k] <= 1) else self.chord(k)
+
+        def slope(k: int, K: Fraction) -> Fraction:
+            if self.is_curve(k):
+                return slopes[k][K < 0]
+            return slopes[k][0] if (K >= 0) == (self.net.s[k] <= 1) else self.chord(k)
+
+        return slope
 
     def fixed(self, k: int) -> Fraction:
         """The slope of a neuron that is not open."""
@@ -738,13 +589,28 @@ class Bounds:
 
     def ends(self, k: int) -> tuple[Fraction, Fraction]:
         """The least and the largest value of a neuron."""
+        if k in self.net.errors:
+            return -self.error(k), self.error(k)
         if k in self.net.maxima:
             made, rivals = self.net.z[k], self.net.maxima[k][1]
             low = max(self.interval(rival) for rival in rivals)
             high = max(-self.interval(rival * -ONE) for rival in rivals)
             return max(low, self.interval(made)), min(high, -self.interval(made * -ONE))
+        if (curve := self.net.curves.get(k)) is not None:
+            return curve.least(self.z_of(k), ZERO), curve.most(self.z_of(k), ZERO)
         values = [self.value(k, z) for z in (self.lower[k], self.upper[k])] + [ZERO] * self.is_open(k)
         return min(values), max(values)
+
+    def size(self, error: Error) -> Fraction:
+        """The most that the terms of what has an error are, together."""
+        sizes = (w * max(-self.interval(x), -self.interval(x * -ONE)) for w, x in error.terms)
+        return sum(sizes, error.constant)
+
+    def error(self, k: int) -> Fraction:
+        if k not in self.off:
+            error = self.net.errors[k]
+            self.off[k] = error.part * self.size(error) + error.lost
+        return self.off[k]
 
     def interval(self, form: Form) -> Fraction:
         """A lower bound of a form by interval arithmetic over its atoms."""
@@ -757,10 +623,33 @@ class Bounds:
     def side(self, i: int) -> tuple[Fraction, Fraction]:
         return self.box[0][i], self.box[1][i]
 
-    def least(self, form: Form, slope: Choice) -> Fraction:
+    def apart(self, k: int, side: int) -> Fraction:
+        """A bound of a difference by what is claimed of both neurons."""
+        mine, other = self.net.differences[k]
+        return self.lower[other] - self.upper[mine] if side > 0 else self.lower[mine] - self.upper[other]
+
+    def z_of(self, k: int) -> Ends:
+        return self.lower[k], self.upper[k]
+
+    def rest(self, k: int, K: Fraction, t: Fraction) -> Fraction:
+        """The least of K·q for q = r − t·z."""
+        if (curve := self.net.curves.get(k)) is not None:
+            return curve.term(self.z_of(k), K, t)
+        if k in self.net.differences:
+            mine, other = self.net.differences[k]
+            below, above = (gap(self.net.curves.get(n), self.z_of(n)) for n in (other, mine))
+            least = Fraction(int(all(self.lower[n] >= 0 for n in (mine, other))))
+            most = Fraction(int(any(self.upper[n] > 0 for n in (mine, other))))
+            lines = [(s - t) * d for d in self.z_of(k) for s in (least, most)]
+            return K * (min(lines) - below if K > 0 else max(lines) + above)
+        return min(K * (self.value(k, z) - t * z) for z in (ZERO, *self.z_of(k)))
+
+    def least(self, form: Form, slope: Choice, alone: Iterable[int] = ()) -> Fraction:
         """The walk's lower bound of a form."""
         form = Form(dict(form.terms), form.constant)
         for k in range(len(self.net.z) - 1, -1, -1):
+            if k in self.net.differences:
+                self.part(form, k, alone)
             K = form.terms.pop(self.net.inputs + k, ZERO)
             if not K:
                 continue
@@ -769,10 +658,24 @@ class Bounds:
             elif self.is_open(k):
                 t = slope(k, K)
                 form.put(K * t, self.net.z[k])
-                form.constant += min(K * (self.value(k, z) - t * z) for z in (ZERO, self.lower[k], self.upper[k]))
+                form.constant += self.rest(k, K, t)
             else:
-                form.put(K * self.fixed(k), self.net.z[k])
+                self.closed(form, k, K)
         return self.interval(form)
+
+    def part(self, form: Form, k: int, alone: Iterable[int] = ()) -> None:
+        """Replace the other network's value by the first one's and their difference."""
+        if k in self.alone or k in alone:
+            return
+        mine, other = (self.net.inputs + n for n in self.net.differences[k])
+        form.put(form.terms.pop(other, ZERO), Form({mine: ONE, self.net.inputs + k: ONE}))
+
+    def closed(self, form: Form, k: int, K: Fraction) -> None:
+        """Replace K times the value of a neuron that is not open."""
+        if k in self.net.errors:
+            form.constant -= abs(K) * self.error(k)
+        else:
+            form.put(K * self.fixed(k), self.net.z[k])
 
 
 @dataclass
@@ -805,6 +708,8 @@ class Tree:
                 self.neurons.append(k)
         need(isinstance(record["chords"], list), "no chords")
         self.chords = {self.neurons[index(j, len(self.neurons))] for j in record["chords"]}
+        need(not any(self.over.is_curve(k) for k in self.chords), "a chord of a curve")
+        need(not any(k in self.net.differences for k in self.neurons), "a difference that a tree speaks of")
         self.planes: dict[int, Plane] = {}
         terms: list[int] | None = None
         while before is None and reader.coming("plane"):
@@ -817,6 +722,7 @@ class Tree:
         members = self.net.members[index(record["plane"][0], len(self.net.members))]
         k = members[index(record["plane"][1], len(members))]
         need(k in self.slopes and self.net.s[k] <= 1 and k not in self.planes, "a plane of such a neuron")
+        need(not self.net.curves and not self.net.differences, "a plane in a network with curves")
         opened = self.over.open()
         if "terms" in record:
             need(isinstance(record["terms"], list), "no terms")
@@ -846,28 +752,38 @@ class Tree:
         """The form over inputs and open neurons' values."""
         form = Form(dict(form.terms), form.constant)
         for k in range(len(self.net.z) - 1, -1, -1):
-            if self.net.inputs + k in form.terms and not self.over.is_open(k):
+            is_kept = k in self.net.errors or (self.net.inputs + k in form.terms and self.over.is_open(k))
+            if self.net.inputs + k in form.terms and not is_kept:
                 form.put(form.terms.pop(self.net.inputs + k) * self.over.fixed(k), self.net.z[k])
         return form
 
     def check(self) -> None:
         """Read the nodes, and refuse a leaf that proves nothing."""
-        waiting: list[dict[int, int]] = [{}]
+        waiting: list[dict[int, Ends]] = [{}]
         while waiting:
             path = waiting.pop()
             record = self.reader.next()
             if "split" in record:
                 keys(record, "split")
-                if isinstance(record["split"], list):
-                    raise Refused("a split of a curve")
-                k = self.neurons[index(record["split"], len(self.neurons))]
-                need(k not in path, "a neuron is split twice")
-                waiting += [{**path, k: -1}, {**path, k: 1}]
+                waiting += self.split(record["split"], path)
             else:
                 bound = self.leaf(record, path)
                 need(bound > 0 or (self.refining and bound == 0), "a leaf that fails")
 
-    def leaf(self, record: dict[str, Any], path: dict[int, int]) -> Fraction:
+    def split(self, given: Any, path: dict[int, Ends]) -> list[dict[int, Ends]]:
+        """What is below a split: the lower half, which is read last, and the upper one."""
+        if isinstance(given, list):
+            need(len(given) == 3, "no split")
+            k, (at_,) = self.neurons[index(given[0], len(self.neurons))], binary([given[2], given[1]])
+            need(self.over.is_curve(k), "a split of a neuron with a kink at another place than 0")
+        else:
+            k, at_ = self.neurons[index(given, len(self.neurons))], ZERO
+            need(k not in path or self.over.is_curve(k), "a neuron is split twice")
+        low, high = path.get(k, (self.over.lower[k], self.over.upper[k]))
+        need(low < at_ < high, "a split that is not between the ends")
+        return [{**path, k: (low, at_)}, {**path, k: (at_, high)}]
+
+    def leaf(self, record: dict[str, Any], path: dict[int, Ends]) -> Fraction:
         """A lower bound of Σ μ·g below the splits of a path."""
         keys(record, "leaf", perhaps=() if self.refining else ("rows",))
         need(isinstance(record["leaf"], list) and len(record["leaf"]) % 2 == 1, "no leaf")
@@ -885,15 +801,23 @@ class Tree:
         need(all(m >= 0 for m in mu), "a negative multiplier")
         form = _sum(mu, self.g)
         for k in range(len(self.net.z) - 1, -1, -1):
+            if k in self.net.differences:
+                self.over.part(form, k)
             K = form.terms.pop(self.net.inputs + k, ZERO)
             if k not in self.slopes:
                 if K:
-                    form.put(K * self.over.fixed(k), self.net.z[k])
+                    self.over.closed(form, k, K)
                 continue
-            low, high = self.over.lower[k], self.over.upper[k]
-            points = [ZERO, *([high] if path.get(k) != -1 else []), *([low] if path.get(k) != 1 else [])]
+            low, high = path.get(k, (self.over.lower[k], self.over.upper[k]))
+            points = [ZERO, low, high]
             given = w.get(k, ZERO)
-            if k in self.planes:
+            if (curve := self.net.curves.get(k)) is not None:
+                form.put(K * self.slopes[k], self.net.z[k])
+                form.constant += curve.term((low, high), K, self.slopes[k], given)
+            elif k in self.net.differences:
+                form.put(K * self.slopes[k], self.net.z[k])
+                form.constant += self.over.rest(k, K, self.slopes[k])
+            elif k in self.planes:
                 v = self.second(k, K, given, k in path, k in w)
                 form.put(K + v, self.planes[k].form)
                 form.constant += min(ZERO, -(K + v) * self.planes[k].drop)

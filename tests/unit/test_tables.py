@@ -19,7 +19,7 @@ from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.network.source import replay
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.auto import Auto
+from verifiable_relu.verifiers.auto import Auto, recording
 from verifiable_relu.verifiers.base import Verdict
 from verifiable_relu.verifiers.split import InputSplit
 
@@ -82,6 +82,26 @@ def test_values_and_bounds(name: str) -> None:
             assert bool((lower <= rows @ torch.tensor([float(v) for v in inside], dtype=torch.float64)).all())
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_whole_values_have_whole_ends(name: str) -> None:
+    """At points, in boxes, and in a batch of both: no value lies outside of ends that were moved inward."""
+    net = of(name).to(torch.float64)
+    lower = torch.tensor([[1.0, 0.0, 0.5, 0.75], [0.0, 0.0, -0.5, 0.5], [1.0, 1.0, 2.0, 1.0]], dtype=torch.float64)
+    width = torch.tensor([[0.0], [1.0], [0.0]], dtype=torch.float64)
+    found = crown_relaxation(net, Bounds(lower, lower + width), crown=False)
+    found.advance(len(net.nodes) - 1)
+    parts = torch.rand(200, 1, 4, generator=torch.Generator().manual_seed(0)).double()
+    values = net.values((lower + parts * width).reshape(-1, *net.input_shape))
+    for index in range(len(net.nodes)):
+        box = found.nodes.values[index]
+        own = values[index].reshape(200, *box.lower.shape)
+        assert bool(((box.lower <= own + 1e-9) & (own - 1e-9 <= box.upper)).all())
+        if index in net.whole:
+            assert torch.equal(box.lower, box.lower.round()) and torch.equal(box.upper, box.upper.round())
+            assert torch.equal(box.lower[::2], box.upper[::2])
+    assert net.whole
+
+
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_splitting_decides_by_every_whole_number(name: str, whole: bool) -> None:
@@ -99,7 +119,7 @@ def test_splitting_decides_by_every_whole_number(name: str, whole: bool) -> None
     ]
     least = min(exact.exact_outputs(net, [Fraction(float(v)) for v in x])[0] for x in every)
     unsafe = lambda bound: Query(net, Property(box, ((row({0: 1}, bound),),)))  # noqa: E731
-    for method in (InputSplit(), Auto()):
+    for method in (InputSplit(), recording(InputSplit()), Auto()):
         (no,) = claims(method, [unsafe(least - Fraction(1, 100))], 20.0)
         assert no.verdict is Verdict.UNSAT, (method.name, no)
     (yes,) = claims(InputSplit(), [unsafe(least + Fraction(1, 100))], 20.0)

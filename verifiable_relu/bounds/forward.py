@@ -170,6 +170,9 @@ class NodeBounds:
         self._magnitudes: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
         self._possibly_active: dict[int, Tensor] = {}
+        whole = (box.lower == box.upper) & (box.lower == box.lower.round())
+        # (batch,) of each node whether its values over a box are whole numbers.
+        self._whole: dict[int, Tensor] = {0: whole.flatten(1).all(1)}
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Bound all nodes up to ``index`` that have no bounds yet.
@@ -180,7 +183,28 @@ class NodeBounds:
         """
         for current in range(len(self.values), index + 1):
             node = self.network.nodes[current]
-            self.values.append(NODE_KINDS[node].box(self, current, node, tighten))
+            self.values.append(self._counted(current, NODE_KINDS[node].box(self, current, node, tighten)))
+
+    def _counted(self, index: int, box: Bounds) -> Bounds:
+        """The box of node ``index``, its ends moved inward to whole numbers where its values are such.
+
+        They are so in all of the network's inputs (``Network.whole``), or in those of these boxes: if the node makes
+        whole numbers of whole numbers, and its inputs are such or have one value each, which is whole.
+        """
+        network = self.network
+        if not network.counts:
+            return box
+        if index in network.whole:
+            found = torch.ones(self.samples, dtype=torch.bool, device=box.lower.device)
+        else:
+            found = ((box.lower == box.upper) & (box.lower == box.lower.round())).flatten(1).all(1)
+            if index in network.keeping:
+                found = found | torch.stack([self._whole[i] for i in network.nodes[index].inputs]).all(0)
+        self._whole[index] = found
+        chosen = found.reshape(-1, *[1] * len(network.nodes[index].shape))
+        return Bounds(
+            torch.where(chosen, box.lower.ceil(), box.lower), torch.where(chosen, box.upper.floor(), box.upper)
+        )
 
     def tightened(self, index: int, source: int, tighten: Tighten | None) -> Bounds:
         """The best bounds of node ``source``, the input of activation ``index``; they are kept."""

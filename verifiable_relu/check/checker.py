@@ -100,6 +100,8 @@ def _pairs(first: Graph, second: Graph, given: object) -> list[tuple[int, int]]:
         raise Refused("activations beside each other are a list")
     sizes = [len(graph.activations) for graph in (first, second)]
     found = [[integer(at, n, "activation") for at, n in zip(integers(p, 2), sizes, strict=True)] for p in given]
+    if len({j for _, j in found}) < len(found):
+        raise Refused("an activation is beside two others")
     return [(i, j) for i, j in found]
 
 

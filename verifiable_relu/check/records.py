@@ -71,7 +71,8 @@ class Records:
         self.count += 1
         if self.count > RECORDS:
             raise self._beyond("it has too many")
-        if not set(keys) <= record.keys() <= {*keys, *optional}:
+        nothing = any(record.get(key, "") is None for key in optional)
+        if nothing or not set(keys) <= record.keys() <= {*keys, *optional}:
             raise Refused(f"a record of {', '.join(keys)} is expected, not of {', '.join(record)[:80] or 'nothing'}")
         self._next = None
         return [record.get(key) for key in (*keys, *optional)]

@@ -199,6 +199,17 @@ class Network:
         return whole(self.nodes)
 
     @cached_property
+    def counts(self) -> bool:
+        """Whether bounds take notice of ``whole``: not where certificates know all activations, as those of a quantised
+        network, since whoever checks them takes none."""
+        return bool(self.whole) and not all(self.nodes[i].certified for i in self.activations)  # type: ignore[attr-defined]
+
+    @cached_property
+    def keeping(self) -> frozenset[int]:
+        """The nodes that make whole numbers of whole numbers, by index."""
+        return frozenset(index for index, node in enumerate(self.nodes) if node.inputs and _keeps_whole(node))
+
+    @cached_property
     def counted(self) -> dict[str, Tensor]:
         """The inputs of which nothing but whole numbers matters: by the function of ``STEPS`` that makes these of them,
         the places of some, flat."""

@@ -142,7 +142,7 @@ STAGES = (
         "attack",
         "a counterexample is cheap to look for; splitting inputs looks again, more thoroughly",
         lambda: Attack(Pgd(rounds=1)),
-        lambda t: t.narrow,
+        lambda t: t.narrow and not t.counted,
         lambda t: 1.0 if t.bounded == 1 else 0.5,
     ),
     Stage(

@@ -72,7 +72,7 @@ from verifiable_relu.verifiers.attack import Descent, Pgd, claim
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, batch_size, fault
 from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.docket import Docket
-from verifiable_relu.verifiers.recording import Recorder
+from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import Known
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
@@ -219,6 +219,12 @@ def _ascend(center: Tensor, reach: Tensor, present: Tensor) -> tuple[Tensor, Ten
 _ATTACKED = 1 << 13
 """Boxes times neurons of what is attacked at once."""
 
+_TRIED = 1 << 23
+"""Points times neurons of what is tried at once."""
+
+_EVERY = 1 << 16
+"""The most points of a box all of which are tried."""
+
 
 class BoxAttack:
     """Searches for points of negative margin; nothing that they find is a verdict.
@@ -234,7 +240,8 @@ class BoxAttack:
         self._network, self._pgd, self._search, self._device = network, pgd, search, device
         self._rough, self._dtype = rough(network, device)
         self._generator = torch.Generator().manual_seed(pgd.seed)
-        self.most = max(1, _ATTACKED // sum(node.size for node in network.nodes))
+        neurons = sum(node.size for node in network.nodes)
+        self.most, self.together = max(1, _ATTACKED // neurons), max(1, _TRIED // neurons)
 
     def boxes(self, lower: Tensor, upper: Tensor, rows: RowBatch, stop: Callable[[], bool]) -> list[tuple[int, Tensor]]:
         """Boxes, by number, with points that seem to be counterexamples.
@@ -247,6 +254,18 @@ class BoxAttack:
         low, high = lower.to(self._dtype), upper.to(self._dtype)
         descent = Descent(self._pgd, self._rough, low, high, rows.to(low), stop)
         return _reached(*descent.of_margins(descent.anywhere(self._generator)))
+
+    def least(self, points: Tensor, rows: RowBatch) -> list[tuple[int, Tensor]]:
+        """The point (batch, inputs) of least margin, with its number, if it seems to be a counterexample.
+
+        Args:
+            points: of which ``together`` is a good number.
+            rows: those of one property.
+        """
+        y = self._rough(points.to(self._dtype).reshape(-1, *self._network.input_shape)).flatten(1).to(points)
+        margins = rows.margins(y @ rows.matrix.T - rows.bound)[:, 0]
+        least = margins.argmin(keepdim=True)
+        return _reached(points[least], margins[least])
 
     def wholes(self, properties: Sequence[Property], stop: Callable[[], bool]) -> list[tuple[int, Tensor]]:
         """Properties, by number, with points of their boxes that seem to be counterexamples."""
@@ -341,6 +360,9 @@ class Frontier:
         # In each process, half for the boxes, half for the rows that are bounded.
         self.memory = self._limits.memory // (2 * self._processes)
         self._most = self.batch = batch_size(self.network, options.batch, self.memory)
+        self._attack = BoxAttack(self.network, options.pgd, options.search, device)
+        if self._points:
+            self.batch = min(self.batch, self._attack.together)
         each = box_bytes(self.network, varying, options.symbols) if takes(self.network) else math.inf
         self.by_zonotopes = varying <= NARROW and each <= self.memory
         if self.by_zonotopes:
@@ -351,7 +373,6 @@ class Frontier:
         self._bounded: dict[int, Mapping[int, Bounds]] = {}
         self._begin(docket.roots.known(self.numbers, self.network, box.lower) if same else None)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
-        self._attack = BoxAttack(self.network, options.pgd, options.search, device)
         self._steps = 0
         self.seconds = [0.0] * len(queries)
         self.boxes = [0] * len(queries)
@@ -375,9 +396,12 @@ class Frontier:
         return torch.equal(before[0], self.lower) and torch.equal(before[1], self.upper)
 
     def _begin(self, known: Known | None) -> None:
-        """Start from what is known of the whole boxes, if all of their neurons have been bounded."""
+        """Start from what is known of the whole boxes, if all of their neurons have been bounded.
+
+        Of points nothing is handed on: intervals are tight there, and those of larger boxes may be undefined.
+        """
         shapes, stored = ([node.shape for node in net.nodes] for net in (self.network, self.docket.network))
-        if known is not None and known.bounded and shapes == stored:
+        if known is not None and known.bounded and shapes == stored and not self._points:
             self.within = self._remembered(known.pre, self.owner)
 
     def _remembered(self, pre: Mapping[int, Bounds], chosen: Tensor) -> Tensor:
@@ -490,6 +514,8 @@ class Frontier:
                 hard.append(local)
         self._steps += 1
         try:
+            if self._steps == 1 and self._points:
+                self._try_all(lower, upper, owner)
             self._search(hard)
             self._bound(lower, upper, owner, within)
         except OutOfTime:
@@ -560,7 +586,7 @@ class Frontier:
             stop=stop,
             max_unstable=self.options.most if known is None else None,
         )
-        if forms is None:
+        if forms is None and not self._points:
             self._limit(relaxation)
         values, coefficients = self._lower(rows, relaxation, forms, len(owner), stop)
 
@@ -578,7 +604,7 @@ class Frontier:
             found = self._lower(more, relaxation, forms, len(owner), stop)
             rows = rows.and_sums(more)
             values, coefficients = torch.cat([values, found[0]]), torch.cat([coefficients, found[1]])
-        pre = relaxation.pre if forms is None else {}
+        pre = relaxation.pre if forms is None and not self._points else {}
         return Lines(rows, values, coefficients, self.influence(box, rows, coefficients, forms), pre)
 
     def _limit(self, relaxation: Relaxation) -> None:
@@ -597,13 +623,23 @@ class Frontier:
         """Lower bounds (rows,) of the rows' values and the coefficients (rows, inputs) of linear lower bounds."""
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
-        values, coefficients = matrix.new_empty(len(matrix)), matrix.new_empty(len(matrix), self.network.input_size)
-        size = chunk_size(self.network, matrix, self.memory, TUNING)
-        for part, mine in groups(len(matrix), rows.sample, size, boxes):
+        values, coefficients = matrix.new_empty(len(matrix)), matrix.new_zeros(len(matrix), self.network.input_size)
+        size, rest = (
+            chunk_size(self.network, matrix, self.memory, TUNING),
+            torch.arange(len(matrix), device=matrix.device),
+        )
+        if self._points:
+            for part, mine in groups(len(matrix), rows.sample, size, boxes):
+                values[part] = relaxation.by_intervals(matrix[part], mine)
+            # Little is left of lines behind steps, but at a point rows are rounded less often than intervals.
+            point = (relaxation.box.lower == relaxation.box.upper).flatten(1)[:, self.counted].all(1)
+            rest = (point[rows.sample] & (values <= rows.bound)).nonzero().squeeze(1)
+        for part, mine in groups(len(rest), rows.sample[rest], size, boxes):
             stop()
-            values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
+            chosen = rest[part]
+            values[chosen], reached = relaxation.lower(last, matrix[chosen], mine, coefficients=True)
             assert reached is not None
-            coefficients[part] = relaxation.of_input(reached)
+            coefficients[chosen] = relaxation.of_input(reached)
         if forms is not None:
             others, slopes = forms.lower(rows.matrix, rows.sample)
             better = others > values
@@ -637,6 +673,23 @@ class Frontier:
         for which, index in (margins <= 0).nonzero().tolist():
             self._claim(int(owner[index]), points[which, index])
 
+    def _try_all(self, lower: Tensor, upper: Tensor, owner: Tensor) -> None:
+        """Try every point of boxes in which whole numbers alone count, where these are not too many."""
+        for low, high, local in zip(lower, upper, owner.tolist(), strict=True):
+            places = ((low < high) & self.counted).nonzero().squeeze(1).tolist()
+            sizes = [int(size) + 1 for size in (high - low)[places].tolist()]
+            stop, count = self._work([local]).stop, math.prod(sizes)
+            for first in range(0, count if count <= _EVERY else 0, self._attack.together):
+                if local in self.outcomes or stop():
+                    break
+                number = torch.arange(first, min(count, first + self._attack.together), device=low.device)
+                points = low.repeat(len(number), 1)
+                for place, size in zip(places, sizes, strict=True):
+                    points[:, place] += number % size
+                    number = number // size
+                for _, point in self._attack.least(points, self.rows.take(owner.new_tensor([local]))):
+                    self._claim(local, point)
+
     def _search(self, members: Sequence[int]) -> None:
         """Look for a counterexample in the whole box of each of these queries."""
         if members:
@@ -663,7 +716,8 @@ class Frontier:
             score = influence * width + _TIE * width
             # Lines hardly tell what whole numbers are worth, of which there are few: they go first.
             score = torch.where(self.counted, score + score.amax(1, keepdim=True), score)
-            score = torch.where(width > 0, score, -1.0)
+            # Ends that were rounded outward may differ where an input has one value.
+            score = torch.where((width > 0) & (self.counted | (not self._points)), score, -1.0)
             best, dimension = score.max(1)
             stuck = best <= 0
             if number:
@@ -730,6 +784,8 @@ class Frontier:
         """Drop the boxes of queries that are decided."""
         closed = torch.tensor([i in self.outcomes for i in range(len(self.queries))], device=self.owner.device)
         keep = ~closed[self.owner]
+        if keep.all():
+            return
         self.lower, self.upper, self.owner = self.lower[keep], self.upper[keep], self.owner[keep]
         self.within = self.within[keep]
 
@@ -807,12 +863,15 @@ class InputSplit:
 
 @dataclass(frozen=True)
 class RecordedSplit(InputSplit):
-    """Branch and bound on the input box whose outcomes of *unsat* hold their proofs."""
+    """Branch and bound on the input box whose outcomes of *unsat* hold their proofs, where certificates know the
+    network."""
 
     # Whoever checks a zonotope gives every unstable neuron a symbol.
     symbols: int = 1 << 30
 
     def frontier(self, docket: Docket) -> Frontier:
+        if uncertified(docket.network):
+            return Frontier(replace(self, symbols=InputSplit.symbols), docket)
         return _Recorded(self, docket)
 
 

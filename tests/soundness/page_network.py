@@ -1,0 +1,685 @@
+"""Networks as ``docs/certificates.md`` counts them, written from that page alone.
+
+It knows dense networks and small convolutions, activations with a kink and curves, families, MaxPool, QuantizeLinear
+and DequantizeLinear, and what runs in an arithmetic; of the rest it says ``Unsupported``. It imports nothing of the
+package, computes in rational numbers, and rounds nowhere. ``page_checker`` reads certificates about them.
+
+The network is taken apart into *neurons*. A value is a ``Form``: a constant and coefficients of *atoms*. Atoms are the
+inputs (0, 1, …), and behind them the neurons' values r in the order in which they are counted. Hence a neuron's z is a
+form of earlier atoms, and the page's walk replaces the atoms of a form, from the last neuron to the first. A maximum, a
+difference and an error of rounding count as neurons, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from tests.soundness.page_curves import Curve, Family, Round, Smooth, root
+
+ZERO, ONE = Fraction(0), Fraction(1)
+
+
+class Refused(Exception):
+    """The certificate proves nothing by what the page says."""
+
+
+class Unsupported(Exception):
+    """This checker does not know the network, the property or the kind of certificate."""
+
+
+def need(holds: bool, what: str) -> None:
+    if not holds:
+        raise Refused(what)
+
+
+class Form:
+    """An affine form: a constant, and coefficients other than zero of atoms."""
+
+    def __init__(self, terms: dict[int, Fraction] | None = None, constant: Fraction = ZERO) -> None:
+        self.terms, self.constant = {} if terms is None else terms, constant
+
+    def __add__(self, other: Form | Fraction) -> Form:
+        found = Form(dict(self.terms), self.constant)
+        return found.put(ONE, other)
+
+    def __mul__(self, factor: Fraction) -> Form:
+        if isinstance(factor, Form):
+            raise Unsupported("a product of values")
+        return Form({k: v * factor for k, v in self.terms.items()} if factor else {}, self.constant * factor)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __sub__(self, other: Form | Fraction) -> Form:
+        return self + other * -ONE
+
+    def __rsub__(self, other: Fraction) -> Form:
+        return self * -ONE + other
+
+    def put(self, factor: Fraction, other: Form | Fraction) -> Form:
+        """Add factor·other to this form; returned."""
+        if not isinstance(other, Form):
+            self.constant += factor * other
+            return self
+        if factor:
+            self.constant += factor * other.constant
+            for atom, value in other.terms.items():
+                self.terms[atom] = self.terms.get(atom, ZERO) + factor * value
+        return self
+
+
+@dataclass
+class Error:
+    """|e| ≤ part·(Σ size·|value| + constant) + lost: what an operator's value may be off by."""
+
+    part: Fraction
+    lost: Fraction
+    terms: list[tuple[Fraction, Form]]
+    constant: Fraction
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A row of the page's table."""
+
+    operand: Fraction
+    step: Fraction
+    result: Fraction
+    least: Fraction
+    largest: Fraction
+    digits: int
+    lowest: int
+
+    def sizes(self, count: int, weights: Fraction, small: bool = False) -> tuple[Fraction, Fraction]:
+        """θ and λ of a sum of so many products."""
+        fused = (count + 17) * self.step
+        need(fused < 1, "a sum that is too long")
+        tiny = count + 17 + weights + (count * self.largest / 2 if small else ZERO)
+        return (1 + self.operand) ** 2 / (1 - fused) - 1, 4 * TINY * tiny + self.least
+
+    def narrow(self, values: np.ndarray) -> np.ndarray:
+        """Stored numbers, rounded to the narrower type, to nearest, ties to even."""
+        if not self.result:
+            return values
+        found = np.empty(values.size, object)
+        found[:] = [self._narrow(value) for value in values.ravel()]
+        return found.reshape(values.shape)
+
+    def _narrow(self, value: Fraction) -> Fraction:
+        if not value:
+            return value
+        above = abs(value)
+        exponent = above.numerator.bit_length() - above.denominator.bit_length()
+        exponent -= Fraction(2) ** exponent > above
+        quantum = Fraction(2) ** (max(exponent, self.lowest) - self.digits + 1)
+        return round(value / quantum) * quantum
+
+
+TINY = Fraction(2) ** -126
+
+
+def _row(*exponents: int | None, digits: int = 24, lowest: int = -126) -> Arithmetic:
+    return Arithmetic(*(ZERO if e is None else Fraction(2) ** e for e in exponents), digits, lowest)
+
+
+ARITHMETICS = {
+    "float32": _row(None, -24, None, None, 60),
+    "tf32": _row(-10, -23, None, None, 60),
+    "bfloat16": _row(None, -23, -8, None, 60, digits=8),
+    "float16": _row(None, -23, -11, -25, 15, digits=11, lowest=-14),
+}
+
+
+@dataclass
+class Network:
+    """Neurons by activation, and outputs.
+
+    Attributes:
+        names: of the activations' outputs.
+        members: the numbers of each activation's neurons.
+        z: the neurons' inputs.
+        s: their slopes below zero.
+        maxima: of each maximum its number, its MaxPool's name and its rivals. It counts as a neuron whose value is
+            its input, what the tournament makes, and which no activation has.
+        curves: the functions of neurons without a kink.
+        joint: of a family, λ of each activation of the first network.
+        differences: of each difference its number, and those of the first and of the other network's neuron.
+        errors: of each error of rounding its number and its bound; no activation has it.
+        beside: the first network's activation for some of the other network's, by their numbers there.
+        counted: how many activations the network that is read has so far; of the other one's it is asked for pairs.
+    """
+
+    inputs: int
+    outputs: list[Form] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    members: list[range] = field(default_factory=list)
+    z: list[Form] = field(default_factory=list)
+    s: list[Fraction] = field(default_factory=list)
+    maxima: dict[int, tuple[str, list[Form]]] = field(default_factory=dict)
+    curves: dict[int, Curve] = field(default_factory=dict)
+    joint: list[Fraction] = field(default_factory=list)
+    differences: dict[int, tuple[int, int]] = field(default_factory=dict)
+    errors: dict[int, Error] = field(default_factory=dict)
+    beside: dict[int, int] = field(default_factory=dict)
+    counted: int = 0
+
+    def _neuron(self, z: Form, s: Fraction = ONE) -> Form:
+        self.z.append(z)
+        self.s.append(s)
+        return Form({self.inputs + len(self.z) - 1: ONE})
+
+    def maximum(self, name: str, rivals: list[Form], made: Form) -> Form:
+        """Count a maximum; its value."""
+        self.maxima[len(self.z)] = name, rivals
+        return self._neuron(made)
+
+    def error(self, error: Error) -> Form:
+        """Count an error of rounding."""
+        self.errors[len(self.z)] = error
+        return self._neuron(Form())
+
+    def activation(self, name: str, z: np.ndarray, s: np.ndarray | Fraction, curve: Curve | None = None) -> np.ndarray:
+        """Count an activation, of slopes below zero or a curve; its values."""
+        first, number = len(self.z), self.counted
+        made = [
+            self._neuron(value if isinstance(value, Form) else Form(constant=value), below)
+            for value, below in zip(z.ravel(), np.broadcast_to(np.asarray(s, object), z.shape).ravel(), strict=True)
+        ]
+        self._count(name, first)
+        self.counted += 1
+        if self.joint:
+            need(number < len(self.joint), "another number of λ")
+            need(all(not self.s[k] for k in self.members[-1]) and _is_gate(curve), "an activation of no family")
+            curve = Family("Gelu", self.joint[number] * root(Fraction(1, 2)))
+        if curve is not None:
+            self.curves |= dict.fromkeys(self.members[-1], curve)
+        if number in self.beside:
+            self._difference(self.members[self.beside[number]], self.members[-1], name)
+        values = np.empty(z.size, object)
+        values[:] = made
+        return values.reshape(z.shape)
+
+    def _count(self, name: str, first: int) -> None:
+        self.names.append(name)
+        self.members.append(range(first, len(self.z)))
+
+    def _difference(self, mine: range, other: range, name: str) -> None:
+        need(len(mine) == len(other), "a pair of activations of different sizes")
+        plain = all(not self.s[k] and _is_gate(self.curves.get(k)) for k in (*mine, *other))
+        need(plain, "a pair that is not of ReLUs or GELUs")
+        first = len(self.z)
+        for a, b in zip(mine, other, strict=True):
+            self.differences[len(self.z)] = a, b
+            self._neuron(self.z[b] - self.z[a])
+        self._count(name, first)
+
+
+def _is_gate(curve: Curve | None) -> bool:
+    """Whether an activation without a slope below zero is ReLU, GELU, or of a family."""
+    return curve is None or (isinstance(curve, Smooth) and curve.kind == "Gelu")
+
+
+def exact(array: np.ndarray) -> np.ndarray:
+    """The same numbers as fractions."""
+    if not np.isfinite(array).all():
+        raise Unsupported("a number that is not finite")
+    found = np.empty(array.size, object)
+    found[:] = [Fraction(value) for value in array.ravel().tolist()]
+    return found.reshape(array.shape)
+
+
+def read_network(
+    data: bytes, arithmetic: str | None = None, joint: list[Fraction] | None = None, first: Network | None = None
+) -> Network:
+    """The network of an ONNX file, or its family; behind ``first``, whose inputs it shares."""
+    model = onnx.load_from_string(data)
+    graph = model.graph
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    (given,) = [info for info in graph.input if info.name not in stored]
+    shape = [dim.dim_value or 1 for dim in given.type.tensor_type.shape.dim]
+    network = first or Network(math.prod(shape), joint=joint or [])
+    need(network.inputs == math.prod(shape), "another number of inputs")
+    x = np.empty(network.inputs, object)
+    x[:] = [Form({i: ONE}) for i in range(network.inputs)]
+    reader = _Reader(network, ARITHMETICS[arithmetic] if arithmetic is not None else None)
+    reader.values |= stored
+    reader.values[given.name] = reader.rounded(x.reshape(shape))
+    needed = {graph.output[0].name}
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            needed |= set(node.input)
+    for node in graph.node:
+        if node.output[0] in needed:
+            reader.read(node)
+    output = graph.output[0].name
+    if output in reader.quantised:
+        raise Unsupported("an output that is quantised")
+    outputs = reader.values[output].ravel()
+    if arithmetic is not None:
+        begun = {id(value) for value in reader.values[given.name].ravel()}
+        need(not any(id(value) in begun for value in outputs), "an output that is a number of the input")
+    need(not joint or len(joint) == network.counted, "another number of λ")
+    if any(gate.product is None for gate in reader.gates):
+        raise Unsupported("an Erf that is no part of GELU")
+    network.outputs += [v if isinstance(v, Form) else Form(constant=v) for v in outputs]
+    return network
+
+
+def read_pair(
+    data: bytes,
+    other: bytes,
+    beside: list[tuple[int, int]],
+    arithmetic: str | None = None,
+    joint: list[Fraction] | None = None,
+) -> Network:
+    """Two networks as one: the activations and outputs of the first, and those of the other behind them."""
+    network = read_network(data, arithmetic, joint)
+    need(all(i < len(network.names) for i, _ in beside), "a pair without an activation of the first network")
+    network.beside, network.counted, network.joint = {j: i for i, j in beside}, 0, []
+    need(len(network.beside) == len(beside), "an activation in two pairs")
+    read_network(other, arithmetic, first=network)
+    need(all(j < network.counted for j in network.beside), "a pair without an activation of the other network")
+    return network
+
+
+MOVES = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+OFF = ("BatchNormalization", "Gelu", "LeakyRelu", "PRelu", "Sigmoid", "Tanh")
+EXACT = (*MOVES, "Abs", "Constant", "MaxPool", "Relu")
+SUMS = ("Add", "Conv", "Div", "Gemm", "MatMul", "Mul", "Sub")
+MOVES_OF_WHOLE_NUMBERS = ("Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+WHOLE = {"int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
+
+
+@dataclass
+class Gate:
+    """part·erf(k·x) + constant, x before all scalars: r is that of GELU.
+
+    Attributes:
+        product: what the value is multiplied with, when that has been read.
+    """
+
+    x: np.ndarray
+    r: np.ndarray
+    part: Fraction
+    constant: Fraction
+    product: str | None = None
+
+
+Chain = tuple[int, Fraction]
+"""Of sums that follow each other: K, and the least product of their weights."""
+
+
+class _Reader:
+    """The values of a graph by their names.
+
+    Attributes:
+        quantised: the types of the values between QuantizeLinear and DequantizeLinear.
+        sums: of the values that a sum of products made, what a sum right behind it has to know.
+        scaled: of products with scalars the value before all of them, and the factor.
+    """
+
+    def __init__(self, network: Network, arithmetic: Arithmetic | None) -> None:
+        self.network, self.arithmetic = network, arithmetic
+        self.values: dict[str, Any] = {}
+        self.quantised: dict[str, str] = {}
+        self.sums: dict[str, Chain] = {}
+        self.scaled: dict[str, tuple[np.ndarray, Fraction]] = {}
+        self.gates: list[Gate] = []
+
+    def read(self, node: onnx.NodeProto) -> None:
+        """Compute what a node computes."""
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        given, name, kind = [self.values[name] if name else None for name in node.input], node.output[0], node.op_type
+        whole = [self.quantised[i] for i in node.input if i in self.quantised]
+        if whole and kind not in (*MOVES_OF_WHOLE_NUMBERS, "DequantizeLinear"):
+            raise Unsupported(f"{kind} of whole numbers")
+        need(self.arithmetic is None or kind in (*EXACT, *SUMS, *OFF), f"{kind} that runs")
+        self._scale(node, given)
+        if kind == "QuantizeLinear":
+            self.values[name] = self._quantised(name, attributes, *given)
+        elif kind == "DequantizeLinear":
+            self.values[name] = self._dequantised(node.input[0], attributes, *given)
+        elif kind == "Erf" or any(isinstance(value, Gate) for value in given):
+            self.values[name] = self._gated(node, given)
+        elif kind in ("Sigmoid", "Tanh", "Gelu"):
+            self.values[name] = self._curved(node, attributes, given[0])
+        elif kind == "BatchNormalization":
+            self.values[name] = self._normalised(node, attributes, *given)
+        elif self.arithmetic is not None and kind in SUMS:
+            self.values[name] = self._summed(node, attributes, given)
+        else:
+            if self.arithmetic is not None and kind == "PRelu":
+                given[1] = self.arithmetic.narrow(exact(given[1]))
+            value = _value(self.network, kind, name, attributes, given)
+            if self.arithmetic is not None and kind in ("LeakyRelu", "PRelu"):
+                need(kind == "PRelu" or not self.arithmetic.result, f"{kind} in an arithmetic of 16 bits")
+                part, lost = self.arithmetic.sizes(1, ONE, small=True)
+                value = self.rounded(self._off(value, part, lost))
+            self.values[name] = value
+            if kind in MOVES_OF_WHOLE_NUMBERS and whole:
+                self.quantised[name] = whole[0]
+            if kind in MOVES and node.input[0] in self.sums:
+                self.sums[name] = self.sums[node.input[0]]
+
+    def _scale(self, node: onnx.NodeProto, given: list[Any]) -> None:
+        """Note a product of a computed value with a scalar, or its quotient."""
+        if node.op_type not in ("Mul", "Div") or any(isinstance(value, Gate) for value in given):
+            return
+        places = [i for i, value in enumerate(given) if value.dtype != object and value.size == 1]
+        if len(places) == 1 and (node.op_type == "Mul" or places == [1]):
+            number, source = Fraction(given[places[0]].item()), 1 - places[0]
+            x, factor = self.scaled.get(node.input[source], (given[source], ONE))
+            self.scaled[node.output[0]] = x, factor * number if node.op_type == "Mul" else factor / number
+
+    def _gelu(self, name: str, source: str, k: Fraction) -> tuple[np.ndarray, np.ndarray, Fraction]:
+        """Count a GELU of a value; x before all scalars, r, and the product of the scalars."""
+        x, factor = (
+            self.scaled.get(source, (self.values[source], ONE))
+            if self.arithmetic is None
+            else (self.values[source], ONE)
+        )
+        if factor <= 0:
+            raise Unsupported("a GELU of a negative multiple")
+        return x, self.network.activation(name, x, ZERO, Smooth("Gelu", factor * k)), factor
+
+    def _curved(self, node: onnx.NodeProto, attributes: dict[str, Any], x: np.ndarray) -> np.ndarray:
+        name, kind = node.output[0], node.op_type
+        if kind == "Gelu":
+            if attributes.get("approximate", b"none") != b"none":
+                raise Unsupported("a GELU by a hyperbolic tangent")
+            _, r, factor = self._gelu(name, node.input[0], root(Fraction(1, 2)))
+            value = r * factor
+        else:
+            value = self.network.activation(name, x, ONE, Smooth(kind))
+        if self.arithmetic is None:
+            return value
+        unit = Fraction(2) ** -18
+        part, lost = (unit, ZERO) if kind == "Gelu" else (ZERO, unit)
+        found = np.empty(x.size, object)
+        found[:] = [
+            v + self.network.error(Error(part, lost, [(ONE, z)], ZERO)) for v, z in zip(value.flat, x.flat, strict=True)
+        ]
+        return self.rounded(self._off(found.reshape(value.shape), *self.arithmetic.sizes(1, ONE)))
+
+    def _gated(self, node: onnx.NodeProto, given: list[Any]) -> Gate | np.ndarray:
+        """A GELU that is spelled out: what becomes of its erf."""
+        if node.op_type == "Erf":
+            x, r, _ = self._gelu(node.output[0], node.input[0], ONE)
+            self.gates.append(Gate(x, r, ONE, ZERO))
+            return self.gates[-1]
+        place = next(i for i, value in enumerate(given) if isinstance(value, Gate))
+        gate, other, source = given[place], given[1 - place], node.input[1 - place]
+        if isinstance(other, np.ndarray) and other.dtype != object and other.size == 1:
+            number = Fraction(other.item())
+            found = Gate(gate.x, gate.r, gate.part, gate.constant)
+            if node.op_type == "Add":
+                found.constant += number
+            elif node.op_type == "Mul" or (node.op_type == "Div" and not place):
+                number = number if node.op_type == "Mul" else 1 / number
+                found.part, found.constant = gate.part * number, gate.constant * number
+            else:
+                raise Unsupported("an Erf that is no part of GELU")
+            gate.product = node.output[0]
+            self.gates.append(found)
+            return found
+        x, factor = self.scaled.get(source, (other, ONE))
+        if node.op_type != "Mul" or x is not gate.x or gate.part != gate.constant:
+            raise Unsupported("an Erf that is no part of GELU")
+        gate.product = node.output[0]
+        return gate.r * (2 * factor * gate.part)
+
+    def _off(self, values: np.ndarray, part: Fraction, lost: Fraction) -> np.ndarray:
+        """Values of which each has an error that is a part of its own."""
+        found = np.empty(values.size, object)
+        found[:] = [v + self.network.error(Error(part, lost, [(ONE, v)], ZERO)) for v in values.ravel()]
+        return found.reshape(values.shape)
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """Results, as the arithmetic keeps them."""
+        if self.arithmetic is None or not self.arithmetic.result:
+            return values
+        return self._off(values, self.arithmetic.result, self.arithmetic.sizes(1, ONE)[1])
+
+    def _summed(self, node: onnx.NodeProto, attributes: dict[str, Any], given: list[Any]) -> np.ndarray:
+        """A sum of products that rounds: its numbers are found by an evaluation whose atoms are its inputs' entries."""
+        assert self.arithmetic is not None
+        computed = [v is not None and v.dtype == object for v in given]
+        entries: list[Form] = []
+        local: list[Any] = []
+        for value, is_computed in zip(given, computed, strict=True):
+            if is_computed:
+                atoms = np.empty(value.size, object)
+                atoms[:] = [Form({len(entries) + i: ONE}) for i in range(value.size)]
+                entries += list(value.ravel())
+                local.append(atoms.reshape(value.shape))
+            else:
+                local.append(value if value is None else self.arithmetic.narrow(exact(value)))
+        if not entries:
+            raise Unsupported("a constant that is computed")
+        if self.arithmetic.result and (node.op_type == "Div" or {"alpha", "beta"} & set(attributes)):
+            need(node.op_type != "Div", "Div in an arithmetic of 16 bits")
+            need(attributes.get("alpha", 1) == 1 == attributes.get("beta", 1), "a weight that is made of others")
+        made = _value(self.network, node.op_type, node.output[0], attributes, local)
+        rows = [Form({k: w for k, w in form.terms.items() if w}, form.constant) for form in made.ravel()]
+        before = [self.sums[n] for n, c in zip(node.input, computed, strict=True) if c and n in self.sums]
+        found, self.sums[node.output[0]] = self._off_by_sums(rows, entries, before)
+        return self.rounded(found.reshape(made.shape))
+
+    def _off_by_sums(self, rows: list[Form], entries: list[Form], before: list[Chain]) -> tuple[np.ndarray, Chain]:
+        """Sums of products of entries with their errors, and what a sum that follows has to know of them."""
+        assert self.arithmetic is not None
+        count = max(len(row.terms) for row in rows) + max((k for k, _ in before), default=0)
+        least = min((abs(w) for row in rows for w in row.terms.values()), default=ONE)
+        least *= min([ONE, *(w for _, w in before)])
+        found = np.empty(len(rows), object)
+        for number, row in enumerate(rows):
+            need(len({id(entries[k]) for k in row.terms}) == len(row.terms), "a sum of a number with itself")
+            terms = [(abs(w), entries[k]) for k, w in row.terms.items()]
+            part, lost = self.arithmetic.sizes(count, sum((w for w, _ in terms), ZERO), small=least < TINY)
+            value = Form(constant=row.constant)
+            for k, w in row.terms.items():
+                value.put(w, entries[k])
+            found[number] = value + self.network.error(Error(part, lost, terms, abs(row.constant)))
+        return found, (count, least)
+
+    def _normalised(self, node: onnx.NodeProto, attributes: dict[str, Any], x: np.ndarray, *stored: Any) -> np.ndarray:
+        """BatchNormalization, whose factors are irrational: off by a part of themselves, counted as an error."""
+        if attributes.get("training_mode"):
+            raise Unsupported("a BatchNormalization that trains")
+        need(self.arithmetic is None or not self.arithmetic.result, "BatchNormalization in an arithmetic of 16 bits")
+        epsilon = Fraction(attributes.get("epsilon", float(np.float32(1e-5))))
+        factor, bias, mean, variance = (exact(v) for v in stored)
+        digits = Fraction(2) ** 200
+        roots = [Fraction(math.isqrt(int((v + epsilon) * digits**2))) / digits for v in variance]
+        channel = np.broadcast_to(np.arange(x.shape[1]).reshape(1, -1, *[1] * (x.ndim - 2)), x.shape).ravel()
+        entries, chain = list(x.ravel()), self.sums.get(node.input[0])
+        for rows in (
+            [Form({i: ONE}, -mean[c]) for i, c in enumerate(channel)],
+            [Form({i: factor[c] / roots[c]} if factor[c] else {}, bias[c]) for i, c in enumerate(channel)],
+        ):
+            if self.arithmetic is None:
+                made = [entries[i] * row.terms.get(i, ZERO) + row.constant for i, row in enumerate(rows)]
+            else:
+                found, chain = self._off_by_sums(rows, entries, [chain] if chain else [])
+                made = list(found)
+                self.sums[node.output[0]] = chain
+            before, entries = entries, made
+        sizes = [(abs(row.terms.get(i, ZERO)), x_i) for i, (row, x_i) in enumerate(zip(rows, before, strict=True))]
+        values = np.empty(x.size, object)
+        values[:] = [
+            value + self.network.error(Error(Fraction(2) ** -150, ZERO, [size], ZERO))
+            for size, value in zip(sizes, entries, strict=True)
+        ]
+        return values.reshape(x.shape)
+
+    def _along(self, numbers: Any, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
+        """Scales or zero points, one for all or one for each place of an axis."""
+        if attributes.get("block_size"):
+            raise Unsupported("blocks")
+        numbers = exact(numbers)
+        if numbers.size == 1:
+            return numbers.reshape(())
+        shape = [1] * x.ndim
+        shape[attributes.get("axis", 1)] = numbers.size
+        return numbers.reshape(shape)
+
+    def _quantised(
+        self, name: str, attributes: dict[str, Any], x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None
+    ) -> np.ndarray:
+        """QuantizeLinear of a computed value."""
+        if x.dtype != object or attributes.get("output_dtype"):
+            raise Unsupported("a QuantizeLinear of stored numbers, or of a type that it names")
+        kind = "uint8" if zero is None else zero.dtype.name
+        if kind not in WHOLE:
+            raise Unsupported(f"whole numbers of {kind}")
+        self.quantised[name] = kind
+        a, b = (Fraction(end) for end in WHOLE[kind])
+        sigma = self._along(scale, x, attributes)
+        need(bool((sigma > 0).all()), "a scale that is not positive")
+        p = ZERO if zero is None else self._along(zero, x, attributes)
+        r = self.network.activation(name, x * (1 / sigma), ONE, Round())
+        r = self.network.activation(name, r + (p - a), ZERO)
+        r = self.network.activation(name, r * -ONE + (b - a), ZERO)
+        return r * -ONE + b
+
+    def _dequantised(
+        self, source: str, attributes: dict[str, Any], q: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None
+    ) -> np.ndarray:
+        kind = self.quantised.get(source, q.dtype.name)
+        if kind not in (*WHOLE, "int32") or (zero is not None and zero.dtype.name != kind):
+            raise Unsupported(f"whole numbers of {kind}, or a zero point of another type")
+        q = q if source in self.quantised else exact(q)
+        p = ZERO if zero is None else self._along(zero, q, attributes)
+        return (q - p) * self._along(scale, q, attributes)
+
+
+def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], given: list[Any]) -> Any:
+    """What a node computes: an object array of forms and fractions, or a constant as it is stored."""
+    if kind == "Constant":
+        return numpy_helper.to_array(attributes["value"])
+    if kind == "Reshape":
+        sizes = [given[0].shape[i] if size == 0 else int(size) for i, size in enumerate(given[1].tolist())]
+        return given[0].reshape(sizes)
+    if kind in ("Squeeze", "Unsqueeze"):
+        axes = given[1].tolist() if len(given) > 1 else attributes.get("axes")
+        return np.expand_dims(given[0], axes) if kind == "Unsqueeze" else np.squeeze(given[0], axes and tuple(axes))
+    a, *others = [v if v is None or v.dtype == object else exact(v) for v in given]
+    match kind:
+        case "Identity" | "Dropout":
+            return a
+        case "Flatten":
+            return a.reshape(math.prod(a.shape[: attributes.get("axis", 1)]), -1)
+        case "Transpose":
+            return a.transpose(attributes.get("perm"))
+        case "Add":
+            return a + others[0]
+        case "Sub":
+            return a - others[0]
+        case "Mul":
+            return a * others[0]
+        case "Div":
+            return a * (1 / others[0])
+        case "MatMul":
+            return a @ others[0]
+        case "Gemm":
+            alpha, beta = (Fraction(attributes.get(key, 1.0)) for key in ("alpha", "beta"))
+            a = a.T if attributes.get("transA") else a
+            b = others[0].T if attributes.get("transB") else others[0]
+            return (a @ b) * alpha + (others[1] * beta if len(others) > 1 else ZERO)
+        case "Relu" | "Abs":
+            return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
+        case "Round":
+            return network.activation(name, a, ONE, Round())
+        case "LeakyRelu":
+            return network.activation(name, a, Fraction(attributes.get("alpha", float(np.float32(0.01)))))
+        case "PRelu":
+            return network.activation(name, a, others[0])
+        case "Conv":
+            return _convolution(a, attributes, *others)
+        case "MaxPool":
+            return _tournament(network, name, a, attributes)
+    raise Unsupported(kind)
+
+
+def _windows(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]) -> Iterator[list[tuple]]:
+    """The places of each window of a plane, those in the padding as None; windows in row-major order."""
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("ceil_mode"):
+        raise Unsupported("auto_pad or ceil_mode")
+    rank = len(size)
+    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
+    pads = attributes.get("pads", [0] * 2 * rank)
+    counts = [
+        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
+    ]
+    for out in product(*map(range, counts)):
+        places = []
+        for inside in product(*map(range, kernel)):
+            place = tuple(out[i] * strides[i] - pads[i] + inside[i] * dilations[i] for i in range(rank))
+            places.append(place if all(0 <= p < n for p, n in zip(place, size, strict=True)) else None)
+        yield places
+
+
+def _counts(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]) -> list[int]:
+    rank = len(size)
+    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
+    pads = attributes.get("pads", [0] * 2 * rank)
+    return [
+        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
+    ]
+
+
+def _convolution(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
+    """A convolution of (1, channels, …)."""
+    size, kernel, per = x.shape[2:], weight.shape[2:], weight.shape[1]
+    together = len(weight) // attributes.get("group", 1)
+    found = []
+    for channel in range(len(weight)):
+        for places in _windows(size, kernel, attributes):
+            total = Form(constant=ZERO if bias is None else bias[channel])
+            for place, inside in zip(places, product(*map(range, kernel)), strict=True):
+                for c in range(per if place is not None else 0):
+                    total.put(weight[(channel, c, *inside)], x[(0, channel // together * per + c, *place)])
+            found.append(total)
+    values = np.empty(len(found), object)
+    values[:] = found
+    return values.reshape(1, len(weight), *_counts(size, kernel, attributes))
+
+
+def _tournament(network: Network, name: str, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
+    """A MaxPool as rounds of pairs."""
+    kernel = tuple(attributes["kernel_shape"])
+    size = x.shape[2:]
+    rivals = [
+        [x[(0, c, *place)] for place in places if place is not None]
+        for c in range(x.shape[1])
+        for places in _windows(size, kernel, attributes)
+    ]
+    first, most = rivals, math.prod(kernel)
+    while most > 1:
+        pairs = most // 2
+        z = np.empty(pairs * len(rivals), object)
+        z[:] = [
+            (window[2 * p + 1] - window[2 * p]) if 2 * p + 1 < len(window) else -ONE
+            for p in range(pairs)
+            for window in rivals
+        ]
+        r = network.activation(name, z, ZERO)
+        on = []
+        for number, window in enumerate(rivals):
+            met = [window[2 * p] + r[p * len(rivals) + number] for p in range(len(window) // 2)]
+            on.append(met + window[2 * len(met) :])
+        rivals, most = on, most - pairs
+    values = np.empty(len(rivals), object)
+    values[:] = [
+        network.maximum(name, window, made) if math.prod(kernel) > 1 else made
+        for window, (made,) in zip(first, rivals, strict=True)
+    ]
+    return values.reshape(1, x.shape[1], *_counts(size, kernel, attributes))
