@@ -9,21 +9,27 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto
 
 from tests.support.asking import claims
-from tests.support.certificates import Case, checked, recorded, written
+from tests.support.certificates import Case, checked, recorded, records, written
 from tests.support.draws import draws
 from tests.support.solver_cases import row
 from tests.unit.test_quantised import Evaluator, Graph, u8
+from verifiable_relu.bounds import Bounds, interval_bounds
 from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.curves import ROUNDED
 from verifiable_relu.check.graph import Activation, Smooth
 from verifiable_relu.check.lines import Relaxation
 from verifiable_relu.check.model import read_model
-from verifiable_relu.network import read_onnx
+from verifiable_relu.network import deployed, read_onnx
 from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.specfile import vnnlib_text
+from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.split import RecordedSplit
@@ -86,9 +92,12 @@ def drawn(name: str, seed: int, count: int, wide: float = 0.3) -> np.ndarray:
     return points.astype(np.float32)
 
 
-def enclosed(data: bytes, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def enclosed(
+    data: bytes, low: np.ndarray, high: np.ndarray, arithmetic: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The checker's bounds of all outputs over a box, by intervals alone."""
-    found = Relaxation(read_model(data), low.astype(float), high.astype(float))
+    graph = read_model(data, None if arithmetic is None else ARITHMETICS[arithmetic])
+    found = Relaxation(graph, low.astype(float), high.astype(float))
     for number in found.graph.activations:
         node = found.graph.nodes[number]
         assert isinstance(node, Activation | Smooth)
@@ -226,3 +235,70 @@ def test_what_is_not_known_is_refused(make: Callable[[Graph], str]) -> None:
     data = g.file(make(g), (1, 6))
     with pytest.raises(BadInput):
         read_model(data)
+
+
+def _ran(data: bytes, points: np.ndarray, shape: tuple[int, ...] = (1, -1)) -> list[np.ndarray]:
+    """What onnxruntime computes, with its optimisations and without."""
+    found = []
+    for level in (
+        onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    ):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = level
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        found.append(np.stack([session.run(None, {"x": point.reshape(shape)})[0][0] for point in points]))
+    return found
+
+
+def test_both_neighbours_of_a_quotient_that_float32_rounds_are_within_the_bounds() -> None:
+    """Numbers whose quotient float32 rounds to a half, of which real arithmetic takes another neighbour."""
+    g = Graph(13, 0)
+    data = g.file(g.both("x", np.asarray(0.1, np.float32), np.array(3, np.int8)), (1, 1))
+    halves = ((np.arange(-100, 100) + 0.5).astype(np.float32) * np.float32(0.1))[:, None]
+    points = np.concatenate([halves, np.nextafter(halves, np.float32(9e9)), np.nextafter(halves, np.float32(-9e9))])
+    exact, evaluate, differ = [], Evaluator(data), 0
+    for x in points:
+        (value,) = evaluate(x.reshape(1, 1))
+        exact.append(float(value))
+    for x, real, *ran in zip(points, exact, *(found[:, 0] for found in _ran(data, points)), strict=True):
+        bottom, top = enclosed(data, x, x, "float32")
+        assert bottom[0] <= real <= top[0] and all(bottom[0] <= y <= top[0] for y in ran)
+        low, high = enclosed(data, x, x)
+        differ += not all(low[0] - 1e-6 <= y <= high[0] + 1e-6 for y in ran)
+    assert differ > 5
+
+
+def test_a_number_that_may_be_taken_for_zero_may_be_quantised_so() -> None:
+    """Where the scale is as small as numbers that some processors take for zero."""
+    g = Graph(13, 0)
+    scale = np.asarray(2.0**-126, np.float32)
+    data = g.file(g.both("x", scale, np.array(0, np.int8)), (1, 1))
+    x = np.array([0.9 * 2.0**-126], np.float32)
+    bottom, _ = enclosed(data, x, x, "float32")
+    at = torch.tensor(x, dtype=torch.float64)[None]
+    found = interval_bounds(deployed(read_onnx(data), "float32").to(torch.float64), Bounds(at, at))
+    assert bottom[0] <= 0 and found[-1].lower.item() <= 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_proofs_in_float32_are_accepted(name: str, folder: Path) -> None:
+    data, points = of(name), drawn(name, 1, 30, 0.1)
+    low, high = points.min(0), points.max(0)
+    bottom, top = enclosed(data, low, high, "float32")
+    for found in _ran(data, points, SHAPES.get(name, (1, 6))):
+        flat = found.reshape(len(points), -1)
+        assert (bottom <= flat).all() and (flat <= top).all()
+    asked = float(2 * top[0] - bottom[0] + 1)
+    prop = Property(Box(low.astype(float), high.astype(float)), ((row({0: -1.0}, Fraction(-round(asked * 64), 64)),),))
+    (outcome,) = claims(Crown(record=True), [Query(deployed(read_onnx(data), "float32"), prop)], 5.0)
+    assert outcome.verdict is Verdict.UNSAT and outcome.proof is not None
+    more = "".join(f"(declare-const Y_{i} Real)\n" for i in range(1, len(top)))
+    text = (more + vnnlib_text(prop)).encode()
+    write_unsat(folder / "float32", data, text, [(0, outcome.proof)], arithmetic="float32")
+    case = Case(data, text, records(folder / "float32"))
+    assert "no evaluation of the network in float32" in checked(folder, case, written(case.records))
+    forged = [case.records[0] | {"arithmetic": "bfloat16"}, *case.records[1:]]
+    with pytest.raises(BadInput, match="not known in this arithmetic"):
+        checked(folder, case, written(forged))

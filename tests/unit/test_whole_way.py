@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import nn
 
 from verifiable_relu import verify
 from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import deployed, from_torch, hardened, read_onnx, write_onnx
 from verifiable_relu.network.nodes import Gelu
@@ -100,6 +103,29 @@ def test_one_answer_about_all(files: tuple[Path, Path]) -> None:
     for whole, *each in zip(together, *alone, strict=True):
         assert whole.answer != "unsat" or all(r.answer != "sat" for r in each)
         assert whole.answer != "sat" or any(r.answer != "unsat" for r in each)
+
+
+def test_one_certificate_of_the_whole_way(files: tuple[Path, Path], tmp_path: Path) -> None:
+    labels = read_onnx(files[0])(torch.tensor(IMAGES)).argmax(1)
+    options = {"joint": LAM, "arithmetic": "float32", "also": files[1], "certificates": tmp_path}
+    found = [r for r in verify(files[0], IMAGES, labels, 0.01, **options) if r.answer == "unsat"]  # type: ignore[arg-type]
+    assert found and all(str(r.trust) == "checked" for r in found)
+    path = Path(found[0].certificate)
+    spec = path.with_name(path.name.removesuffix(".jsonl.gz") + ".vnnlib")
+    said = check(path, files[0], spec, "float32", files[1])
+    assert "in float32, and in real arithmetic" in said and "λ ≥ 30, 30" in said and "with the other network" in said
+    records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    forged = tmp_path / "forged"
+    for change in ({"arithmetic": "bfloat16"}, {"joint": ["30"]}, {"joint": ["30", "1/2"]}, {"other": "0" * 64}):
+        forged.write_bytes("\n".join(json.dumps(r) for r in [records[0] | change, *records[1:]]).encode())
+        with pytest.raises((Refused, BadInput)):
+            check(forged, files[0], spec, None, files[1])
+    # Of λ from 1 on the same bounds are no bounds.
+    forged.write_bytes("\n".join(json.dumps(r) for r in [records[0] | {"joint": ["1", "1"]}, *records[1:]]).encode())
+    with pytest.raises(Refused):
+        check(forged, files[0], spec, None, files[1])
+    with pytest.raises(InputError, match="two files"):
+        verify(files[0], IMAGES, labels, 0.01, certificates=tmp_path)
 
 
 def test_models_that_differ_in_their_outputs_are_refused(files: tuple[Path, Path]) -> None:

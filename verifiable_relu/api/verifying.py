@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, que
 from verifiable_relu.spec.balls import exact_number, outside_top, patch_masks, targeted, within_balls
 from verifiable_relu.spec.property import Polytope
 from verifiable_relu.verifiers.base import Verdict
+
+if TYPE_CHECKING:
+    from verifiable_relu.campaign.certificates import Certificates
 
 
 class Results(list[Result]):
@@ -119,6 +122,7 @@ def verify(
     joint: float | Sequence[float] | bool = False,
     arithmetic: str = "real",
     also: Model | Sequence[Model] = (),
+    certificates: Path | str | None = None,
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
@@ -152,6 +156,8 @@ def verify(
             ``joint``, it is about every network of the set in real arithmetic, too.
         also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
             and one proof, about all. They are taken in the same arithmetic, without ``joint``.
+        certificates: a folder for certificates of *unsat* about the model and one of ``also``, both by their paths;
+            each is checked at once (``Result.certificate``), and one that is refused makes its verdict *unknown*.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -176,12 +182,23 @@ def verify(
     network = _meant(arguments.network(model, pixels.shape[1:], first, argument), joint, arithmetic)
     order = _order(around.norm)
     sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
+    whole = [network]
     others = [also] if isinstance(also, Path | str | bytes | torch.nn.Module | Network) else list(also)
     if others:
         read = [arguments.network(other, pixels.shape[1:], first, argument) for other in others]
-        network, sets = _together([network, *(meant(other, arithmetic) for other in read)], sets)
+        whole += [meant(other, arithmetic) for other in read]
+        network, sets = _together(whole, sets)
     questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
-    return answered(network, questions, order != math.inf, method, timeout, device, memory, progress)
+    kept = None
+    if certificates is not None:
+        # Imported here, because few questions need the checker.
+        from verifiable_relu.campaign.certificates import OfTwo
+
+        files = [model, *others]
+        if len(files) != 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
+            raise InputError("certificates need two files by their paths, the model and one of also, without normalize")
+        kept = OfTwo(Path(certificates), (str(model), str(others[0])), whole[0], whole[1])
+    return answered(network, questions, order != math.inf, method, timeout, device, memory, progress, kept)
 
 
 @neutral()
@@ -229,6 +246,7 @@ def answered(
     device: object,
     memory: int | None,
     progress: object,
+    certificates: Certificates | None = None,
 ) -> Results:
     """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
     if not isinstance(method, str):
@@ -245,12 +263,12 @@ def answered(
     cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
     believe(network, [query.property for case in cases for query in case.queries])
     if not shown:
-        return Results(run(cases, asked, limits=limits))
+        return Results(run(cases, asked, limits=limits, certificates=certificates))
     # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
 
     with Watcher(len(cases)) as watcher:
-        return Results(run(cases, asked, observer=watcher, limits=limits))
+        return Results(run(cases, asked, observer=watcher, limits=limits, certificates=certificates))
 
 
 def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: str) -> Network:

@@ -218,6 +218,27 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         yield boxes.index(box), proof
 
 
+class OfTwo(Certificates):
+    """Certificates of what is asked about two networks at once.
+
+    Args:
+        folder: as in ``Certificates``.
+        files: of the networks.
+        one, other: the networks; the second is that of its file.
+    """
+
+    def __init__(self, folder: Path, files: tuple[str, str], one: Network, other: Network) -> None:
+        super().__init__(folder)
+        self._both = files, one, other
+
+    def _keep(
+        self, onnx: str, vnnlib: str, queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float
+    ) -> Kept:
+        if any(outcome.verdict is Verdict.SAT for outcome in outcomes) or len(queries) != 1:
+            return Kept(False, "of two networks, an unsat of one box alone has a certificate")
+        return self.keep_two(*self._both, replace(queries[0].property, name=vnnlib), limit)
+
+
 def beside(
     one: Network, other: Network, prop: Property, limit: float
 ) -> tuple[list[tuple[int, int]], Proof | Cover | None]:
