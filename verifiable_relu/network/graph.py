@@ -202,11 +202,8 @@ class Network:
     def counts(self) -> bool:
         """Whether bounds take notice of ``whole``: not where numbers are rounded, and not where certificates know all
         activations, as those of a quantised network, since whoever checks them takes none."""
-        return (
-            self.arithmetic == "real"
-            and bool(self.whole)
-            and not all(self.nodes[i].certified for i in self.activations)
-        )  # type: ignore[attr-defined]
+        certified = all(self.nodes[i].certified for i in self.activations)  # type: ignore[attr-defined]
+        return self.arithmetic == "real" and bool(self.whole) and not certified
 
     @cached_property
     def keeping(self) -> frozenset[int]:
