@@ -47,23 +47,28 @@ def partly(make: Make, share: float) -> Make:
     return lambda: PartlyLinear(make(), share)
 
 
-def _mlp(hidden: Sequence[int], share: float) -> Callable[[Image, int, Make, Normalize | None], nn.Module]:
+def _network(
+    shape: Image, classes: int, make: Make, normalize: Normalize | None, hidden: Sequence[int], channels: Sequence[int]
+) -> nn.Module:
+    """An MLP, or with channels a CNN."""
+    if channels:
+        return cnn(shape, channels, hidden, classes, make, normalize)
+    return mlp([shape[0] * shape[1] * shape[2], *hidden, classes], make, normalize)
+
+
+def _settled(share: float, hidden: Sequence[int], channels: Sequence[int] = ()) -> Callable[..., nn.Module]:
     def made(shape: Image, classes: int, make: Make, normalize: Normalize | None) -> nn.Module:
-        return mlp([shape[0] * shape[1] * shape[2], *hidden, classes], partly(make, share), normalize)
+        return _network(shape, classes, partly(make, share), normalize, hidden, channels)
 
     return made
 
 
-def _cnn(channels: Sequence[int], hidden: Sequence[int], share: float) -> Callable[..., nn.Module]:
-    def made(shape: Image, classes: int, make: Make, normalize: Normalize | None) -> nn.Module:
-        return cnn(shape, channels, hidden, classes, partly(make, share), normalize)
+SIX, TWO, CNN = (6 * [100],), (2 * [128],), ([32], [4, 8])
+"""The hidden layers of the networks, and the channels of the CNN."""
 
-    return made
-
-
-six_half, six_most = _mlp(6 * [100], 0.5), _mlp(6 * [100], 0.75)
-two_half, two_most = _mlp(2 * [128], 0.5), _mlp(2 * [128], 0.75)
-cnn_half, cnn_most = _cnn([4, 8], [32], 0.5), _cnn([4, 8], [32], 0.75)
+six_half, six_most = (_settled(share, *SIX) for share in (0.5, 0.75))
+two_half, two_most = (_settled(share, *TWO) for share in (0.5, 0.75))
+cnn_half, cnn_most = (_settled(share, *CNN) for share in (0.5, 0.75))
 
 
 PROBED = 64
@@ -229,31 +234,21 @@ def _significance(net: nn.Module, x: Tensor, fitted: bool) -> tuple[list[Tensor]
 
 
 def _choosing(
-    by: str, samples: int, eps: float, sizes: Sequence[int], channels: Sequence[int] = ()
+    by: str, samples: int, eps: float, hidden: Sequence[int], channels: Sequence[int] = ()
 ) -> Callable[..., nn.Module]:
     def made(shape: Image, classes: int, make: Make, normalize: Normalize | None) -> nn.Module:
-        neurons = iter([*channels, *sizes])
-
-        def activation() -> nn.Module:
-            return Chosen(make(), next(neurons), by)
-
-        if channels:
-            return Choosing(cnn(shape, channels, sizes, classes, activation, normalize), by, samples, eps)
-        net = mlp([shape[0] * shape[1] * shape[2], *sizes, classes], activation, normalize)
+        neurons = iter([*channels, *hidden])
+        net = _network(shape, classes, lambda: Chosen(make(), next(neurons), by), normalize, hidden, channels)
         return Choosing(net, by, samples, eps)
 
     return made
 
 
+CHOICES = ("hardness", "instability", "significance", "grafting")
+
 FASHION, ADULT = 60_000, 32_561
 """The numbers of training samples: neurons are chosen within the second epoch."""
 
-six_hard, six_stable, six_significant, six_grafted = (
-    _choosing(by, FASHION, 0.02, 6 * [100]) for by in ("hardness", "instability", "significance", "grafting")
-)
-two_hard, two_stable, two_significant, two_grafted = (
-    _choosing(by, ADULT, 0.06, 2 * [128]) for by in ("hardness", "instability", "significance", "grafting")
-)
-cnn_hard, cnn_stable, cnn_significant, cnn_grafted = (
-    _choosing(by, FASHION, 0.03, [32], [4, 8]) for by in ("hardness", "instability", "significance", "grafting")
-)
+six_hard, six_stable, six_significant, six_grafted = (_choosing(by, FASHION, 0.02, *SIX) for by in CHOICES)
+two_hard, two_stable, two_significant, two_grafted = (_choosing(by, ADULT, 0.06, *TWO) for by in CHOICES)
+cnn_hard, cnn_stable, cnn_significant, cnn_grafted = (_choosing(by, FASHION, 0.03, *CNN) for by in CHOICES)

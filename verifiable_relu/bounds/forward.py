@@ -125,6 +125,11 @@ def input_box_node(network: Network) -> int:
     return index
 
 
+def _one_whole(box: Bounds) -> Tensor:
+    """(batch,): whether every value of a box is one whole number."""
+    return ((box.lower == box.upper) & (box.lower == box.lower.round())).flatten(1).all(1)
+
+
 class NodeBounds:
     """Bounds of a network's nodes over a batch of boxes, node after node.
 
@@ -170,9 +175,8 @@ class NodeBounds:
         self._magnitudes: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
         self._possibly_active: dict[int, Tensor] = {}
-        whole = (box.lower == box.upper) & (box.lower == box.lower.round())
-        # (batch,) of each node whether its values over a box are whole numbers.
-        self._whole: dict[int, Tensor] = {0: whole.flatten(1).all(1)}
+        # (batch,) of each node whether its values over a box are whole numbers, where the network counts.
+        self._whole: dict[int, Tensor] = {0: _one_whole(box)} if network.counts else {}
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Bound all nodes up to ``index`` that have no bounds yet.
@@ -197,7 +201,7 @@ class NodeBounds:
         if index in network.whole:
             found = torch.ones(self.samples, dtype=torch.bool, device=box.lower.device)
         else:
-            found = ((box.lower == box.upper) & (box.lower == box.lower.round())).flatten(1).all(1)
+            found = _one_whole(box)
             if index in network.keeping:
                 found = found | torch.stack([self._whole[i] for i in network.nodes[index].inputs]).all(0)
         self._whole[index] = found

@@ -159,6 +159,11 @@ class Network:
         return tuple(i for i, node in enumerate(self.nodes) if isinstance(node, Activation))
 
     @cached_property
+    def uncertified(self) -> tuple[Activation, ...]:
+        """The activation nodes that certificates do not know, in order."""
+        return tuple(node for node in self.nodes if isinstance(node, Activation) and not node.certified)
+
+    @cached_property
     def affine(self) -> tuple[Affine, ...]:
         """The affine nodes, in order."""
         return tuple(node for node in self.nodes if isinstance(node, Affine))
@@ -202,8 +207,7 @@ class Network:
     def counts(self) -> bool:
         """Whether bounds take notice of ``whole``: not where numbers are rounded, and not where certificates know all
         activations, as those of a quantised network, since whoever checks them takes none."""
-        certified = all(self.nodes[i].certified for i in self.activations)  # type: ignore[attr-defined]
-        return self.arithmetic == "real" and bool(self.whole) and not certified
+        return self.arithmetic == "real" and bool(self.uncertified) and bool(self.whole)
 
     @cached_property
     def keeping(self) -> frozenset[int]:

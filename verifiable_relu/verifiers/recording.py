@@ -44,8 +44,7 @@ def uncertified(network: Network) -> str:
     """The name of a node of a network that certificates do not know; empty if they know all."""
     if network.paired:
         return "networks beside each other"
-    nodes = [node for node in network.nodes if isinstance(node, Activation) and not node.certified]
-    return next((getattr(node, "function", node.op) for node in nodes), "")
+    return next((getattr(node, "function", node.op) for node in network.uncertified), "")
 
 
 def proved_beside(query: Query, ascent: Ascent) -> Proof | None:

@@ -624,22 +624,20 @@ class Frontier:
         last = len(self.network.nodes) - 1
         matrix = rows.matrix.reshape(-1, *self.network.output_shape)
         values, coefficients = matrix.new_empty(len(matrix)), matrix.new_zeros(len(matrix), self.network.input_size)
-        size, rest = (
-            chunk_size(self.network, matrix, self.memory, TUNING),
-            torch.arange(len(matrix), device=matrix.device),
-        )
+        size = chunk_size(self.network, matrix, self.memory, TUNING)
+        parts = groups(len(matrix), rows.sample, size, boxes)
         if self._points:
-            for part, mine in groups(len(matrix), rows.sample, size, boxes):
+            for part, mine in parts:
                 values[part] = relaxation.by_intervals(matrix[part], mine)
             # Little is left of lines behind steps, but at a point rows are rounded less often than intervals.
             point = (relaxation.box.lower == relaxation.box.upper).flatten(1)[:, self.counted].all(1)
             rest = (point[rows.sample] & (values <= rows.bound)).nonzero().squeeze(1)
-        for part, mine in groups(len(rest), rows.sample[rest], size, boxes):
+            parts = ((rest[part], mine) for part, mine in groups(len(rest), rows.sample[rest], size, boxes))
+        for part, mine in parts:
             stop()
-            chosen = rest[part]
-            values[chosen], reached = relaxation.lower(last, matrix[chosen], mine, coefficients=True)
+            values[part], reached = relaxation.lower(last, matrix[part], mine, coefficients=True)
             assert reached is not None
-            coefficients[chosen] = relaxation.of_input(reached)
+            coefficients[part] = relaxation.of_input(reached)
         if forms is not None:
             others, slopes = forms.lower(rows.matrix, rows.sample)
             better = others > values

@@ -250,8 +250,8 @@ class _Rounding:
     ) -> int:
         """Add the value of a node times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``.
 
-        ``small``: whether it is a product with a weight that may be below the smallest normal number; ``factor``: the
-        largest by which a number was multiplied before that may be taken for zero.
+        ``small``: whether it is a product with a weight that may be below the smallest normal number; ``factor``: twice
+        the size of the weight, as ``off`` takes it, where that is large.
         """
         node = self.nodes[source]
         same = Scale(name=node.name, inputs=(source,), shape=node.shape, center=ZERO, scale=ONE, shift=ZERO)
