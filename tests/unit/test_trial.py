@@ -38,7 +38,7 @@ def test_results_exceptions_and_changes_are_lost() -> None:
 
 
 class EndsTheProcess:
-    """An object in a circle that must not be collected in a copy, as onnxruntime's sessions whose threads stay behind."""
+    """An object in a circle that a copy must not collect, as sessions of onnxruntime whose threads stay behind."""
 
     def __init__(self) -> None:
         self.first, self.itself = os.getpid(), self
