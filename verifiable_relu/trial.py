@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -62,6 +63,8 @@ def _work(work: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         # The threads of OpenMP are not there in a copy, which would wait for them.
         torch.set_num_threads(1)
+        # An object whose threads are not there, onnxruntime's sessions for one, crashes or hangs where it is collected.
+        gc.freeze()
         with suppress(Exception):
             work()
     finally:

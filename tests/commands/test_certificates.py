@@ -22,7 +22,7 @@ from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main
 from verifiable_relu.check import Refused
 from verifiable_relu.check import __main__ as check
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, read_onnx, write_onnx
 from verifiable_relu.report import __main__ as report
 from verifiable_relu.spec.property import Box, Property, Query
@@ -206,6 +206,16 @@ def test_a_line_of_the_table_that_was_not_written_to_its_end_spoils_no_other(
     rows = list(csv.reader(capsys.readouterr().out.splitlines()))
     assert rows[0][2] == "the line of the table is not whole"
     assert [row[1] for row in rows] == ["refused", "accepted"]
+
+
+def test_a_table_of_other_columns_gets_no_lines(tmp_path: Path) -> None:
+    certificates.Certificates(tmp_path)
+    table = tmp_path / "certificates.csv"
+    earlier = table.read_text().replace(",other", "")
+    table.write_text(earlier)
+    with pytest.raises(InputError, match="other columns"):
+        certificates.Certificates(tmp_path)
+    assert table.read_text() == earlier
 
 
 @pytest.fixture

@@ -335,6 +335,19 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "F.gelu → LambdaGELU" in said and "proven: by at most" in said and read_onnx(out).output_size == 2
     assert f"wrote {out} and {small}" in said
+    images, folder = X.sigmoid(), tmp_path / "proofs"
+    np.savez(tmp_path / "d.npz", images=images.numpy(), labels=read_onnx(out)(images.double()).argmax(1).numpy())
+    proving = ["--int8", "--eps", "1e-6", "--images", "3", "--certificates", str(folder)]
+    assert main([*asked, "--epochs", "1", "--rate", "1e-9", "--target", "160", "--quiet", *proving]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "of 3 images" in line]
+    assert len(rows) == 4 and rows[3].startswith("all of these and λ-GELU with λ ≥ 160 at once: within 1e-6, "), rows
+    each = [int(re.findall(r"(\d) of 3", row)[0]) for row in rows]
+    certified = each[3]
+    assert 1 <= certified <= min(each)
+    table = (folder / "certificates.csv").read_text()
+    assert table.count(",true,") == certified and str(small) in table
+    assert main([*asked, "--certificates", str(folder)]) == 2
+    assert "is for --eps and --int8" in capsys.readouterr().err
     (tmp_path / "bad.pt").write_bytes(b"no weights")
     for change, message in (
         ({0: named.replace("Net", "Nets")}, "Nets"),

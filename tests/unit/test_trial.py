@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -34,6 +35,26 @@ def test_results_exceptions_and_changes_are_lost() -> None:
     held: list[int] = []
     assert survived(lambda: held.append(1)) and not held
     assert survived(lambda: 1 // 0)
+
+
+class EndsTheProcess:
+    """An object in a circle that a copy must not collect, as sessions of onnxruntime whose threads stay behind."""
+
+    def __init__(self) -> None:
+        self.first, self.itself = os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.first:
+            os.abort()
+
+
+def test_what_the_process_no_longer_needs_is_not_collected_in_the_copy() -> None:
+    gc.disable()
+    try:
+        EndsTheProcess()
+        assert survived(gc.collect)
+    finally:
+        gc.enable()
 
 
 def test_work_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,11 @@ class Certificates:
             folder.mkdir(parents=True, exist_ok=True)
             if not plain(self._table):
                 self._append(_HEADER)
-            elif not self._table.read_bytes().endswith(b"\n"):
+                return
+            held = self._table.read_bytes()
+            if not held.startswith(",".join(_HEADER).encode()):
+                raise InputError("has other columns than those written today: choose another folder", path=self._table)
+            if not held.endswith(b"\n"):
                 # The writer of the last line was killed, or found no space.
                 self._append(())
         except OSError as error:

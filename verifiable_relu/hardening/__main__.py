@@ -58,6 +58,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
     made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
     made.add_argument("--int8", action="store_true", help="write the int8 network beside it, too, as N.int8.onnx")
+    asked = made.add_argument_group("what is proven of the files")
+    asked.add_argument(
+        "--eps",
+        type=_eps,
+        metavar="E",
+        help="ask whether test images keep their label in the L∞ ball of this radius, such as 1/255, of the network in "
+        "real numbers, of each file in float32, and of these and the λ-GELU networks at once",
+    )
+    asked.add_argument("--images", type=_count, default=20, metavar="N", help="the first N test images (default: 20)")
+    asked.add_argument(
+        "--timeout", type=seconds, default=10.0, metavar="S", help="seconds for each image and question (default: 10)"
+    )
+    asked.add_argument(
+        "--certificates",
+        type=Path,
+        metavar="DIR",
+        help="write and check a certificate of all networks at once for each image (with --eps and --int8)",
+    )
     made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     add_debug(made)
     return made
@@ -77,6 +95,15 @@ def _seed(text: str) -> int:
 
 def _patience(text: str) -> float:
     return 0.0 if text == "0" else seconds(text)
+
+
+def _eps(text: str) -> str:
+    try:
+        if fraction(text) >= 0:
+            return text
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"'{text}' is no number of at least 0")
 
 
 def _rate(text: str) -> float:
@@ -101,6 +128,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         InputError: for a model, weights, data, a device or an output file that cannot be used.
     """
+    if options.certificates is not None and (options.eps is None or not options.int8):
+        raise InputError("--certificates is for --eps and --int8: certify writes those of a single file")
     if options.out.suffix != ".onnx":
         raise InputError("the name of the output file must end in .onnx", path=options.out)
     for written in (options.out, *([int8_file(options.out)] if options.int8 else ())):
@@ -145,6 +174,20 @@ def run(options: argparse.Namespace) -> int:
 
         files.append(int8_file(options.out))
         write_whole(files[1], quantize(options.out.read_bytes(), training[0][:CALIBRATED].numpy()))
+    if options.eps is not None:
+        from verifiable_relu.hardening.proven import proven
+        from verifiable_relu.nn.gates import Hardness, LambdaGELU
+
+        gates = [module for module in hardened.smooth.modules() if isinstance(module, Hardness)]
+        lam = options.target if all(isinstance(gate, LambdaGELU) for gate in gates) else None
+        asked = test[0][: options.images], test[1][: options.images]
+        kept, shown = options.certificates, not options.quiet
+        for name, results in proven(files, *asked, options.eps, options.timeout, lam, kept, shown):
+            counts = results.summary
+            print(
+                f"{name}: within {options.eps}, {counts['certified']} of {counts['asked']} images certified, "
+                f"{counts['attacked']} attacked, {counts['undecided']} undecided"
+            )
     print(f"wrote {' and '.join(map(str, files))}; next, write properties and answer them:")
     print(
         f"  python -m verifiable_relu.spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P"

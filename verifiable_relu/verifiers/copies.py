@@ -6,6 +6,7 @@ would import torch first. It returns what it has found, and ends; it also ends w
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 import signal
@@ -171,6 +172,8 @@ def _serve(share: Callable[[Callable[[], bool]], Found], pipe: Connection, ours:
     # Ctrl-C in a terminal is for all its processes, and is for the first one alone to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Objects whose threads stay behind, onnxruntime's sessions for one, would crash or hang where they are collected.
+    gc.freeze()
     for end in ours:
         end.close()
     # What fails here is done again by the other process, which fails too if the share is at fault, and reports it.

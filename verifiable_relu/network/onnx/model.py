@@ -122,6 +122,8 @@ _PLAIN = {
 It crashes (onnx 1.23.2) at EyeLike and Mish whose input has no type that is known, and at others.
 """
 
+_CRASHES = "the ONNX library crashes on the file or does not end on it, or there is no memory for another process"
+
 
 def load_model(
     data: bytes, folder: Path | None, read: Callable[[onnx.ModelProto], object]
@@ -169,7 +171,7 @@ def load_model(
             read(model)
 
         if not survived(tried):
-            raise InputError("the ONNX library crashes on the file, or there is no memory for another process")
+            raise InputError(_CRASHES)
     try:
         onnx.checker.check_model(checked, full_check=True)
     except onnx.checker.ValidationError as error:
@@ -234,7 +236,7 @@ def _complete(model: onnx.ModelProto) -> Iterator[str]:
         return onnx.shape_inference.infer_shapes(model)
 
     if not survived(inferred):
-        raise InputError("the ONNX library crashes on the file, or there is no memory for another process")
+        raise InputError(_CRASHES)
     try:
         types = {output.name: output for output in inferred().graph.output}
     except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
