@@ -22,7 +22,7 @@ from verifiable_relu.nn import Embedded
 from verifiable_relu.study.records import Record
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
-SAMPLES, STEPS, RATE = 256, 300, 5e-3
+SAMPLES, STEPS, RATE = 256, 300, 1e-3
 """Of the training before the hardening: samples, all in each step, and AdamW's rate."""
 
 EPOCHS, BATCH = 20, 64
