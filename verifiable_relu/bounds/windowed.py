@@ -109,9 +109,9 @@ class Window:
         return grid.views(images)[group, self.point.div(right, rounding_mode="floor"), self.point % right]
 
     def before(self, operator: ConvolutionOperator) -> Window:
-        """Pulled back through a plain convolution."""
+        """Pulled back through a convolution."""
         weight, grid = operator.node.weight, self.grid.before(operator.node)
-        if self.values.dtype != weight.dtype:
+        if self.values.dtype != weight.dtype or not operator.plain:
             values = operator.transposed(self.values, grid.size)
         elif self.grid.size == (1, 1):
             values = (self.values.flatten(1) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
@@ -350,7 +350,7 @@ class Windowed:
             rows = self._clean(rows, index)
             scale = self.at(rows, index, "scale", None, node.scale.expand(1, *node.shape).flatten(1))
             return Stepped(None, node.inputs[0], replace(rows, values=rows.values * scale))
-        if not isinstance(operator, ConvolutionOperator) or not operator.plain:
+        if not isinstance(operator, ConvolutionOperator) or not operator.pulls_back(rows.values.dtype):
             return None
         rows = self._clean(rows, index)
         if self._last.operator(index) is not None:
