@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.test_bounds import ACTS, boxes, images, mlp, points
+from tests.support.draws import draws
+from tests.unit.test_bounds import ACTS, Random, boxes, images, mlp, points
 from tests.unit.test_bounds import rows as output_rows
 from verifiable_relu.bounds import PLAIN, TUNING, Bounds, Tuning, crown_relaxation, interval_bounds
+from verifiable_relu.bounds.operators import ConvolutionOperator, needed
+from verifiable_relu.bounds.windowed import Window
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
@@ -30,6 +33,26 @@ def _sparse() -> Network:
     return build.network(build.linear(x, torch.randn(3, 40, generator=generator).double(), None, "out"), name="sparse")
 
 
+def pooled() -> Network:
+    """Images that are averaged, channel by channel, and go through a convolution in groups; outputs are an image."""
+    rng, build, relu = Random(3), Builder((2, 15, 14)), ACTS["relu"]
+    x = relu(build, build.conv2d(0, rng.normal(4, 2, 3, 3) / 3, rng.normal(4) / 2, "conv1", padding=(1, 1, 1, 1)))
+    mean = torch.full((4, 1, 2, 2), 0.25, dtype=torch.float64)
+    x = build.conv2d(x, mean, None, "mean", stride=(2, 2), padding=(0, 1, 1, 0), groups=4)
+    x = relu(build, build.conv2d(x, rng.normal(4, 4, 3, 3) / 4, rng.normal(4) / 2, "conv2", padding=(1, 0, 1, 1)))
+    x = build.conv2d(x, rng.normal(6, 2, 2, 2) / 3, rng.normal(6) / 2, "groups", stride=(1, 2), groups=2)
+    before = x = relu(build, x)
+    x = relu(build, build.conv2d(x, rng.normal(6, 6, 3, 3) / 4, rng.normal(6) / 2, "conv3", padding=(1, 1, 1, 1)))
+    x = build.add(x, before, "shortcut")
+    return build.network(build.conv2d(x, rng.normal(2, 6, 1, 1), rng.normal(2), "conv4"), name="pooled")
+
+
+def _wide(network: Network) -> Bounds:
+    """One box in which many neurons are unstable."""
+    several = boxes(network, batch=4)
+    return Bounds(several.lower[2:3], several.upper[2:3])
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "mlp": lambda: mlp(ACTS["relu"], sizes=(6, 24, 24, 24, 3)),
     "images": lambda: images(ACTS["relu"]),
@@ -37,6 +60,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "narrow mlp": lambda: _narrowed(mlp(ACTS["relu"], sizes=(6, 24, 24, 24, 3))),
     "narrow images": lambda: _narrowed(images(ACTS["relu"])),
     "sparse": _sparse,
+    "pooled images": pooled,
 }
 
 EAGER = Tuning(
@@ -77,7 +101,7 @@ def _found(network: Network, box: Bounds, tuning: Tuning) -> tuple[list[Bounds],
 
 CONCERNED = {
     "float32": ("narrow mlp", "narrow images"),
-    "windows": ("images", "smooth images"),
+    "windows": ("images", "smooth images", "pooled images"),
     "restriction to possibly active neurons": ("mlp", "images", "sparse"),
     "sides that wait": ("mlp", "images"),
     "compressed rows": ("sparse",),
@@ -130,3 +154,57 @@ def test_bounds_hold_at_points_of_the_box(name: str, tuning: Tuning) -> None:
     matrix, sample = output_rows(network, len(box.lower))
     reached = (values[-1].flatten(2)[:, sample] * matrix).sum(2)
     assert bool((lower <= reached.amin(0)).all())
+
+
+def test_windows_go_through_convolutions_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[int] = []
+
+    def before(window: Window, operator: ConvolutionOperator) -> Window:
+        passed.append(operator.node.groups)
+        return right(window, operator)
+
+    right = Window.before
+    monkeypatch.setattr(Window, "before", before)
+    _found(pooled(), _wide(pooled()), replace(EAGER, float32=False))
+    assert {1, 2, 4} <= set(passed)
+
+
+@pytest.mark.parametrize("seed", range(draws(8)))
+def test_neurons_that_outputs_do_not_depend_on_are_left_out_of_bounds(seed: int) -> None:
+    """Numbers in their place change nothing, and neither do their bounds."""
+    network, generator = pooled(), torch.Generator().manual_seed(seed)
+    outputs = torch.zeros(network.output_size, dtype=torch.bool)
+    outputs[torch.randperm(network.output_size, generator=generator)[: 1 + seed % 2]] = True
+    only = needed(network, outputs, torch.float64)
+    assert only is not None and list(only) == list(network.activations)
+    assert all(int(part.sum()) > 0 for part in only.values())
+    assert any(not bool(part.all()) for part in only.values())
+    x = torch.randn(1, *network.input_shape, generator=generator).double()
+    for index, part in only.items():
+        values: list[torch.Tensor] = []
+        for at, node in enumerate(network.nodes):
+            value = node.forward(*(values[i] for i in node.inputs)) if node.inputs else x
+            if at == index:
+                noise = 1 + torch.rand(1, node.size, generator=generator).double()
+                value = (value.flatten(1) + torch.where(part, 0.0, noise)).reshape(value.shape)
+            values.append(value)
+        torch.testing.assert_close(values[-1].flatten()[outputs], network(x).flatten()[outputs])
+    box = _wide(network)
+    matrix = torch.eye(network.output_size, dtype=torch.float64)[outputs]
+    sample = torch.zeros(len(matrix), dtype=torch.long)
+    with torch.no_grad():
+        every, mine = crown_relaxation(network, box), crown_relaxation(network, box, only=only)
+        torch.testing.assert_close(mine.outputs(matrix, sample), every.outputs(matrix, sample), rtol=1e-9, atol=1e-9)
+    for index, part in only.items():
+        one, other = mine.pre[index], every.pre[index]
+        flat = part.reshape(one.lower.shape)
+        torch.testing.assert_close(one.lower[flat], other.lower[flat], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(one.upper[flat], other.upper[flat], rtol=1e-9, atol=1e-9)
+        assert bool((one.lower <= other.lower + 1e-9).all()) and bool((one.upper >= other.upper - 1e-9).all())
+    assert any(bool((mine.pre[i].lower < every.pre[i].lower - 1e-3).any()) for i in only)
+
+
+def test_every_neuron_of_a_dense_network_is_needed() -> None:
+    network = mlp(ACTS["relu"], sizes=(6, 24, 24, 24, 3))
+    assert needed(network, torch.tensor([True, False, False]), torch.float64) is None
+    assert needed(pooled(), torch.ones(pooled().output_size, dtype=torch.bool), torch.float64) is None
