@@ -277,6 +277,8 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
     yield f"  network   {printable(result.onnx)}: {size}"
+    for sentence in result.mended:
+        yield f"  mended    {printable(sentence)}"
     match result.answer, result.margin:
         case _, None:
             pass

@@ -6,12 +6,16 @@ import csv
 import errno
 import gzip
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
+from tests.soundness import page_checker
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.campaign import certificates
 from verifiable_relu.campaign.store import read_results
@@ -19,7 +23,7 @@ from verifiable_relu.certify import main
 from verifiable_relu.check import Refused
 from verifiable_relu.check import __main__ as check
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network import from_torch, write_onnx
+from verifiable_relu.network import from_torch, read_onnx, write_onnx
 from verifiable_relu.report import __main__ as report
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.specfile import vnnlib_text
@@ -78,6 +82,72 @@ def test_joint_verdicts_get_certificates_for_the_whole_family(
         (line,) = csv.DictReader(file)
     assert "λ ≥ 160, 160," in line["detail"]
     assert b'"joint": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
+
+
+def lax(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
+    """A file with two ReLU layers beside each other, crops around them, and a change to it."""
+    rng = np.random.default_rng(3)
+    sizes = {"wa": (3, 4), "wb": (3, 4), "a0": (4,), "b0": (4,), "wo": (4, 2), "o0": (2,)}
+    weights = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    weights["crop"] = np.array([0, 1, 0, -1])
+    named = [numpy_helper.from_array(number, name) for name, number in weights.items()]
+    lines = (
+        ("Gemm", "x wa a0", "a"), ("Relu", "a", "ra"), ("Gemm", "x wb b0", "b"), ("Relu", "b", "rb"),
+        ("Pad", "rb crop", "cropped"), ("Add", "ra cropped", "sum"), ("Gemm", "sum wo o0", "y"),
+    )  # fmt: skip
+    nodes = [onnx.helper.make_node(operator, inputs.split(), [made]) for operator, inputs, made in lines]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, n)) for name, n in (("x", 3), ("y", 2))
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], named)
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    change(made)
+    return made
+
+
+def shuffled(made: onnx.ModelProto) -> None:
+    """Nodes in an order of which a count of the activations as they stand in the file would be another."""
+    order = [made.graph.node[i] for i in (6, 3, 4, 1, 5, 0, 2)]
+    del made.graph.node[:]
+    made.graph.node.extend(order)
+
+
+NEGATIVE = "negative pads of 'cropped' take elements off"
+LAX: dict[str, Callable[[onnx.ModelProto], object]] = {
+    # How a file is changed, by the sentence that says how it is read.
+    "nodes that the file has before what they need are sorted": shuffled,
+    "output 'y' has no type or no shape: those": lambda made: made.graph.output[0].ClearField("type"),
+    "output 'y' has no type or no shape": lambda made: made.graph.output[0].type.tensor_type.ClearField("shape"),
+    "imported twice, in one version": lambda made: made.opset_import.append(onnx.helper.make_opsetid("ai.onnx", 13)),
+    "1 tensors are named without a type": lambda made: made.graph.value_info.add(name="a"),
+    NEGATIVE: lambda made: None,
+}
+
+
+@pytest.mark.parametrize("sentence", LAX)
+def test_the_checker_reads_files_as_tools_write_them_and_the_summary_says_how(
+    sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.onnx").write_bytes(lax(LAX[sentence]).SerializeToString())
+    network = read_onnx(tmp_path / "net.onnx")
+    assert len(network.mended) == len({sentence, NEGATIVE})
+    box = ball(np.zeros(3), 1.0)
+    rng = np.random.default_rng(0)
+    at = torch.from_numpy(np.concatenate([rng.uniform(-1, 1, (4000, 3)), rng.choice([-1.0, 1.0], (99, 3))]))
+    outputs = network(at)
+    prop = Property(box, ((row({0: 1, 1: -1}, round(float((outputs[:, 0] - outputs[:, 1]).min()) - 0.25, 3)),),))
+    (tmp_path / "p.vnnlib").write_text(vnnlib_text(prop))
+    command = ["--spec", str(tmp_path / "p.vnnlib"), "--net", str(tmp_path / "net.onnx"), "--method", "bab"]
+    assert main([*command, "--certificates", str(tmp_path / "c"), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert said.out == "unsat\n" and "checked" in said.err
+    assert [line for line in said.err.splitlines() if line.startswith("  mended    ") and sentence in line]
+    assert read_results(tmp_path / "out")[0].mended == network.mended
+    (file,) = (tmp_path / "c").glob("*.jsonl.gz")
+    certificate = gzip.decompress(file.read_bytes())
+    assert b'"split"' in certificate
+    files = [(tmp_path / name).read_bytes() for name in ("net.onnx", "p.vnnlib")]
+    page_checker.check(certificate, *files)
 
 
 def test_a_folder_is_checked_again(instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

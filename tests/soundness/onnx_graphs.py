@@ -311,7 +311,10 @@ class Draft:
 
     def finish(self, output: Tensor) -> onnx.ModelProto:
         declared = output.shape if self.batch != "symbolic" else ("N", *output.shape[1:])
-        info = helper.make_tensor_value_info(output.name, output.kind, declared if self.chance(0.99) else None)
+        if not self.chance(0.99):
+            # A file that does not say the shape is read, and one that says another is refused.
+            declared = None if self.chance(0.5) else (*declared, 2)
+        info = helper.make_tensor_value_info(output.name, output.kind, declared)
         made = helper.make_graph(self.nodes, "random", self.inputs, [info], self.initializers)
         version = helper.make_opsetid(self.rng.choice(("", "", "ai.onnx")), self.opset)
         return helper.make_model(made, opset_imports=[version], ir_version=self.ir_version)

@@ -252,11 +252,12 @@ def read_network(
     reader = _Reader(network, ARITHMETICS[arithmetic] if arithmetic is not None else None)
     reader.values |= stored
     reader.values[given.name] = reader.rounded(x.reshape(shape))
+    nodes = _in_order(list(graph.node))
     needed = {graph.output[0].name}
-    for node in reversed(graph.node):
+    for node in reversed(nodes):
         if needed & set(node.output):
             needed |= set(node.input)
-    for node in graph.node:
+    for node in nodes:
         if node.output[0] in needed:
             reader.read(node)
     output = graph.output[0].name
@@ -271,6 +272,17 @@ def read_network(
         raise Unsupported("an Erf that is no part of GELU")
     network.outputs += [v if isinstance(v, Form) else Form(constant=v) for v in outputs]
     return network
+
+
+def _in_order(left: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Nodes as they are read: the first one, each time, of which nothing that it needs is made by those left."""
+    found = []
+    while left:
+        made = {name for node in left for name in node.output}
+        at = next((at for at, node in enumerate(left) if not made & set(node.input)), None)
+        need(at is not None, "nodes in a circle")
+        found.append(left.pop(at))
+    return found
 
 
 def read_pair(
@@ -594,6 +606,14 @@ def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], g
             a = a.T if attributes.get("transA") else a
             b = others[0].T if attributes.get("transB") else others[0]
             return (a @ b) * alpha + (others[1] * beta if len(others) > 1 else ZERO)
+        case "Pad":
+            sizes = [int(size) for size in given[1].tolist()]
+            for axis in range(a.ndim):
+                first, last, count = sizes[axis], sizes[a.ndim + axis], a.shape[axis]
+                places = range(max(0, -first), max(0, count + min(0, last)))
+                ends = [np.full((*a.shape[:axis], max(0, n), *a.shape[axis + 1 :]), ZERO) for n in (first, last)]
+                a = np.concatenate([ends[0], a.take(places, axis), ends[1]], axis)
+            return a
         case "Relu" | "Abs":
             return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
         case "Round":

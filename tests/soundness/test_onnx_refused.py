@@ -190,6 +190,7 @@ INVALID: dict[str, onnx.ModelProto] = {
     "groups that do not divide the channels": model(operator("Conv", "w", group=2), IMAGE, {"w": KERNEL}),
     "a stride of 0": model(operator("Conv", "w", strides=[0, 1]), IMAGE, {"w": KERNEL}),
     "a dilation of 0": model(operator("Conv", "w", dilations=[0, 1]), IMAGE, {"w": KERNEL}),
+    "negative pads that take off more than there is": model(operator("Pad", "p"), constants={"p": i64(0, -3, 0, 4)}),
     "negative pads": model(operator("AveragePool", kernel_shape=[2, 2], pads=[-1, 0, 0, 0]), IMAGE),
     "too few pads": model(operator("Conv", "w", pads=[1, 1]), IMAGE, {"w": KERNEL}),
     "a kernel larger than the image": model(operator("AveragePool", kernel_shape=[4, 4]), IMAGE),
@@ -350,6 +351,25 @@ LAX: dict[str, tuple[onnx.ModelProto, Callable[[np.ndarray], np.ndarray]]] = {
     "negative pads of opset 2": (
         model(operator("Pad", pads=[0, 0, -1, 0, 0, 1], value=3.0), SQUARE, opset=2),
         lambda x: np.concatenate([x[:, :, 1:], np.full((1, 2, 1), 3.0)], 2),
+    ),
+    "negative pads of a constant": (
+        model(
+            [node("Pad", ["w", "pads"], ["v"]), node("Add", ["x", "v"], ["y"])],
+            constants={"w": f32(1, 2, 3), "pads": i64(-1, 0)},
+        ),
+        lambda x: x + f32(2, 3),
+    ),
+    "negative pads of an old constant": (
+        model(
+            [node("Pad", ["w"], ["v"], pads=[-1, 1]), node("Add", ["x", "v"], ["y"])],
+            constants={"w": f32(1, 2)},
+            opset=9,
+        ),
+        lambda x: x + f32(2, 0),
+    ),
+    "an output with a type and no shape": (
+        changed(lambda m: m.graph.output[0].type.tensor_type.ClearField("shape")),
+        lambda x: np.maximum(x + f32(1, 2), 0),
     ),
     "two outputs of opset 2": (
         helper.make_model(

@@ -9,6 +9,7 @@ import multiprocessing
 import pickle
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -17,7 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import verifiable_relu.nn
+from verifiable_relu import harden, verify
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.hardening import soften
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import (
     Embedded,
@@ -113,12 +116,44 @@ def test_a_gate_is_finite_wherever_its_input_is_in_half_precision() -> None:
         torch.testing.assert_close(gate(x), x.relu(), rtol=1e-3, atol=1e-3)
 
 
+class Calling(nn.Module):
+    """A forward that calls a function, beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(self.linear(x))
+
+
+SCRIPTS: dict[str, Callable[[nn.Module], Any]] = {
+    "scripted": torch.jit.script,
+    "traced": lambda module: torch.jit.trace(module, torch.zeros(1, 2)),
+    "frozen": lambda module: torch.jit.freeze(torch.jit.script(module.eval())),
+}
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_refused() -> None:
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_torchscript_is_refused_in_one_line_where_it_has_an_activation_to_replace(kind: str) -> None:
+    script = SCRIPTS[kind]
     with pytest.raises(UnsupportedError, match="TorchScript cannot compile a λ-gate"):
-        torch.jit.script(torch.nn.Sequential(LambdaGELU()))
-    with pytest.raises(InputError, match="the model: it is scripted"):
-        substitute_relu(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU())))
+        torch.jit.script(nn.Sequential(LambdaGELU()))
+    data = [(torch.rand(4, 2), torch.tensor([0, 1, 1, 0]))]
+    for smooth in (nn.Sequential(nn.Linear(2, 2), nn.GELU()), Calling()):
+        compiled = script(smooth)
+        for model, place in ((compiled, "the model"), (nn.Sequential(nn.Identity(), compiled), "module '1'")):
+            for change in (substitute_relu, soften, lambda model: harden(model, data)):
+                with pytest.raises(InputError, match=f"^{place}: it is TorchScript, in which gelu cannot be replaced"):
+                    change(model)
+    plain = script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    hard = substitute_relu(nn.Sequential(plain, nn.GELU()))
+    assert torch.equal(substitute_relu(plain)(data[0][0]), plain(data[0][0]))
+    assert torch.equal(hard(data[0][0]), plain(data[0][0]).relu())
+    hardened = harden(nn.Sequential(plain, nn.GELU(), nn.Linear(2, 2)), data, epochs=1)
+    (found,) = verify(hardened.model, data[0][0][:1], hardened.model(data[0][0][:1]).argmax(1), eps=1e-6)
+    assert found.answer == "unsat"
 
 
 def test_value_is_x_times_phi() -> None:

@@ -251,7 +251,7 @@ def _after(first: Normalisation, then: Network) -> Network:
     index = build.scale(0, "normalisation", center=first.center, scale=first.scale, error=first.error)
     moved = [replace(node, inputs=tuple(source + index for source in node.inputs)) for node in then.nodes[1:]]
     run = None if then.run is None else _composed(then.run, first)
-    return Network((*build.nodes, *moved), run=run, name=then.name)
+    return Network((*build.nodes, *moved), run=run, name=then.name, mended=then.mended)
 
 
 def _composed(run: Callable[[Tensor], Tensor], first: Normalisation) -> Callable[[Tensor], Tensor]:

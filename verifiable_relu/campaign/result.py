@@ -112,6 +112,7 @@ class Result:
         memory: the most bytes that the process which found the answer had had resident until then, for whatever; None
             where it is not known.
         certificate: the file of the verdict's certificate; empty where none was written.
+        mended: how the network's file was read where the standard does not say it (``Network.mended``).
     """
 
     onnx: str
@@ -142,6 +143,7 @@ class Result:
     processor_seconds: float | None = None
     memory: int | None = None
     certificate: str = ""
+    mended: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         margin = "" if self.margin is None else f", margin {self.margin:.6g}"
@@ -212,7 +214,7 @@ class Result:
         """
         # Records of older versions have no digest of files, are about real arithmetic, and say nothing of the machine.
         older: dict[str, Any] = dict.fromkeys(("files", "date", "processor", "command", "certificate"), "")
-        older |= {"arithmetic": "real", "processor_seconds": None, "memory": None}
+        older |= {"arithmetic": "real", "processor_seconds": None, "memory": None, "mended": ()}
         if not isinstance(record, dict) or {**older, **record}.keys() != _FIELDS.keys():
             raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
         read: dict[str, Any] = {}
@@ -319,6 +321,7 @@ _FIELDS: dict[str, Field] = {
     "processor_seconds": _maybe(_number),
     "memory": _maybe(_count),
     "certificate": _text,
+    "mended": _several(_text),
 }
 """The fields of a record, in the order of ``Result``'s."""
 

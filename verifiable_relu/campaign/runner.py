@@ -362,6 +362,7 @@ class _Campaign:
                 processor_seconds=self.docket.processor(query),
                 memory=None if self.store is None else peak() or None,
                 certificate=certificate,
+                mended=network.mended,
             ),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,8 @@ def read_model(data: bytes, arithmetic: Arithmetic | None = None) -> Graph:
         reader = _Reader(model, arithmetic)
         graph = reader.graph()
         # ONNX's own functions may crash on operators that are malformed: they see those alone that have been read.
-        onnx.checker.check_model(data, full_check=True)
+        reader.complete()
+        onnx.checker.check_model(model.SerializeToString() if reader.mended else data, full_check=True)
         reader.compare_shapes()
         return graph
     except BadInput:
@@ -55,15 +58,20 @@ def read_model(data: bytes, arithmetic: Arithmetic | None = None) -> Graph:
 
 
 class _Reader:
-    """The tensors of a model's graph, read in the order of the file."""
+    """The tensors of a model's graph, read in the order of the file as far as that can be read.
+
+    Attributes:
+        mended: whether the model is no longer that of the file: nodes were moved, or an output got a type.
+    """
 
     def __init__(self, model: onnx.ModelProto, arithmetic: Arithmetic | None) -> None:
         self.model = model
         self.build = Builder()
         self.running = None if arithmetic is None else Running(self.build, arithmetic)
         self.tensors: dict[str, Value | None] = {"": None}
-        versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
-        self.opset = versions[0] if len(versions) == 1 else 0
+        versions = {entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
+        self.opset = versions.pop() if len(versions) == 1 else 0
+        self.mended = _sort(model.graph)
 
     def graph(self) -> Graph:
         graph = self.model.graph
@@ -76,9 +84,7 @@ class _Reader:
         inputs = [i for i in graph.input if i.name not in self.tensors]
         if len(inputs) != 1 or len(graph.output) != 1:
             raise BadInput("a network with one input and one output is expected")
-        floats = FLOATS if self.running is None else {onnx.TensorProto.FLOAT}
-        if not {end.type.tensor_type.elem_type for end in (*inputs, *graph.output)} <= floats:
-            raise BadInput("an input and an output of floating-point numbers are expected, float32 if they run")
+        self._require_floats(inputs)
         axes = inputs[0].type.tensor_type.shape.dim
         dims = [axis.dim_value if axis.HasField("dim_value") else int(not at) for at, axis in enumerate(axes)]
         if min(dims, default=0) <= 0 or np.prod(dims, dtype=float) > LARGEST:
@@ -108,6 +114,24 @@ class _Reader:
         if self.running is not None:
             require_rounded(made)
         return made
+
+    def complete(self) -> None:
+        """Give an output without a type or a shape those that ONNX infers.
+
+        Raises:
+            BadInput: if the type is none of numbers that are known.
+        """
+        (output,) = self.model.graph.output
+        if not output.type.tensor_type.HasField("shape"):
+            (found,) = onnx.shape_inference.infer_shapes(self.model).graph.output
+            output.CopyFrom(found)
+            self.mended = True
+        self._require_floats([output])
+
+    def _require_floats(self, ends: Sequence[onnx.ValueInfoProto]) -> None:
+        floats = FLOATS if self.running is None else {onnx.TensorProto.FLOAT}
+        if not {end.type.tensor_type.elem_type for end in ends} <= floats:
+            raise BadInput("an input and an output of floating-point numbers are expected, float32 if they run")
 
     def compare_shapes(self) -> None:
         """Compare the shapes of all values with those that ONNX's inference finds for a batch of one.
@@ -178,6 +202,34 @@ class _Reader:
         if node.op_type == "Cast" and not (inputs[0].astype(np.float64) == found.astype(np.float64)).all():
             raise BadInput("the cast changes numbers")
         return found
+
+
+def _sort(graph: onnx.GraphProto) -> bool:
+    """Put next, again and again, the first node of the file that needs nothing of those that are left.
+
+    Returns:
+        Whether nodes were out of order. Nodes in a circle stay at the end.
+    """
+    nodes = list(graph.node)
+    maker = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    missing = [{maker[name] for name in node.input if name in maker} for node in nodes]
+    if all(max(needs, default=-1) < at for at, needs in enumerate(missing)):
+        return False
+    wait: dict[int, list[int]] = {}
+    for at, needs in enumerate(missing):
+        for other in needs:
+            wait.setdefault(other, []).append(at)
+    heap, placed = [at for at, needs in enumerate(missing) if not needs], []
+    while heap:
+        placed.append(heapq.heappop(heap))
+        for at in wait.get(placed[-1], ()):
+            missing[at].discard(placed[-1])
+            if not missing[at]:
+                heapq.heappush(heap, at)
+    circle = [at for at, needs in enumerate(missing) if needs]
+    del graph.node[:]
+    graph.node.extend(nodes[at] for at in (*placed, *circle))
+    return True
 
 
 def _places(value: Any) -> Any:

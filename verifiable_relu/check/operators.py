@@ -263,6 +263,33 @@ def _transpose(call: Call) -> Value:
     return _moved(call, np.transpose(call.tensor().index, call.attributes.get("perm")))
 
 
+def _pad(call: Call) -> Value:
+    """Numbers around a tensor; negative pads take elements off first."""
+    x, pads, value = call.tensor(), call.integers("pads", 1), call.attributes.get("value", 0.0)
+    rank = len(x.shape)
+    axes = [axis + rank * (axis < 0) for axis in call.integers("axes", 3) or range(rank)]
+    known = call.attributes.get("mode", b"constant") == b"constant" and pads is not None and len(pads) == 2 * len(axes)
+    if not known or pads is None or len(set(axes)) < len(axes) or not set(axes) <= set(range(rank)):
+        raise BadInput("the padding is not known")
+    index, widths = x.index, [(0, 0)] * rank
+    for axis, first, last in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        kept = range(max(0, -first), x.shape[axis] - max(0, -last))
+        if kept.start > kept.stop:
+            raise BadInput("negative pads take off more than there is")
+        index, widths[axis] = np.take(index, kept, axis), (max(0, first), max(0, last))
+    sizes = [size + first + last for size, (first, last) in zip(index.shape, widths, strict=True)]
+    if np.prod(sizes, dtype=float) > LARGEST or not index.size:
+        raise BadInput("the padding is too large for this checker, or takes everything off")
+    padded = np.pad(index, widths, constant_values=-1)
+    if (padded >= 0).all():
+        return _moved(call, padded)
+    flat, size = padded.ravel(), call.build.nodes[x.node].size
+    (rows,) = np.nonzero(flat >= 0)
+    matrix = sparse.csr_array((np.ones(len(rows)), (rows, flat[rows])), shape=(len(flat), size))
+    bias = np.where(flat < 0, float(call.numbers(2).item()) if call.given(2) else value, 0.0)
+    return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, padded.shape)
+
+
 def _dropout(call: Call) -> Value:
     training = call.inputs[2] if call.given(2) else None
     if training is not None and (not isinstance(training, np.ndarray) or training.any()):
@@ -313,6 +340,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "MatMul": _matmul,
     "MaxPool": largest,
     "Mul": _product,
+    "Pad": _pad,
     "PRelu": lambda call: _activation(call, call.numbers(1)),
     "QuantizeLinear": _quantize,
     "Relu": lambda call: _activation(call, np.zeros(())),

@@ -263,6 +263,10 @@ def _copy(model: object) -> nn.Module:
         copy = deepcopy(model)
     except Exception as error:  # The classes of a user's model decide what copying raises.
         raise UnsupportedError(f"the model cannot be copied: {error}") from error
+    for parameter in copy.parameters():
+        if not parameter.is_leaf:
+            # So a copy of TorchScript has them, which no optimizer takes.
+            parameter.detach_().requires_grad_()
     half = next((p.dtype for p in model.parameters() if p.dtype in (torch.float16, torch.bfloat16)), None)
     if half is not None:
         raise InputError(

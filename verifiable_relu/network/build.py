@@ -289,6 +289,7 @@ def as_network(
     onnx: bytes | None = None,
     batched: bool = True,
     ports: Mapping[str, Shape] | None = None,
+    mended: Sequence[str] = (),
 ) -> Network:
     """The network of some nodes with the node ``output`` as its last, without those that it does not need.
 
@@ -298,7 +299,7 @@ def as_network(
         name: of the network.
         onnx: the bytes of the file that the nodes were read from.
         batched: whether that file has a batch axis.
-        ports: as ``Network`` has them.
+        ports, mended: as ``Network`` has them.
 
     Raises:
         InputError: if a parameter is not finite.
@@ -310,7 +311,7 @@ def as_network(
         kept.append(Scale(name="output", inputs=(0,), shape=kept[0].shape, center=zero, scale=one, shift=zero))
     # A number without axes becomes a vector of one: bounds have every value's axes after that of the samples.
     kept = [node if node.shape else replace(node, shape=(1,)) for node in kept]
-    return Network(tuple(kept), onnx=onnx, name=name, batched=batched, ports=ports or {})
+    return Network(tuple(kept), onnx=onnx, name=name, batched=batched, ports=ports or {}, mended=tuple(mended))
 
 
 def _broadcasts(shape: Shape, target: Shape) -> bool:

@@ -99,6 +99,8 @@ class Network:
             where the user's file has one input and one output.
         arithmetic: how the file is computed by what runs it (``rounding.ARITHMETICS``); ``real`` where it is taken as a
             function of real numbers. Of any other the nodes' errors are those of that arithmetic.
+        mended: how a file was read that the standard's checker refuses or that leaves something open, such as nodes out
+            of order: a sentence for each.
 
     Attributes:
         once: keeps what is computed from the nodes, by key, for as long as the network lives. A network never changes:
@@ -115,6 +117,7 @@ class Network:
     batched: bool = True
     ports: Mapping[str, Shape] = field(default_factory=dict)
     arithmetic: str = "real"
+    mended: tuple[str, ...] = field(default=(), kw_only=True)
     once: Once = field(default_factory=Once, init=False, repr=False)
 
     def __post_init__(self) -> None:

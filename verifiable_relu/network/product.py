@@ -102,8 +102,9 @@ def product(
         level = next((n for n, pair in enumerate(left) if _reach(pair) >= count), len(left))
         output, left = _multiplied(build, output, left[:level]), left[level:]
     name = " and ".join(part.label for part in parts)
-    whole = replace(build.network(output, name=name), arithmetic=arithmetic)
-    return replace(whole, run=partial(_run, parts=parts, passed=passed, pairs=products))
+    mended = tuple(f"{part.label}: {sentence}" for part in parts for sentence in part.network.mended)
+    run = partial(_run, parts=parts, passed=passed, pairs=products)
+    return replace(build.network(output, name=name), arithmetic=arithmetic, mended=mended, run=run)
 
 
 def matched(first: Network, second: Network) -> dict[int, int]:

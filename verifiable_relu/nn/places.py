@@ -11,6 +11,7 @@ class needs to make the model with ReLU, there is no mark.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import deepcopy
@@ -80,8 +81,7 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
         InputError: for an unknown name of an activation.
         UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch module, not {type(model).__name__}")
+    _require_module(model)
     if not isinstance(activations, list | tuple | set | frozenset):
         raise InputError(f"activations are a list of names, not {activations!r:.40}")
     for name in activations:
@@ -97,6 +97,11 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     for path, module in list(model.named_modules()):
         replacement.inside(module, path)
     return model, replacement.places
+
+
+def _require_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch module, not {type(model).__name__}")
 
 
 def substitute_relu(
@@ -120,13 +125,15 @@ def substitute_relu(
             names the module.
         InputError: if the model is no torch module, or for an unknown activation.
     """
+    _require_module(model)
     hard, places = replace_smooth(model if inplace else deepcopy(model), _marked, activations)
     require_replaced(hard, places, example)
     _configure(hard, activations)
     kept = not _made_with_relu(hard, activations)
     device = next((parameter.device for parameter in hard.parameters()), None)
     for module in hard.modules():
-        mark = module._buffers.pop(MARK, None)
+        # TorchScript's buffers are no dictionary, and nothing of it was replaced.
+        mark = None if isinstance(module, torch.jit.ScriptModule) else module._buffers.pop(MARK, None)
         if kept and mark is not None:
             module.register_buffer(MARK, mark.to(device=device))
     return hard
@@ -180,6 +187,9 @@ class _Watch(TorchDispatchMode):
         self._stack: list[tuple[str, bool]] = [("", False)]
         self._hooks: list[Any] = []
         for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                # It takes no hooks: what it computes counts as its parent's.
+                continue
             self._hooks.append(module.register_forward_pre_hook(partial(self._enter, path)))
             self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
 
@@ -217,7 +227,8 @@ def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Mo
         UnsupportedError: if GELU or SiLU are among them, other than where they were left alone; names the module.
     """
     modules = dict(model.named_modules())
-    modes = {module: module.training for module in modules.values()}
+    # Modules that torch.jit.freeze made have no mode.
+    modes = {module: module.training for module in modules.values() if hasattr(module, "training")}
     try:
         with _Watch(model.eval()) as watch:
             call(model)
@@ -318,14 +329,12 @@ class _Replacement:
         """Replace the children and attributes of a module that are activations, and those that its forward calls."""
         if isinstance(module, Hardness) or self._made.get(id(module)) is not None:
             return
+        if isinstance(module, torch.jit.ScriptModule):
+            self._require_plain(module, path)
+            return
         # named_children() would leave out the second name of a module that is used twice.
         for name, child in list(module._modules.items()):
             made = None if child is None else self.of(child, f"{path}.{name}".lstrip("."))
-            if made is not None and isinstance(module, torch.jit.ScriptModule):
-                raise InputError(
-                    "it is scripted: replace the activations of the model that torch.jit.script was given",
-                    place=f"module {path!r}" if path else "the model",
-                )
             if made is not None:
                 setattr(module, name, made)
         for name, function in list(vars(module).items()):
@@ -341,6 +350,17 @@ class _Replacement:
                     module.activation_relu_or_gelu = 0
         if not type(module).__module__.startswith("torch.nn."):
             replace_calls(module, path, partial(self.chosen, path))
+
+    def _require_plain(self, module: torch.jit.ScriptModule, path: str) -> None:
+        """Refuse a module whose code is TorchScript, and computes an activation that is to be replaced."""
+        operators = set(re.findall(r"aten::(\w+?)_?\(", str(getattr(module, "inlined_graph", ""))))
+        named = sorted(operators & {name.partition("-")[0] for name in self.activations})
+        if named:
+            raise InputError(
+                f"it is TorchScript, in which {', '.join(named)} cannot be replaced: replace the activations of the "
+                "module that torch.jit.script or torch.jit.trace was given",
+                place=f"module {path!r}" if path else "the model",
+            )
 
 
 def _title(module: nn.Module) -> str:

@@ -19,7 +19,6 @@ from inspect import Parameter, signature
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -55,8 +54,10 @@ def replace_calls(module: nn.Module, path: str, make: Make) -> int:
         named = sorted(_named(module) & _NAMES)
         if not named:
             return 0
+        # What torch says first is enough; it may go on for a page.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UnsupportedError(
-            f"its forward calls {', '.join(named)} and cannot be traced by torch.fx ({error}): call the activation as "
+            f"its forward calls {', '.join(named)} and cannot be traced by torch.fx ({reason}): call the activation as "
             "a module, such as nn.GELU(), or mask optional parts in another module",
             place=place,
         ) from error
@@ -113,8 +114,6 @@ def _graph(module: nn.Module) -> fx.Graph:
     """
     if "forward" in vars(module):
         raise InputError("the forward is an attribute of the module, not a method of its class")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise InputError("the module is compiled (TorchScript)")
     parameters = signature(type(module).forward).parameters
     defaults = {
         name: each.default
@@ -233,8 +232,6 @@ def _blank(own: type[nn.Module], source: str, names: dict[str, Any]) -> nn.Modul
 
 def _named(module: nn.Module) -> set[str]:
     """The names in the code of a module's class, and of the functions that this code names."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return {name for name in _NAMES if name in str(module.graph)}
     own = vars(module).get("forward")
     pending: list[Any] = [own.__func__ if isinstance(own, MethodType) else own]
     for base in type(module).__mro__:

@@ -19,6 +19,7 @@ import onnx
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.nodes import FUNCTIONS, LeakyRelu, Relu
+from verifiable_relu.network.onnx.model import sort
 from verifiable_relu.trust.certificate import Branches, Cover, Leaf, Plain, Plane, Proof, Tighter, Tree
 
 VERSION = 4
@@ -117,8 +118,9 @@ def _write(
 
 
 def _activations(network: bytes) -> list[str]:
-    """The outputs of the activations that the network's output depends on, in the order of the file."""
+    """The outputs of the activations that the network's output depends on, in the order in which they are read."""
     graph = onnx.load_from_string(network).graph
+    sort(graph)
     needed = {graph.output[0].name}
     found = []
     for node in reversed(graph.node):

@@ -162,7 +162,8 @@ class _Called(nn.Module):
 
     def __init__(self, module: nn.Module, argument: str | None) -> None:
         super().__init__()
-        self.module, self.argument, self.plain, self.training = module, argument, True, module.training
+        self.module, self.argument, self.plain = module, argument, True
+        self.training = getattr(module, "training", False)
 
     def forward(self, x: Tensor) -> Any:
         made = self.module(x) if self.argument is None else self.module(**{self.argument: x})
@@ -331,7 +332,8 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     Products in float32 are really taken in float32 meanwhile, also where the user prefers speed; and attention is
     computed by the operators that it consists of, not by torch's fused one.
     """
-    modules = list(module.modules())
+    # Modules that torch.jit.freeze made have no mode.
+    modules = [m for m in module.modules() if hasattr(m, "training")]
     flags = [m.training for m in modules]
     buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32

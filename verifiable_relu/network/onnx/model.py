@@ -13,10 +13,10 @@ the replay of counterexamples above all, has the new file in place of the user's
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -127,7 +127,7 @@ _CRASHES = "the ONNX library crashes on the file or does not end on it, or there
 
 def load_model(
     data: bytes, folder: Path | None, read: Callable[[onnx.ModelProto], object]
-) -> tuple[onnx.ModelProto, bytes]:
+) -> tuple[onnx.ModelProto, bytes, list[str]]:
     """Parse and check a file.
 
     Args:
@@ -138,7 +138,8 @@ def load_model(
 
     Returns:
         A model with one flat graph of standard operators, which holds all its tensors, sorted and with outputs that
-        have types; and the bytes: those of the file, unless tensors lay in another one.
+        have types and shapes; the bytes: those of the file, unless tensors lay in another one; and what the file has
+        that the standard does not allow, and how it was read: a sentence each.
 
     Raises:
         InputError: if the bytes are no ONNX file, or one that the standard's checker refuses, or data beside it cannot
@@ -154,11 +155,14 @@ def load_model(
     if len(model.graph.node) > MAX_NODES:
         raise UnsupportedError(f"{len(model.graph.node)} nodes, of which at most {MAX_NODES} are read")
     _refuse_unread_parts(model)
-    mended = [_order(model.graph), _complete(model)]
+    mended = ["nodes that the file has before what they need are sorted"] if sort(model.graph) else []
+    mended += _complete(model)
+    if len({(entry.domain or "ai.onnx", entry.version) for entry in model.opset_import}) < len(model.opset_import):
+        mended.append("a set of operators is imported twice, in one version")
     # This comes before the checker, which would follow references to other files.
     if load_external(_tensors(model.graph), folder, MAX_BYTES - len(data)):
         data = model.SerializeToString()
-    checked = model.SerializeToString() if any(mended) else data
+    checked = model.SerializeToString() if mended else data
     if any(node.op_type not in _PLAIN or node.domain for node in model.graph.node):
 
         def tried() -> None:
@@ -174,46 +178,72 @@ def load_model(
         raise InputError(f"the ONNX checker refuses the file: {error}") from None
     except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
         raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
-    return model, data
+    return model, data, mended
 
 
-def _order(graph: onnx.GraphProto) -> bool:
-    """Sort nodes by what they need, as the standard asks of whoever writes a file; whether they were not."""
+def sort(graph: onnx.GraphProto) -> bool:
+    """Sort nodes by what they need, as the standard asks of whoever writes a file; returns whether they were not.
+
+    The next node is always the first one of the file that needs nothing of those that are left: certificates count
+    activations in this order.
+
+    Raises:
+        InputError: if nodes need each other in a circle.
+    """
     made = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
-    needs = {number: [made[name] for name in node.input if name in made] for number, node in enumerate(graph.node)}
-    if all(before < number for number, each in needs.items() for before in each):
+    needs = [{made[name] for name in node.input if name in made} for node in graph.node]
+    if all(before < number for number, each in enumerate(needs) for before in each):
         return False
-    try:
-        order = list(TopologicalSorter(needs).static_order())
-    except CycleError:
-        raise InputError("its nodes need each other in a circle") from None
+    users: list[list[int]] = [[] for _ in needs]
+    for number, each in enumerate(needs):
+        for before in each:
+            users[before].append(number)
+    left, order = [len(each) for each in needs], []
+    ready = [number for number, count in enumerate(left) if not count]
+    while ready:
+        order.append(heapq.heappop(ready))
+        for user in users[order[-1]]:
+            left[user] -= 1
+            if not left[user]:
+                heapq.heappush(ready, user)
+    if len(order) < len(needs):
+        raise InputError("its nodes need each other in a circle")
     nodes = [graph.node[number] for number in order]
     del graph.node[:]
     graph.node.extend(nodes)
     return True
 
 
-def _complete(model: onnx.ModelProto) -> bool:
-    """Give outputs without a type the inferred one, drop what says nothing of other tensors; whether any was."""
+def _is_told(info: onnx.ValueInfoProto) -> bool:
+    """Whether a file says what type a value has and, if it is a tensor, what shape."""
+    kind = info.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or info.type.tensor_type.HasField("shape"))
+
+
+def _complete(model: onnx.ModelProto) -> Iterator[str]:
+    """Give outputs without a type or a shape the inferred ones, drop what says nothing of other tensors; says so."""
     graph = model.graph
     told = [info for info in graph.value_info if info.HasField("type")]
-    dropped = len(told) < len(graph.value_info)
-    if dropped:
+    if len(told) < len(graph.value_info):
+        yield f"{len(graph.value_info) - len(told)} tensors are named without a type: that is left out"
         del graph.value_info[:]
         graph.value_info.extend(told)
-    if all(output.HasField("type") for output in graph.output):
-        return dropped
+    lacking = [output for output in graph.output if not _is_told(output)]
+    if not lacking:
+        return
 
     def inferred() -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model)
 
     if not survived(inferred):
         raise InputError(_CRASHES)
-    types = {output.name: output for output in inferred().graph.output}
-    for output in graph.output:
-        if not output.HasField("type"):
-            output.CopyFrom(types[output.name])
-    return True
+    try:
+        types = {output.name: output for output in inferred().graph.output}
+    except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
+        raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
+    for output in lacking:
+        output.CopyFrom(types[output.name])
+        yield f"output '{output.name}' has no type or no shape: those that follow from the operators are taken"
 
 
 def require_onnx(start: bytes) -> None:
@@ -340,7 +370,7 @@ def input_shape(declared: onnx.ValueInfoProto) -> tuple[Shape, bool]:
     return shape, batched
 
 
-def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ...]:
+def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[tuple[str, ...], list[str]]:
     """Make a file one with a single input and a single output, in place.
 
     Args:
@@ -349,7 +379,8 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
 
     Returns:
         The names of the file's tensors that the network's input and output consist of: inputs, outputs, hidden ones;
-        nothing if the file has a single input and a single output already, and is left as it is.
+        nothing if the file has a single input and a single output already, and is left as it is. And of each output
+        that is no tensor of floating-point numbers, and was not chosen, what is taken in its place.
 
     Raises:
         InputError: if a chosen tensor does not exist, or is chosen twice.
@@ -360,7 +391,11 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
     outputs = _outputs(graph, chosen)
     as_declared = len(outputs) == 1 and outputs == [declared.name for declared in graph.output]
     if len(inputs) == 1 and as_declared:
-        return ()
+        return (), []
+    maps = {name: node.input[0] for node in graph.node if node.op_type == "ZipMap" for name in node.output}
+    left = [declared.name for declared in graph.output if not chosen.outputs and declared.name not in outputs]
+    instead = {True: "is a map, of which the numbers are taken", False: "has no floating-point numbers and is left out"}
+    said = [f"output '{name}' {instead[name in maps]}" for name in left]
     names = (*(declared.name for declared in inputs), *outputs)
     _keep_needed(graph, outputs)
     taken = {name for node in graph.node for name in (*node.input, *node.output)} | set(names)
@@ -369,7 +404,7 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[str, ..
         _take_from_one(graph, inputs, taken)
     if not as_declared:
         _give_as_one(graph, outputs, taken)
-    return names
+    return names, said
 
 
 def _inputs(model: onnx.ModelProto, chosen: Chosen) -> list[onnx.ValueInfoProto]:

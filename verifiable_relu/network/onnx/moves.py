@@ -61,31 +61,10 @@ def move(call: Call, data: Sequence[int]) -> list[Result]:
         else:
             inputs.append(call.optional(position))
     node = _without_value(call.node)
-    if call.op == "Pad":
-        _crop(node, inputs)
     found = evaluated(node, inputs, call.opset)
     if call.op.startswith("Scatter") and not np.isin(np.asarray(inputs[2]), found[0]).all():
         raise UnsupportedError("writes one element twice")
     return [moved(call, numbered, numbers, call.get("value", 0.0)) for numbers in found]
-
-
-def _crop(node: onnx.NodeProto, inputs: list[np.ndarray | None]) -> None:
-    """Take off, before anything is padded, what negative pads take off: the evaluator knows none."""
-    written = [attribute for attribute in node.attribute if attribute.name == "pads"]
-    data, pads = inputs[0], np.array(written[0].ints) if written else inputs[1]
-    assert data is not None
-    if pads is None or not (np.asarray(pads) < 0).any():
-        return
-    named = inputs[3] if len(inputs) > 3 else None
-    axes = range(data.ndim) if named is None else [int(axis) % data.ndim for axis in named]
-    part = [slice(None)] * data.ndim
-    for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-        part[axis] = slice(max(0, -int(before)), data.shape[axis] - max(0, -int(after)))
-    inputs[0], pads = data[tuple(part)], np.maximum(pads, 0)
-    if written:
-        written[0].ints[:] = pads.tolist()
-    else:
-        inputs[1] = pads
 
 
 def _without_value(node: onnx.NodeProto) -> onnx.NodeProto:

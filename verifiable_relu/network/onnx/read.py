@@ -9,7 +9,7 @@ compared with what the file computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -113,14 +113,18 @@ def onnx_bytes(path: Path) -> bytes:
 
 
 def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
-    model, data = load_model(data, folder, Reading)
-    if ports := single(model, chosen):
+    model, data, mended = load_model(data, folder, Reading)
+    ports, replaced = single(model, chosen)
+    if ports:
         # The user's file must be one that runs, too, with what is left out of it.
         require_runs(data)
         data = model.SerializeToString()
     reading = Reading(model)
     nodes, output = bounded_factors(*bare(*simplify(*spelled(reading.build.nodes, reading.output.index))))
-    network = as_network(nodes, output, name=name, onnx=data, batched=reading.batched, ports=reading.shapes(ports))
+    mended += [*replaced, *reading.cropped()]
+    network = as_network(
+        nodes, output, name=name, onnx=data, batched=reading.batched, ports=reading.shapes(ports), mended=mended
+    )
     nodes, names = reading.build.nodes, reading.computed()
     # Large files are in memory several times over by now.
     del model, reading
@@ -206,6 +210,13 @@ class Reading:
     def computed(self) -> dict[str, int]:
         """The node of ``build`` behind each name that stands for a computed tensor, in the order of the file."""
         return {name: found.index for name, found in self.tensors.items() if isinstance(found, Value)}
+
+    def cropped(self) -> Iterator[str]:
+        """Says of each Pad with negative pads what was made of it: not all that run files know these."""
+        for node in self.model.graph.node:
+            named = self.tensors.get(node.input[1]) if len(node.input) > 1 else _attributes(node).get("pads")
+            if node.op_type == "Pad" and isinstance(named, np.ndarray | list) and np.min(named, initial=0) < 0:
+                yield f"negative pads of '{node.name or node.output[0]}' take elements off"
 
     def take(self, node: onnx.NodeProto, label: str) -> None:
         """Read one node."""

@@ -101,7 +101,7 @@ def deployed(network: Network, arithmetic: str) -> Network:
     if arithmetic not in ARITHMETICS:
         raise InputError(f"unknown arithmetic '{arithmetic}'; there are real, {', '.join(ARITHMETICS)}")
     data = network.onnx if network.onnx is not None else write_onnx(network)
-    model, data = load_model(data, None, _Recorded)
+    model, data, _ = load_model(data, None, _Recorded)
     reading = _Recorded(model)
     declared = {tensor.type.tensor_type.elem_type for tensor in model.graph.input}
     if not declared <= {onnx.TensorProto.FLOAT}:
@@ -111,7 +111,7 @@ def deployed(network: Network, arithmetic: str) -> Network:
     except OverflowError as error:
         raise UnsupportedError(f"the network '{network.name}': {error}") from None
     found = as_network(nodes, output, name=network.name, onnx=data, batched=reading.batched, ports=network.ports)
-    return replace(found, arithmetic=arithmetic)
+    return replace(found, arithmetic=arithmetic, mended=network.mended)
 
 
 def meant(network: Network, arithmetic: str = "real", joint: float | Sequence[float] | bool | None = None) -> Network:
