@@ -13,7 +13,7 @@ from tests.unit.test_bounds import ACTS, Random, boxes, images, mlp, points
 from tests.unit.test_bounds import rows as output_rows
 from verifiable_relu.bounds import PLAIN, TUNING, Bounds, Tuning, crown_relaxation, interval_bounds
 from verifiable_relu.bounds.operators import ConvolutionOperator, needed
-from verifiable_relu.bounds.windowed import Window
+from verifiable_relu.bounds.windowed import Window, seen
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
@@ -47,6 +47,16 @@ def pooled() -> Network:
     return build.network(build.conv2d(x, rng.normal(2, 6, 1, 1), rng.normal(2), "conv4"), name="pooled")
 
 
+def turned() -> Network:
+    """Images whose channels come last before an activation, so that its neurons are rows of whole images at first."""
+    rng, build, relu = Random(4), Builder((2, 13, 12)), ACTS["relu"]
+    x = relu(build, build.conv2d(0, rng.normal(3, 2, 3, 3) / 3, rng.normal(3) / 2, "conv1", padding=(1, 1, 1, 1)))
+    x = build.conv2d(x, rng.normal(4, 3, 3, 3) / 3, rng.normal(4) / 2, "conv2", stride=(1, 2), padding=(1, 0, 1, 1))
+    x = relu(build, build.permute(x, (1, 2, 0), "last"))
+    x = build.reshape(x, (build.nodes[x].size,), "flatten")
+    return build.network(build.linear(x, rng.normal(3, build.nodes[x].size) / 9, rng.normal(3), "fc"), name="turned")
+
+
 def _wide(network: Network) -> Bounds:
     """One box in which many neurons are unstable."""
     several = boxes(network, batch=4)
@@ -61,12 +71,14 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "narrow images": lambda: _narrowed(images(ACTS["relu"])),
     "sparse": _sparse,
     "pooled images": pooled,
+    "turned images": turned,
 }
 
 EAGER = Tuning(
     waiting_coefficients=0,
     active_share=1.0,
     window_share=1.0,
+    window_start=1.0,
     float32_inputs=1,
     interval_samples=1,
     interval_products=1,
@@ -82,6 +94,7 @@ EAGER = Tuning(
 OFF: dict[str, Callable[[Tuning], Tuning]] = {
     "float32": lambda tuning: replace(tuning, float32=False),
     "windows": lambda tuning: replace(tuning, windows=False),
+    "rows that become windows": lambda tuning: replace(tuning, window_start=0),
     "restriction to possibly active neurons": lambda tuning: replace(tuning, restrict=False),
     "sides that wait": lambda tuning: replace(tuning, waiting_coefficients=1 << 60),
     "compressed rows": lambda tuning: replace(tuning, sparse_weights=1 << 60),
@@ -101,7 +114,8 @@ def _found(network: Network, box: Bounds, tuning: Tuning) -> tuple[list[Bounds],
 
 CONCERNED = {
     "float32": ("narrow mlp", "narrow images"),
-    "windows": ("images", "smooth images", "pooled images"),
+    "windows": ("images", "smooth images", "pooled images", "turned images"),
+    "rows that become windows": ("images", "pooled images", "turned images"),
     "restriction to possibly active neurons": ("mlp", "images", "sparse"),
     "sides that wait": ("mlp", "images"),
     "compressed rows": ("sparse",),
@@ -167,6 +181,39 @@ def test_windows_go_through_convolutions_in_groups(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Window, "before", before)
     _found(pooled(), _wide(pooled()), replace(EAGER, float32=False))
     assert {1, 2, 4} <= set(passed)
+
+
+@pytest.mark.parametrize("seed", range(draws(20)))
+def test_rows_in_windows_are_the_rows(seed: int) -> None:
+    """Those with a few coefficients near each other, at edges too, and one without any."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda most: int(torch.randint(most, (), generator=generator))  # noqa: E731
+    rows = torch.zeros(6, 2, 9, 8, dtype=torch.float64)
+    for row in rows[1:]:
+        top, left = draw(9), draw(8)
+        part = row[:, top : top + 3, left : left + 2]
+        part.copy_(torch.randn(part.shape, generator=generator) * (torch.rand(part.shape, generator=generator) < 0.6))
+    found = seen(rows, 6, TUNING)
+    assert found is not None and torch.equal(found.dense((2, 9, 8)), rows)
+    assert all(size <= most for size, most in zip(found.grid.size, (3, 2), strict=True))
+    rows[0, 0, 0, 0] = rows[0, 1, 8, 7] = 1
+    assert seen(rows, 71, TUNING) is None and seen(rows[:0], 6, TUNING) is None
+
+
+def test_neurons_behind_a_transposition_are_bounded_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[int] = []
+
+    def before(window: Window, operator: ConvolutionOperator) -> Window:
+        passed.append(len(window))
+        return right(window, operator)
+
+    right = Window.before
+    monkeypatch.setattr(Window, "before", before)
+    network = turned()
+    _found(network, _wide(network), replace(EAGER, float32=False, window_start=0.1))
+    many = len(passed)
+    _found(network, _wide(network), replace(EAGER, float32=False, window_start=0))
+    assert len(passed) < 2 * many
 
 
 @pytest.mark.parametrize("seed", range(draws(8)))
