@@ -366,7 +366,7 @@ class Windowed:
 
     def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """One step within windows; None where rows are dense, or the node does not act on windows."""
-        if isinstance(rows, Tensor) and chunk.rounded and not rows.requires_grad:
+        if isinstance(rows, Tensor) and chunk.rounded and not (chunk.coefficients or chunk.lines):
             rows = self._seen(rows, index)
         if not isinstance(rows, Window) or not chunk.rounded or index in chunk.lines:
             return None
