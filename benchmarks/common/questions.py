@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 import torch
 from rich.progress import Progress
+from torch import Tensor
 
 from benchmarks.common.progress import Bar
 from verifiable_relu.bounds import Bounds, Relaxation, unstable
@@ -139,10 +140,16 @@ class Counting(Crown):
     counts: list[list[int]] = field(default_factory=list)
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
+        self,
+        network: Network,
+        box: Bounds,
+        known: Known | None,
+        work: Limits,
+        recorder: Recorder | None,
+        only: Mapping[int, Tensor] | None,
     ) -> Relaxation:
         """The relaxation of CROWN, whose unstable neurons are counted."""
-        found = super().relaxation(network, box, known, work, recorder)
+        found = super().relaxation(network, box, known, work, recorder, only)
         self.counts.append([int(unstable(network.nodes[i], found.pre[i]).sum()) for i in sorted(found.pre)])
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -66,6 +67,20 @@ def test_the_explanation_names_the_methods_in_their_order_and_why() -> None:
         ]
         assert [int(match[1]) for match in found if match] == list(range(1, len(lines) + 1))
         assert [match[2] for match in found if match] == ["crown", *chosen(traits)]
+        large = explanation(replace(traits, large=True)).splitlines()
+        assert large[1].startswith("  1. attack, with up to 5% of the time: ") and large[2][5:] == lines[0][5:]
+
+
+def test_a_large_network_is_attacked_before_it_is_bounded() -> None:
+    chain = nets.Chain((2,))
+    chain.linear(torch.ones(50_000, 2), torch.zeros(50_000))
+    chain.add(Relu, (50_000,))
+    chain.linear(torch.ones(1, 50_000) / 50_000, torch.zeros(1))
+    network = chain.network("large")
+    for threshold, verdict, stages in ((1, Verdict.SAT, {"attack"}), (-1, Verdict.UNSAT, {"attack", "crown"})):
+        query = Query(network, Property(Box(-np.ones(2), np.ones(2)), ((Row(((0, 1),), Fraction(threshold)),),)))
+        (outcome,) = claims(Auto(), [query], 600.0)
+        assert outcome.verdict is verdict and set(outcome.seconds) - {"confirm"} == stages, outcome
 
 
 def test_every_stage_is_a_method_that_can_be_asked_by_itself() -> None:

@@ -144,6 +144,7 @@ def crown_relaxation(
     float32: bool = False,
     tuning: Tuning = TUNING,
     coarse: Callable[[int, Bounds], Bounds] | None = None,
+    only: Mapping[int, Tensor] | None = None,
 ) -> Relaxation:
     """A relaxation whose unstable neurons' pre-activations have been bounded by CROWN.
 
@@ -166,6 +167,8 @@ def crown_relaxation(
         tuning: thresholds.
         coarse: makes bounds of an activation's input, given with its index, looser before anything else is bounded
             with them.
+        only: the neurons that are to be bounded so, by activation node index (1, neurons) bool (``needed``); None
+            stands for all.
     """
     relaxation = Relaxation(network, box, known, float32, tuning=tuning)
     relaxation.reached = done
@@ -174,12 +177,13 @@ def crown_relaxation(
     def tighten(index: int, bounds: Bounds) -> Bounds:
         if plain[network.nodes[index].inputs[0]] or (index in network.spared and not exact):
             return bounds
+        mine = None if only is None else only.get(index)
         if (crown and index > done) or index in network.spared:
-            bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop).tightened()
+            bounds = _Layer(relaxation, index, bounds, mine, max_unstable, memory, stop).tightened()
             if crown and not (stop is not None and stop()):
                 relaxation.reached = index
         if search is not None:
-            bounds = _Layer(relaxation, index, bounds, max_unstable, memory, stop, search).tightened()
+            bounds = _Layer(relaxation, index, bounds, mine, max_unstable, memory, stop, search).tightened()
         return bounds
 
     if coarse is None:
@@ -218,6 +222,7 @@ class _Layer:
         relaxation: advanced to the activation.
         index: the activation.
         bounds: of its input so far.
+        only: (1, neurons) bool, those that are to be bounded; None stands for all.
         max_unstable: the most unstable neurons of a sample, if its neurons are to be bounded at all.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks.
@@ -229,6 +234,7 @@ class _Layer:
         relaxation: Relaxation,
         index: int,
         bounds: Bounds,
+        only: Tensor | None,
         max_unstable: int | None,
         memory: int,
         stop: Callable[[], bool] | None,
@@ -242,6 +248,8 @@ class _Layer:
         chosen = unstable(node, bounds).flatten(1)
         if isinstance(node, Beside):
             chosen = chosen & secants(relaxation.nodes, node).free.flatten(1)
+        if only is not None:
+            chosen = chosen & only.to(chosen.device)
         if max_unstable is not None:
             chosen = chosen & (chosen.sum(1, keepdim=True) <= max_unstable)
         self.chosen = chosen

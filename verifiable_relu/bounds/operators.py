@@ -24,7 +24,7 @@ from torch import Tensor
 from verifiable_relu.bounds import sums
 from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.network.graph import Made, Network, Once
-from verifiable_relu.network.nodes import Affine, Conv2d, Linear, Node, Shape
+from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Linear, Node, Permute, Reshape, Shape
 from verifiable_relu.rounding import tiny
 
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
@@ -202,6 +202,10 @@ class ConvolutionOperator(Operator[Conv2d]):
     def plain(self) -> bool:
         """Whether every output sees every channel, and all of its window."""
         return self.node.groups == 1 and self.node.dilation == (1, 1)
+
+    def pulls_back(self, dtype: torch.dtype) -> bool:
+        """Whether windows of coefficients in a dtype are pulled back through it as windows."""
+        return self.plain or (self.node.dilation == (1, 1) and dtype == self.node.weight.dtype)
 
     @cached_property
     def fits32(self) -> bool:
@@ -487,3 +491,47 @@ class Operators:
 def prepared(network: Network, tuning: Tuning = TUNING) -> Operators:
     """The operators of a network, which the network keeps: another dtype or device is another network."""
     return network.once((Operators, tuning), lambda: Operators(network.nodes, tuning))
+
+
+def needed(network: Network, outputs: Tensor, dtype: torch.dtype) -> dict[int, Tensor] | None:
+    """The activations' neurons that some outputs depend on, as far as the build of the network says.
+
+    Args:
+        network: the network.
+        outputs: (outputs,) bool.
+        dtype: of the network's numbers.
+
+    Returns:
+        By activation node index (1, neurons) bool; None where every neuron is one.
+    """
+    if bool(outputs.all()):
+        return None
+    return network.once((needed, outputs.cpu().numpy().tobytes()), lambda: _needed(network, outputs, dtype))
+
+
+@torch.enable_grad()
+def _needed(network: Network, outputs: Tensor, dtype: torch.dtype) -> dict[int, Tensor] | None:
+    """As ``needed``: of which Σ|coefficient| of the outputs' rows is positive, activations being the identity."""
+    values: list[Tensor] = []
+    for node in network.nodes:
+        if not node.inputs:
+            value = torch.zeros(1, *node.shape, dtype=dtype, device=outputs.device, requires_grad=True)
+        elif isinstance(node, Affine):
+            value = node.absolute(values[node.inputs[0]])
+        elif isinstance(node, Add | Reshape | Permute):
+            value = node.forward(*(values[i] for i in node.inputs))
+        elif isinstance(node, Activation) and node.shape == network.nodes[node.inputs[0]].shape:
+            value = values[node.inputs[0]] * 1.0
+        else:
+            # Every element of what else there is may depend on every element of its inputs.
+            total = sum((values[i].sum() for i in node.inputs), start=values[0].new_zeros(()))
+            value = total.expand(1, *node.shape)
+        values.append(value)
+    chosen = (values[-1].flatten() * outputs.to(values[-1])).sum()
+    given = torch.autograd.grad(chosen, [values[i] for i in network.activations], allow_unused=True)
+    none = {i: torch.zeros(1, network.nodes[i].size, dtype=torch.bool) for i in network.activations}
+    found = {
+        i: none[i].to(outputs.device) if part is None else (part != 0).flatten(1)
+        for i, part in zip(network.activations, given, strict=True)
+    }
+    return None if all(bool(part.all()) for part in found.values()) else found

@@ -74,6 +74,7 @@ class Tuning:
 
         active_share: rows are restricted to neurons that may be active up to this share of them.
         window_share: windows are used up to this share of the image's area.
+        window_start: whole rows that are zero but for such a share become windows.
         window_matrix_emptiness: how many times the kernel's area a window may have, for the convolution's adjoint on
             windows to be one matrix.
         window_matrix_entries: most entries of such a matrix.
@@ -119,6 +120,7 @@ class Tuning:
 
     active_share: float = 0.75
     window_share: float = 0.5
+    window_start: float = 0.1
     window_matrix_emptiness: int = 8
     window_matrix_entries: int = 1 << 22
     window_table_rows: int = 4

@@ -109,9 +109,9 @@ class Window:
         return grid.views(images)[group, self.point.div(right, rounding_mode="floor"), self.point % right]
 
     def before(self, operator: ConvolutionOperator) -> Window:
-        """Pulled back through a plain convolution."""
+        """Pulled back through a convolution."""
         weight, grid = operator.node.weight, self.grid.before(operator.node)
-        if self.values.dtype != weight.dtype:
+        if self.values.dtype != weight.dtype or not operator.plain:
             values = operator.transposed(self.values, grid.size)
         elif self.grid.size == (1, 1):
             values = (self.values.flatten(1) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
@@ -211,6 +211,36 @@ def windows(shape: Shape, neuron: Tensor, sign: Tensor, tuning: Tuning) -> Windo
     values[torch.arange(len(neuron), device=neuron.device), channel] = sign[:, None, None]
     grid = Grid((height, width), (1, 1), (1, 1), (0, 0))
     return Window(values, neuron % (height * width), grid, clean=True, tuning=tuning)
+
+
+def seen(rows: Tensor, most: float, tuning: Tuning) -> Window | None:
+    """Dense rows of a node in the windows outside of which they are zero; None where one has more than ``most`` pixels.
+
+    Args:
+        rows: (rows, channels, height, width).
+        most: how many pixels a window may have.
+        tuning: of the windows.
+    """
+
+    def extent(rows: Tensor) -> tuple[list[Tensor], list[int]]:
+        """Where the window of each row begins, and how large all have to be."""
+        places, found = (rows != 0).any(1), []
+        for axis in (2, 1):
+            there = places.any(axis).to(torch.uint8)
+            first, last = there.argmax(1), there.shape[1] - 1 - there.flip(1).argmax(1)
+            found.append((first, int((torch.where(there.amax(1) > 0, last, first) - first).amax()) + 1))
+        return [first for first, _ in found], [size for _, size in found]
+
+    # Most rows of one node see as much as the first one.
+    if not len(rows) or math.prod(extent(rows[:1])[1]) > most:
+        return None
+    (top, left), (height, width) = extent(rows)
+    if height * width > most:
+        return None
+    views = F.pad(rows, (0, width - 1, 0, height - 1)).unfold(2, height, 1).unfold(3, width, 1)
+    values = views[torch.arange(len(rows), device=rows.device), :, top, left]
+    down, right = rows.shape[2:]
+    return Window(values, top * right + left, Grid((down, right), (height, width), (1, 1), (0, 0)), True, tuning)
 
 
 @dataclass(frozen=True)
@@ -336,6 +366,8 @@ class Windowed:
 
     def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """One step within windows; None where rows are dense, or the node does not act on windows."""
+        if isinstance(rows, Tensor) and chunk.rounded and not (chunk.coefficients or chunk.lines):
+            rows = self._seen(rows, index)
         if not isinstance(rows, Window) or not chunk.rounded or index in chunk.lines:
             return None
         node, size = self._bounds.network.nodes[index], rows.grid.size
@@ -350,12 +382,21 @@ class Windowed:
             rows = self._clean(rows, index)
             scale = self.at(rows, index, "scale", None, node.scale.expand(1, *node.shape).flatten(1))
             return Stepped(None, node.inputs[0], replace(rows, values=rows.values * scale))
-        if not isinstance(operator, ConvolutionOperator) or not operator.plain:
+        if not isinstance(operator, ConvolutionOperator) or not operator.pulls_back(rows.values.dtype):
             return None
         rows = self._clean(rows, index)
         if self._last.operator(index) is not None:
             return Stepped(self._added(-self.in_cells(rows, operator, chunk.sample), chunk))
         return Stepped(None, operator.node.inputs[0], rows.before(operator))
+
+    def _seen(self, rows: Tensor, index: int) -> Coefficients:
+        """Dense rows of a convolution in windows, where these are small enough to grow on their way back."""
+        operator = self._bounds.operators.find(index)
+        if not isinstance(operator, ConvolutionOperator) or not operator.pulls_back(rows.dtype):
+            return rows
+        shape = operator.node.shape
+        found = seen(rows.reshape(-1, *shape), self._tuning.window_start * math.prod(shape[1:]), self._tuning)
+        return rows if found is None else found
 
     def weighed(self, rows: Window, index: int, name: str, values: Tensor, chunk: Chunk) -> Tensor:
         """|A|·values of node ``index``, (batch, size): (groups, each)."""

@@ -48,6 +48,9 @@ _EXACT_NEURONS = 10
 CROWN_SHARE = 0.5
 """The part of its time that a query may spend on CROWN's bounds."""
 
+_LARGE, _FIRST = 50_000, 0.05
+"""Heuristic: from so many neurons on an attack is cheap beside their bounds, and comes first, with this share."""
+
 
 @dataclass(frozen=True)
 class Traits:
@@ -60,6 +63,7 @@ class Traits:
         foldable: whether branch and bound over neurons takes the network, and has memory for the query.
         bounded: which part of the network CROWN has bounded; all where that is not known.
         counted: whether nothing but whole numbers of the inputs that vary matters.
+        large: whether the network is so large that an attack comes before its bounds.
     """
 
     inputs: int
@@ -68,6 +72,7 @@ class Traits:
     foldable: bool
     bounded: float = 1.0
     counted: bool = False
+    large: bool = False
 
     @staticmethod
     def of(query: Query, unstable: float, memory: int, root: Root | None = None) -> Traits:
@@ -78,7 +83,8 @@ class Traits:
         counted = only_counted(query)
         foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
         bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / max(1, query.network.last_activation))
-        return Traits(inputs, unstable, query.network.piecewise_linear, foldable, bounded, counted)
+        linear, large = query.network.piecewise_linear, _large(query) and not counted
+        return Traits(inputs, unstable, linear, foldable, bounded, counted, large)
 
     @property
     def narrow(self) -> bool:
@@ -259,10 +265,13 @@ has twice as much in the next."""
 
 def explanation(traits: Traits) -> str:
     """What ``auto`` does with a query, in plain words: a line for the query, and one for each stage that takes it."""
-    lines = [str(traits), f"  1. crown, with up to {CROWN_SHARE:.0%} of the time: bounds are cheap, and prove much"]
-    chosen = [stage for stage in STAGES if stage.takes(traits) and traits.unstable <= stage.most]
-    for number, stage in enumerate(chosen, start=2):
-        lines.append(f"  {number}. {stage.method}, with up to {stage.share(traits):.0%} of the time left: {stage.why}")
+    lines = [f"crown, with up to {CROWN_SHARE:.0%} of the time: bounds are cheap, and prove much"]
+    if traits.large:
+        lines.insert(0, f"attack, with up to {_FIRST:.0%} of the time: bounds of a network this large take long")
+    for stage in STAGES:
+        if stage.takes(traits) and traits.unstable <= stage.most:
+            lines.append(f"{stage.method}, with up to {stage.share(traits):.0%} of the time left: {stage.why}")
+    lines = [str(traits), *(f"  {number}. {line}" for number, line in enumerate(lines, start=1))]
     turns = ", ".join(turn.method for turn in TURNS if turn.takes(traits))
     lines.append(f"  then, while time is left and they gain, in turns: {turns or 'none'}")
     return "\n".join(lines)
@@ -296,6 +305,8 @@ class Auto:
         whole = docket.part(list(docket.queries), roots=roots)
         # Points are soon all that is left of boxes in which whole numbers alone matter.
         counted = {i: only_counted(query) for i, query in whole.queries.items()}
+        large = [i for i, query in whole.queries.items() if _large(query) and not counted[i]]
+        yield from self._stage(whole, Attack(Pgd(rounds=1)), large, _FIRST)
         for points, share in ((False, CROWN_SHARE), (True, CROWN_SHARE / 10)):
             yield from self._stage(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
         traits = {
@@ -363,6 +374,12 @@ def _more(now: float | None, before: float | None) -> bool:
     if now is None or before is None:
         return now is not None
     return now > before + _WORTH * abs(before)
+
+
+def _large(query: Query) -> bool:
+    """Whether an attack is cheap beside the bounds of a query's network."""
+    network = query.network
+    return sum(network.nodes[i].size for i in network.activations) >= _LARGE
 
 
 def only_counted(query: Query) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, input_box, neurons, unstable
+from verifiable_relu.bounds.operators import needed
 from verifiable_relu.bounds.rounding import covers, keeps_activations
 from verifiable_relu.network.graph import Network
 from verifiable_relu.rounding import below
@@ -65,7 +66,13 @@ class _Bounding(Batched):
         return self.record and self.bounded and plain and not uncertified(network)
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
+        self,
+        network: Network,
+        box: Bounds,
+        known: Known | None,
+        work: Limits,
+        recorder: Recorder | None,
+        only: Mapping[int, Tensor] | None,
     ) -> Relaxation:
         """The network over a batch of boxes, with bounds of every node, at least as tight as those known; recorded.
 
@@ -100,11 +107,12 @@ class _Bounding(Batched):
         recorder = Recorder.of(network) if self.records(network, device) else None
         # What others have proven is not recorded.
         known = None if recorder else part.roots.known(numbers, net, box.lower)
-        found = self.relaxation(net, box, known, work, recorder)
-        whole = not work.stop()
-        reached = -1 if not self.bounded else math.inf if whole else found.reached
         rows = RowBatch.of(properties, network.output_size)
         given = rows.to(box.lower)
+        only = needed(net, (given.matrix != 0).any(0), dtype)
+        found = self.relaxation(net, box, known, work, recorder, only)
+        whole = not work.stop()
+        reached = -1 if not self.bounded else math.inf if whole else found.reached
         values = self.rows(found, given, work).cpu().double()
         values = below(values - rows.bound)
         searched = self.searches if whole else 0
@@ -151,10 +159,17 @@ class Crown(_Bounding):
     name = "crown"
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
+        self,
+        network: Network,
+        box: Bounds,
+        known: Known | None,
+        work: Limits,
+        recorder: Recorder | None,
+        only: Mapping[int, Tensor] | None,
     ) -> Relaxation:
         coarse, float32 = None if recorder is None else recorder.coarse, self.float32(work.device)
-        return relaxation(network, box, known, memory=work.memory // 2, stop=work.stop, float32=float32, coarse=coarse)
+        options = {"memory": work.memory // 2, "stop": work.stop, "float32": float32, "coarse": coarse, "only": only}
+        return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
         values = relaxation.outputs(rows.matrix, rows.sample, memory=work.memory // 2, stop=work.stop)
@@ -196,15 +211,21 @@ class AlphaCrown(Crown):
         return self.ascent
 
     def relaxation(
-        self, network: Network, box: Bounds, known: Known | None, work: Limits, recorder: Recorder | None
+        self,
+        network: Network,
+        box: Bounds,
+        known: Known | None,
+        work: Limits,
+        recorder: Recorder | None,
+        only: Mapping[int, Tensor] | None,
     ) -> Relaxation:
         if self.intermediate is None:
-            return super().relaxation(network, box, known, work, recorder)
+            return super().relaxation(network, box, known, work, recorder, only)
         memory, coarse = work.memory // 2, None if recorder is None else recorder.coarse
         make = neurons if recorder is None else recorder.search
         search, float32 = make(self.intermediate, memory=memory, stop=work.stop), self.float32(work.device)
         options = {"memory": memory, "stop": work.stop, "search": search, "float32": float32, "coarse": coarse}
-        options["steps"] = self.searches
+        options |= {"steps": self.searches, "only": only}
         return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:

@@ -228,6 +228,7 @@ def relaxation(
     stop: Callable[[], bool] | None = None,
     float32: bool = False,
     coarse: Callable[[int, Bounds], Bounds] | None = None,
+    only: Mapping[int, Tensor] | None = None,
 ) -> Relaxation:
     """A relaxation with CROWN's bounds of every unstable neuron, or with better ones that are known.
 
@@ -241,12 +242,13 @@ def relaxation(
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
         float32: coefficients in float32 (``Relaxation``).
-        coarse: makes bounds looser (``crown_relaxation``).
+        coarse, only: makes bounds looser, and the neurons that are bounded (``crown_relaxation``).
 
     Raises:
         RuntimeError: if what is known leaves nothing of some box, as bounds of another query would (``met``).
     """
     options: dict[str, Any] = {"exact": exact, "memory": memory, "stop": stop, "float32": float32, "coarse": coarse}
+    options["only"] = only
     if known is None:
         return crown_relaxation(network, box, search=search, **options)
     search = None if known.searched >= steps else search
