@@ -227,8 +227,22 @@ def _is_gate(curve: Curve | None) -> bool:
     return curve is None or (isinstance(curve, Smooth) and curve.kind == "Gelu")
 
 
+def varies(array: np.ndarray) -> bool:
+    """Whether a value depends on the input; constants are as they are stored, or fractions."""
+    return any(isinstance(value, Form) for value in array.flat)
+
+
+def shaped(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """An array of forms."""
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found.reshape(shape)
+
+
 def exact(array: np.ndarray) -> np.ndarray:
     """The same numbers as fractions."""
+    if array.dtype == object:
+        return array
     if not np.isfinite(array).all():
         raise Unsupported("a number that is not finite")
     found = np.empty(array.size, object)
@@ -305,6 +319,7 @@ def read_pair(
 MOVES = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 OFF = ("BatchNormalization", "Gelu", "LeakyRelu", "PRelu", "Sigmoid", "Tanh")
 EXACT = (*MOVES, "Abs", "Constant", "MaxPool", "Relu")
+QUANTISED = ("DequantizeLinear", "QuantizeLinear")
 SUMS = ("Add", "Conv", "Div", "Gemm", "MatMul", "Mul", "Sub")
 MOVES_OF_WHOLE_NUMBERS = ("Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 WHOLE = {"int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
@@ -336,6 +351,7 @@ class _Reader:
         quantised: the types of the values between QuantizeLinear and DequantizeLinear.
         sums: of the values that a sum of products made, what a sum right behind it has to know.
         scaled: of products with scalars the value before all of them, and the factor.
+        reached: of values the DequantizeLinear whose results are summed in them, with N·σ of each.
     """
 
     def __init__(self, network: Network, arithmetic: Arithmetic | None) -> None:
@@ -345,6 +361,7 @@ class _Reader:
         self.sums: dict[str, Chain] = {}
         self.scaled: dict[str, tuple[np.ndarray, Fraction]] = {}
         self.gates: list[Gate] = []
+        self.reached: dict[str, dict[str, Fraction]] = {}
 
     def read(self, node: onnx.NodeProto) -> None:
         """Compute what a node computes."""
@@ -353,12 +370,15 @@ class _Reader:
         whole = [self.quantised[i] for i in node.input if i in self.quantised]
         if whole and kind not in (*MOVES_OF_WHOLE_NUMBERS, "DequantizeLinear"):
             raise Unsupported(f"{kind} of whole numbers")
-        need(self.arithmetic is None or kind in (*EXACT, *SUMS, *OFF), f"{kind} that runs")
+        if self.arithmetic is not None:
+            need(kind in (*EXACT, *QUANTISED, *SUMS, *OFF), f"{kind} that runs")
+            need(kind not in QUANTISED or not self.arithmetic.result, f"{kind} in an arithmetic of 16 bits")
         self._scale(node, given)
+        self._reach(node, given)
         if kind == "QuantizeLinear":
-            self.values[name] = self._quantised(name, attributes, *given)
+            self.values[name] = self._quantised(node, attributes, *given)
         elif kind == "DequantizeLinear":
-            self.values[name] = self._dequantised(node.input[0], attributes, *given)
+            self.values[name] = self._dequantised(node, attributes, *given)
         elif kind == "Erf" or any(isinstance(value, Gate) for value in given):
             self.values[name] = self._gated(node, given)
         elif kind in ("Sigmoid", "Tanh", "Gelu"):
@@ -391,6 +411,17 @@ class _Reader:
             x, factor = self.scaled.get(node.input[source], (given[source], ONE))
             self.scaled[node.output[0]] = x, factor * number if node.op_type == "Mul" else factor / number
 
+    def _reach(self, node: onnx.NodeProto, given: list[Any]) -> None:
+        """Note of which DequantizeLinear the results are summed in a value."""
+        name = node.output[0]
+        if node.op_type == "DequantizeLinear":
+            kinds = [self.quantised.get(node.input[0], given[0].dtype.name)]
+            kinds.append("uint8" if len(given) < 3 or given[2] is None else given[2].dtype.name)
+            count = max(2 ** min(int(kind.lstrip("uint")), 16) for kind in kinds)
+            self.reached[name] = {name: count * max(exact(given[1]).ravel())}
+        elif node.op_type in ("Add", "Sub", *EXACT):
+            self.reached[name] = {k: v for i in node.input for k, v in self.reached.get(i, {}).items()}
+
     def _gelu(self, name: str, source: str, k: Fraction) -> tuple[np.ndarray, np.ndarray, Fraction]:
         """Count a GELU of a value; x before all scalars, r, and the product of the scalars."""
         x, factor = (
@@ -405,6 +436,8 @@ class _Reader:
     def _curved(self, node: onnx.NodeProto, attributes: dict[str, Any], x: np.ndarray) -> np.ndarray:
         name, kind = node.output[0], node.op_type
         if kind == "Gelu":
+            of = self.network.joint[self.network.counted : self.network.counted + 1]
+            need(self.arithmetic is None or of in ([], [ONE]), "a GELU that runs and is no member of its family")
             if attributes.get("approximate", b"none") != b"none":
                 raise Unsupported("a GELU by a hyperbolic tangent")
             _, r, factor = self._gelu(name, node.input[0], root(Fraction(1, 2)))
@@ -463,7 +496,7 @@ class _Reader:
     def _summed(self, node: onnx.NodeProto, attributes: dict[str, Any], given: list[Any]) -> np.ndarray:
         """A sum of products that rounds: its numbers are found by an evaluation whose atoms are its inputs' entries."""
         assert self.arithmetic is not None
-        computed = [v is not None and v.dtype == object for v in given]
+        computed = [v is not None and varies(v) for v in given]
         entries: list[Form] = []
         local: list[Any] = []
         for value, is_computed in zip(given, computed, strict=True):
@@ -544,12 +577,17 @@ class _Reader:
         return numbers.reshape(shape)
 
     def _quantised(
-        self, name: str, attributes: dict[str, Any], x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None
+        self,
+        node: onnx.NodeProto,
+        attributes: dict[str, Any],
+        x: np.ndarray,
+        scale: np.ndarray,
+        zero: np.ndarray | None = None,
     ) -> np.ndarray:
         """QuantizeLinear of a computed value."""
-        if x.dtype != object or attributes.get("output_dtype"):
+        if not varies(x) or attributes.get("output_dtype"):
             raise Unsupported("a QuantizeLinear of stored numbers, or of a type that it names")
-        kind = "uint8" if zero is None else zero.dtype.name
+        kind, name = "uint8" if zero is None else zero.dtype.name, node.output[0]
         if kind not in WHOLE:
             raise Unsupported(f"whole numbers of {kind}")
         self.quantised[name] = kind
@@ -557,20 +595,45 @@ class _Reader:
         sigma = self._along(scale, x, attributes)
         need(bool((sigma > 0).all()), "a scale that is not positive")
         p = ZERO if zero is None else self._along(zero, x, attributes)
-        r = self.network.activation(name, x * (1 / sigma), ONE, Round())
+        z = x * (1 / sigma)
+        if self.arithmetic is not None:
+            reached = sum(self.reached.get(node.input[0], {}).values(), ZERO)
+            moved = 16 * Fraction(2) ** -24
+            moved *= (b - a + 1 + 2 * reached / min(sigma.ravel())) / (1 - moved)
+            scales = np.broadcast_to(sigma, x.shape).ravel()
+            chain = self.sums.get(node.input[0], (0, ONE))[1]
+            sizes = [self.arithmetic.sizes(1, 1 / s, small=chain / s < TINY) for s in scales]
+            flat = [
+                v + self.network.error(Error(part, lost + moved, [(ONE, v)], ZERO))
+                for v, (part, lost) in zip(z.ravel(), sizes, strict=True)
+            ]
+            z = shaped(flat, x.shape)
+        r = self.network.activation(name, z, ONE, Round())
         r = self.network.activation(name, r + (p - a), ZERO)
         r = self.network.activation(name, r * -ONE + (b - a), ZERO)
         return r * -ONE + b
 
     def _dequantised(
-        self, source: str, attributes: dict[str, Any], q: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None
+        self,
+        node: onnx.NodeProto,
+        attributes: dict[str, Any],
+        q: np.ndarray,
+        scale: np.ndarray,
+        zero: np.ndarray | None = None,
     ) -> np.ndarray:
+        source = node.input[0]
         kind = self.quantised.get(source, q.dtype.name)
         if kind not in (*WHOLE, "int32") or (zero is not None and zero.dtype.name != kind):
             raise Unsupported(f"whole numbers of {kind}, or a zero point of another type")
         q = q if source in self.quantised else exact(q)
         p = ZERO if zero is None else self._along(zero, q, attributes)
-        return (q - p) * self._along(scale, q, attributes)
+        sigma = self._along(scale, q, attributes)
+        if self.arithmetic is None or not varies(q):
+            return (q - p) * sigma
+        scales, zeros = (np.broadcast_to(np.asarray(v, object), q.shape).ravel() for v in (sigma, p))
+        rows = [Form({i: s}, -s * p_i) for i, (s, p_i) in enumerate(zip(scales, zeros, strict=True))]
+        found, self.sums[node.output[0]] = self._off_by_sums(rows, list(q.ravel()), [])
+        return found.reshape(q.shape)
 
 
 def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], given: list[Any]) -> Any:

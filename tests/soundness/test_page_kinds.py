@@ -13,10 +13,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.soundness import page_checker, page_network
 from tests.soundness import test_certified_arithmetic as arithmetics
@@ -24,13 +27,18 @@ from tests.soundness import test_certified_pairs as pairs
 from tests.soundness import test_certified_quantised as quantised
 from tests.soundness.forgery import decimal, forged
 from tests.soundness.test_page_checker import UNDECIDED
-from tests.support.certificates import Case, Records, checked, written
+from tests.support.certificates import Case, Records, checked, records, written
 from tests.support.draws import draws
-from tests.support.solver_cases import ball
+from tests.support.processes import run
+from tests.support.solver_cases import ball, row
 from tests.unit import test_check_curves as curves
-from verifiable_relu.check import BadInput, Refused
+from tests.unit.test_quantised import Graph, u8
+from verifiable_relu import verify
+from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import hardened
+from verifiable_relu.network import from_torch, hardened, read_onnx, write_onnx
+from verifiable_relu.spec.property import Box, Property
+from verifiable_relu.train.export import quantize
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,88 @@ def paired(folder: Path, seed: int, smooth: bool, family: float, share: float) -
     return Given(f"pair {smooth} {family} {share}", case, (folder / "b.onnx").read_bytes(), files.checked)
 
 
+def asked(folder: Path, name: str, data: bytes, prop: bytes, *options: str) -> Given:
+    """The certificate that the command writes of a file and a property."""
+    folder.mkdir()
+    for file, content in (("a.onnx", data), ("p.vnnlib", prop)):
+        (folder / file).write_bytes(content)
+    files = ("--spec", folder / "p.vnnlib", "--net", folder / "a.onnx", "--certificates", folder / "c")
+    done = run(["-m", "verifiable_relu", "certify", *files, *options])
+    assert not done.returncode, done.stderr
+    (path,) = (folder / "c").glob("*.jsonl.gz")
+    return single(folder, name, Case(data, prop, records(path)))
+
+
+def running_family(folder: Path, arithmetic: str, name: str, lam: str) -> Given:
+    """A certificate about a family and an arithmetic, of a row that holds with room."""
+    case = running(folder, arithmetic, name).case
+    most = Fraction(case.records[1]["part"]["polytopes"][0][0]["most"])
+    case = moved(case, Fraction(round((most - 2) * 64), 64))
+    options = ("--joint", lam, "--arithmetic", arithmetic)
+    return asked(folder / f"joint {name}", f"joint {arithmetic} {name}", case.network, case.prop, *options)
+
+
+def running_quantised(folder: Path, arithmetic: str, name: str) -> Given:
+    """A certificate about an int8 file in an arithmetic."""
+    data, points = QUANTISED[name](), quantised.drawn(name, 1, 30, 0.1)
+    low, high = points.min(0), points.max(0)
+    bottom, top = quantised.enclosed(data, low, high, arithmetic)
+    most = -Fraction(round(float(2 * top[0] - bottom[0]) * 64) + 1, 64)
+    prop = Property(Box(low.astype(float), high.astype(float)), ((row({0: -1.0}, most),),))
+    text = arithmetics.text_of(prop, data)
+    return asked(folder / f"int8 {name}", f"int8 {arithmetic} {name}", data, text, "--arithmetic", arithmetic)
+
+
+def added(g: Graph) -> str:
+    """A sum of dequantised numbers, computed ones and stored ones, that is quantised behind a ReLU."""
+    x = g.both("x", g.scale(about=0.1), u8(128))
+    w = g("DequantizeLinear", g.whole(np.int8, 6, 5), g.scale())
+    h = g.both(g("MatMul", x, w), g.scale(about=0.1), u8(0))
+    bias = g("DequantizeLinear", g.whole(np.int32, 5, most=1000), np.float32([1e-3, 2e-3, 1e-3, 3e-3, 1e-3]), axis=0)
+    k = g.both(g("Sub", h, bias), g.scale(about=0.1), np.array(3, np.int16))
+    total = g("Relu", g("Add", h, k))
+    return g.both(total, g.scale(about=0.2), u8(7))
+
+
+def _added() -> bytes:
+    g = Graph(21, 5)
+    return g.file(added(g), (1, 6))
+
+
+QUANTISED = {**{name: partial(quantised.of, name) for name in quantised.CASES}, "added": _added}
+
+
+def whole(folder: Path, model: nn.Module, shape: tuple[int, ...], arithmetic: str, lam: float) -> Given:
+    """A certificate of the whole way: a family, its file in an arithmetic, and the int8 file in it."""
+    folder.mkdir()
+    rng, files = np.random.default_rng(1), (folder / "a.onnx", folder / "b.onnx")
+    files[0].write_bytes(write_onnx(from_torch(model, shape)))
+    files[1].write_bytes(quantize(files[0].read_bytes(), rng.random((60, *shape)).astype(np.float32)))
+    images = rng.random((2, *shape)).astype(np.float32)
+    labels = read_onnx(files[0])(torch.tensor(images)).argmax(1)
+    options = {"joint": lam, "arithmetic": arithmetic, "also": files[1], "certificates": folder}
+    answers = verify(files[0], images, labels, 0.001, **options)  # type: ignore[arg-type]
+    path = next(Path(r.certificate) for r in answers if r.answer == "unsat")
+    prop = path.with_name(path.name.removesuffix(".jsonl.gz") + ".vnnlib")
+
+    def verdict(changed: Records) -> str:
+        (folder / "c").write_bytes(written(changed))
+        return check(folder / "c", files[0], prop, None, files[1])
+
+    case = Case(files[0].read_bytes(), prop.read_bytes(), records(path))
+    return Given(f"whole way {arithmetic} {lam}", case, files[1].read_bytes(), verdict)
+
+
+def models() -> list[tuple[nn.Module, tuple[int, ...]]]:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    normal = nn.BatchNorm2d(2)
+    conv = nn.Sequential(nn.Conv2d(1, 2, 2), normal, nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).eval()
+    return [(dense, (4,)), (conv, (1, 3, 3))]
+
+
 PAIRS = [(False, 0.0, 0.01), (False, 0.0, 1.0), (True, 0.0, 0.01), (True, 8.0, 0.01), (False, 20.0, 0.01)]
+FAMILIES = [("float32", "planted", "160"), ("tf32", "residual", "3"), ("bfloat16", "convolved", "20")]
 NETWORKS = ("near", "planted", "convolved", "residual", "pooled", "Sigmoid", "Tanh", "Gelu")
 
 
@@ -102,6 +191,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[Given]:
         found += [single(folder, f"int8 {name}", quantised.proved(folder, name, method)[0]) for name in quantised.CASES]
     for made in (curves.proven, curves.branched):
         found += [single(folder, kind, made(folder, kind)[3]) for kind in curves.KINDS]
+    found += [running_family(folder, *asking) for asking in FAMILIES]
+    found += [running_quantised(folder, known[number % 2], name) for number, name in enumerate(QUANTISED)]
+    for number, (model, shape) in enumerate(models()):
+        found.append(whole(folder / f"whole {number}", model, shape, known[number], (160.0, 30.0)[number]))
     return found
 
 
@@ -115,12 +208,14 @@ def changed_head(rng: random.Random, records: Records) -> Records:
     """A certificate whose claim is another, as its first record or its polytopes have it."""
     found = copy.deepcopy(records)
     first = found[0]
-    match rng.choice(["arithmetic", "joint", "beside", "other", "alone", "most", "less"]):
+    match rng.choice(["arithmetic", "joint", "beside", "other", "alone", "most", "less", "digest"]):
+        case "digest":
+            first[rng.choice(["network", "property"])] = "0" * 64
         case "arithmetic":
             first["arithmetic"] = rng.choice([*page_network.ARITHMETICS, "real", "float64", None, ["float32"]])
         case "joint":
             length = len(first.get("joint", "x"))
-            first["joint"] = rng.choice([["1"], ["160"], ["160"] * 2, ["3", "1/2"], ["7"] * length])
+            first["joint"] = rng.choice([["1"], ["1"] * length, ["160"] * 2, ["3", "1/2"], ["7"] * length])
         case "beside" if "beside" in first:
             first["beside"] = rng.choice([[], [[0, 0]], [[0, 1], [1, 0]], [[0, 0], [1, 1], [0, 1]], [[0, 0], [5, 1]]])
         case "other" if "other" in first:
@@ -153,6 +248,16 @@ def test_both_accept_the_same_of_changed_certificates(given: list[Given]) -> Non
                 ended["undecided"] += 1
     assert ended["accepted"] > draws(100) and ended["refused"] > draws(400), ended
     assert ended["undecided"] < 0.03 * ended.total(), ended
+
+
+def test_a_gelu_that_runs_is_no_member_of_a_harder_family(tmp_path: Path) -> None:
+    """From λ = 160 on z·Φ(λ·z) is above −0.01 for z around −1, where the file's GELU is −0.16."""
+    data = arithmetics.smooth(np.random.default_rng(0), "Gelu")
+    case = arithmetics.made(tmp_path, data, "float32")
+    for lam, refused in (("160", True), ("1", False)):
+        head = case.records[0] | {"joint": [lam]}
+        said = single(tmp_path, "Gelu", case).ours([head, *case.records[1:]])
+        assert (said is not None and "no member" in said) == refused
 
 
 def moved(case: Case, most: Fraction) -> Case:
