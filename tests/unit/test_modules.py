@@ -290,6 +290,15 @@ def test_changes_in_place_are_seen_by_all_who_read_the_tensor(name: str) -> None
     assert_agrees(made, from_torch(made, (4,), compared=False))
 
 
+@pytest.mark.parametrize("act", [F.silu, F.mish, F.hardswish, F.elu, F.hardtanh, F.selu, F.hardsigmoid, F.celu])
+def test_activations_in_place_are_read_by_the_exporter_and_its_views_refused(act: Callable[..., Tensor]) -> None:
+    made = Function(lambda m, x: act(m.a(x), inplace=True) * m.b + x)
+    assert_agrees(made, from_torch(made, (4,)))
+    for part in (lambda h: h.view(-1, 2, 2), lambda h: h[:, :2]):
+        with pytest.raises(UnsupportedError, match="changes a tensor in place, of which another view is used after it"):
+            from_torch(Function(in_place(lambda h, part=part: act(part(h), inplace=True))), (4,))
+
+
 def test_a_change_in_place_reaches_the_input_and_what_is_added_to_it() -> None:
     made = Function(lambda m, x: m.a(x.mul_(2)) + x)
     network = from_torch(made, (4,), compared=False)

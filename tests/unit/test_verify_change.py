@@ -9,6 +9,7 @@ from torch import nn
 
 from verifiable_relu import verify_change
 from verifiable_relu.errors import InputError
+from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaGELU
 
 
@@ -37,6 +38,9 @@ def test_bounds_hold_and_are_close_for_close_models() -> None:
     assert found.compared and not found.results
     assert (found.lower <= seen.amin(0).numpy() + 1e-6).all() and (seen.amax(0).numpy() <= found.upper + 1e-6).all()
     assert found.largest.max() < 4 * float(seen.abs().max())
+    # Networks of modules are differentiable, by themselves.
+    read = verify_change(from_torch(first, (4,)), from_torch(second, (4,)), IMAGES, 0.1)
+    np.testing.assert_allclose(read.upper, found.upper, rtol=1e-9)
 
 
 def test_a_difference_beyond_what_is_proven_or_seen() -> None:

@@ -165,6 +165,7 @@ def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -
     return _classes(count) if same_class else ()
 
 
+@torch.no_grad()
 def differences(both: Network, balls: Sequence[Property]) -> Bounds:
     """Bounds of the later half of the outputs less the first one over boxes, (boxes, half), rounding accounted for."""
     net, half = both.to(torch.float64), both.output_size // 2

@@ -283,12 +283,16 @@ _FACTORS = {"linear": slice(2), "mm": slice(2), "matmul": slice(2), "addmm": sli
 
 @dataclass
 class _Memory:
-    """The state of a storage that holds computed values: how often it was written to, and what was written last."""
+    """The state of a storage that holds computed values: how often it was written to, and what was written last.
+
+    ``unknown`` names an operator that is not known and wrote to it.
+    """
 
     storage: torch.UntypedStorage
     version: int = 0
     index: int = -1
     layout: Tensor | None = None
+    unknown: str = ""
 
 
 def _as_it_is(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
@@ -581,10 +585,14 @@ class _Recorder(TorchDispatchMode):
             self.refuse(op, "what is computed depends on computed numbers; a network is a fixed sequence of layers")
         if op in _RANKS:
             self.refuse(op, "sorts numbers or selects them by rank, which is not supported")
-        if schema(func)[2]:
+        names, _, written = schema(func)
+        target = args[0] if args else None
+        if written and not (written == {names[0]} and func._schema.name.endswith("_") and isinstance(target, Traced)):
             self.refuse(op, f"{kind or op} is not supported")
         for value in of_kind((args, kwargs), Tensor):
-            if not isinstance(value, Traced):
+            if isinstance(value, Traced):
+                self.require_fresh(value)
+            else:
                 self.require_stored(op, value)
         self.unfollowed = self.unfollowed or NotFollowed(
             f"{kind or op} is not supported", place=place_of(path, op, self.line())
@@ -594,7 +602,11 @@ class _Recorder(TorchDispatchMode):
             self.program.steps.append(Step(op, {}, tuple(real.shape), real.dtype, path, None))
             return Traced.of(self, real, len(self.program.steps))
 
-        return exchanged(func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers)), watched)
+        made = exchanged(func(*exchanged(args, _numbers), **exchanged(kwargs, _numbers)), watched)
+        if not written or not isinstance(target, Traced):
+            return made
+        target.memory.unknown = f"{kind or op}"
+        return self.overwritten(target, made.number)
 
     def overwritten(self, target: Traced, index: int) -> Traced:
         """Note that ``target``, in place, is now the value ``index``."""
@@ -604,8 +616,14 @@ class _Recorder(TorchDispatchMode):
         target.number, target.version = index, memory.version
         return target
 
+    def require_fresh(self, x: Traced) -> None:
+        """Refuse a view of memory that an operator which is not known has changed: torch's exporter misreads them."""
+        if x.version != x.memory.version and x.memory.unknown:
+            self.refuse("view", f"{x.memory.unknown} changes a tensor in place, of which another view is used after it")
+
     def read(self, x: Traced) -> int:
         """The index of what a tensor holds now."""
+        self.require_fresh(x)
         if x.version != x.memory.version:
             written = x.memory.layout
             assert written is not None
