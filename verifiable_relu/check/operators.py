@@ -266,8 +266,8 @@ def _transpose(call: Call) -> Value:
 def _pad(call: Call) -> Value:
     """Numbers around a tensor; negative pads take elements off first."""
     x, pads, value = call.tensor(), call.integers("pads", 1), call.attributes.get("value", 0.0)
-    rank = len(x.shape)
-    axes = [axis + rank * (axis < 0) for axis in call.integers("axes", 3) or range(rank)]
+    rank, given = len(x.shape), call.integers("axes", 3)
+    axes = [axis + rank * (axis < 0) for axis in (range(rank) if given is None else given)]
     known = call.attributes.get("mode", b"constant") == b"constant" and pads is not None and len(pads) == 2 * len(axes)
     if not known or pads is None or len(set(axes)) < len(axes) or not set(axes) <= set(range(rank)):
         raise BadInput("the padding is not known")

@@ -36,6 +36,7 @@ from verifiable_relu.network.nodes import (
     Permute,
     Reshape,
     Seen,
+    Sparse,
     Step,
 )
 from verifiable_relu.rounding import ENCLOSE_OWN, ENCLOSE_ULPS, above, below
@@ -92,12 +93,29 @@ class Arithmetic:
             UnsupportedError: if the node stands for more than one value.
         """
         found = ENCLOSURES[node](self, node, *inputs)
-        return Enclosed(found.value, found.error * ENCLOSE_OWN + self.tiny)
+        error = found.error * ENCLOSE_OWN + self.tiny
+        # What only moves numbers leaves those without an error as they are.
+        moves = isinstance(node, Reshape | Permute | Identity | Seen) or (isinstance(node, Sparse) and node.moves)
+        return Enclosed(found.value, np.where(found.error == 0, 0, error) if moves else error)
+
+
+def whole(x: Enclosed) -> Enclosed:
+    """Values that are whole numbers, without an error where just one such number is enclosed."""
+    near = np.rint(x.value)
+    off = np.abs(x.value - near)
+    known = (off <= x.error) & (x.error < 0.5) & (np.abs(near) < _WHOLE)
+    return Enclosed(np.where(known, near, x.value), np.where(known, 0, x.error))
+
+
+_WHOLE = 2.0**52
+"""Below this, neighbouring whole numbers are a full unit apart, in any format."""
 
 
 def _affine(by: Arithmetic, node: Affine, x: Enclosed) -> Enclosed:
     part = by.sums(node.terms) + 2 * node.weight_error
-    return Enclosed(by.affine(node, x.value), by.spread(node, x.error + part * x.magnitude, part))
+    # A number that is moved is not rounded.
+    off = x.error if isinstance(node, Sparse) and node.moves else x.error + part * x.magnitude
+    return Enclosed(by.affine(node, x.value), by.spread(node, off, part))
 
 
 def _add(by: Arithmetic, node: Add, x: Enclosed, y: Enclosed) -> Enclosed:

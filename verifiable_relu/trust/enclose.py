@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.enclosure import Arithmetic, Enclosed
+from verifiable_relu.network.enclosure import Arithmetic, Enclosed, whole
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Linear, Scale, Sparse
 from verifiable_relu.rounding import ENCLOSE_TINY, ENCLOSE_UNITS
@@ -211,9 +211,11 @@ def enclose(network: Network, x: Sequence[Fraction], dtype: type[np.floating[Any
         float(value - Fraction(first)) if math.isfinite(first) else 0.0 for value, first in zip(x, near, strict=True)
     ]
     point = (np.array(near, dtype) + np.array(rest, dtype)).reshape(1, *network.input_shape)
-    values = [Enclosed(point, 2 * by.unit * np.abs(point) + by.tiny)]
-    for node in network.nodes[1:]:
-        values.append(by.enclosed(node, [values[i] for i in node.inputs]))
+    exact = np.array([math.isfinite(n) and Fraction(n) == v for v, n in zip(x, near, strict=True)]).reshape(point.shape)
+    values = [Enclosed(point, np.where(exact, 0, 2 * by.unit * np.abs(point) + by.tiny))]
+    for index, node in enumerate(network.nodes[1:], 1):
+        found = by.enclosed(node, [values[i] for i in node.inputs])
+        values.append(whole(found) if index in network.whole else found)
     last = values[-1]
     return Enclosed(last.value.flatten(), np.broadcast_to(last.error, last.value.shape).flatten())
 

@@ -48,6 +48,9 @@ _EXACT_NEURONS = 10
 CROWN_SHARE = 0.5
 """The part of its time that a query may spend on CROWN's bounds."""
 
+_RECORDED_SHARE = 0.9
+"""The same where proofs are recorded."""
+
 _LARGE, _FIRST = 50_000, 0.05
 """Heuristic: from so many neurons on an attack is cheap beside their bounds, and comes first, with this share."""
 
@@ -307,7 +310,9 @@ class Auto:
         counted = {i: only_counted(query) for i, query in whole.queries.items()}
         large = [i for i, query in whole.queries.items() if _large(query) and not counted[i]]
         yield from self._stage(whole, Attack(Pgd(rounds=1)), large, _FIRST)
-        for points, share in ((False, CROWN_SHARE), (True, CROWN_SHARE / 10)):
+        # Of what is recorded, no later stage begins with bounds of an earlier one.
+        most = _RECORDED_SHARE if self.record else CROWN_SHARE
+        for points, share in ((False, most), (True, CROWN_SHARE / 10)):
             yield from self._stage(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
         traits = {
             i: Traits.of(whole.queries[i], _unstable(whole, i), whole.limits.memory, roots.of(i)) for i in whole.open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -26,6 +27,9 @@ from verifiable_relu.verifiers.copies import at_once
 
 _ROWS = 512
 """The neurons of a system that is not held as a whole of which a tree makes rows, about."""
+
+_REFINING = 0.25
+"""The part of the time left that one refinement may take: on convolutions it would take all of it."""
 
 
 def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:
@@ -141,11 +145,16 @@ class FoldedQuery:
     ) -> FoldedQuery:
         """The system of some of the polytopes, with tighter bounds of the neurons, whose proofs may be kept.
 
+        Neurons to which the refinement does not come in the part ``_REFINING`` of the time left keep their bounds.
+
         Raises:
             OutOfTime: if no time is left.
         """
         kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
-        folded, rows = refinement.refine(self.folded, self._rows[kept], limits, record)
+        left = limits.left()
+        rest = (1 - _REFINING) * left if left < math.inf else 0.0
+        short = replace(limits, left=lambda: limits.left() - rest)
+        folded, rows = refinement.refine(self.folded, self._rows[kept], short, record)
         return FoldedQuery(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
 
     def with_planes(self, above: Above, polytopes: Sequence[int], limits: Limits) -> FoldedQuery:

@@ -21,7 +21,7 @@ from verifiable_relu.bounds import Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation
+from verifiable_relu.network.nodes import Activation, Add
 from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
@@ -122,7 +122,7 @@ class Bab(Decider):
             these are piecewise linear.
         slopes: the search for the slopes of each relaxation.
         search: how trees are searched.
-        rounds: how trees and tighter bounds of neurons take turns.
+        rounds: how trees and tighter bounds of neurons take turns; trees alone in networks with shortcuts.
         alone: the work (``loop.Progress``) that one process does alone before others share the rest.
         record: whether to keep what proves a verdict, for a certificate.
     """
@@ -169,7 +169,11 @@ class Bab(Decider):
                 return candidates.anywhere()
             record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
             within = limits.Limits(work.memory // 2, work.left, most(work.processes), self.alone, tell=work.tell)
-            found = search(system, candidates, self.search, self.rounds, within, record)
+            rounds = self.rounds
+            if any(isinstance(node, Add) for node in bounds.queries[number].network.nodes):
+                # Beside shortcuts, planes and refinements take longer and gain less than trees do in the same time.
+                rounds = replace(rounds, refinement=None, above=None)
+            found = search(system, candidates, self.search, rounds, within, record)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         margin = bounds.margin(number)
