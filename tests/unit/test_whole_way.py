@@ -131,3 +131,14 @@ def test_one_certificate_of_the_whole_way(files: tuple[Path, Path], tmp_path: Pa
 def test_models_that_differ_in_their_outputs_are_refused(files: tuple[Path, Path]) -> None:
     with pytest.raises(InputError, match="not alike"):
         verify(files[0], IMAGES, [0] * 6, 0.1, also=nn.Linear(8, 2))
+
+
+def test_a_gelu_that_runs_has_to_be_a_member_of_its_family() -> None:
+    """GELU(−1) is −0.16 and ReLU(−1) is 0: bounds of λ ≥ 160 do not hold for an evaluation of the file."""
+    gelu = nn.Sequential(nn.Linear(1, 1, bias=False), nn.GELU())
+    with torch.no_grad():
+        gelu[0].weight.fill_(1)  # type: ignore[operator,union-attr]
+    read = read_onnx(write_onnx(from_torch(gelu, (1,))))
+    with pytest.raises(InputError, match="none of the family"):
+        meant(read, "float32", 160)
+    assert meant(read, "float32", 1).arithmetic == "float32" and meant(read, "real", 160).output_size == 1

@@ -40,6 +40,7 @@ from verifiable_relu.network.nodes import (
     Affine,
     Curve,
     Gelu,
+    Hardened,
     Kinked,
     Node,
     Permute,
@@ -125,11 +126,24 @@ def meant(network: Network, arithmetic: str = "real", joint: float | Sequence[fl
         network: as in ``deployed``, which says what is raised, too.
         arithmetic: as there.
         joint: λ, as ``hardened`` takes it; True for that of the network's own λ-GELUs, None or False for none.
+
+    Raises:
+        InputError: as ``deployed`` and ``hardened`` do; and if the file runs, and a GELU of its own has a smaller λ
+            than its family.
     """
     found = deployed(network, arithmetic)
     if joint is None or joint is False:
         return found
-    return hardened(found, None if joint is True else joint)
+    family = hardened(found, None if joint is True else joint)
+    if arithmetic != "real":
+        # The file's evaluations are within the bounds only where its own function is one of the family.
+        for own, any_of in zip(found.nodes, family.nodes, strict=True):
+            if isinstance(own, Gelu) and isinstance(any_of, Hardened) and bool(own.lam < any_of.lam):
+                raise InputError(
+                    f"'{own.name}' runs with λ = {float(own.lam):g}, which is none of the family from "
+                    f"λ = {float(any_of.lam):g} on"
+                )
+    return family
 
 
 @dataclass
