@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from verifiable_relu import verify
+from verifiable_relu import certify, verify
 from verifiable_relu.bounds import Bounds, crown_relaxation
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError
@@ -133,12 +133,26 @@ def test_models_that_differ_in_their_outputs_are_refused(files: tuple[Path, Path
         verify(files[0], IMAGES, [0] * 6, 0.1, also=nn.Linear(8, 2))
 
 
-def test_a_gelu_that_runs_has_to_be_a_member_of_its_family() -> None:
+def test_a_gelu_that_runs_has_to_be_a_member_of_its_family(tmp_path: Path) -> None:
     """GELU(−1) is −0.16 and ReLU(−1) is 0: bounds of λ ≥ 160 do not hold for an evaluation of the file."""
     gelu = nn.Sequential(nn.Linear(1, 1, bias=False), nn.GELU())
     with torch.no_grad():
         gelu[0].weight.fill_(1)  # type: ignore[operator,union-attr]
-    read = read_onnx(write_onnx(from_torch(gelu, (1,))))
+    net, spec, folder = tmp_path / "gelu.onnx", tmp_path / "p.vnnlib", tmp_path / "proofs"
+    net.write_bytes(write_onnx(from_torch(gelu, (1,))))
+    read = read_onnx(net)
     with pytest.raises(InputError, match="none of the family"):
         meant(read, "float32", 160)
     assert meant(read, "float32", 1).arithmetic == "float32" and meant(read, "real", 160).output_size == 1
+    spec.write_text(
+        "(declare-const X_0 Real)(declare-const Y_0 Real)"
+        "(assert (>= X_0 -1.1))(assert (<= X_0 -0.9))(assert (<= Y_0 -0.3))"
+    )
+    asked = ["--spec", str(spec), "--net", str(net), "--arithmetic", "float32", "--certificates", str(folder)]
+    assert certify.main([*asked, "--joint", "1", "--method", "crown"]) == 0
+    (path,) = folder.glob("*.jsonl.gz")
+    assert "λ ≥ 1," in check(path, net, spec, "float32")
+    first, *rest = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    path.write_bytes("\n".join(json.dumps(r) for r in [first | {"joint": ["160"]}, *rest]).encode())
+    with pytest.raises(Refused, match="no member"):
+        check(path, net, spec, "float32")

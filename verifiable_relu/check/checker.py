@@ -62,7 +62,8 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
                 raise Refused(f"it is about {ran or 'real'} arithmetic, not about {arithmetic}")
             graph = _named(net, lambda: read_model(files["network"], running))
             if joint is not None:
-                graph = graph.hardened([rational(value) for value in joint] if isinstance(joint, list) else [])
+                least = [rational(value) for value in joint] if isinstance(joint, list) else []
+                graph = graph.hardened(least, running is not None)
             if other is not None:
                 second = _named(other, lambda: read_model(files["other network"], running))
                 graph = side_by_side(graph, second, _pairs(graph, second, two[1]))

@@ -195,13 +195,17 @@ class Graph:
         """The numbers of the activations that the output depends on, in order."""
         return [number for number in self.needed if isinstance(self.nodes[number], Activation | Smooth)]
 
-    def hardened(self, hardness: list[Fraction]) -> Graph:
+    def hardened(self, hardness: list[Fraction], runs: bool = False) -> Graph:
         """All networks that have, in the place of each ReLU or λ-GELU, ReLU or a λ'-GELU with λ' ≥ its ``hardness``.
 
         A head of the network stays what it is.
 
+        Args:
+            hardness: of each activation.
+            runs: whether the network itself, of which GELU is an operator, is to be one of them.
+
         Raises:
-            Refused: if these are not as many, or other activations are among them.
+            Refused: if these are not as many, or other activations are among them, or the network is none of them.
         """
         nodes, places = list(self.nodes), self.asked(comparing=True).activations
         if len(hardness) != len(places) or not all(1 <= value <= 1 << 40 for value in hardness):
@@ -211,6 +215,8 @@ class Graph:
             relu = isinstance(node, Activation) and node.own and not node.slope.any()
             if not relu and not (isinstance(node, Smooth) and node.kind == "Gelu"):
                 raise Refused("a family is one of networks with ReLU or GELU alone")
+            if runs and not relu and value != 1:
+                raise Refused("a GELU that runs is no member of its family")
             assert isinstance(node, Activation | Smooth)
             nodes[place] = Smooth(node.source, node.size, node.name, "family", family(float(value)))
         return Graph(nodes, self.output)
