@@ -254,4 +254,7 @@ def test_neurons_that_outputs_do_not_depend_on_are_left_out_of_bounds(seed: int)
 def test_every_neuron_of_a_dense_network_is_needed() -> None:
     network = mlp(ACTS["relu"], sizes=(6, 24, 24, 24, 3))
     assert needed(network, torch.tensor([True, False, False]), torch.float64) is None
+    build = Builder((2,))
+    affine = build.network(build.linear(0, torch.eye(2).double(), None, "affine"), name="affine")
+    assert needed(affine, torch.tensor([True, False]), torch.float64) is None
     assert needed(pooled(), torch.ones(pooled().output_size, dtype=torch.bool), torch.float64) is None

@@ -504,7 +504,7 @@ def needed(network: Network, outputs: Tensor, dtype: torch.dtype) -> dict[int, T
     Returns:
         By activation node index (1, neurons) bool; None where every neuron is one.
     """
-    if bool(outputs.all()):
+    if not network.activations or bool(outputs.all()):
         return None
     return network.once((needed, outputs.cpu().numpy().tobytes()), lambda: _needed(network, outputs, dtype))
 

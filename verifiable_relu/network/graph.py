@@ -186,6 +186,11 @@ class Network:
         """The nodes that are activations of a network beside another's."""
         return frozenset(index for index, node in enumerate(self.nodes) if isinstance(node, Beside))
 
+    @cached_property
+    def joins(self) -> bool:
+        """Whether computed values are added to each other, as shortcuts are."""
+        return any(isinstance(node, Add) for node in self.nodes)
+
     @property
     def paired(self) -> bool:
         """Whether some nodes are those of a network beside another."""

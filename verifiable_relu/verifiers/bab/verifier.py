@@ -21,7 +21,7 @@ from verifiable_relu.bounds import Ascent, input_box, neurons, unstable
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add
+from verifiable_relu.network.nodes import Activation
 from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
@@ -170,7 +170,7 @@ class Bab(Decider):
             record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
             within = limits.Limits(work.memory // 2, work.left, most(work.processes), self.alone, tell=work.tell)
             rounds = self.rounds
-            if any(isinstance(node, Add) for node in bounds.queries[number].network.nodes):
+            if bounds.queries[number].network.joins:
                 # Beside shortcuts, planes and refinements take longer and gain less than trees do in the same time.
                 rounds = replace(rounds, refinement=None, above=None)
             found = search(system, candidates, self.search, rounds, within, record)
