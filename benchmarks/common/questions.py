@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -18,15 +18,14 @@ from rich.progress import Progress
 from torch import Tensor
 
 from benchmarks.common.progress import Bar
-from verifiable_relu.bounds import Bounds, Relaxation, unstable
+from verifiable_relu.bounds import Relaxation, unstable
 from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec import Query, linf_properties
+from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Limits, Outcome, Verdict, Verifier
 from verifiable_relu.verifiers.docket import Docket, answers
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.recording import Recorder
-from verifiable_relu.verifiers.root import Known
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 _BATCH = 256
@@ -139,19 +138,11 @@ class Counting(Crown):
 
     counts: list[list[int]] = field(default_factory=list)
 
-    def relaxation(
-        self,
-        network: Network,
-        box: Bounds,
-        known: Known | None,
-        work: Limits,
-        recorder: Recorder | None,
-        only: Mapping[int, Tensor] | None,
-    ) -> Relaxation:
-        """The relaxation of CROWN, whose unstable neurons are counted."""
-        found = super().relaxation(network, box, known, work, recorder, only)
-        self.counts.append([int(unstable(network.nodes[i], found.pre[i]).sum()) for i in sorted(found.pre)])
-        return found
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+        """CROWN's bounds of the rows; the unstable neurons of the relaxation are counted."""
+        nodes, pre = relaxation.network.nodes, relaxation.pre
+        self.counts.append([int(unstable(nodes[i], pre[i]).sum()) for i in sorted(pre)])
+        return super().rows(relaxation, rows, work)
 
     @property
     def layers(self) -> list[int]:

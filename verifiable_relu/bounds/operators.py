@@ -528,10 +528,6 @@ def _needed(network: Network, outputs: Tensor, dtype: torch.dtype) -> dict[int, 
             value = total.expand(1, *node.shape)
         values.append(value)
     chosen = (values[-1].flatten() * outputs.to(values[-1])).sum()
-    given = torch.autograd.grad(chosen, [values[i] for i in network.activations], allow_unused=True)
-    none = {i: torch.zeros(1, network.nodes[i].size, dtype=torch.bool) for i in network.activations}
-    found = {
-        i: none[i].to(outputs.device) if part is None else (part != 0).flatten(1)
-        for i, part in zip(network.activations, given, strict=True)
-    }
+    given = torch.autograd.grad(chosen, [values[i] for i in network.activations], materialize_grads=True)
+    found = {i: (part != 0).flatten(1) for i, part in zip(network.activations, given, strict=True)}
     return None if all(bool(part.all()) for part in found.values()) else found

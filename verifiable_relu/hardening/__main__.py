@@ -18,6 +18,7 @@ from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
 from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
+from verifiable_relu.spec.__main__ import radius
 from verifiable_relu.streams import guarded
 from verifiable_relu.train.options import CHOICES, int8_file
 
@@ -98,12 +99,9 @@ def _patience(text: str) -> float:
 
 
 def _eps(text: str) -> str:
-    try:
-        if fraction(text) >= 0:
-            return text
-    except (ValueError, OverflowError):
-        pass
-    raise argparse.ArgumentTypeError(f"'{text}' is no number of at least 0")
+    radius(text)
+    # It is shown as it was given.
+    return text
 
 
 def _rate(text: str) -> float:

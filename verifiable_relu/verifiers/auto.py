@@ -86,8 +86,7 @@ class Traits:
         counted = only_counted(query)
         foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
         bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / max(1, query.network.last_activation))
-        linear, large = query.network.piecewise_linear, _large(query) and not counted
-        return Traits(inputs, unstable, linear, foldable, bounded, counted, large)
+        return Traits(inputs, unstable, query.network.piecewise_linear, foldable, bounded, counted, _large(query))
 
     @property
     def narrow(self) -> bool:
@@ -308,7 +307,7 @@ class Auto:
         whole = docket.part(list(docket.queries), roots=roots)
         # Points are soon all that is left of boxes in which whole numbers alone matter.
         counted = {i: only_counted(query) for i, query in whole.queries.items()}
-        large = [i for i, query in whole.queries.items() if _large(query) and not counted[i]]
+        large = [i for i, query in whole.queries.items() if _large(query)]
         yield from self._stage(whole, Attack(Pgd(rounds=1)), large, _FIRST)
         # Of what is recorded, no later stage begins with bounds of an earlier one.
         most = _RECORDED_SHARE if self.record else CROWN_SHARE
@@ -382,9 +381,9 @@ def _more(now: float | None, before: float | None) -> bool:
 
 
 def _large(query: Query) -> bool:
-    """Whether an attack is cheap beside the bounds of a query's network."""
-    network = query.network
-    return sum(network.nodes[i].size for i in network.activations) >= _LARGE
+    """Whether an attack is cheap beside the bounds of a query's network, and points are not soon all that is left."""
+    nodes, activations = query.network.nodes, query.network.activations
+    return sum(nodes[i].size for i in activations) >= _LARGE and not only_counted(query)
 
 
 def only_counted(query: Query) -> bool:
