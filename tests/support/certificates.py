@@ -145,7 +145,7 @@ def over_planes(
         relaxation = crown_relaxation(query.network.to(torch.float64), box, coarse=recorder.coarse)
         polytopes = list(range(len(prop.unsafe)))
         system = FoldedQuery.of(query, relaxation, 0, polytopes, Slopes(), never)
-        system = system.with_planes(above or Above(), polytopes, limits)
+        system = system.with_relaxations(above or Above(), polytopes, limits)
         forest = Forest(system, polytopes, Candidates(query, "bab"), search, limits, keep=True)
         forest.search()
         if len(forest.recorded) < len(polytopes):

@@ -9,17 +9,22 @@ import pytest
 import torch
 
 from tests.soundness.trees import System
-from tests.support.solver_cases import ball, mlp, residual
+from tests.support.asking import claims
+from tests.support.solver_cases import ball, mlp, residual, row
 from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Input, Linear, Relu
-from verifiable_relu.spec.property import Box, Property
+from verifiable_relu.network.nodes import Add, Input, Linear, Relu
+from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab.ascent import DualAscent, Nodes
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.proof import Proofs
+from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.slopes import Above, Planes, Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.tree import Branching
+from verifiable_relu.verifiers.bab.verifier import Bab
+from verifiable_relu.verifiers.base import Verdict
 
 NEVER = lambda: False  # noqa: E731
 
@@ -31,7 +36,7 @@ def system(network: Network, box: Box, matrix: torch.Tensor) -> tuple[Folded, Ro
 
 def planes_of(folded: Folded, rows: Rows, above: Above) -> tuple[Planes, torch.Tensor, float]:
     slopes, _ = Slopes().search(folded, rows, NEVER)
-    (found,) = above.planes(folded, rows, slopes, NEVER)
+    (found,) = above.relaxations(folded, rows, slopes, NEVER)
     return found
 
 
@@ -127,3 +132,48 @@ def test_steps_with_planes_find_what_is_proved(whole: bool) -> None:
         inside = ((split[:, None] == 0) | ((z > 0) == (split[:, None] > 0))).all(2)
         least = torch.where(inside, margin, torch.inf).amin(1)
         assert bool(inside.any(1).sum() > 2) and bool((before <= least).all())
+
+
+def shortcut(rng: np.random.Generator, inputs: int, neurons: int) -> Network:
+    """Two layers of ReLUs, the second of which sees the sum of both, and one output."""
+
+    def linear(name: str, source: int, before: int, after: int) -> Linear:
+        weight = torch.from_numpy(rng.normal(size=(after, before)) / before**0.5)
+        return Linear(name=name, inputs=(source,), shape=(after,), weight=weight, bias=weight[:, 0] / 2)
+
+    return Network(
+        (
+            Input(name="x", inputs=(), shape=(inputs,)),
+            linear("first", 0, inputs, neurons),
+            Relu(name="act", inputs=(1,), shape=(neurons,)),
+            linear("second", 2, neurons, neurons),
+            Add(name="sum", inputs=(2, 3), shape=(neurons,)),
+            Relu(name="last", inputs=(4,), shape=(neurons,)),
+            linear("out", 5, neurons, 1),
+        )
+    )
+
+
+def test_trees_on_better_lines_decide_what_points_say() -> None:
+    """Of networks with shortcuts, whose trees are begun again at once: unsat only where no point of many is one."""
+    rng = np.random.default_rng(3)
+    again = Rounds(refinement=None, better=Slopes(), hard=Branching(choices=16, look=0), tried=False, first=0.0)
+    decided = []
+    for _ in range(4):
+        network = shortcut(rng, 5, 12)
+        box = ball(np.zeros(5), 1.0)
+        folded, rows = system(network, box, torch.ones(1, 1))
+        start, before = Slopes(steps=0).search(folded, rows, NEVER)
+        ((planes, slopes, bound),) = Slopes().relaxations(folded, rows, start, NEVER)
+        assert planes is None and bound >= float(before[0])
+        none, nothing = torch.zeros(1, folded.size, dtype=torch.int8), torch.zeros(1, 0)
+        proved = float(Proofs(Strip(folded, rows, slopes)).lower(none, torch.arange(0), nothing, nothing))
+        points = torch.from_numpy(rng.uniform(-1.5, 1.5, (1 << 16, 5)).clip(-1, 1))
+        least = float(network(points).min())
+        assert bound - 1e-3 < proved <= least
+        for most in (least - 0.1, least + 0.02):
+            query = Query(network, Property(box, ((row({0: 1}, Fraction(most)),),)))
+            (found,) = claims(Bab(rounds=again), [query], 60.0)
+            assert found.verdict is (Verdict.UNSAT if most < least else Verdict.SAT)
+            decided.append(found.subproblems or 0)
+    assert max(decided) > 8

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(copies.most(2) == 1, reason="processes are copie
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, above=None), alone=0)
+TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, better=None), alone=0)
 REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), alone=0)
 SPLIT = InputSplit(batch=4, alone=0)
 PROCESSES = 3
@@ -115,7 +115,7 @@ def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPa
 def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rounds = Rounds(Refinement(leaves=2), first=0, patience=3, above=None, gain=0)
+    rounds = Rounds(Refinement(leaves=2), first=0, patience=3, better=None, gain=0)
     method = Bab(search=SLOW, rounds=rounds, alone=1e6)
     with counted(searching, monkeypatch) as counts:
         answer(method, question(0, -0.4, 24))

@@ -193,7 +193,7 @@ STAGES = (
         "better slopes decide some queries by which boxes would take long, and are where these start",
         lambda: AlphaCrown(intermediate=Ascent(steps=2)),
         lambda t: t.narrow and t.foldable and not t.few,
-        lambda t: 0.15,
+        lambda t: 0.05,
     ),
     Stage(
         "split",

@@ -40,7 +40,7 @@ from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.encoding import Folding, Forms, Phases, Sizes, sizes_of
 from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Task
 
-_TREES = Rounds(refinement=None, above=None)
+_TREES = Rounds(refinement=None, better=None)
 
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""

@@ -21,7 +21,7 @@ from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.slopes import Above, Planes, Slopes
+from verifiable_relu.verifiers.bab.slopes import Planes, Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
 from verifiable_relu.verifiers.copies import at_once
 
@@ -55,6 +55,7 @@ class Part:
         lower: its lower bound by this relaxation, not proven.
         order: (rows,) which row of the polytope each is.
         planes: over neurons, the best ones known for the first row together with ``slopes``; None for chords alone.
+        searched: whether its relaxation has been searched for once more.
     """
 
     rows: Rows
@@ -63,6 +64,7 @@ class Part:
     lower: float
     order: Tensor
     planes: Planes | None = None
+    searched: bool = False
 
 
 class FoldedQuery:
@@ -157,28 +159,28 @@ class FoldedQuery:
         folded, rows = refinement.refine(self.folded, self._rows[kept], short, record)
         return FoldedQuery(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
 
-    def with_planes(self, above: Above, polytopes: Sequence[int], limits: Limits) -> FoldedQuery:
-        """The system with planes for those of some polytopes that have none."""
-        bare = [polytope for polytope in polytopes if self.parts[polytope].planes is None]
+    def with_relaxations(self, better: Slopes, polytopes: Sequence[int], limits: Limits) -> FoldedQuery:
+        """The system with better relaxations of those of some polytopes of which none has been searched for."""
+        bare = [polytope for polytope in polytopes if not self.parts[polytope].searched]
         found = copy(self)
         found.parts = dict(self.parts)
         hands = [part for part in (bare[k :: limits.processes] for k in range(limits.processes)) if part]
-        shares = [partial(self._searched, above, hand, limits.over) for hand in hands]
+        shares = [partial(self._searched, better, hand, limits.over) for hand in hands]
         for share, parts in zip(shares, at_once(shares, limits.left, whole=True) if shares else [], strict=True):
             # Where a process has failed, this one does its share.
             found.parts.update(parts or share(limits.over))
         return found
 
     def _searched(
-        self, above: Above, polytopes: Sequence[int], stop: Callable[[], bool], pause: Callable[[], bool]
+        self, better: Slopes, polytopes: Sequence[int], stop: Callable[[], bool], pause: Callable[[], bool]
     ) -> dict[int, Part]:
-        """Some of the polytopes with planes."""
+        """Some of the polytopes with better relaxations."""
         parts = [self.parts[polytope] for polytope in polytopes]
         objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
-        searched = above.planes(self.folded, objectives, slopes, lambda: stop() or pause())
+        searched = better.relaxations(self.folded, objectives, slopes, lambda: stop() or pause())
         found = zip(polytopes, parts, searched, strict=True)
         return {
-            polytope: replace(part, planes=planes, slopes=mine, lower=lower)
+            polytope: replace(part, planes=planes, slopes=mine, lower=lower, searched=True)
             for polytope, part, (planes, mine, lower) in found
         }
 

@@ -4,9 +4,10 @@ Which of the two decides a query is not known beforehand. On shallow networks tr
 ones tighter bounds of the neurons do more than millions of sub-problems. So trees begin; those that have closed nothing
 worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes more.
 
-Before that, where a tree stands still, it is begun again with planes over its neurons (``above``). These bound the root
-much better, but not always what it is split into: all trees get planes where this one has closed more after the same
-work. Where a tree gets on without them, their search often takes longer than the tree.
+Before that, where a tree stands still, it is begun again with a better relaxation (``slopes``): planes over its
+neurons, or better lines. Planes bound the root much better, but not always what it is split into: all trees get theirs
+where this one has closed more after the same work. Where a tree gets on without, the search often takes longer than the
+tree.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from verifiable_relu.verifiers.bab.loop import Progress, State
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.slopes import Above
+from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide, PhaseTree
 from verifiable_relu.verifiers.base import Outcome, Reason
 from verifiable_relu.verifiers.copies import at_once
@@ -301,11 +302,13 @@ class Rounds:
 
     Attributes:
         refinement: the first one; None for trees alone.
-        above: the search for planes over neurons; None for none.
+        better: the search for better relaxations, by planes over neurons or by lines alone; None for none.
+        hard: how trees with better relaxations are searched; None for as all others.
+        tried: whether all trees get better relaxations only where one of them closes more than the tree before.
         first: work that the trees of a query may take before a refinement is thought of (``loop.Progress``); before
-            planes are, one tree takes its share of it.
-        still: planes are searched for where a tree has closed no more than this part by then, and for trees that have
-            closed more once they have taken ``longer`` times as much work as ``first``.
+            better relaxations are, one tree takes its share of it.
+        still: better relaxations are searched for where a tree has closed no more than this part by then, and for trees
+            that have closed more once they have taken ``longer`` times as much work as ``first``.
         longer: see ``still``.
         patience: how much work the trees get before a refinement, as a multiple of the refinement's and of the part of
             the trees that is closed after ``first``.
@@ -318,7 +321,9 @@ class Rounds:
     """
 
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
-    above: Above | None = Above()  # noqa: RUF009 -- frozen
+    better: Slopes | None = Above()  # noqa: RUF009 -- frozen
+    hard: Branching | None = None
+    tried: bool = True
     first: float = 2e9
     still: float = 0.1
     longer: float = 10.0
@@ -364,7 +369,7 @@ class Searched:
 
 
 _TRUST = 8.0
-"""What the part counts that trees with planes have closed, beside that of others, when a refinement is thought of."""
+"""What the part counts that trees with better relaxations have closed beside that of others, before a refinement."""
 
 
 class _Search:
@@ -420,10 +425,10 @@ class _Search:
             ended = forest.search(rounds.first)
             if ended is None and forest.least()[0] > rounds.still and refinement is not None:
                 ended = forest.search(min(rounds.longer * rounds.first, forest.closed() * work))
-        if ended is None and rounds.above is not None and not self._query.folded.functions:
-            with_planes = self._outdone(rounds.above, forest, forest.least()[1], work)
-            if with_planes is not None:
-                forest, trust = with_planes, _TRUST
+        if ended is None and rounds.better is not None and not self._query.folded.functions:
+            outdone = self._outdone(rounds.better, forest, forest.least()[1], work)
+            if outdone is not None:
+                forest, trust = outdone, _TRUST
         if ended is None:
             ended = forest.search(rounds.first)
         if ended is None and refinement is not None:
@@ -436,12 +441,18 @@ class _Search:
             self.found.add(last, last.search() or IN_TIME, self._record)
         return forest.work
 
-    def _outdone(self, above: Above, forest: Forest, polytope: int, work: float) -> Forest | None:
-        """Trees with planes, if one of these closes more with as much work than a polytope's tree that has been begun.
+    def _outdone(self, better: Slopes, forest: Forest, polytope: int, work: float) -> Forest | None:
+        """Trees with better relaxations, if one closes more with as much work than a polytope's tree that has begun.
 
         Planes for all polytopes take longer than trees that are soon given up for a refinement, which takes ``work``.
+        Nothing needs to be tried of what is always worth it.
         """
-        trial = self._forest(self._query.with_planes(above, [polytope], self._limits), [polytope])
+        hard = self._rounds.hard
+        if not self._rounds.tried:
+            self.found.add(forest, IN_TIME, self._record)
+            rest = self.found.open(self._query)
+            return self._forest(self._query.with_relaxations(better, rest, self._limits), rest, hard)
+        trial = self._forest(self._query.with_relaxations(better, [polytope], self._limits), [polytope], hard)
         ended = trial.search(forest.spent(polytope))
         closed = trial.closed() if trial.open else 1.0
         more = ended is not None or trial.closed() > forest.closed(polytope)
@@ -453,7 +464,7 @@ class _Search:
         if rest == trial.open:
             return trial
         self.found.add(trial, IN_TIME, self._record)
-        return self._forest(trial.query.with_planes(above, rest, self._limits), rest)
+        return self._forest(trial.query.with_relaxations(better, rest, self._limits), rest, hard)
 
     def _refine(self, refinement: Refinement, polytopes: Sequence[int]) -> None:
         """Go on with tighter intervals of the neurons."""

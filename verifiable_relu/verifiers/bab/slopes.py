@@ -69,6 +69,19 @@ class Slopes:
         found, best = method.climb(lambda lines: bound(lines)[0], bound.start.repeat(len(rows), 1), stop)
         return short(folded, bound(found)[1].double()), best
 
+    def relaxations(
+        self, folded: Folded, objectives: Rows, slopes: Tensor, stop: Callable[[], bool]
+    ) -> list[tuple[Planes | None, Tensor, float]]:
+        """For each objective the best slopes found for its lower bound, and that bound, not proven; no planes.
+
+        The arguments are those of ``Above.relaxations``.
+        """
+        bound = _Bound(folded, objectives)
+        start = torch.stack([bound.parameters(mine) for mine in slopes])
+        found, best = self.climb(lambda lines: bound(lines)[0], start, stop)
+        chosen = short(folded, bound(found)[1].double())
+        return [(None, mine, least) for mine, least in zip(chosen, best.tolist(), strict=True)]
+
     def climb(
         self, bound: Callable[[Tensor], Tensor], start: Tensor, stop: Callable[[], bool]
     ) -> tuple[Tensor, Tensor]:
@@ -117,9 +130,9 @@ class Above(Slopes):
     rate: float = 0.1
     decay: float = 0.95
 
-    def planes(
+    def relaxations(
         self, folded: Folded, objectives: Rows, slopes: Tensor, stop: Callable[[], bool]
-    ) -> list[tuple[Planes, Tensor, float]]:
+    ) -> list[tuple[Planes | None, Tensor, float]]:
         """For each objective, the best planes found for its lower bound, with slopes, and that bound, not proven.
 
         The searches run in float32, one after the other, until the bound is positive. Of a neuron with a plane, the
@@ -132,7 +145,7 @@ class Above(Slopes):
             stop: asked after every step.
         """
         terms = [_Terms.of(folded, start, end, stop) for start, end in folded.blocks or ((0, 0),)]
-        found = []
+        found: list[tuple[Planes | None, Tensor, float]] = []
         for number in range(len(objectives)):
             bound = _Bound(folded, objectives[number : number + 1])
             lines = bound.parameters(slopes[number])

@@ -41,6 +41,12 @@ from verifiable_relu.verifiers.root import relaxation
 _BATCH = 64
 """Most queries bounded at once."""
 
+_HARD = Branching(choices=16, look=0)
+"""How trees of a network with shortcuts are searched once they have stood still."""
+
+_BESIDE = 2e10
+"""``Rounds.first`` in networks with shortcuts."""
+
 _CURVED = 6
 """Steps of the search for bounds of neurons where some are smooth."""
 
@@ -122,7 +128,8 @@ class Bab(Decider):
             these are piecewise linear.
         slopes: the search for the slopes of each relaxation.
         search: how trees are searched.
-        rounds: how trees and tighter bounds of neurons take turns; trees alone in networks with shortcuts.
+        rounds: how trees and tighter bounds of neurons take turns; in networks with shortcuts trees alone, on better
+            lines where they stand still.
         alone: the work (``loop.Progress``) that one process does alone before others share the rest.
         record: whether to keep what proves a verdict, for a certificate.
     """
@@ -172,7 +179,7 @@ class Bab(Decider):
             rounds = self.rounds
             if bounds.queries[number].network.joins:
                 # Beside shortcuts, planes and refinements take longer and gain less than trees do in the same time.
-                rounds = replace(rounds, refinement=None, above=None)
+                rounds = replace(rounds, refinement=None, better=Slopes(), hard=_HARD, tried=False, first=_BESIDE)
             found = search(system, candidates, self.search, rounds, within, record)
         bounds.prove(number, found.lower)
         told = f"{found.nodes} sub-problems, {found.rounds} refinements"
