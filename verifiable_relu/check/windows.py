@@ -42,7 +42,7 @@ def covered(call: Call, x: Tensor, kernel: list[int]) -> Number:
     if get("ceil_mode", 0):
         if mode != b"NOTSET":
             raise BadInput("ceil_mode beside a padding that is not given is not known")
-        beyond = []
+        beyond: list[tuple[int, int]] = []
         for size, first, step, span in zip(padded.shape[1:], pads[:rank], stride, reach, strict=True):
             last = -(-(size - span) // step) * step
             # A window that would begin in the padding behind the entries is left out.
