@@ -216,6 +216,8 @@ def _family(network: Network) -> list[Fraction]:
             if not isinstance(node, Hardened):
                 other = getattr(node, "function", node.op)
                 raise UnsupportedError(f"certificates know no family in which {other} is an activation, too")
+        if min(joint) < 1:
+            raise UnsupportedError("certificates know no family of a GELU of a multiple that runs")
     return joint
 
 
