@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
 from verifiable_relu.network.module.unrolled import UNROLLED
-from verifiable_relu.nn.gates import HardnessGate
+from verifiable_relu.nn.gates import HardnessGate, LambdaGELU
 
 GATE = "hardness_gate"
 """The name under which a λ-GELU or λ-Swish is recorded: one operator of the arguments ``gate`` and ``self``."""
@@ -449,9 +449,12 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def gate(self, gate: HardnessGate, x: Tensor) -> Tensor:
-        """Record a gate of learned hardness as one operator."""
+        """Record a gate of exact GELU as one operator, and another one as the operators that it consists of."""
         if not isinstance(x, Traced):
             raise TypeError("a gate that itself depends on the input")
+        if not isinstance(gate, LambdaGELU) or gate.approximate != "none":
+            factor = gate.lam * gate.kernel.scale
+            return gate.kernel.value(x * factor) / factor
         real = HardnessGate.forward(gate, x.carried)
         return self.append(GATE, {"gate": gate, "self": Ref(self.read(x))}, real)
 
