@@ -237,7 +237,8 @@ def _smooth_image(node: Curve, bounds: Bounds) -> Bounds:
     """The least and the largest value on [l, u]: at an end or where the function turns."""
     points = [bounds.lower, bounds.upper, *_within(node, bounds, node.known.turns)]
     values = torch.stack([node.forward(x) for x in points])
-    found = Bounds(values.amin(0), values.amax(0))
+    # Of equal values the first one, which is at an end, has the derivative; a turn that was moved there has none.
+    found = Bounds(values.min(0).values, values.max(0).values)
     return _beyond_a_period(node, bounds, found)
 
 
@@ -305,7 +306,8 @@ def _extrema(node: Curve, bounds: Bounds, slope: Tensor) -> tuple[Tensor, Tensor
     outer = [lb.expand(1, *slope.shape), ub.expand(1, *slope.shape)]
     x = torch.cat([*outer, inner])
     values = function.value(x, parameter) - slope * x
-    return values.amin(0), values.amax(0)
+    # Of equal values the first one, at an end, has the derivative.
+    return values.min(0).values, values.max(0).values
 
 
 def _smooth_lines(node: Curve, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:

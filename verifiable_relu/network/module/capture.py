@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
 from verifiable_relu.network.module.unrolled import UNROLLED
-from verifiable_relu.nn.gates import HardnessGate, LambdaGELU
+from verifiable_relu.nn.gates import HardnessGate
 
 GATE = "hardness_gate"
 """The name under which a λ-GELU or λ-Swish is recorded: one operator of the arguments ``gate`` and ``self``."""
@@ -434,6 +434,11 @@ class _Recorder(TorchDispatchMode):
         """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
         if func in _FORBIDDEN:
             self.refuse(func.__name__, "the memory of a computed tensor cannot be had")
+        if func is HardnessGate.forward and getattr(args[0], "approximate", "") != "none":
+            # Its operators come here one by one, with a λ of which the derivative is known.
+            gate, x = args
+            factor = gate.lam * gate.kernel.scale
+            return gate.kernel.value(x * factor) / factor
         # Below autograd, operators arrive whole: ``linear``, not the products that it is made of.
         with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
             if func is HardnessGate.forward:
@@ -449,12 +454,9 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def gate(self, gate: HardnessGate, x: Tensor) -> Tensor:
-        """Record a gate of exact GELU as one operator, and another one as the operators that it consists of."""
+        """Record a gate of exact GELU as one operator."""
         if not isinstance(x, Traced):
             raise TypeError("a gate that itself depends on the input")
-        if not isinstance(gate, LambdaGELU) or gate.approximate != "none":
-            factor = gate.lam * gate.kernel.scale
-            return gate.kernel.value(x * factor) / factor
         real = HardnessGate.forward(gate, x.carried)
         return self.append(GATE, {"gate": gate, "self": Ref(self.read(x))}, real)
 
