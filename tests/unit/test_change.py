@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, hardened, read_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.family import swapped
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     FUNCTIONS,
@@ -62,6 +64,7 @@ from verifiable_relu.network.nodes import (
     Tanh,
 )
 from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.trust.enclose import CHECKED
 
 SPECS = Path(__file__).parents[2] / "specs"
 DEEPEST = 0.16997120747990369
@@ -200,6 +203,64 @@ def test_no_sampled_change_is_larger_behind_any_activation(kind: str) -> None:
     x = kinds()[kind](build, build.linear(x, rng.normal(3, 4) / 3, rng.normal(3), "mid"))
     network = build.network(build.linear(x, rng.normal(2, 3), None, "out"), name="behind")
     assert_holds(hardened(network), boxes(network))
+
+
+GATED = [name for name, known in FUNCTIONS.items() if known.gated]
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_rises_from_0_to_1_and_no_slower_than_its_mirror_image(name: str) -> None:
+    """By another evaluation of the function than that of the nodes."""
+    x = np.linspace(1e-3, 30, 100_001)
+    left, right = (CHECKED[name].value(sign * x, 1.0) for sign in (-1, 1))
+    gates = [-left[::-1] / x[::-1], right / x]
+    assert (np.diff(np.concatenate(gates)) >= -1e-13).all() and gates[0][0] < 1e-9 and gates[1][-1] > 1 - 1e-9
+    assert (x - right >= -1e-13).all() and (x - right <= -left + 1e-13).all()
+
+
+@pytest.mark.combined
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("other", [*GATED, "Relu", "Tanh"])
+def test_no_sampled_change_is_larger_where_others_than_gelu_are_swapped(name: str, other: str) -> None:
+    for seed in range(draws(3)):
+        rng = Random(seed)
+        weights = [(rng.normal(5, 3), rng.normal(5)), (rng.normal(5, 5), rng.normal(5)), (rng.normal(2, 5), None)]
+
+        def made(first: str, second: str, lam: float = 1.0, weights: list[Any] = weights) -> Network:
+            build = Builder((3,))
+            x = 0
+            for weight, name, at in zip(weights, (first, second, ""), ("in", "mid", "out"), strict=True):
+                x = build.linear(x, *weight, at)
+                if name in GATED:
+                    x = build.scale(x, f"{at}/hard", scale=torch.tensor(lam, dtype=torch.float64))
+                    x = function(build, x, name, f"{at}/act")
+                    x = build.scale(x, f"{at}/soft", scale=torch.tensor(1 / lam, dtype=torch.float64))
+                elif name:
+                    x = build.activation(x, Relu if name == "Relu" else Tanh, f"{at}/act")
+            return build.network(x, name="swapped")
+
+        smooth, hard = made(name, other), made("Relu", "Relu" if other in GATED else other)
+        family = swapped(smooth, hard)
+        assert sum(isinstance(node, Hardened) for node in family.nodes) == 1 + (other in GATED)
+        box = boxes(family)
+        found, x = substitution_change(family, box), points(box)
+        assert torch.equal(family.limit(x[0]), hard(x[0]))
+        # Harder functions are between the two.
+        assert_within(found, differences(family, x, [smooth, made(name, other, 2.0), made(name, other, 16.0)]))
+        proven, seen = torch.maximum(-found.lower, found.upper), differences(family, x, [smooth]).abs().amax(0)
+        assert float((seen / proven)[:3].max()) > 0.1
+
+
+def test_what_is_no_swap_is_refused() -> None:
+    gelu = from_torch(nn.Sequential(nn.Linear(2, 3), nn.GELU(), nn.Linear(3, 3), nn.SiLU(), nn.Linear(3, 1)), (2,))
+    others: dict[str, list[nn.Module]] = {
+        "no activation was swapped": [nn.GELU(), nn.Linear(3, 3), nn.SiLU()],
+        "takes the place of": [nn.ReLU(), nn.Linear(3, 3), nn.Mish()],
+        "more of the network than activations": [nn.ReLU(), nn.Linear(3, 3)],
+    }
+    for said, parts in others.items():
+        with pytest.raises(InputError, match=said):
+            swapped(gelu, from_torch(nn.Sequential(nn.Linear(2, 3), *parts, nn.Linear(3, 1)), (2,)))
 
 
 @pytest.mark.parametrize("name", ("Log", "Reciprocal", "Sqrt", "InverseRoot"))

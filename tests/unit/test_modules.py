@@ -24,6 +24,7 @@ from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.module import operators
 from verifiable_relu.network.nodes import Gelu, Linear, Relu, Scale
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, fixed, mlp
+from verifiable_relu.nn.rectifiers import RECTIFIERS
 from verifiable_relu.verifiers.base import Verdict
 
 
@@ -171,6 +172,11 @@ class Function(nn.Module):
         return self.function(self, x)
 
 
+SOFT = nn.Sequential(
+    LambdaSwish(2.0), *(RECTIFIERS[name].gate() for name in ("mish", "hardswish", "gelu-tanh", "softplus"))
+)
+"""Gates with λ of other activations than exact GELU."""
+
 FUNCTIONS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "operators": lambda m, x: -(2 * m.a(x) - 0.5) / 4 + m.b - (1 - x) * m.b,
     "alpha": lambda m, x: torch.add(torch.sub(m.a(x), x, alpha=0.3), torch.rsub(x, 1.5, alpha=2), alpha=-3),
@@ -186,6 +192,9 @@ FUNCTIONS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "global pooling": lambda m, x: F.adaptive_avg_pool2d(m.a(x).view(-1, 1, 2, 2), 1).flatten(1),
     "zeros_like": lambda m, x: x + torch.zeros_like(x) + x.new_ones(4),
     "no_grad": lambda m, x: torch.no_grad()(m.a)(x),
+    "smooth": lambda m, x: F.silu(F.mish(F.hardswish(m.a(x)))) + F.gelu(x, approximate="tanh"),
+    "softplus": lambda m, x: F.softplus(m.a(x)) + F.softplus(x, 3) + nn.Softplus(0.3, 40)(x),
+    "gates": lambda m, x: SOFT(m.a(x)) + SOFT[1:3](x),
     "detach": lambda m, x: m.a(x).detach() + m.a(x).data,
 }
 
@@ -290,7 +299,14 @@ def test_changes_in_place_are_seen_by_all_who_read_the_tensor(name: str) -> None
     assert_agrees(made, from_torch(made, (4,), compared=False))
 
 
-@pytest.mark.parametrize("act", [F.silu, F.mish, F.hardswish, F.elu, F.hardtanh, F.selu, F.hardsigmoid, F.celu])
+@pytest.mark.parametrize("act", [F.silu, F.mish, F.hardswish])
+def test_smooth_activations_in_place_are_seen_by_all_who_read_the_tensor(act: Callable[..., Tensor]) -> None:
+    for part in (lambda h: h, lambda h: h.view(-1, 2, 2)):
+        made = Function(in_place(lambda h, part=part: act(part(h), inplace=True)))
+        assert_agrees(made, from_torch(made, (4,), compared=False))
+
+
+@pytest.mark.parametrize("act", [F.elu, F.hardtanh, F.selu, F.hardsigmoid, F.celu])
 def test_activations_in_place_are_read_by_the_exporter_and_its_views_refused(act: Callable[..., Tensor]) -> None:
     made = Function(lambda m, x: act(m.a(x), inplace=True) * m.b + x)
     assert_agrees(made, from_torch(made, (4,)))
@@ -466,6 +482,7 @@ REFUSED: dict[str, tuple[Callable[[Function, Tensor], Tensor], str]] = {
     "part of a tensor": (part, "part of a "),
     "two outputs": (lambda m, x: (m.a(x), x), "returns a tuple"),  # type: ignore[dict-item]
     "no output of the input": (lambda m, x: m.b, "returns a Parameter"),
+    "softplus of a low threshold": (lambda m, x: F.softplus(m.a(x), 1, 5), "threshold=5: from there on torch computes"),
     "bits": (lambda m, x: m.a(x).view(torch.int32).view(torch.float32), "rounds to torch.int32"),
 }
 
@@ -475,8 +492,7 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "division by a value": lambda m, x: 1 / (1 + F.relu(m.a(x))),
     "matrices the other way round": lambda m, x: (m.a.weight @ x.T).T,
     "softmax": lambda m, x: torch.softmax(m.a(x), 1),
-    "silu": lambda m, x: F.silu(m.a(x)),
-    "gelu by tanh": lambda m, x: F.gelu(m.a(x), approximate="tanh"),
+    "elu": lambda m, x: F.elu(m.a(x)),
     "max pool": lambda m, x: F.max_pool2d(m.a(x).view(-1, 1, 2, 2), 2),
     "pool by ceiling": lambda m, x: F.avg_pool2d(m.a(x).view(-1, 1, 2, 2), (2, 1), (2, 1), ceil_mode=True),
     "comparison": lambda m, x: torch.where(m.a(x) > 0.25, x, 0),
@@ -484,7 +500,6 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "whole numbers": lambda m, x: (5 * m.a(x)).int().float(),
     "filled where": lambda m, x: x.masked_fill(m.a(x) < 0, 0.5),
     "threshold that jumps": lambda m, x: F.threshold(m.a(x), 0.25, -1.0),
-    "soft gate of the other kind": lambda m, x: LambdaSwish(2.0)(m.a(x)),
 }
 
 

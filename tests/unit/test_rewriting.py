@@ -160,6 +160,59 @@ def test_what_cannot_be_traced_is_refused_by_its_path(kind: type[nn.Module]) -> 
         substitute_relu(model)
 
 
+class Named:
+    """A configuration that names its activation, as those of ``transformers`` do."""
+
+    def __init__(self) -> None:
+        self.hidden_act = "gelu"
+
+
+class Hidden(nn.Module):
+    """A module whose GELU is in no code that is looked into: only running it finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.table: dict[str, Any] = {"act": torch.ops.aten.gelu}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.table["act"](x))
+
+
+def held(model: nn.Module) -> list[Any]:
+    """All that a model consists of, by identity, but for the numbers in its tensors."""
+    return [
+        *((path, type(m), id(m), m.training, *((k, id(v)) for k, v in vars(m).items())) for path, m in named(model)),
+        *((name, id(p), p.requires_grad) for name, p in model.named_parameters()),
+        *((name, id(b)) for name, b in model.named_buffers()),
+        *(dict(vars(m.config)) for _, m in named(model) if hasattr(m, "config")),
+    ]
+
+
+def named(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(model.named_modules(remove_duplicate=False))
+
+
+@pytest.mark.parametrize("ask", [soften, partial(substitute_relu, inplace=True)], ids=["soften", "substitute_relu"])
+@pytest.mark.parametrize("last", [Branching, Hidden])
+def test_a_model_of_which_a_later_part_is_refused_stays_as_it_was(
+    ask: Callable[..., object], last: type[nn.Module]
+) -> None:
+    shared, gate = nn.GELU(), LambdaGELU()
+    first = nn.TransformerEncoderLayer(3, 1, 4, activation="gelu", batch_first=True)
+    model = nn.Sequential(first, shared, Called(F.gelu), Everything(), gate, nn.Sequential(shared), last())
+    model.config = Named()  # type: ignore[assignment]
+    model[1].training = False
+    before, outputs = held(model), copy.deepcopy(model).eval()(X) if last is Hidden else None
+    with pytest.raises(UnsupportedError, match="module '6'"):
+        ask(model, example=X)
+    assert held(model) == before and gate.s.requires_grad
+    assert outputs is None or torch.equal(model.eval()(X), outputs)
+    model[6] = nn.Identity()
+    ask(model)
+    assert held(model) != before and not isinstance(model[1], nn.GELU), "nothing would have been changed"
+
+
 def test_a_forward_without_activations_need_not_be_traced() -> None:
     model = nn.Sequential(nn.GELU(), Counting())
     assert isinstance(substitute_relu(model)[0], nn.ReLU)

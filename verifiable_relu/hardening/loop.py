@@ -18,7 +18,15 @@ from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn.gates import Hardness
-from verifiable_relu.nn.places import Place, leftovers, replace_smooth, require_replaced, substitute_relu
+from verifiable_relu.nn.places import (
+    Place,
+    all_or_nothing,
+    evaluating,
+    leftovers,
+    replace_smooth,
+    require_replaced,
+    substitute_relu,
+)
 from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, DataError, at
@@ -111,10 +119,12 @@ def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any =
 
     Raises:
         InputError: if the model has no activation to harden.
-        UnsupportedError: as ``nn.places.replace_smooth``, and if the model goes on computing GELU or SiLU.
+        UnsupportedError: as ``nn.places.replace_smooth``, and if the model goes on computing GELU or SiLU. The model
+            stays as it was.
     """
-    softened, places = _softened(model, activations)
-    require_replaced(softened, places, example)
+    with all_or_nothing(model):
+        softened, places = _softened(model, activations)
+        require_replaced(softened, places, example)
     return softened, places
 
 
@@ -199,11 +209,10 @@ def harden(
         raise InputError(f"patience is a number of seconds, not {patience!r:.40}")
     train, test = batches.loader(data, True), batches.loader(data if held_out is None else held_out, False)
     before, (soft, places) = model, _softened(_copy(model), activations)
-    mode = before.training
     first = batches.moved(next(iter(test)), soft)
     argument = batches.argument(first) if argument is None else argument
-    before.eval()
-    classes = _require_same(before, soft.eval(), first, outputs)
+    with evaluating(before):
+        classes = _require_same(before, soft.eval(), first, outputs)
     if loss is batches.loss and classes is not None:
         for each in (data, held_out):
             batches.require_classes(each, classes)
@@ -230,21 +239,18 @@ def harden(
     means = [sum(each.losses) / max(len(each.losses), 1) for each in passes]
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
-    try:
-        with shown(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
-            change = measure(
-                soft,
-                hard,
-                test,
-                before=before,
-                outputs=outputs,
-                region=region,
-                patience=patience,
-                argument=argument,
-                watch=lambda seconds: show(int(seconds), "seconds of the proof of the change"),
-            )
-    finally:
-        before.train(mode)
+    with evaluating(before), shown(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
+        change = measure(
+            soft,
+            hard,
+            test,
+            before=before,
+            outputs=outputs,
+            region=region,
+            patience=patience,
+            argument=argument,
+            watch=lambda seconds: show(int(seconds), "seconds of the proof of the change"),
+        )
     return Hardened(hard, soft, tuple(places), change, tuple(means), batches.sample_shape(first, argument), argument)
 
 

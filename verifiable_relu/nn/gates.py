@@ -245,7 +245,8 @@ class Sharpened(Hardness):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float16:
             return self.forward(x.float()).half()
-        lam = self.lam
+        # A file has λ as a number, not what it is computed from.
+        lam = self.lam.item() if torch.onnx.is_in_onnx_export() else self.lam
         return self.function(x * lam) / lam
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +80,8 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
 
     Raises:
         InputError: for an unknown name of an activation.
-        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module.
+        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module, and the
+            model stays as it was.
     """
     _require_module(model)
     if not isinstance(activations, list | tuple | set | frozenset):
@@ -90,18 +92,56 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     if hasattr(model, "_orig_mod"):
         raise InputError("the model is compiled: replace the activations of the model that torch.compile was given")
     replacement = _Replacement(make, tuple(activations))
-    whole = replacement.of(model, "")
-    if whole is not None:
-        return whole, replacement.places
-    # Modules that take the place of others are not looked into.
-    for path, module in list(model.named_modules()):
-        replacement.inside(module, path)
+    with all_or_nothing(model):
+        whole = replacement.of(model, "")
+        if whole is not None:
+            return whole, replacement.places
+        # Modules that take the place of others are not looked into.
+        for path, module in list(model.named_modules()):
+            replacement.inside(module, path)
     return model, replacement.places
 
 
 def _require_module(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch module, not {type(model).__name__}")
+
+
+@contextmanager
+def all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """Give a model back its modules, classes, attributes and configurations if what changes them fails.
+
+    Values of tensors are not kept: nothing here changes them.
+
+    Raises:
+        InputError: if the model is no torch module.
+    """
+    _require_module(model)
+    # Nothing of TorchScript is replaced, and its attributes are no dictionaries.
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    classes = [(module, type(module)) for module in modules]
+    held = [each for module in modules for each in (module._parameters, module._buffers, module._modules, vars(module))]
+    held += [vars(config) for config in _configurations(model)]
+    before = [(each, dict(each)) for each in held]
+    learned = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    except BaseException:
+        for module, own in classes:
+            # A class of the user may have a ``__setattr__`` of its own.
+            object.__setattr__(module, "__class__", own)
+        for each, items in before:
+            each.clear()
+            each.update(items)
+        for parameter, was in learned:
+            if parameter.requires_grad != was:
+                parameter.requires_grad_(was)
+        raise
+
+
+def _configurations(model: nn.Module) -> list[Any]:
+    found = (getattr(module, "config", None) for module in model.modules())
+    return [config for config in found if isinstance(getattr(config, "__dict__", None), dict)]
 
 
 def substitute_relu(
@@ -122,20 +162,22 @@ def substitute_relu(
 
     Raises:
         UnsupportedError: if a forward calls such a function and cannot be traced, or still computes one; the error
-            names the module.
+            names the module, and the model stays as it was.
         InputError: if the model is no torch module, or for an unknown activation.
     """
     _require_module(model)
-    hard, places = replace_smooth(model if inplace else deepcopy(model), _marked, activations)
-    require_replaced(hard, places, example)
-    _configure(hard, activations)
-    kept = not _made_with_relu(hard, activations)
-    device = next((parameter.device for parameter in hard.parameters()), None)
-    for module in hard.modules():
-        # TorchScript's buffers are no dictionary, and nothing of it was replaced.
-        mark = None if isinstance(module, torch.jit.ScriptModule) else module._buffers.pop(MARK, None)
-        if kept and mark is not None:
-            module.register_buffer(MARK, mark.to(device=device))
+    changed = model if inplace else deepcopy(model)
+    with all_or_nothing(changed):
+        hard, places = replace_smooth(changed, _marked, activations)
+        require_replaced(hard, places, example)
+        _configure(hard, activations)
+        kept = not _made_with_relu(hard, activations)
+        device = next((parameter.device for parameter in hard.parameters()), None)
+        for module in hard.modules():
+            # TorchScript's buffers are no dictionary, and nothing of it was replaced.
+            mark = None if isinstance(module, torch.jit.ScriptModule) else module._buffers.pop(MARK, None)
+            if kept and mark is not None:
+                module.register_buffer(MARK, mark.to(device=device))
     return hard
 
 
@@ -152,8 +194,8 @@ def _marked(_: Rectifier | Hardness) -> nn.ReLU:
 def _configure(model: nn.Module, activations: Collection[str]) -> None:
     """Name ReLU in the configurations, of ``transformers``, that name one of the activations."""
     table = getattr(sys.modules.get("transformers.activations"), "ACT2FN", {})
-    for config in (getattr(module, "config", None) for module in model.modules()):
-        for key, value in list(getattr(config, "__dict__", {}).items()):
+    for config in _configurations(model):
+        for key, value in list(vars(config).items()):
             known = recognise(table[value]) if isinstance(value, str) and value in table else None
             if known is not None and known.name in activations:
                 setattr(config, key, "relu")
@@ -214,6 +256,19 @@ class _Watch(TorchDispatchMode):
             hook.remove()
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and each of its modules back into the mode that it had."""
+    # Modules that torch.jit.freeze made have no mode.
+    modes = {module: module.training for module in model.modules() if hasattr(module, "training")}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 @torch.no_grad()
 def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Module], object]) -> list[Place]:
     """The smooth operators that a model still computes, by the modules that call them.
@@ -227,14 +282,8 @@ def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Mo
         UnsupportedError: if GELU or SiLU are among them, other than where they were left alone; names the module.
     """
     modules = dict(model.named_modules())
-    # Modules that torch.jit.freeze made have no mode.
-    modes = {module: module.training for module in modules.values() if hasattr(module, "training")}
-    try:
-        with _Watch(model.eval()) as watch:
-            call(model)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(model), _Watch(model) as watch:
+        call(model)
     found = []
     for path, name in watch.found:
         if name in _MISSED and path not in {place.path for place in places if place.why}:

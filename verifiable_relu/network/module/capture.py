@@ -434,6 +434,11 @@ class _Recorder(TorchDispatchMode):
         """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
         if func in _FORBIDDEN:
             self.refuse(func.__name__, "the memory of a computed tensor cannot be had")
+        if func is HardnessGate.forward and getattr(args[0], "approximate", "") != "none":
+            # Its operators come here one by one, with a λ of which the derivative is known.
+            gate, x = args
+            factor = gate.lam * gate.kernel.scale
+            return gate.kernel.value(x * factor) / factor
         # Below autograd, operators arrive whole: ``linear``, not the products that it is made of.
         with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
             if func is HardnessGate.forward:
@@ -449,7 +454,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def gate(self, gate: HardnessGate, x: Tensor) -> Tensor:
-        """Record a gate of learned hardness as one operator."""
+        """Record a gate of exact GELU as one operator."""
         if not isinstance(x, Traced):
             raise TypeError("a gate that itself depends on the input")
         real = HardnessGate.forward(gate, x.carried)

@@ -20,6 +20,8 @@ from verifiable_relu.network.nodes.activations import (
     Tanh,
     alike,
     curve,
+    gated,
+    same,
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
@@ -62,4 +64,6 @@ __all__ = [
     "Tanh",
     "alike",
     "curve",
+    "gated",
+    "same",
 ]
