@@ -274,13 +274,34 @@ class _Sum(NodeKind):
 
 class _Bilinear(NodeKind):
     def back(self, walk: Walk, index: int, node: Bilinear, a: Coefficients) -> None:
-        """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂, which is charged (``rounding.bilinear``)."""
+        """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂.
+
+        With |d₁| ≤ r₁ and |d₂| ≤ r₂, for every t in [−1, 1] and σ = ±1
+
+            σ·d₁·d₂  ≥  t·(r₂·d₁ + σ·r₁·d₂) − r₁·r₂,
+
+        a mean of McCormick's two planes (``rounding.bilinear``), whose constant does not depend on t; without a choice
+        of t it is 0. A row that has a at the product takes |a| times that for the sign σ of a.
+        """
         dense, (first, second) = walk.whole(a, index), node.inputs
         walk.less(walk.weighed(dense, index, "product", walk.slack.product(index)))
         rows = dense.reshape(*dense.shape[:2], *node.shape)
         x, y = (of_samples(walk.bounds.point(i), walk.chunk.sample) for i in node.inputs)
-        walk.give(first, node.to_first(rows, y).flatten(2))
-        walk.give(second, node.to_second(rows, x).flatten(2))
+        to_first, to_second = node.to_first(rows, y), node.to_second(rows, x)
+        if walk.record is not None:
+            walk.record[index] = dense.flatten(0, 1)
+        tilt = walk.chunk.tilts.get(index)
+        if tilt is not None:
+            r, s = (of_samples(walk.bounds.radius(i), walk.chunk.sample) for i in node.inputs)
+            rows = rows.flatten(0, 1)
+            more = node.weighed_to_first(rows.abs(), tilt, s), node.weighed_to_second(rows, tilt, r)
+            to_first, to_second = to_first + more[0].unsqueeze(1), to_second + more[1].unsqueeze(1)
+            if not walk.chunk.rounded:
+                # Without rounding rows are of the factors themselves, not of their distances from the points.
+                for extra, at in zip(more, (x, y), strict=True):
+                    walk.less((extra * at).flatten(1).sum(1, keepdim=True))
+        walk.give(first, to_first.flatten(2))
+        walk.give(second, to_second.flatten(2))
         if not walk.chunk.rounded:
             walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
 

@@ -283,6 +283,10 @@ def bilinear(reach: Tensor, size: Tensor, terms: int, sums: int) -> Tensor:
     and counts by |d₁| ≤ r₁ or |d₂| ≤ r₂. The third is at most r₁∘r₂: these are the lines halfway between those of
     McCormick (Computability of Global Solutions to Factorable Nonconvex Programs, Math. Program. 10, 1976).
 
+    Other means of his planes have t·r₂∘d₁ and t·r₁∘d₂ besides, |t| ≤ 1, and the same constant. Each coefficient is then
+    a sum of twice as many products, of size |x̂₁| + r₁ or |x̂₂| + r₂: both errors are at most 2γ of ``size`` together,
+    and that of ŷ is γ of it. Where the true |d| is at most (1 + 2u)·r, the constant is (1 + 2u)²·r₁∘r₂.
+
     Args:
         reach: r₁∘r₂ as computed.
         size: (|x̂₁| + r₁)∘(|x̂₂| + r₂) as computed, like ``reach``.

@@ -105,6 +105,8 @@ class Tuning:
 
         search_bytes: bytes that the search for slopes (α-CROWN) holds at once; more gain nothing.
         search_copies: arrays of every activation's size that the search holds for each row.
+        search_pairs: of a product that is a sum of more products of two numbers, in all its outputs, planes are not
+            searched for.
     """
 
     float32: bool = True
@@ -147,6 +149,7 @@ class Tuning:
 
     search_bytes: int = 1 << 28
     search_copies: int = 13
+    search_pairs: int = 1 << 16
 
 
 TUNING = Tuning()
