@@ -14,6 +14,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
+    Extreme,
     Gelu,
     Identity,
     Input,
@@ -194,6 +195,8 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             flat, places = inputs[0].reshape(-1), node.candidates.numpy()
             found = [max(flat[places[places[:, i] >= 0, i]]) for i in range(node.size)]
             return np.array(found, object).reshape(node.shape)
+        case Extreme():
+            return np.where((inputs[0] > inputs[1]) == (node.sign > 0), inputs[0], inputs[1])
         case Reshape():
             return inputs[0].reshape(node.shape)
         case Permute():

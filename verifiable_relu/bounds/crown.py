@@ -31,11 +31,11 @@ from verifiable_relu.network.nodes import (
     Beside,
     Input,
     Linear,
+    Maximum,
     Permute,
     Relu,
     Reshape,
     Scale,
-    Seen,
     Sparse,
 )
 
@@ -492,7 +492,7 @@ class SlopeSearch:
         network, self.dtype = rough(relaxation.network, rows.device)
         self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
         for index, node in enumerate(network.nodes[: target + 1]):
-            if isinstance(node, Seen):
+            if isinstance(node, Maximum | Beside):
                 self.rough.backward.shifted.lend(index, relaxation.backward.shifted)
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
