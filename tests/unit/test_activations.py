@@ -532,7 +532,7 @@ def test_nan_bounds_give_no_finite_bounds(node: Activation) -> None:
     found, lines = image(node, bounds), relax(node, bounds)
     assert bool((torch.isnan(found.lower) | torch.isnan(found.upper)).all())
     # Lines of ReLU can hold without the bound that is missing; what they are used with is NaN all the same.
-    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).amax(1)
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
     used = lines.upper_slope if isinstance(node, Relu) else backward_activation(node, reach, reach, lines, 1)
     assert bool(torch.isnan(used).all())
 
