@@ -186,6 +186,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[Given]:
     found = []
     for number, name in enumerate(NETWORKS):
         found += [running(folder, known[(number + by) % 4], name) for by in (0, 1 + number // 4)]
+    found += [running(folder, arithmetic, "averaged") for arithmetic in known[:2]]
     found += [paired(folder / str(n), n, *kind) for n, kind in enumerate(PAIRS)]
     for method in ("crown", "alpha-crown", "split"):
         found += [single(folder, f"int8 {name}", quantised.proved(folder, name, method)[0]) for name in quantised.CASES]

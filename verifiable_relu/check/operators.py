@@ -14,7 +14,7 @@ from verifiable_relu.check.arithmetic import MODERATE, UNIT, Matrix, Number, der
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Activation, Affine, Ordered, pick
 from verifiable_relu.check.tensors import LARGEST, Call, Gate, Multiple, Tensor, Value, spread
-from verifiable_relu.check.windows import convolution, largest
+from verifiable_relu.check.windows import convolution, largest, means, transposed
 
 
 def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
@@ -323,9 +323,12 @@ MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squee
 OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Abs": lambda call: _activation(call, np.full((), -1.0)),
     "Add": lambda call: _sum(call, 1),
+    "Asinh": _ordered,
     "Atan": _ordered,
+    "AveragePool": means,
     "BatchNormalization": _normalisation,
     "Conv": convolution,
+    "ConvTranspose": transposed,
     "DequantizeLinear": _dequantize,
     "Div": _quotient,
     "Dropout": _dropout,
@@ -334,6 +337,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Flatten": _flatten,
     "Gelu": _gelu_operator,
     "Gemm": _gemm,
+    "GlobalAveragePool": lambda call: means(call, everywhere=True),
     "Identity": lambda call: call.tensor(),
     "LeakyRelu": _leaky,
     "LogSoftmax": _softmax,
