@@ -315,7 +315,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rounding of radii in float32 left out",
         "corners",
-        instead("bounds.rounding:interval_affine", lambda right, operator, largest, terms=0: right(operator, largest)),
+        instead("bounds.rounding:interval_affine", lambda right, *given: right(*given[:4])),
     ),
     Fault(
         "rounding of centres in float32 left out",

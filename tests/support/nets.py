@@ -87,7 +87,20 @@ def uneven(rng: np.random.Generator, spread: int = 10, positive: bool = False) -
     return draw
 
 
-BOUNDED = ("SiLU", "Mish", "tanh-GELU", "ELU", "Softplus", "Softsign", "HardSwish", "Erf", "Atan", "Sin", "Cos")
+BOUNDED = (
+    "SiLU",
+    "Mish",
+    "tanh-GELU",
+    "ELU",
+    "Softplus",
+    "Softsign",
+    "HardSwish",
+    "Erf",
+    "Atan",
+    "Asinh",
+    "Sin",
+    "Cos",
+)
 """Functions whose slope is bounded; the others have one that is near 1 about 1."""
 
 

@@ -252,6 +252,52 @@ def test_what_a_mask_of_infinities_leaves_is_a_softmax() -> None:
         read_onnx(masked(torch.full((2, 3), -torch.inf)))
 
 
+def windows(mask: float, image: bool) -> bytes:
+    """softmax(x·xᵀ + mask)·x of four tokens, two and two of which see each other; of an image if x is a convolution."""
+    apart = torch.full((1, 4, 4), mask)
+    apart[:, :2, :2] = apart[:, 2:, 2:] = 0
+    shapes = {"image": [1, 1, 4, 2], "tokens": [1, 4, 2]}
+    constants = {name: numpy_helper.from_array(np.array(shape), name) for name, shape in shapes.items()}
+    constants["one"] = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "one")
+    constants["mask"] = numpy_helper.from_array(apart.numpy(), "mask")
+    front = [
+        helper.make_node("Reshape", ["x", "image"], ["i"]),
+        helper.make_node("Conv", ["i", "one"], ["c"]),
+        helper.make_node("Reshape", ["c", "tokens"], ["v"]),
+    ]
+    nodes = [
+        *(front if image else [helper.make_node("Identity", ["x"], ["v"])]),
+        helper.make_node("Transpose", ["v"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["v", "t"], ["s"]),
+        helper.make_node("Add", ["s", "mask"], ["m"]),
+        helper.make_node("Softmax", ["m"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4, 2)) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], list(constants.values()))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_a_mask_of_minus_100_leaves_bounds_as_one_of_infinities_does(image: bool) -> None:
+    """Sums of exponentials of e¹⁰⁰ stand beside others, whose rounding errors are their own.
+
+    Behind a convolution, coefficients are in float32, which e¹⁰⁰ is beyond.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 4, 2, dtype=torch.float64, generator=generator)
+    samples = x + 0.02 * torch.rand(500, 4, 2, dtype=torch.float64, generator=generator) - 0.01
+    box, eye, found = Bounds(x - 0.01, x + 0.01), torch.eye(8, dtype=torch.float64), []
+    rows = torch.cat([eye, -eye])
+    for mask in (-torch.inf, -100.0):
+        network = read_onnx(windows(mask, image)).to(torch.float64)
+        lower = linear_lower_bounds(network, box, preactivation_bounds(network, box), rows)
+        values = network(samples).flatten(1) @ rows.T
+        assert bool((values >= lower).all()) and bool((lower > values.amin(0) - 0.05).all())
+        found.append(lower)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
+
+
 def test_normalisations_with_a_negative_epsilon_are_refused() -> None:
     # With it a quotient may be of any size, however many numbers are normalised.
     data = with_constant("LayerNormalization", (5,), np.ones(5), epsilon=-0.5)

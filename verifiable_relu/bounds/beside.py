@@ -158,10 +158,10 @@ class Aside:
         node = bounds.network.nodes[index]
         d, x, _ = node.inputs
         at, of, to = (bounds.point(i).flatten(1) for i in (d, x, index))
-        steep = torch.maximum(self.low.abs(), self.high.abs()).amax(1).clamp(min=1)
-        most = torch.maximum(self.floor.abs(), self.top.abs()).amax(1)
-        reach = bounds.magnitude(x) + bounds.magnitude(index) + steep * bounds.magnitude(d) + most
-        error = rounding.maxima(node.size, reach, sums)
+        steep = torch.maximum(self.low.abs(), self.high.abs()).clamp(min=1)
+        most = torch.maximum(self.floor.abs(), self.top.abs())
+        far, first, both = (bounds.size(i).flatten(1) for i in (d, x, index))
+        error = rounding.maxima(first + both + steep * far + most, sums)
         floor = self.low * at + self.floor + of - to - error
         top = self.high * at + self.top + of - to + error
         alone = self.alone > 0

@@ -325,7 +325,8 @@ class _Layer:
                 target, rows, constant = signed(self.relaxation.network, self.source, neuron, sign)
                 every = torch.zeros_like(place) if sample is None else sample[part]
                 found = self.search(self.relaxation, target, rows, every, constant)
-            self.both.view(-1).index_copy_(0, place, found)
+            # Rows that overflowed say nothing; what intervals say of the neurons holds all the same.
+            self.both.view(-1).index_copy_(0, place, found.masked_fill(found.isnan(), -torch.inf))
 
 
 def undecided(later: Tensor, both: Tensor) -> Tensor:

@@ -297,7 +297,7 @@ def by_intervals(bounds: NodeBounds, rows: Tensor, chunk: Chunk) -> Tensor:
     total, reach = sums.dot(a, of_samples(middle, chunk.sample)), sums.dot(before, of_samples(radius, chunk.sample))
     if not chunk.rounded:
         return (total - reach).flatten()
-    error, lost = rounding.interval_rows(linear, bounds.largest(source), radius.shape[1])
+    error, lost = rounding.interval_rows(linear, rounding.size(bounds.of(source)).flatten(1))
     total = total - sums.dot(a.abs(), of_samples(error, chunk.sample))
     return rounding.total(total - reach, of_samples(lost, chunk.sample)[:, None]).flatten()
 

@@ -338,6 +338,7 @@ MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squee
 OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Abs": lambda call: _activation(call, np.full((), -1.0)),
     "Add": lambda call: _sum(call, 1),
+    "Asinh": _ordered,
     "Atan": _ordered,
     "AveragePool": means,
     "BatchNormalization": _normalisation,
