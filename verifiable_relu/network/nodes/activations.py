@@ -540,7 +540,7 @@ class Step(Activation):
 
     @property
     def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("QuantizeLinear", "Round") if self.function == "Round" else ()
+        return {"Round": ("QuantizeLinear", "Round"), "Sign": ("Sign",)}.get(self.function, ())
 
     @property
     def known(self) -> Steps:
