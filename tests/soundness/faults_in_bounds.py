@@ -333,6 +333,11 @@ IN_BOUNDS: tuple[Fault, ...] = (
         instead("bounds.maxima:Between.of", _by_one_candidate),
     ),
     Fault(
+        "the ends of a maximum those of a minimum",
+        "corners",
+        instead("bounds.kinds:extremes", lambda right, sign, x, y: right(-sign, x, y)),
+    ),
+    Fault(
         "rows in any order taken for rows in turn",
         "corners",
         instead("bounds.tuning:in_turn", lambda right, sample, samples: len(sample) % samples == 0),

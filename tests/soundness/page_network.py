@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tests.soundness.page_curves import Curve, Family, Round, Smooth, root
+from tests.soundness.page_curves import Curve, Family, Round, Sign, Smooth, root
 
 ZERO, ONE = Fraction(0), Fraction(1)
 
@@ -682,6 +682,12 @@ def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], g
             return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
         case "Round":
             return network.activation(name, a, ONE, Round())
+        case "Sign":
+            return network.activation(name, a, ONE, Sign())
+        case "Upsample":
+            for axis, factor in enumerate(exact(others[0]).ravel()):
+                a = np.repeat(a, int(factor), axis)
+            return a
         case "LeakyRelu":
             return network.activation(name, a, Fraction(attributes.get("alpha", float(np.float32(0.01)))))
         case "PRelu":

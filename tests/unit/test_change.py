@@ -178,8 +178,10 @@ def test_slopes_over_an_interval_are_those_at_its_points(kind: str) -> None:
     ends[:, 150:] = (3 * ends[:, 150:]).round()
     ends = ends[:, ends[0] != ends[1]]
     lower, upper = ends.amin(0), ends.amax(0)
-    if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot"):
-        lower, upper = lower + 9.5, upper + 9.5
+    if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot", "Acosh"):
+        lower, upper = lower + 10.5, upper + 10.5
+    if kind.split()[0] in ("Asin", "Acos", "Atanh"):
+        lower, upper = lower / 10, upper / 10
     found = slope_range(node, Bounds(lower[:, None], upper[:, None]))
     x = lower + torch.linspace(0, 1, 601, dtype=torch.float64)[:, None] * (upper - lower)
     # Where a function has a kink, torch's derivative is any number.
@@ -263,15 +265,24 @@ def test_what_is_no_swap_is_refused() -> None:
             swapped(gelu, from_torch(nn.Sequential(nn.Linear(2, 3), *parts, nn.Linear(3, 1)), (2,)))
 
 
-@pytest.mark.parametrize("name", ("Log", "Reciprocal", "Sqrt", "InverseRoot"))
+DEFINED = {
+    **dict.fromkeys(("Log", "Reciprocal", "Sqrt", "InverseRoot"), ((-1.0, 1.0), (2.0, 3.0))),
+    **dict.fromkeys(("Asin", "Acos", "Atanh"), ((-1.0, 2.0), (0.6, 1.2))),
+    "Acosh": ((-1.0, 2.0), (2.0, 3.0)),
+}
+"""Inputs from and to which half less is no argument, or one, of a function that is not defined everywhere."""
+
+
+@pytest.mark.parametrize("name", DEFINED)
 def test_nothing_is_known_behind_a_function_that_is_not_defined_everywhere(name: str) -> None:
-    """Its slope at both ends of an interval that reaches below 0 says nothing of those between."""
+    """Its slope at both ends of an interval in which it is not defined says nothing of those between."""
     build = Builder((1,))
     x = build.scale(build.activation(0, Relu, "act"), "shift", shift=torch.tensor(-0.5, dtype=torch.float64))
     family = hardened(build.network(function(build, x, name, "function"), name="partial"), 2.0)
-    found = substitution_change(family, interval(-1, 1))
+    beyond, inside = DEFINED[name]
+    found = substitution_change(family, interval(*beyond))
     assert not bool(torch.isfinite(found.lower).any()) and not bool(torch.isfinite(found.upper).any())
-    defined = substitution_change(family, interval(2, 3))
+    defined = substitution_change(family, interval(*inside))
     assert bool(torch.isfinite(defined.lower).all()) and bool(torch.isfinite(defined.upper).all())
 
 

@@ -21,6 +21,7 @@ from tests.support.draws import draws
 from tests.support.solver_cases import ball, row
 from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.graph import Affine
 from verifiable_relu.check.model import read_model
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import read_onnx, write_onnx
@@ -129,6 +130,7 @@ KINDS: dict[str, tuple[Callable[[], bytes], float | None]] = {
     "LeakyReLU": (of_architecture(nets.mlp, LeakyRelu), None),
     "PReLU": (with_slopes, None),
     "Abs": (between_layers(helper.make_node("Abs", ["h"], ["r"])), None),
+    "Sign": (between_layers(helper.make_node("Sign", ["h"], ["r"])), None),
     "MaxPool": (pooled, None),
     "means over windows": (averaged, None),
     "transposed convolutions": (transposed, None),
@@ -245,6 +247,31 @@ def test_any_windows_are_read_as_they_are_defined(kind: str) -> None:
         assert "source alone" not in found.compared
         read += found.refused is None
     assert read >= draws(20)
+
+
+@pytest.mark.parametrize("scales", [[1, 1, 2, 3], [1, 2, 1, 1], [1, 1, 1.5, 1], [1, 1, 0.5, 1]])
+def test_numbers_are_repeated_as_onnxruntime_does(scales: list[float]) -> None:
+    """Before a convolution, which may not add the weights of a number that is there twice in a rounded sum."""
+    rng = np.random.default_rng(5)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 2, 3, 2]), ("y", None))
+    ]
+    given = {"s": np.float32(scales), "w": rng.normal(size=(2, 2 * int(scales[1]), 2, 2)).astype(np.float32)}
+    nodes = [
+        helper.make_node("Upsample", ["x", "s"], ["u"]),
+        helper.make_node("Conv", ["u", "w"], ["y"], pads=[1, 0, 0, 1]),
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(v, k) for k, v in given.items()])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=4).SerializeToString()
+    found = check_agreement.judge(data, 0)
+    assert not found.disagreements
+    whole = all(scale == int(scale) >= 1 for scale in scales)
+    assert (found.refused is None) == whole and (not whole or found.compared["source alone"])
+    if whole:
+        (conv,) = [node for node in read_model(data).nodes if isinstance(node, Affine) and (node.least < 1)]
+        stored = {float(w) for w in given["w"].ravel()}
+        assert {float(w) for w in conv.terms[0][1].data} <= stored
 
 
 def test_the_relus_of_maxima_are_no_activations_of_a_family() -> None:

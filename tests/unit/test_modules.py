@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import onnx
 import onnxruntime
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from verifiable_relu import verify
+from verifiable_relu.bounds import Bounds, crown_relaxation, interval_bounds
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
 from verifiable_relu.network.agreement import parting
@@ -501,6 +504,54 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "filled where": lambda m, x: x.masked_fill(m.a(x) < 0, 0.5),
     "threshold that jumps": lambda m, x: F.threshold(m.a(x), 0.25, -1.0),
 }
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,)])
+def test_an_input_without_numbers_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=re.escape(f"an input of shape {shape} has no numbers")):
+        from_torch(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), shape)
+    with pytest.raises(InputError, match="has no numbers"):
+        verify(nn.Linear(3, 2), torch.zeros(2, *shape), [0, 0], 0.1)
+
+
+ARCS = {
+    "asin": (torch.asin, mpmath.asin, (-1.0, 1.0)),
+    "acos": (torch.acos, mpmath.acos, (-1.0, 1.0)),
+    "asinh": (torch.asinh, mpmath.asinh, (-30.0, 30.0)),
+    "acosh": (torch.acosh, mpmath.acosh, (1.0, 30.0)),
+    "atanh": (torch.atanh, mpmath.atanh, (-0.999, 0.999)),
+    "softplus": (F.softplus, lambda x: mpmath.log1p(mpmath.exp(x)), (-30.0, 30.0)),
+    "mish": (F.mish, lambda x: x * mpmath.tanh(mpmath.log1p(mpmath.exp(x))), (-30.0, 30.0)),
+    "silu": (F.silu, lambda x: x / (1 + mpmath.exp(-x)), (-30.0, 30.0)),
+    "hardswish": (F.hardswish, lambda x: x * min(max(x + 3, 0), 6) / 6, (-30.0, 30.0)),
+}
+"""Functions of torch, of mpmath, and between what their arguments are here."""
+
+
+@pytest.mark.parametrize("name", ARCS)
+def test_bounds_of_recorded_functions_hold_what_another_library_computes(name: str) -> None:
+    function, exact, (least, most) = ARCS[name]
+    network = from_torch(Function(lambda m, x: function(x)).double(), (4,), exact=True)
+    assert [node.op for node in network.nodes[1:]] == ["Smooth"]
+    generator = torch.Generator().manual_seed(0)
+    ends = least + (most - least) * torch.rand(40, 2, 4, dtype=torch.float64, generator=generator) ** 2
+    ends[0, 0], ends[0, 1] = least, most
+    ends[1:20, 1] = ends[1:20, 0] + 0.1 * (ends[1:20, 1] - ends[1:20, 0])
+    box = Bounds(ends.amin(1), ends.amax(1))
+    known = [crown_relaxation(network, box).bounds(len(network.nodes) - 1), interval_bounds(network, box)[-1]]
+    rows = crown_relaxation(network, box).outputs(torch.eye(4, dtype=torch.float64).repeat(40, 1)).reshape(40, 4)
+    for t in torch.linspace(0, 1, 9, dtype=torch.float64):
+        x = (box.lower + t * (box.upper - box.lower)).clamp(box.lower, box.upper)
+        y = [[exact(mpmath.mpf(value)) for value in row] for row in x.tolist()]
+        for i in range(40):
+            for j in range(4):
+                assert rows[i, j].item() <= y[i][j]
+                assert all(b.lower[i, j].item() <= y[i][j] <= b.upper[i, j].item() for b in known)
+    beyond = {"asin": 1.5, "acos": -1.5, "acosh": 0.5, "atanh": 1.5}.get(name)
+    if beyond is not None:
+        wide = Bounds(torch.full_like(box.lower, min(beyond, 1.2)), torch.full_like(box.lower, max(beyond, 1.2)))
+        found = interval_bounds(network, wide)[-1]
+        assert not bool(found.lower.isfinite().any()) and not bool(found.upper.isfinite().any())
 
 
 @pytest.mark.thorough

@@ -334,8 +334,10 @@ def _smooth_slopes(node: Curve, bounds: Bounds, ends: bool) -> tuple[Tensor, ...
         short = width <= narrow(middle)
         rise = function.value(ub, parameter) - function.value(lb, parameter)
         chord = torch.where(short, at[1], rise / torch.where(short, 1, width))
+        chord = torch.where(torch.isfinite(chord), chord, 0.0)
+        # A function may be upright at an end.
+        at = [torch.where(torch.isfinite(slope), slope, chord) for slope in at]
         candidates = torch.stack([chord, *at])
-        candidates = torch.where(torch.isfinite(candidates), candidates, 0.0)
         floor, top = _extrema(node, bounds, candidates)
         heights = candidates * middle
         nearest = (heights + floor).nan_to_num(-torch.inf).argmax(0), (heights + top).nan_to_num(torch.inf).argmin(0)

@@ -33,12 +33,12 @@ from verifiable_relu.network.nodes import (
     Bilinear,
     Input,
     Linear,
+    Maximum,
     Node,
     Permute,
     Relu,
     Reshape,
     Scale,
-    Seen,
     Shape,
     Sparse,
 )
@@ -525,7 +525,7 @@ class SlopeSearch:
         known = {index: narrow(bounds) for index, bounds in relaxation.pre.items()} if self.products else None
         self.rough = Relaxation(network, narrow(relaxation.box), known)
         for index, node in enumerate(network.nodes[: target + 1]):
-            if isinstance(node, Seen):
+            if isinstance(node, Maximum | Beside):
                 self.rough.backward.shifted.lend(index, relaxation.backward.shifted)
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []

@@ -31,6 +31,7 @@ from verifiable_relu.network.nodes import (
     Affine,
     Beside,
     Bilinear,
+    Extreme,
     Input,
     Linear,
     MatMul,
@@ -342,6 +343,22 @@ class _Maximum(NodeKind):
         walk.give(source, before)
 
 
+def extremes(sign: int, x: Bounds, y: Bounds) -> Bounds:
+    """The box of max(x, y), or of min(x, y) for ``sign`` −1, over boxes of x and y: the larger, or the lesser ends."""
+    of = torch.maximum if sign > 0 else torch.minimum
+    return Bounds(of(x.lower, y.lower), of(x.upper, y.upper))
+
+
+class _Extreme(NodeKind):
+    def image(self, node: Extreme, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        """That of the extreme, and what is known of x + relu(y − x)."""
+        found, made = extremes(node.sign, *boxes[:2]), boxes[2]
+        return Bounds(torch.maximum(found.lower, made.lower), torch.minimum(found.upper, made.upper))
+
+    def back(self, walk: Walk, index: int, node: Extreme, a: Coefficients) -> None:
+        walk.give(node.inputs[-1], a)
+
+
 class _Beside(NodeKind):
     def image(self, node: Beside, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
         return boxes[2]
@@ -407,6 +424,7 @@ NODE_KINDS: Table[NodeKind] = Table(
         Product: _Product(),
         MatMul: _MatMul(),
         Maximum: _Maximum(),
+        Extreme: _Extreme(),
         Beside: _Beside(),
         Reshape: _Reshape(),
         Permute: _Permute(),

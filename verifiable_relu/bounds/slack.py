@@ -46,6 +46,7 @@ from verifiable_relu.network.nodes import (
     Beside,
     Bilinear,
     Conv2d,
+    Extreme,
     Linear,
     Permute,
     Relu,
@@ -105,7 +106,7 @@ def last_float32_node(network: Network, operators: Operators, start: int, everyw
                 depth += operator.adjoint_terms
             if depth > tuning.float32_depth or not operator.fits32:
                 break
-        elif not isinstance(node, Activation | Add | Reshape | Permute):
+        elif not isinstance(node, Activation | Add | Extreme | Reshape | Permute):
             break
         last = index
     while last >= start and any(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Conv2d, Scale, Shape
+from verifiable_relu.network.nodes import Activation, Add, Conv2d, Extreme, Scale, Shape
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _receptive(network: Network, index: int, earlier: tuple[int, ...]) -> int:
             if isinstance(node, Conv2d):
                 sizes = zip(window, node.weight.shape[2:], node.stride, node.dilation, strict=True)
                 before = tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in sizes)
-            elif isinstance(node, Activation | Scale | Add):
+            elif isinstance(node, Activation | Scale | Add | Extreme):
                 before = window
             known = windows.get(source, before)
             windows[source] = tuple(

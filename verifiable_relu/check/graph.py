@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, family, same
+from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
 from verifiable_relu.check.errors import Refused
 
 
@@ -97,7 +97,7 @@ class Smooth:
     size: int
     name: str
     kind: str
-    curve: Curve | Rounded | Secants
+    curve: Curve | Rounded | Secants | Signs
 
 
 @dataclass(eq=False)

@@ -372,6 +372,7 @@ OPERATORS: dict[str, Converter] = {
     "mish": _curve("Mish"),
     "hardswish": _curve("HardSwish"),
     "softplus": _softplus,
+    **{name.lower(): _curve(name) for name in ("Asin", "Acos", "Asinh", "Acosh", "Atanh")},
     GATE: _gate,
     "permute": lambda t, step, a: _permuted(t, step, a.self, a.dims),
     "transpose": _transpose,

@@ -133,15 +133,10 @@ def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     return F.softplus(x) if beta == 1 else F.softplus(x * beta) / beta
 
 
-def _asin(x: Tensor) -> Tensor:
-    return torch.atan(x * torch.rsqrt(1 - x * x))
-
-
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sinh": lambda x: (torch.exp(x) - torch.exp(-x)) / 2,
     "cosh": lambda x: (torch.exp(x) + torch.exp(-x)) / 2,
     "tan": lambda x: torch.sin(x) * torch.reciprocal(torch.cos(x)),
-    "asin": _asin,
     "expm1": lambda x: torch.exp(x) - 1,
     "log1p": lambda x: torch.log(1 + x),
 }

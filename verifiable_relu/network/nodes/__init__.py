@@ -25,7 +25,7 @@ from verifiable_relu.network.nodes.activations import (
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
-from verifiable_relu.network.nodes.node import Add, Beside, Input, Maximum, Node, Permute, Reshape, Seen, Shape
+from verifiable_relu.network.nodes.node import Add, Beside, Extreme, Input, Maximum, Node, Permute, Reshape, Seen, Shape
 
 __all__ = [
     "FUNCTIONS",
@@ -38,6 +38,7 @@ __all__ = [
     "Bilinear",
     "Conv2d",
     "Curve",
+    "Extreme",
     "Function",
     "Gelu",
     "Hardened",

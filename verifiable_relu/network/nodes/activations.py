@@ -123,6 +123,25 @@ def _hard_swish_slope(x: Tensor, _: Tensor) -> Tensor:
     return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, (2 * x + 3) / 6))
 
 
+def _asinh(x: Tensor, _: Tensor) -> Tensor:
+    size = x.abs()
+    near = size.clamp(max=_FAR)
+    near = torch.log1p(near + near * (near / (1 + torch.sqrt(1 + near * near))))
+    return torch.where(size > _FAR, torch.log(size.clamp(min=1)) + math.log(2), near).copysign(x)
+
+
+def _acosh(x: Tensor, _: Tensor) -> Tensor:
+    above = x - 1
+    near = above.clamp(0, _FAR)
+    near = torch.log1p(near + torch.sqrt(near * (near + 2)))
+    found = torch.where(above > _FAR, torch.log(x.clamp(min=1)) + math.log(2), near)
+    return torch.where(above >= 0, found, torch.nan)
+
+
+_FAR = 1e9
+"""From here on asinh and arcosh are ln(2x), up to 1/(4x²); squares of what is less do not overflow."""
+
+
 def _tanh_slope(x: Tensor, _: Tensor) -> Tensor:
     # 1 − tanh(x)², without cancellation.
     return 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)
@@ -266,6 +285,48 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Atan",
         versions=(7, 22),
+    ),
+    # Outside of [−1, 1], (−1, 1) or [1, ∞), where it is not defined, a function is NaN, and nothing is known of it.
+    "Asin": Function(
+        lambda x, _: torch.asin(x),
+        lambda x, _: 1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)),
+        (False, True),
+        bends=(0.0,),
+        operator="Asin",
+        versions=(7, 22),
+    ),
+    "Acos": Function(
+        lambda x, _: torch.acos(x),
+        lambda x, _: -1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)),
+        (True, False),
+        bends=(0.0,),
+        operator="Acos",
+        versions=(7, 22),
+    ),
+    "Atanh": Function(
+        lambda x, _: torch.atanh(x),
+        lambda x, _: 1 / ((1 - x) * (1 + x)).clamp(min=0),
+        (False, True),
+        bends=(0.0,),
+        operator="Atanh",
+        versions=(9, 22),
+    ),
+    "Acosh": Function(
+        _acosh,
+        lambda x, _: 1 / (torch.sqrt((x - 1).clamp(min=0)) * torch.sqrt(x + 1)),
+        (False,),
+        operator="Acosh",
+        versions=(9, 22),
+    ),
+    "Asinh": Function(
+        _asinh,
+        lambda x, _: torch.where(x.abs() > _FAR, 1 / x.abs(), 1 / torch.sqrt(1 + x * x)),
+        (True, False),
+        bends=(0.0,),
+        steepest=1.0,
+        increasing=True,
+        operator="Asinh",
+        versions=(9, 22),
     ),
     "Exp": Function(
         lambda x, _: torch.exp(x),
@@ -479,7 +540,7 @@ class Step(Activation):
 
     @property
     def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("QuantizeLinear", "Round") if self.function == "Round" else ()
+        return {"Round": ("QuantizeLinear", "Round"), "Sign": ("Sign",)}.get(self.function, ())
 
     @property
     def known(self) -> Steps:
