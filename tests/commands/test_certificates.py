@@ -84,6 +84,30 @@ def test_joint_verdicts_get_certificates_for_the_whole_family(
     assert b'"joint": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
 
 
+@pytest.mark.parametrize("other", ["Abs", "MaxPool", "Sigmoid"])
+def test_a_family_with_other_activations_has_no_certificate_and_keeps_its_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    node, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    middle = node(other, ["a"], ["b"], **({"kernel_shape": [1, 2]} if other == "MaxPool" else {}))
+    nodes = [node("Relu", ["x"], ["a"]), middle, node("Relu", ["b"], ["c"])]
+    ends = value("x", 1, (1, 1, 1, 2)), value("c", 1, (1, 1, 1, 1 if other == "MaxPool" else 2))
+    graph = onnx.helper.make_graph(nodes, "g", [ends[0]], [ends[1]])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    net, spec = tmp_path / "net.onnx", tmp_path / "p.vnnlib"
+    net.write_bytes(model.SerializeToString())
+    names = ["X_0", "X_1", *(f"Y_{i}" for i in range(1 if other == "MaxPool" else 2))]
+    spec.write_text(
+        "".join(f"(declare-const {name} Real)" for name in names)
+        + "".join(f"(assert (>= X_{i} -1))(assert (<= X_{i} 1))" for i in range(2))
+        + "(assert (>= Y_0 3))"
+    )
+    command = ["--spec", str(spec), "--net", str(net), "--joint", "160", "--certificates", str(tmp_path / "kept")]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "unsat" in printed.out and "know no family in which" in printed.err
+
+
 def lax(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
     """A file with two ReLU layers beside each other, crops around them, and a change to it."""
     rng = np.random.default_rng(3)

@@ -86,7 +86,7 @@ class Case:
         relaxation = self.relaxation
         rows = {relaxation.graph.output: self.rows()}
         lines = Signed(self.slopes(relaxation.slopes))
-        found = [of_box(relaxation, relaxation.forms(rows, lines, ring), lines, ring) for ring in (FLOAT, EXACT)]
+        found = [of_box(relaxation, relaxation.pulled(rows, lines, ring), lines, ring) for ring in (FLOAT, EXACT)]
         return [
             (Least(found[0].value[i], found[0].slack[i]), Least(found[1].value[i], found[1].slack[i])) for i in (0, 1)
         ]

@@ -315,7 +315,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rounding of radii in float32 left out",
         "corners",
-        instead("bounds.rounding:interval_affine", lambda right, operator, largest, terms=0: right(operator, largest)),
+        instead("bounds.rounding:interval_affine", lambda right, *given: right(*given[:4])),
     ),
     Fault(
         "rounding of centres in float32 left out",
@@ -331,6 +331,11 @@ IN_BOUNDS: tuple[Fault, ...] = (
         "the line above a maximum below its other candidates",
         "corners",
         instead("bounds.maxima:Between.of", _by_one_candidate),
+    ),
+    Fault(
+        "the ends of a maximum those of a minimum",
+        "corners",
+        instead("bounds.kinds:extremes", lambda right, sign, x, y: right(-sign, x, y)),
     ),
     Fault(
         "rows in any order taken for rows in turn",

@@ -243,6 +243,7 @@ def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
         *pieces,
         nets.mlp(rng, nets.uneven(rng, 0), widths=(24, 12)),
         *(nets.maxima(rng, nets.uneven(rng, spread)) for spread in (0, 3)),
+        *(nets.extremes(rng, nets.uneven(rng, spread)) for spread in (0, 3)),
     ]
 
 

@@ -248,6 +248,34 @@ class Evaluator(Moves):
                         made[(slice(None), channel, *place)] += column @ w.array[(channel, slice(None), *offset)]
         return made if b is None else made + b.array.reshape(1, -1, *(1,) * len(kernel))
 
+    def op_ConvTranspose(self, attributes: dict, x: Value, w: Value, b: Value | None = None) -> Any:
+        channels, per_group, *kernel = w.array.shape
+        groups, rank, shape = attributes.get("group", 1), len(kernel), x.array.shape[2:]
+        if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in attributes:
+            raise UnknownOperatorError("a padding that is not given")
+        strides, dilations, further = (
+            attributes.get(name, [least] * rank)
+            for name, least in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+        )
+        pads = attributes.get("pads", [0] * 2 * rank)
+        sizes = [
+            (n - 1) * s + (k - 1) * d + 1 + more - first - last
+            for n, s, k, d, more, first, last in zip(
+                shape, strides, kernel, dilations, further, pads[:rank], pads[rank:], strict=True
+            )
+        ]
+        made = np.full((x.array.shape[0], per_group * groups, *sizes), self.real(0), dtype=object)
+        for place in np.ndindex(*shape):
+            for offset in np.ndindex(*kernel):
+                at = [p * s - f + o * d for p, s, f, o, d in zip(place, strides, pads, offset, dilations, strict=False)]
+                if all(0 <= a < n for a, n in zip(at, sizes, strict=True)):
+                    for channel in range(channels):
+                        start = channel // (channels // groups) * per_group
+                        weights = w.array[(channel, slice(None), *offset)]
+                        column = x.array[(slice(None), channel, *place)]
+                        made[(slice(None), slice(start, start + per_group), *at)] += column[:, None] * weights
+        return made if b is None else made + b.array.reshape(1, -1, *(1,) * rank)
+
     def op_AveragePool(self, attributes: dict, x: Value) -> Any:
         kernel = tuple(attributes["kernel_shape"])
         shape = x.array.shape[2:]

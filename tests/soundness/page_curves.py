@@ -52,6 +52,22 @@ class Round(Curve):
         return max(min(last, z + HALF) - t * z for z in points)
 
 
+class Sign(Curve):
+    """−1 below 0, 0 at 0, 1 above."""
+
+    def _values(self, ends: Ends, t: Fraction) -> list[Fraction]:
+        found = [(Fraction((z > 0) - (z < 0)) - t * z) for z in ends]
+        if ends[0] <= 0 <= ends[1]:
+            found += [ZERO, *([-ONE] if ends[0] < 0 else []), *([ONE] if ends[1] > 0 else [])]
+        return found
+
+    def least(self, ends: Ends, t: Fraction) -> Fraction:
+        return min(self._values(ends, t))
+
+    def most(self, ends: Ends, t: Fraction) -> Fraction:
+        return max(self._values(ends, t))
+
+
 @dataclass(frozen=True)
 class Smooth(Curve):
     """Sigmoid, Tanh, or GELU: z·(1 + erf(k·z))/2."""

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tests.soundness.page_curves import Curve, Family, Round, Smooth, root
+from tests.soundness.page_curves import Curve, Family, Round, Sign, Smooth, root
 
 ZERO, ONE = Fraction(0), Fraction(1)
 
@@ -320,7 +320,8 @@ MOVES = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "U
 OFF = ("BatchNormalization", "Gelu", "LeakyRelu", "PRelu", "Sigmoid", "Tanh")
 EXACT = (*MOVES, "Abs", "Constant", "MaxPool", "Relu")
 QUANTISED = ("DequantizeLinear", "QuantizeLinear")
-SUMS = ("Add", "Conv", "Div", "Gemm", "MatMul", "Mul", "Sub")
+MEANS = ("AveragePool", "GlobalAveragePool")
+SUMS = ("Add", "Conv", "ConvTranspose", "Div", "Gemm", "MatMul", "Mul", "Sub", *MEANS)
 MOVES_OF_WHOLE_NUMBERS = ("Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 WHOLE = {"int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
 
@@ -509,8 +510,8 @@ class _Reader:
                 local.append(value if value is None else self.arithmetic.narrow(exact(value)))
         if not entries:
             raise Unsupported("a constant that is computed")
-        if self.arithmetic.result and (node.op_type == "Div" or {"alpha", "beta"} & set(attributes)):
-            need(node.op_type != "Div", "Div in an arithmetic of 16 bits")
+        if self.arithmetic.result and (node.op_type in ("Div", *MEANS) or {"alpha", "beta"} & set(attributes)):
+            need(node.op_type not in ("Div", *MEANS), f"{node.op_type} in an arithmetic of 16 bits")
             need(attributes.get("alpha", 1) == 1 == attributes.get("beta", 1), "a weight that is made of others")
         made = _value(self.network, node.op_type, node.output[0], attributes, local)
         rows = [Form({k: w for k, w in form.terms.items() if w}, form.constant) for form in made.ravel()]
@@ -681,12 +682,23 @@ def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], g
             return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
         case "Round":
             return network.activation(name, a, ONE, Round())
+        case "Sign":
+            return network.activation(name, a, ONE, Sign())
+        case "Upsample":
+            for axis, factor in enumerate(exact(others[0]).ravel()):
+                a = np.repeat(a, int(factor), axis)
+            return a
         case "LeakyRelu":
             return network.activation(name, a, Fraction(attributes.get("alpha", float(np.float32(0.01)))))
         case "PRelu":
             return network.activation(name, a, others[0])
         case "Conv":
             return _convolution(a, attributes, *others)
+        case "ConvTranspose":
+            return _transposed(a, attributes, *others)
+        case "AveragePool" | "GlobalAveragePool":
+            kernel = tuple(attributes.get("kernel_shape", a.shape[2:]))
+            return _means(a, kernel, attributes)
         case "MaxPool":
             return _tournament(network, name, a, attributes)
     raise Unsupported(kind)
@@ -734,6 +746,47 @@ def _convolution(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, 
     values = np.empty(len(found), object)
     values[:] = found
     return values.reshape(1, len(weight), *_counts(size, kernel, attributes))
+
+
+def _transposed(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
+    """A transposed convolution of (1, channels, …): entry i goes to i·stride + k·dilation − pad with weight k."""
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("output_shape"):
+        raise Unsupported("auto_pad or output_shape")
+    size, kernel, per = x.shape[2:], weight.shape[2:], weight.shape[1]
+    rank, groups = len(size), attributes.get("group", 1)
+    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
+    pads, more = attributes.get("pads", [0] * 2 * rank), attributes.get("output_padding", [0] * rank)
+    counts = [
+        (size[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + more[i] - pads[i] - pads[rank + i]
+        for i in range(rank)
+    ]
+    found = [
+        Form(constant=ZERO if bias is None else bias[channel])
+        for channel in range(per * groups)
+        for _ in product(*map(range, counts))
+    ]
+    made = shaped(found, (1, per * groups, *counts))
+    for channel, place, inside in product(range(len(weight)), product(*map(range, size)), product(*map(range, kernel))):
+        at = tuple(place[i] * strides[i] + inside[i] * dilations[i] - pads[i] for i in range(rank))
+        if all(0 <= a < n for a, n in zip(at, counts, strict=True)):
+            for out in range(per):
+                target = channel // (len(weight) // groups) * per + out
+                made[(0, target, *at)].put(weight[(channel, out, *inside)], x[(0, channel, *place)])
+    return made
+
+
+def _means(x: np.ndarray, kernel: tuple[int, ...], attributes: dict[str, Any]) -> np.ndarray:
+    """Means of windows: of the entries that they cover, or of these and the padding."""
+    found = []
+    for channel in range(x.shape[1]):
+        for places in _windows(x.shape[2:], kernel, attributes):
+            covered = [place for place in places if place is not None]
+            count = len(places) if attributes.get("count_include_pad") else len(covered)
+            total = Form()
+            for place in covered:
+                total.put(Fraction(1, count), x[(0, channel, *place)])
+            found.append(total)
+    return shaped(found, (1, x.shape[1], *_counts(x.shape[2:], kernel, attributes)))
 
 
 def _tournament(network: Network, name: str, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:

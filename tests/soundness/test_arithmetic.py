@@ -98,6 +98,46 @@ def shape_of(graph: onnx.GraphProto) -> list[int]:
     return [d.dim_value for d in graph.input[0].type.tensor_type.shape.dim]
 
 
+def windowed(node: onnx.NodeProto, a: list[np.ndarray], operand: Round, rng: Rng, flush: bool) -> np.ndarray:
+    """Sums over windows of one image, each in an order of its own: means are quotients, or sums of parts."""
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    x, rank = a[0][0], a[0].ndim - 2
+    pads, strides = given.get("pads", [0] * 2 * rank), given.get("strides", [1] * rank)
+    # The entries, and their weights, of each value.
+    found: dict[tuple[int, ...], list[tuple[tuple[int, ...], np.float32]]] = {}
+    if node.op_type == "ConvTranspose":
+        kernel = a[1].shape[2:]
+        sizes = [(x.shape[1 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i in range(rank)]
+        found = {place: [] for place in np.ndindex(a[1].shape[1], *sizes)}
+        for entry in np.ndindex(x.shape):
+            for out, *k in np.ndindex(*a[1].shape[1:]):
+                place = (out, *(p * s + o - f for p, s, o, f in zip(entry[1:], strides, k, pads, strict=False)))
+                if place in found:
+                    found[place].append((entry, a[1][(entry[0], out, *k)]))
+    else:
+        kernel = given.get("kernel_shape", x.shape[1:])
+        sizes = [(x.shape[1 + i] + pads[i] + pads[rank + i] - kernel[i]) // strides[i] + 1 for i in range(rank)]
+        for channel, *place in np.ndindex(x.shape[0], *sizes):
+            entries = [
+                (channel, *(p * s + o - f for p, s, o, f in zip(place, strides, k, pads, strict=False)))
+                for k in np.ndindex(*kernel)
+            ]
+            covered = [e for e in entries if all(0 <= i < n for i, n in zip(e, x.shape, strict=True))]
+            count = np.float32(len(entries) if given.get("count_include_pad") else len(covered))
+            found[channel, *place] = [(e, count) for e in covered]
+    y = np.zeros((a[1].shape[1] if node.op_type == "ConvTranspose" else x.shape[0], *sizes), np.float32)
+    for place, terms in found.items():
+        values = operand(np.array([x[entry] for entry, _ in terms], np.float32))
+        weights = np.array([weight for _, weight in terms], np.float32)
+        if node.op_type == "ConvTranspose":
+            y[place] = product_sum(operand(weights), values, np.float32(a[2][place[0]]), rng, flush)
+        elif rng.integers(2):
+            y[place] = product_sum(np.ones_like(values), values, np.float32(0), rng, flush) / weights[0]
+        else:
+            y[place] = product_sum(operand(np.float32(1) / weights), values, np.float32(0), rng, flush)
+    return y[None]
+
+
 def evaluated(data: bytes, point: np.ndarray, arithmetic: str, rng: Rng) -> np.ndarray:
     """The outputs of a file at a float32 point, in one evaluation of an arithmetic."""
     graph = onnx.load_from_string(data).graph
@@ -128,6 +168,8 @@ def evaluated(data: bytes, point: np.ndarray, arithmetic: str, rng: Rng) -> np.n
                 for o, i, j in np.ndindex(*y.shape[1:]):
                     window = x[:, i : i + w.shape[2], j : j + w.shape[3]].reshape(-1)
                     y[0, o, i, j] = product_sum(w[o].reshape(-1), window, np.float32(a[2][o]), rng, flush)
+            case "ConvTranspose" | "AveragePool" | "GlobalAveragePool":
+                y = windowed(node, a, operand, rng, flush)
             case "Add" | "Sub" | "Mul" | "Div":
                 y = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}[node.op_type](a[0], a[1])
             case "Sum":

@@ -190,6 +190,23 @@ def pooled(rng: Rng) -> bytes:
     return written(nodes, 9, (1, 3, 3), w=w, b=rng.normal(size=2), v=v, d=rng.normal(size=2), s=rng.random(2))
 
 
+def averaged(rng: Rng) -> bytes:
+    """A transposed convolution, means over windows of which the padding counts in some, and over channels."""
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w", "b"], ["h"], strides=[2, 2], pads=[0, 1, 0, 0]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node(
+            "AveragePool", ["r"], ["p"], kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1], count_include_pad=1
+        ),
+        helper.make_node("LeakyRelu", ["p"], ["s"], alpha=0.1),
+        helper.make_node("GlobalAveragePool", ["s"], ["m"]),
+        helper.make_node("Flatten", ["m"], ["f"]),
+        gemm("f", "y", "v", "d"),
+    ]
+    w, v = rng.normal(size=(1, 2, 2, 2)), rng.normal(size=(2, 2))
+    return written(nodes, 9, (1, 3, 3), w=w, b=rng.normal(size=2), v=v, d=rng.normal(size=2))
+
+
 def text_of(prop: Property, data: bytes) -> bytes:
     """The property's file, in which all outputs of the network are declared."""
     text = vnnlib_text(prop)
@@ -199,9 +216,10 @@ def text_of(prop: Property, data: bytes) -> bytes:
 
 def of(name: str, rng: Rng, arithmetic: str) -> bytes:
     kinds: dict[str, Callable[..., bytes]] = {kind.__name__: kind for kind in (*KINDS, near)}
-    return (
-        drawn(kinds[name], rng, arithmetic) if name in kinds else pooled(rng) if name == "pooled" else smooth(rng, name)
-    )
+    windowed = {"averaged": averaged, "pooled": pooled}
+    if name in windowed:
+        return windowed[name](rng)
+    return drawn(kinds[name], rng, arithmetic) if name in kinds else smooth(rng, name)
 
 
 @pytest.mark.combined
@@ -219,6 +237,22 @@ def test_a_proof_has_a_certificate_that_is_accepted(name: str, arithmetic: str, 
             continue
         break
     assert f"no evaluation of the network in {arithmetic}" in said
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "tf32"])
+def test_means_and_transposed_convolutions_that_run_have_certificates(arithmetic: str, tmp_path: Path) -> None:
+    data = averaged(np.random.default_rng(0))
+    case = made(tmp_path, data, arithmetic)
+    assert f"no evaluation of the network in {arithmetic}" in checked(tmp_path, case, certificate(case.records))
+    with pytest.raises(BadInput, match="computed from stored ones"):
+        read_model(data, ARITHMETICS["bfloat16"])
+    rng = np.random.default_rng(5)
+    low, high = box_of(data, rng)
+    for _ in range(12):
+        point = np.clip((low + rng.random(low.size) * (high - low)).astype(np.float32), low, high)
+        bottom, top = enclosed(data, point, point, arithmetic)
+        y = runs(data, point, point, arithmetic, rng, 4)
+        assert ((bottom[0] <= y) & (y <= top[0])).all()
 
 
 @pytest.mark.parametrize("method", [Bab(), InputSplit()])

@@ -79,7 +79,7 @@ def test_no_difference_is_beyond_what_any_slopes_say(smooth: bool, share: float)
         for _ in range(5):
             lines = Signed(rng.choice([0.0, 0.5, 1.0, rng.random()], found.slopes))
             for sign in (1, -1):
-                form = found.forms({graph.output: sign * rows}, lines)
+                form = found.pulled({graph.output: sign * rows}, lines)
                 least = of_box(found, form, lines, FLOAT)
                 assert (least.value - least.slack <= (sign * seen).min(0) + 1e-12).all()
 

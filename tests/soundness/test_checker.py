@@ -55,12 +55,12 @@ def _rounded_multiples(builder: Builder, tensor: Tensor) -> list[Multiple]:
 def _float_errors(right: Any) -> Callable[..., Any]:
     """The relative errors of weights, times these and times the largest values, in float64."""
 
-    def lost(relaxation: Relaxation, number: int, node: Any, a: Any, given: Any, ring: Any) -> Any:
+    def lost(relaxation: Relaxation, number: int, node: Any, part: Any, given: Any, ring: Any) -> Any:
         if ring.exact and isinstance(node, Affine) and node.relative:
             ends = ((relaxation.ends(source), absolute) for source, absolute in node.absolute)
             size = np.abs(node.bias) + sum(absolute @ np.maximum(*map(np.abs, pair)) for pair, absolute in ends)
-            return np.asarray(np.abs(a) @ ring.of(OWN * node.relative * size))
-        return right(relaxation, number, node, a, given, ring)
+            return np.asarray(np.abs(part.values) @ ring.of((OWN * node.relative * size)[part.entries]))
+        return right(relaxation, number, node, part, given, ring)
 
     return lost
 

@@ -32,6 +32,7 @@ from tests.support.draws import draws
 from tests.support.processes import run
 from tests.support.solver_cases import ball, row
 from tests.unit import test_check_curves as curves
+from tests.unit.test_check_kinds import question
 from tests.unit.test_quantised import Graph, u8
 from verifiable_relu import verify
 from verifiable_relu.check import BadInput, Refused, check
@@ -177,6 +178,7 @@ def models() -> list[tuple[nn.Module, tuple[int, ...]]]:
 
 PAIRS = [(False, 0.0, 0.01), (False, 0.0, 1.0), (True, 0.0, 0.01), (True, 8.0, 0.01), (False, 20.0, 0.01)]
 FAMILIES = [("float32", "planted", "160"), ("tf32", "residual", "3"), ("bfloat16", "convolved", "20")]
+WRITTEN = ("Sign", "means over windows", "transposed convolutions")
 NETWORKS = ("near", "planted", "convolved", "residual", "pooled", "Sigmoid", "Tanh", "Gelu")
 
 
@@ -186,6 +188,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[Given]:
     found = []
     for number, name in enumerate(NETWORKS):
         found += [running(folder, known[(number + by) % 4], name) for by in (0, 1 + number // 4)]
+    found += [running(folder, arithmetic, "averaged") for arithmetic in known[:2]]
+    found += [asked(folder / kind.replace(" ", "_"), kind, *question(kind)[1:]) for kind in WRITTEN]
     found += [paired(folder / str(n), n, *kind) for n, kind in enumerate(PAIRS)]
     for method in ("crown", "alpha-crown", "split"):
         found += [single(folder, f"int8 {name}", quantised.proved(folder, name, method)[0]) for name in quantised.CASES]

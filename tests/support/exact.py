@@ -14,6 +14,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Add,
     Conv2d,
+    Extreme,
     Gelu,
     Identity,
     Input,
@@ -120,6 +121,11 @@ FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
     "HardSwish": lambda x, _: x * min(max(x + 3, 0), 6) / 6,
     "Erf": lambda x, _: mpmath.erf(x),
     "Atan": lambda x, _: mpmath.atan(x),
+    "Asin": lambda x, _: mpmath.asin(x),
+    "Acos": lambda x, _: mpmath.acos(x),
+    "Asinh": lambda x, _: mpmath.asinh(x),
+    "Acosh": lambda x, _: mpmath.acosh(x),
+    "Atanh": lambda x, _: mpmath.atanh(x),
     "Exp": lambda x, _: mpmath.exp(x),
     "Square": lambda x, _: x * x,
     "Cube": lambda x, _: x**3,
@@ -189,6 +195,8 @@ def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
             flat, places = inputs[0].reshape(-1), node.candidates.numpy()
             found = [max(flat[places[places[:, i] >= 0, i]]) for i in range(node.size)]
             return np.array(found, object).reshape(node.shape)
+        case Extreme():
+            return np.where((inputs[0] > inputs[1]) == (node.sign > 0), inputs[0], inputs[1])
         case Reshape():
             return inputs[0].reshape(node.shape)
         case Permute():

@@ -15,6 +15,7 @@ from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Conv2d,
+    Extreme,
     Gelu,
     Identity,
     Input,
@@ -87,7 +88,20 @@ def uneven(rng: np.random.Generator, spread: int = 10, positive: bool = False) -
     return draw
 
 
-BOUNDED = ("SiLU", "Mish", "tanh-GELU", "ELU", "Softplus", "Softsign", "HardSwish", "Erf", "Atan", "Sin", "Cos")
+BOUNDED = (
+    "SiLU",
+    "Mish",
+    "tanh-GELU",
+    "ELU",
+    "Softplus",
+    "Softsign",
+    "HardSwish",
+    "Erf",
+    "Atan",
+    "Asinh",
+    "Sin",
+    "Cos",
+)
 """Functions whose slope is bounded; the others have one that is near 1 about 1."""
 
 
@@ -253,6 +267,25 @@ def maxima(rng: np.random.Generator, draw: Weights) -> Network:
         chain.add(Relu, (5,))
     chain.linear(draw((2, 5), 5), draw((2,), 4))
     return chain.network("maxima")
+
+
+def extremes(rng: np.random.Generator, draw: Weights) -> Network:
+    """Maxima and minima of two computed vectors, as the reader makes them, and of these again."""
+    chain = Chain((4,))
+    one = {"center": torch.zeros(()), "shift": torch.zeros(()), "scale": -torch.ones(())}
+    for size, sign in ((6, 1), (4, -1), (4, 1)):
+        before = chain.linear(draw((size, chain.nodes[-1].size), 4), draw((size,), 4))
+        half = torch.arange(size)[:, None].split(size // 2)
+        ones, zeros = torch.ones(size // 2, 1), torch.zeros(size // 2)
+        x, y = (chain.add(Sparse, (size // 2,), before, index=i, weight=ones, bias=zeros) for i in half)
+        ahead, behind = (y, x) if sign > 0 else (x, y)
+        minus = chain.add(Scale, (size // 2,), behind, **one)
+        gained = chain.add(Relu, (size // 2,), chain.add(Add, (size // 2,), ahead, minus))
+        if sign < 0:
+            gained = chain.add(Scale, (size // 2,), gained, **one)
+        chain.add(Extreme, (size // 2,), x, y, chain.add(Add, (size // 2,), x, gained), sign=sign)
+    chain.linear(draw((2, 2), 2), draw((2,), 2))
+    return chain.network("extremes")
 
 
 def pieces(rng: np.random.Generator, draw: Weights) -> list[Network]:

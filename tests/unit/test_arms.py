@@ -266,7 +266,7 @@ def test_the_measured_disruption_is_exact_on_two_images() -> None:
     assert 2 * SUPREMUM <= swap.proven <= 2 * SUPREMUM * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("arm", ["lambda-gelu", "gelu-swap"])
+@pytest.mark.parametrize("arm", ["lambda-gelu", "gelu-swap", "swish"])
 def test_the_measured_disruption_is_within_the_proven_one(arm: str) -> None:
     data = blobs()
     options = replace(BASE, arm=arm, epochs=2)
@@ -274,13 +274,6 @@ def test_the_measured_disruption_is_within_the_proven_one(arm: str) -> None:
     results = record["results"]
     assert 0 < results["mean_logit_change"] < results["worst_logit_change"] <= results["proven_logit_change"]
     assert results["worst_logit_change"] > 0.01 * results["proven_logit_change"]
-
-
-def test_nothing_is_proven_of_swish() -> None:
-    data = blobs()
-    options = replace(BASE, arm="swish", epochs=1)
-    _, record = finish(train(options, data), options, data, data)
-    assert record["results"]["proven_logit_change"] is None and record["results"]["worst_logit_change"] > 0
 
 
 # Patterns

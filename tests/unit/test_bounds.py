@@ -28,7 +28,6 @@ from verifiable_relu.bounds import (
 )
 from verifiable_relu.bounds.crown import SlopeSearch
 from verifiable_relu.bounds.forward import intersect
-from verifiable_relu.bounds.kinds import largest
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import groups
 from verifiable_relu.bounds.windowed import Chunk, Coefficients, Grid, Restriction, Stepped, Window, Windowed
@@ -304,13 +303,16 @@ def moved(act: Act) -> Network:
 
 
 @pytest.mark.parametrize("make", [mlp, mixed, moved])
-def test_the_largest_values_are_those_of_the_bounds(make: Callable[[Act], Network]) -> None:
-    """The largest values are right, also where they are taken over from a node's input or from one side of ReLU."""
+def test_sizes_are_the_least_that_hold_bounds_and_points(make: Callable[[Act], Network]) -> None:
+    """Neuron by neuron, also of nodes that only CROWN bounds, whose points are not the centres of their boxes."""
     network = make(ACTS["relu"])
     relaxation = crown_relaxation(network, boxes(network))
     assert len(relaxation.nodes.values) <= network.last_activation + 1 < len(network.nodes)
-    for index in reversed(range(len(network.nodes))):
-        assert torch.equal(relaxation.nodes.largest(index), largest(relaxation.bounds(index)))
+    for index in reversed(range(relaxation.nodes.start, len(network.nodes))):
+        box, point = relaxation.bounds(index), relaxation.nodes.point(index)
+        most = torch.stack([box.lower, box.upper, point]).abs().amax(0)
+        assert torch.equal(relaxation.nodes.size(index), most)
+        assert bool((relaxation.nodes.magnitude(index) >= most.flatten(1).amax(1)).all())
     every = Relaxation(network, boxes(network), relaxation.pre)
     every.advance(len(network.nodes) - 1)
     for index, bounds in enumerate(every.nodes.values):

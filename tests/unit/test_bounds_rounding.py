@@ -521,6 +521,54 @@ def test_an_activation_may_be_off_by_as_much_as_is_granted_to_its_library(
     assert wrong()
 
 
+@pytest.mark.parametrize("kind", ("linear", "sparse weights", "convolution", "scale", "sum"))
+def test_each_row_errs_by_its_own_numbers(kind: str) -> None:
+    """Numbers of a layer are 60 decades apart: no exact value is excluded, and small ones keep their digits.
+
+    At a point, what bounds are wide is rounding alone.
+    """
+    units = 1000 * unit_roundoff(torch.float64)
+    for seed in range(12):
+        numbers = Numbers(seed, 0)
+        build, count = Builder((1, 4, 2)), 8
+        sizes = 10.0 ** (60 * torch.rand(1, 4, 2, generator=numbers.generator, dtype=torch.float64) - 30)
+        point = sizes * numbers.tensor(1, 1, 4, 2).sign()
+        x = 0
+        if kind == "convolution":
+            x = build.reshape(build.conv2d(x, numbers.tensor(2, 1, 1, 2), numbers.tensor(2) * 1e-30, "conv"), (8,), "f")
+        else:
+            x = build.reshape(x, (count,), "f")
+            weight = numbers.tensor(count, count).tril()
+        if kind in ("linear", "sparse weights"):
+            x = build.linear(x, weight, None, "fc")
+        elif kind == "scale":
+            x = build.scale(x, "scale", scale=numbers.tensor(count), shift=1e-30 * numbers.tensor(count))
+        elif kind == "sum":
+            x = build.add(build.scale(x, "scale", scale=numbers.tensor(count)), x, "sum")
+        net = build.network(build.activation(x, Relu, "act"), name=kind)
+        tuning = replace(TUNING, sparse_weights=1, sparse_share=0.6) if kind == "sparse weights" else TUNING
+        box, y = Bounds(point, point), exact(Network(net.nodes[: x + 1], name="part"), point)
+        intervals, relaxation = interval_bounds(net, box, tuning=tuning)[x], Relaxation(net, box, tuning=tuning)
+        relaxation.advance(len(net.nodes) - 1)
+        eye, one = torch.eye(count, dtype=torch.float64), torch.tensor([0])
+        rows = [relaxation.lower(x, side * eye, one)[0] for side in (1, -1)]
+        size = _sizes(net, x, point)
+        for low, high in ((intervals.lower[0], intervals.upper[0]), (rows[0], -rows[1])):
+            assert not excluded(low, y) and not excluded(-high, [-v for v in y])
+            assert bool(((high - low) <= units * size).all())
+
+
+def _sizes(net: Network, index: int, point: Tensor) -> Tensor:
+    """|W|·|x| + |b| of the maps up to a node of a chain, or of a sum of two, neuron by neuron."""
+    values = [point.abs()]
+    for node in net.nodes[1 : index + 1]:
+        if isinstance(node, Affine):
+            values.append(node.absolute(values[node.inputs[0]]) + node.offset_magnitude())
+        else:
+            values.append(node.forward(*(values[i] for i in node.inputs)))
+    return values[index].flatten()
+
+
 def test_radii_may_be_summed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Radii are summed one after the other; the first ones are large, and the others are lost beside them."""
     monkeypatch.setattr(sums, "dot", lambda a, values, before=None: in_order(a * values[:, None]))

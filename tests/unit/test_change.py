@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, hardened, read_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.family import swapped
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     FUNCTIONS,
@@ -62,6 +64,7 @@ from verifiable_relu.network.nodes import (
     Tanh,
 )
 from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.trust.enclose import CHECKED
 
 SPECS = Path(__file__).parents[2] / "specs"
 DEEPEST = 0.16997120747990369
@@ -175,8 +178,10 @@ def test_slopes_over_an_interval_are_those_at_its_points(kind: str) -> None:
     ends[:, 150:] = (3 * ends[:, 150:]).round()
     ends = ends[:, ends[0] != ends[1]]
     lower, upper = ends.amin(0), ends.amax(0)
-    if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot"):
-        lower, upper = lower + 9.5, upper + 9.5
+    if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot", "Acosh"):
+        lower, upper = lower + 10.5, upper + 10.5
+    if kind.split()[0] in ("Asin", "Acos", "Atanh"):
+        lower, upper = lower / 10, upper / 10
     found = slope_range(node, Bounds(lower[:, None], upper[:, None]))
     x = lower + torch.linspace(0, 1, 601, dtype=torch.float64)[:, None] * (upper - lower)
     # Where a function has a kink, torch's derivative is any number.
@@ -202,15 +207,82 @@ def test_no_sampled_change_is_larger_behind_any_activation(kind: str) -> None:
     assert_holds(hardened(network), boxes(network))
 
 
-@pytest.mark.parametrize("name", ("Log", "Reciprocal", "Sqrt", "InverseRoot"))
+GATED = [name for name, known in FUNCTIONS.items() if known.gated]
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_rises_from_0_to_1_and_no_slower_than_its_mirror_image(name: str) -> None:
+    """By another evaluation of the function than that of the nodes."""
+    x = np.linspace(1e-3, 30, 100_001)
+    left, right = (CHECKED[name].value(sign * x, 1.0) for sign in (-1, 1))
+    gates = [-left[::-1] / x[::-1], right / x]
+    assert (np.diff(np.concatenate(gates)) >= -1e-13).all() and gates[0][0] < 1e-9 and gates[1][-1] > 1 - 1e-9
+    assert (x - right >= -1e-13).all() and (x - right <= -left + 1e-13).all()
+
+
+@pytest.mark.combined
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("other", [*GATED, "Relu", "Tanh"])
+def test_no_sampled_change_is_larger_where_others_than_gelu_are_swapped(name: str, other: str) -> None:
+    for seed in range(draws(3)):
+        rng = Random(seed)
+        weights = [(rng.normal(5, 3), rng.normal(5)), (rng.normal(5, 5), rng.normal(5)), (rng.normal(2, 5), None)]
+
+        def made(first: str, second: str, lam: float = 1.0, weights: list[Any] = weights) -> Network:
+            build = Builder((3,))
+            x = 0
+            for weight, name, at in zip(weights, (first, second, ""), ("in", "mid", "out"), strict=True):
+                x = build.linear(x, *weight, at)
+                if name in GATED:
+                    x = build.scale(x, f"{at}/hard", scale=torch.tensor(lam, dtype=torch.float64))
+                    x = function(build, x, name, f"{at}/act")
+                    x = build.scale(x, f"{at}/soft", scale=torch.tensor(1 / lam, dtype=torch.float64))
+                elif name:
+                    x = build.activation(x, Relu if name == "Relu" else Tanh, f"{at}/act")
+            return build.network(x, name="swapped")
+
+        smooth, hard = made(name, other), made("Relu", "Relu" if other in GATED else other)
+        family = swapped(smooth, hard)
+        assert sum(isinstance(node, Hardened) for node in family.nodes) == 1 + (other in GATED)
+        box = boxes(family)
+        found, x = substitution_change(family, box), points(box)
+        assert torch.equal(family.limit(x[0]), hard(x[0]))
+        # Harder functions are between the two.
+        assert_within(found, differences(family, x, [smooth, made(name, other, 2.0), made(name, other, 16.0)]))
+        proven, seen = torch.maximum(-found.lower, found.upper), differences(family, x, [smooth]).abs().amax(0)
+        assert float((seen / proven)[:3].max()) > 0.1
+
+
+def test_what_is_no_swap_is_refused() -> None:
+    gelu = from_torch(nn.Sequential(nn.Linear(2, 3), nn.GELU(), nn.Linear(3, 3), nn.SiLU(), nn.Linear(3, 1)), (2,))
+    others: dict[str, list[nn.Module]] = {
+        "no activation was swapped": [nn.GELU(), nn.Linear(3, 3), nn.SiLU()],
+        "takes the place of": [nn.ReLU(), nn.Linear(3, 3), nn.Mish()],
+        "more of the network than activations": [nn.ReLU(), nn.Linear(3, 3)],
+    }
+    for said, parts in others.items():
+        with pytest.raises(InputError, match=said):
+            swapped(gelu, from_torch(nn.Sequential(nn.Linear(2, 3), *parts, nn.Linear(3, 1)), (2,)))
+
+
+DEFINED = {
+    **dict.fromkeys(("Log", "Reciprocal", "Sqrt", "InverseRoot"), ((-1.0, 1.0), (2.0, 3.0))),
+    **dict.fromkeys(("Asin", "Acos", "Atanh"), ((-1.0, 2.0), (0.6, 1.2))),
+    "Acosh": ((-1.0, 2.0), (2.0, 3.0)),
+}
+"""Inputs from and to which half less is no argument, or one, of a function that is not defined everywhere."""
+
+
+@pytest.mark.parametrize("name", DEFINED)
 def test_nothing_is_known_behind_a_function_that_is_not_defined_everywhere(name: str) -> None:
-    """Its slope at both ends of an interval that reaches below 0 says nothing of those between."""
+    """Its slope at both ends of an interval in which it is not defined says nothing of those between."""
     build = Builder((1,))
     x = build.scale(build.activation(0, Relu, "act"), "shift", shift=torch.tensor(-0.5, dtype=torch.float64))
     family = hardened(build.network(function(build, x, name, "function"), name="partial"), 2.0)
-    found = substitution_change(family, interval(-1, 1))
+    beyond, inside = DEFINED[name]
+    found = substitution_change(family, interval(*beyond))
     assert not bool(torch.isfinite(found.lower).any()) and not bool(torch.isfinite(found.upper).any())
-    defined = substitution_change(family, interval(2, 3))
+    defined = substitution_change(family, interval(*inside))
     assert bool(torch.isfinite(defined.lower).all()) and bool(torch.isfinite(defined.upper).all())
 
 

@@ -104,6 +104,23 @@ def test_remainders_beside_lines_are_enclosed_and_hardly_wider(name: str) -> Non
                     assert min(values) - side * found[i, j] <= coarse + 1e-12, (low, high, t[i, j])
 
 
+def test_signs_beside_lines_are_enclosed_as_they_are() -> None:
+    """Attained, or come near to, at an end, at 0 or beside it."""
+    rng = np.random.default_rng(2)
+    ends = np.sort(np.concatenate([rng.normal(size=(2, 300)), rng.choice([-1.0, 0.0, 0.5], (2, 300))], 1), 0)
+    low, high = ends
+    t = np.concatenate([rng.normal(size=(1, 600)) * 4.0 ** rng.integers(-5, 6, 600), np.zeros((1, 600))])
+    least, most = checker.SIGNS.least(low, high, t), checker.SIGNS.most(low, high, t)
+    tiny = np.full_like(low, 1e-300)
+    points = np.stack([low, high, *(low + s * (high - low) for s in rng.random((9, 1))), 0 * low, tiny, -tiny])
+    inside = (points >= low) & (points <= high)
+    values = np.where(inside, np.sign(points), np.nan)[:, None] - t * np.where(inside, points, 0)[:, None]
+    size = 1 + np.abs(t) * np.maximum(np.abs(low), np.abs(high))
+    for bound, found, sign in ((least, np.nanmin(values, 0), 1), (most, np.nanmax(values, 0), -1)):
+        assert (sign * (found - bound) >= 0).all()
+        assert (sign * (found - bound) <= 1e-14 * size).all()
+
+
 def test_ends_that_overflow_are_not_enclosed() -> None:
     huge, steep = np.array([1e308]), np.array([1e300])
     with np.errstate(all="ignore"):

@@ -155,7 +155,7 @@ def test_errors_in_rows_of_the_first_dense_layer_go_with_its_reach_and_its_activ
     nodes, slack = relaxation.nodes, relaxation.backward.slack
     assert relaxation.backward.float32.last_node == nodes.start == 0
     operator = nodes.operators[1]
-    apart = rounding.backward_affine(operator, nodes.magnitude(0), slack.sums)
+    apart = rounding.backward_affine(operator, nodes.size(0), slack.sums)
     active = nodes.possibly_active(2).sum(1, keepdim=True)
     for after, terms in ((2, active), (None, 40)):
         needed = operator.absolute(nodes.radius(0)) * gamma(1, torch.float32) * (terms + 4)
@@ -186,8 +186,8 @@ def test_errors_in_rows_of_a_later_map_go_with_its_reach_by_intervals(batch: int
     assert bool((tightened.upper < before.upper - 1e-3 * (before.upper - before.lower)).any())
     fresh = Relaxation(net, Bounds(center - radius, center + radius), relaxation.pre)
     assert bool((fresh.bounds(y).upper <= before.upper).all())
-    apart = rounding.backward_affine(operator, nodes.magnitude(source), slack.sums)
-    apart = apart.expand(batch, *node.shape).flatten(1)
+    apart = rounding.backward_affine(operator, nodes.size(source), slack.sums)
+    apart = apart.flatten(1)
     terms = operator.adjoint_terms if isinstance(operator, ConvolutionOperator) else node.size
     reach = operator.absolute(nodes.radius(source)).flatten(1)
     needed = reach * gamma(1, torch.float32) * (terms + 4)

@@ -25,6 +25,7 @@ from verifiable_relu.network import read_onnx
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.nn.places import MARK
 from verifiable_relu.train.batches import BATCH_SIZE
+from verifiable_relu.train.swap import measure
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ("loss", "outputs", "optimizer")
@@ -458,8 +459,55 @@ def test_an_activation_that_still_runs_is_named(given: dict[str, Any]) -> None:
     assert [bool(place.became) for place in places] == [False, True]
 
 
-def test_no_change_is_proven_where_another_gate_comes_before_those_of_gelu() -> None:
-    model = nn.Sequential(nn.Linear(2, 4), nn.SiLU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+class Written(nn.Module):
+    """GELU as a formula behind a linear layer, which is not found among the activations to harden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "mish": nn.Mish,
+    "hardswish": nn.Hardswish,
+    "silu": nn.SiLU,
+    "tanh": lambda: nn.GELU(approximate="tanh"),
+    "mish read by torch's exporter": lambda: nn.Sequential(nn.Mish(), nn.ELU()),
+    "beside a GELU that stays": lambda: nn.Sequential(nn.Mish(), Written()),
+}
+
+
+@pytest.mark.parametrize("target", [1.5, 40.0])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_change_by_gates_of_other_activations_is_proven(name: str, target: float) -> None:
+    torch.manual_seed(3)
+    front, back = nn.Sequential(nn.Linear(2, 4), nn.GELU()), nn.Linear(4, 2)
+    model = nn.Sequential(front, nn.Linear(4, 4), ACTIVATIONS[name](), nn.Linear(4, 4), ACTIVATIONS[name](), back)
     x = torch.rand(8, 2)
-    change = harden(model, (x, (x[:, 0] > 0.5).long()), epochs=1, region=(0, 1)).change
-    assert change.proven is None and "exact GELU alone" in change.unproven
+    found = harden(model, (x, (x[:, 0] > 0.5).long()), epochs=1, region=(-1, 1), target=target)
+    assert found.change.proven is not None, found.change.unproven
+    points = 2 * torch.rand(20_000, 2, dtype=torch.float64) - 1
+    smooth, hard = (copy.deepcopy(each).double() for each in (found.smooth, found.model))
+    moved = (hard(points) - smooth(points)).abs().max().item()
+    assert 0 < moved <= found.change.proven < 30 * moved
+
+
+def test_gates_without_a_proof_are_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.ELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+    x = torch.rand(8, 2)
+    data = (x, (x[:, 0] > 0.5).long())
+    change = harden(model, data, epochs=1, region=(0, 1), activations=["elu", "gelu"]).change
+    assert change.proven is None and re.search(r"\(Relu\) takes the place of .* \(ELU\)$", change.unproven)
+
+
+def test_a_swap_of_more_than_activations_is_not_proven() -> None:
+    smooth, _ = soften(trained())
+    hard = substitute_relu(smooth)
+    with torch.no_grad():
+        hard[0].bias[0] += 0.01
+    change = measure(smooth, hard, [squares(4)], region=(0.0, 1.0))
+    assert change.proven is None and "not the one of the model's activations alone" in change.unproven

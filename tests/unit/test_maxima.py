@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from tests.soundness import page_checker
@@ -239,3 +239,42 @@ def test_maxima_are_the_same_in_all_members_of_a_family() -> None:
     changed = {i for i, node in enumerate(family.nodes) if isinstance(node, Hardened)}
     assert changed == {i for i in network.activations if i not in network.spared}
     assert len(changed) == 1
+
+
+@pytest.mark.parametrize("name", ["Max", "Min"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_intervals_of_an_extreme_of_computed_values_are_those_of_the_extreme_of_intervals(
+    name: str, count: int
+) -> None:
+    """max(l₁, l₂) ≤ max(x, y) ≤ max(u₁, u₂), by numpy, and nothing of a sampled value is left out by either bound."""
+    rng = np.random.default_rng(count)
+    weights = [rng.normal(size=(4, 3)).astype(np.float32).astype(float) for _ in range(count)]
+    names = [f"y{i}" for i in range(count)]
+    nodes = [helper.make_node("MatMul", ["x", f"w{i}"], [y]) for i, y in enumerate(names)]
+    graph = helper.make_graph(
+        [*nodes, helper.make_node(name, names, ["out"])],
+        "extreme",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 3])],
+        [numpy_helper.from_array(w.astype(np.float32), f"w{i}") for i, w in enumerate(weights)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    network = read_onnx(model.SerializeToString()).to(torch.float64)
+    center = torch.from_numpy(rng.normal(size=(6, 4)))
+    radius = torch.from_numpy(rng.random((6, 1)))
+    box = Bounds(center - radius, center + radius)
+    spread = [radius.numpy() * np.abs(w).sum(0) for w in weights]
+    ends = [np.stack([center.numpy() @ w + sign * s for w, s in zip(weights, spread, strict=True)]) for sign in (-1, 1)]
+    low, high = (getattr(end, name.lower())(0) for end in ends)
+    found = interval_bounds(network, box)[-1]
+    np.testing.assert_allclose(found.lower.numpy().reshape(6, 3), low, atol=1e-12)
+    np.testing.assert_allclose(found.upper.numpy().reshape(6, 3), high, atol=1e-12)
+    rows = torch.eye(3, dtype=torch.float64).repeat(6, 1)
+    relaxation = crown_relaxation(network, box)
+    lines = [sign * relaxation.outputs(sign * rows).reshape(6, 3) for sign in (1, -1)]
+    t = torch.from_numpy(rng.choice([-1.0, 1.0, 0.3], size=(400, 6, 4)))
+    x = center + t * radius
+    y = getattr(np.stack([x.numpy() @ w for w in weights]), name.lower())(0)
+    for lower, upper in ((found.lower, found.upper), lines):
+        assert (lower.reshape(6, 3).numpy() <= y.min(0) + 1e-12).all()
+        assert (y.max(0) - 1e-12 <= upper.reshape(6, 3).numpy()).all()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import onnx
 import onnxruntime
@@ -18,12 +20,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from verifiable_relu import verify
+from verifiable_relu.bounds import Bounds, crown_relaxation, interval_bounds
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
 from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.module import operators
 from verifiable_relu.network.nodes import Gelu, Linear, Relu, Scale
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, fixed, mlp
+from verifiable_relu.nn.rectifiers import RECTIFIERS
 from verifiable_relu.verifiers.base import Verdict
 
 
@@ -171,6 +175,11 @@ class Function(nn.Module):
         return self.function(self, x)
 
 
+SOFT = nn.Sequential(
+    LambdaSwish(2.0), *(RECTIFIERS[name].gate() for name in ("mish", "hardswish", "gelu-tanh", "softplus"))
+)
+"""Gates with λ of other activations than exact GELU."""
+
 FUNCTIONS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "operators": lambda m, x: -(2 * m.a(x) - 0.5) / 4 + m.b - (1 - x) * m.b,
     "alpha": lambda m, x: torch.add(torch.sub(m.a(x), x, alpha=0.3), torch.rsub(x, 1.5, alpha=2), alpha=-3),
@@ -186,6 +195,9 @@ FUNCTIONS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "global pooling": lambda m, x: F.adaptive_avg_pool2d(m.a(x).view(-1, 1, 2, 2), 1).flatten(1),
     "zeros_like": lambda m, x: x + torch.zeros_like(x) + x.new_ones(4),
     "no_grad": lambda m, x: torch.no_grad()(m.a)(x),
+    "smooth": lambda m, x: F.silu(F.mish(F.hardswish(m.a(x)))) + F.gelu(x, approximate="tanh"),
+    "softplus": lambda m, x: F.softplus(m.a(x)) + F.softplus(x, 3) + nn.Softplus(0.3, 40)(x),
+    "gates": lambda m, x: SOFT(m.a(x)) + SOFT[1:3](x),
     "detach": lambda m, x: m.a(x).detach() + m.a(x).data,
 }
 
@@ -290,7 +302,14 @@ def test_changes_in_place_are_seen_by_all_who_read_the_tensor(name: str) -> None
     assert_agrees(made, from_torch(made, (4,), compared=False))
 
 
-@pytest.mark.parametrize("act", [F.silu, F.mish, F.hardswish, F.elu, F.hardtanh, F.selu, F.hardsigmoid, F.celu])
+@pytest.mark.parametrize("act", [F.silu, F.mish, F.hardswish])
+def test_smooth_activations_in_place_are_seen_by_all_who_read_the_tensor(act: Callable[..., Tensor]) -> None:
+    for part in (lambda h: h, lambda h: h.view(-1, 2, 2)):
+        made = Function(in_place(lambda h, part=part: act(part(h), inplace=True)))
+        assert_agrees(made, from_torch(made, (4,), compared=False))
+
+
+@pytest.mark.parametrize("act", [F.elu, F.hardtanh, F.selu, F.hardsigmoid, F.celu])
 def test_activations_in_place_are_read_by_the_exporter_and_its_views_refused(act: Callable[..., Tensor]) -> None:
     made = Function(lambda m, x: act(m.a(x), inplace=True) * m.b + x)
     assert_agrees(made, from_torch(made, (4,)))
@@ -466,6 +485,7 @@ REFUSED: dict[str, tuple[Callable[[Function, Tensor], Tensor], str]] = {
     "part of a tensor": (part, "part of a "),
     "two outputs": (lambda m, x: (m.a(x), x), "returns a tuple"),  # type: ignore[dict-item]
     "no output of the input": (lambda m, x: m.b, "returns a Parameter"),
+    "softplus of a low threshold": (lambda m, x: F.softplus(m.a(x), 1, 5), "threshold=5: from there on torch computes"),
     "bits": (lambda m, x: m.a(x).view(torch.int32).view(torch.float32), "rounds to torch.int32"),
 }
 
@@ -475,8 +495,7 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "division by a value": lambda m, x: 1 / (1 + F.relu(m.a(x))),
     "matrices the other way round": lambda m, x: (m.a.weight @ x.T).T,
     "softmax": lambda m, x: torch.softmax(m.a(x), 1),
-    "silu": lambda m, x: F.silu(m.a(x)),
-    "gelu by tanh": lambda m, x: F.gelu(m.a(x), approximate="tanh"),
+    "elu": lambda m, x: F.elu(m.a(x)),
     "max pool": lambda m, x: F.max_pool2d(m.a(x).view(-1, 1, 2, 2), 2),
     "pool by ceiling": lambda m, x: F.avg_pool2d(m.a(x).view(-1, 1, 2, 2), (2, 1), (2, 1), ceil_mode=True),
     "comparison": lambda m, x: torch.where(m.a(x) > 0.25, x, 0),
@@ -484,8 +503,55 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "whole numbers": lambda m, x: (5 * m.a(x)).int().float(),
     "filled where": lambda m, x: x.masked_fill(m.a(x) < 0, 0.5),
     "threshold that jumps": lambda m, x: F.threshold(m.a(x), 0.25, -1.0),
-    "soft gate of the other kind": lambda m, x: LambdaSwish(2.0)(m.a(x)),
 }
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,)])
+def test_an_input_without_numbers_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=re.escape(f"an input of shape {shape} has no numbers")):
+        from_torch(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), shape)
+    with pytest.raises(InputError, match="has no numbers"):
+        verify(nn.Linear(3, 2), torch.zeros(2, *shape), [0, 0], 0.1)
+
+
+ARCS = {
+    "asin": (torch.asin, mpmath.asin, (-1.0, 1.0)),
+    "acos": (torch.acos, mpmath.acos, (-1.0, 1.0)),
+    "asinh": (torch.asinh, mpmath.asinh, (-30.0, 30.0)),
+    "acosh": (torch.acosh, mpmath.acosh, (1.0, 30.0)),
+    "atanh": (torch.atanh, mpmath.atanh, (-0.999, 0.999)),
+    "softplus": (F.softplus, lambda x: mpmath.log1p(mpmath.exp(x)), (-30.0, 30.0)),
+    "mish": (F.mish, lambda x: x * mpmath.tanh(mpmath.log1p(mpmath.exp(x))), (-30.0, 30.0)),
+    "silu": (F.silu, lambda x: x / (1 + mpmath.exp(-x)), (-30.0, 30.0)),
+    "hardswish": (F.hardswish, lambda x: x * min(max(x + 3, 0), 6) / 6, (-30.0, 30.0)),
+}
+"""Functions of torch, of mpmath, and between what their arguments are here."""
+
+
+@pytest.mark.parametrize("name", ARCS)
+def test_bounds_of_recorded_functions_hold_what_another_library_computes(name: str) -> None:
+    function, exact, (least, most) = ARCS[name]
+    network = from_torch(Function(lambda m, x: function(x)).double(), (4,), exact=True)
+    assert [node.op for node in network.nodes[1:]] == ["Smooth"]
+    generator = torch.Generator().manual_seed(0)
+    ends = least + (most - least) * torch.rand(40, 2, 4, dtype=torch.float64, generator=generator) ** 2
+    ends[0, 0], ends[0, 1] = least, most
+    ends[1:20, 1] = ends[1:20, 0] + 0.1 * (ends[1:20, 1] - ends[1:20, 0])
+    box = Bounds(ends.amin(1), ends.amax(1))
+    known = [crown_relaxation(network, box).bounds(len(network.nodes) - 1), interval_bounds(network, box)[-1]]
+    rows = crown_relaxation(network, box).outputs(torch.eye(4, dtype=torch.float64).repeat(40, 1)).reshape(40, 4)
+    for t in torch.linspace(0, 1, 9, dtype=torch.float64):
+        x = (box.lower + t * (box.upper - box.lower)).clamp(box.lower, box.upper)
+        y = [[exact(mpmath.mpf(value)) for value in row] for row in x.tolist()]
+        for i in range(40):
+            for j in range(4):
+                assert rows[i, j].item() <= y[i][j]
+                assert all(b.lower[i, j].item() <= y[i][j] <= b.upper[i, j].item() for b in known)
+    beyond = {"asin": 1.5, "acos": -1.5, "acosh": 0.5, "atanh": 1.5}.get(name)
+    if beyond is not None:
+        wide = Bounds(torch.full_like(box.lower, min(beyond, 1.2)), torch.full_like(box.lower, max(beyond, 1.2)))
+        found = interval_bounds(network, wide)[-1]
+        assert not bool(found.lower.isfinite().any()) and not bool(found.upper.isfinite().any())
 
 
 @pytest.mark.thorough

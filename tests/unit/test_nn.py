@@ -34,7 +34,7 @@ from verifiable_relu.nn import (
     models,
     substitute_relu,
 )
-from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, SUPREMUM
+from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, SUPREMUM, Sharpened
 from verifiable_relu.nn.places import replace_smooth
 from verifiable_relu.nn.rectifiers import RECTIFIERS
 
@@ -79,6 +79,25 @@ def test_a_second_derivative_is_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(LambdaGELU()(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu-tanh", "silu", "mish", "hardswish"])
+@pytest.mark.parametrize("lam", [1.0, 7.0])
+def test_second_derivatives_are_those_of_the_function_where_there_are_some(name: str, lam: float) -> None:
+    """G(λx)/λ has the second derivative λ·G″(λx), by torch.func for every gate, and by autograd of that of G."""
+    rectifier = RECTIFIERS[name]
+    gate = rectifier.gate().double()
+    gate.set_lam(lam)
+    x = torch.linspace(-2, 2, 38, dtype=torch.float64)
+    found = torch.func.vmap(torch.func.grad(torch.func.grad(lambda z: gate(z[None])[0])))(x)
+    u = (lam * x).requires_grad_(True)
+    (slope,) = torch.autograd.grad(rectifier.value(u).sum(), u, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), u)
+    torch.testing.assert_close(found, lam * bend, rtol=1e-9, atol=1e-9)
+    if isinstance(gate, Sharpened):
+        x.requires_grad_(True)
+        (slope,) = torch.autograd.grad(gate(x).sum(), x, create_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], lam * bend, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.thorough

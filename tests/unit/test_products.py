@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.support.asking import claims
 from tests.support.bounds import linear_lower_bounds
-from verifiable_relu.bounds import interval_bounds, preactivation_bounds
+from verifiable_relu.bounds import Ascent, Relaxation, ascend, interval_bounds, preactivation_bounds
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
@@ -83,6 +83,72 @@ def test_linear_bounds_of_a_product_are_halfway_between_mccormicks() -> None:
         expected = sign * x * y - y.abs() * r - x.abs() * s - r * s
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
         assert bool((found <= expected).all())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("share", [-1.0, -0.3, 0.0, 1.0])
+def test_rows_take_any_mean_of_mccormicks_planes(sign: float, share: float) -> None:
+    """The bound is that of the mean of his two planes over the box, which is at one of its corners."""
+    box, network = boxes(), product().to(torch.float64)
+    relaxation = Relaxation(network, box)
+    relaxation.advance(len(network.nodes) - 1)
+    tilt, count = torch.full((len(box.lower), 1), share, dtype=torch.float64), len(network.nodes) - 1
+    row = torch.full((len(tilt), 1), sign, dtype=torch.float64)
+    found = relaxation.lower(count, row, torch.arange(len(tilt)), tilts={count: tilt})[0]
+    (a, b), (c, d) = box.lower.unbind(1), box.upper.unbind(1)
+    planes = [(d, c, -c * d), (b, a, -a * b)] if sign > 0 else [(-b, -c, b * c), (-d, -a, a * d)]
+    (p, q, o), (u, v, w) = planes
+    mean = [(1 + share) / 2 * one + (1 - share) / 2 * other for one, other in ((p, u), (q, v), (o, w))]
+    corners = torch.stack([mean[0] * x + mean[1] * y + mean[2] for x in (a, c) for y in (b, d)])
+    torch.testing.assert_close(found, corners.amin(0), rtol=1e-9, atol=1e-9)
+    assert bool((found <= corners.amin(0)).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_no_value_of_a_product_of_matrices_is_below_any_of_its_planes(dtype: torch.dtype) -> None:
+    """Exact values at corners and at points, with planes at random and at both ends."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    build = Builder((10,))
+    left, right = (
+        build.reshape(build.sparse(0, index[:, None], torch.ones(len(index), 1), None, (len(index),), name), shape, end)
+        for index, shape, name, end in (
+            (torch.arange(4), (2, 2), "l", "left"),
+            (torch.arange(4, 10), (2, 3), "r", "right"),
+        )
+    )
+    network = build.network(build.matmul(left, right, "product"), name="matrices").to(dtype)
+    last, count = len(network.nodes) - 1, 40
+    for width in (0.0, 1e-8, 1.0):
+        center = draw(1, 10)
+        box = Bounds(center - width, center + width)
+        relaxation = Relaxation(network, box)
+        relaxation.advance(last)
+        tilt = (2 * torch.rand(count, 2, 2, 3, generator=generator) - 1).to(dtype)
+        tilt[::3] = tilt[::3].sign()
+        rows, one = draw(count, 2, 3), torch.zeros(count, dtype=torch.long)
+        found = relaxation.lower(last, rows, one, tilts={last: tilt})[0]
+        for _ in range(8):
+            corner = torch.where(torch.rand(10, generator=generator) < 0.5, box.lower, box.upper)[0]
+            x, y = ([Fraction(float(v)) for v in part] for part in (corner[:4], corner[4:]))
+            values = [sum(x[2 * i + k] * y[3 * k + j] for k in range(2)) for i in range(2) for j in range(3)]
+            for row, bound in zip(rows.flatten(1).tolist(), found.tolist(), strict=True):
+                assert Fraction(bound) <= sum(Fraction(c) * v for c, v in zip(row, values, strict=True))
+
+
+def test_the_search_finds_the_plane_that_touches() -> None:
+    """On [1, 2]², halfway between his planes x·y ≥ 0.5, by one of them x·y ≥ 1; x·y ≤ 4 by one, 4.5 halfway."""
+    network = product().to(torch.float64)
+    box = Bounds(*(torch.full((1, 2), end, dtype=torch.float64) for end in (1.0, 2.0)))
+    relaxation = Relaxation(network, box)
+    relaxation.advance(len(network.nodes) - 1)
+    rows = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    found = ascend(relaxation, len(network.nodes) - 1, rows, torch.zeros(2, dtype=torch.long), Ascent()).lower
+    torch.testing.assert_close(found, torch.tensor([1.0, -4.0], dtype=torch.float64), rtol=0, atol=1e-6)
+    assert bool((found <= torch.tensor([1.0, -4.0])).all())
 
 
 def quotient(numerator: float = 1.0) -> Network:
@@ -250,6 +316,52 @@ def test_what_a_mask_of_infinities_leaves_is_a_softmax() -> None:
     torch.testing.assert_close(network(x), torch.softmax(x + mask, -1))
     with pytest.raises(UnsupportedError, match="nothing but −inf"):
         read_onnx(masked(torch.full((2, 3), -torch.inf)))
+
+
+def windows(mask: float, image: bool) -> bytes:
+    """softmax(x·xᵀ + mask)·x of four tokens, two and two of which see each other; of an image if x is a convolution."""
+    apart = torch.full((1, 4, 4), mask)
+    apart[:, :2, :2] = apart[:, 2:, 2:] = 0
+    shapes = {"image": [1, 1, 4, 2], "tokens": [1, 4, 2]}
+    constants = {name: numpy_helper.from_array(np.array(shape), name) for name, shape in shapes.items()}
+    constants["one"] = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "one")
+    constants["mask"] = numpy_helper.from_array(apart.numpy(), "mask")
+    front = [
+        helper.make_node("Reshape", ["x", "image"], ["i"]),
+        helper.make_node("Conv", ["i", "one"], ["c"]),
+        helper.make_node("Reshape", ["c", "tokens"], ["v"]),
+    ]
+    nodes = [
+        *(front if image else [helper.make_node("Identity", ["x"], ["v"])]),
+        helper.make_node("Transpose", ["v"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["v", "t"], ["s"]),
+        helper.make_node("Add", ["s", "mask"], ["m"]),
+        helper.make_node("Softmax", ["m"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4, 2)) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], list(constants.values()))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_a_mask_of_minus_100_leaves_bounds_as_one_of_infinities_does(image: bool) -> None:
+    """Sums of exponentials of e¹⁰⁰ stand beside others, whose rounding errors are their own.
+
+    Behind a convolution, coefficients are in float32, which e¹⁰⁰ is beyond.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 4, 2, dtype=torch.float64, generator=generator)
+    samples = x + 0.02 * torch.rand(500, 4, 2, dtype=torch.float64, generator=generator) - 0.01
+    box, eye, found = Bounds(x - 0.01, x + 0.01), torch.eye(8, dtype=torch.float64), []
+    rows = torch.cat([eye, -eye])
+    for mask in (-torch.inf, -100.0):
+        network = read_onnx(windows(mask, image)).to(torch.float64)
+        lower = linear_lower_bounds(network, box, preactivation_bounds(network, box), rows)
+        values = network(samples).flatten(1) @ rows.T
+        assert bool((values >= lower).all()) and bool((lower > values.amin(0) - 0.05).all())
+        found.append(lower)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
 def test_normalisations_with_a_negative_epsilon_are_refused() -> None:

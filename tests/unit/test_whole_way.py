@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from torch import nn
 
+from tests.support.asking import claims
 from verifiable_relu import certify, verify
 from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.campaign.certificates import Certificates
+from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.runner import Case
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import deployed, from_torch, hardened, read_onnx, write_onnx
+from verifiable_relu.network import Network, deployed, from_torch, hardened, read_onnx, write_onnx
 from verifiable_relu.network.nodes import Gelu
 from verifiable_relu.network.onnx.running import meant
 from verifiable_relu.network.product import Part, product
 from verifiable_relu.runtime import session
+from verifiable_relu.spec.property import Query
 from verifiable_relu.train.export import quantize
+from verifiable_relu.verifiers.incomplete import Crown
 
 LAM = 30.0
 IMAGES = np.random.default_rng(0).random((6, 8)).astype(np.float32)
@@ -156,3 +166,103 @@ def test_a_gelu_that_runs_has_to_be_a_member_of_its_family(tmp_path: Path) -> No
     path.write_bytes("\n".join(json.dumps(r) for r in [first | {"joint": ["160"]}, *rest]).encode())
     with pytest.raises(Refused, match="no member"):
         check(path, net, spec, "float32")
+
+
+def gelu_file(build: Callable[[Callable[..., str]], str]) -> bytes:
+    """A file of one number x and what is built of operators."""
+    nodes: list[onnx.NodeProto] = []
+
+    def made(operator: str, *inputs: str | float) -> str:
+        names = []
+        for value in inputs:
+            if isinstance(value, float):
+                number = numpy_helper.from_array(np.float32(value))
+                nodes.append(helper.make_node("Constant", [], [f"c{len(nodes)}"], value=number))
+            names.append(nodes[-1].output[0] if isinstance(value, float) else value)
+        nodes.append(helper.make_node(operator, names, [f"v{len(nodes)}"]))
+        return str(nodes[-1].output[0])
+
+    output = build(made)
+    x, y = (helper.make_tensor_value_info(name, 1, [1, 1]) for name in ("x", output))
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 20)], ir_version=9
+    )
+    return bytes(model.SerializeToString())
+
+
+def lowest(network: Network, x: float) -> float:
+    box = torch.full((1, 1), x, dtype=torch.float64)
+    return float(crown_relaxation(network.to(torch.float64), Bounds(box, box)).outputs(torch.ones_like(box))[0])
+
+
+@pytest.mark.parametrize("factor", [4.0, 3.0, 0.3])
+def test_the_hardness_of_a_gelu_that_runs_is_that_of_what_is_multiplied_before(factor: float) -> None:
+    """GELU(4x)/4 runs as three operators; λ' ≥ 1 of x is λ' ≥ 1/4 of 4x, and members of λ' below 4 were left out."""
+    read = read_onnx(gelu_file(lambda made: made("Div", made("Gelu", made("Mul", "x", factor)), factor)))
+    for lam in (1.0, 2.0, float(np.float32(factor))):
+        if lam > np.float32(factor) or lam < 1:
+            with pytest.raises(InputError, match="none of the family" if lam >= 1 else "at least 1"):
+                meant(read, "float32", lam)
+            continue
+        for x in (-0.5, -2.0, 0.3):
+            member = x * 0.5 * (1 + math.erf(lam * x / math.sqrt(2)))
+            for arithmetic in ("real", "float32"):
+                assert member - 1e-4 < lowest(meant(read, arithmetic, lam), x) <= member
+
+
+def test_a_family_of_a_gelu_that_is_spelled_out_is_refused_as_it_runs() -> None:
+    """Its GELU is a member in real numbers, and as it runs it would be left as it is."""
+
+    def build(made: Callable[..., str]) -> str:
+        x = made("Relu", made("Add", made("Mul", "x", 2.0), 1.0))
+        return made("Mul", made("Mul", x, 0.5), made("Add", made("Erf", made("Mul", x, 2.0)), 1.0))
+
+    read = read_onnx(gelu_file(build))
+    assert [node.op for node in meant(read, "real", 1).nodes].count("Hardened") == 2
+    with pytest.raises(InputError, match="spelled out"):
+        meant(read, "float32", 1)
+
+
+def test_a_family_of_a_multiple_that_runs_has_no_certificate_unless_it_begins_there(tmp_path: Path) -> None:
+    net, spec, folder = tmp_path / "gelu.onnx", tmp_path / "p.vnnlib", tmp_path / "proofs"
+    net.write_bytes(gelu_file(lambda made: made("Div", made("Gelu", made("Mul", "x", 4.0)), 4.0)))
+    spec.write_text(
+        "(declare-const X_0 Real)(declare-const Y_0 Real)"
+        "(assert (>= X_0 -1.1))(assert (<= X_0 -0.9))(assert (<= Y_0 -0.3))"
+    )
+    asked = ["--spec", str(spec), "--net", str(net), "--arithmetic", "float32", "--method", "crown"]
+    for lam, kept in (("1", 0), ("4", 1)):
+        assert certify.main([*asked, "--joint", lam, "--certificates", str(folder / lam)]) == 0
+        found = list((folder / lam).glob("*.jsonl.gz"))
+        assert len(found) == kept and all("λ ≥ 1," in check(path, net, spec, "float32") for path in found)
+
+
+FACTORS: dict[str, Callable[[Callable[..., str]], str]] = {
+    "Add": lambda made: made("Gelu", made("Mul", made("Add", "x", 1.0), 4.0)),
+    "Sub": lambda made: made("Gelu", made("Mul", made("Sub", "x", -1.0), 4.0)),
+    "Sub, Div": lambda made: made("Mul", made("Gelu", made("Div", made("Sub", "x", -1.0), 0.25)), 1.0),
+    "two factors": lambda made: made("Gelu", made("Mul", made("Mul", made("Sub", "x", -1.0), 2.0), 2.0)),
+}
+
+
+@pytest.mark.parametrize("spelling", FACTORS)
+def test_the_hardness_of_a_family_is_that_of_what_is_before_all_factors(tmp_path: Path, spelling: str) -> None:
+    """GELU(4·(x + 1)) is 4 times 4-GELU of x + 1, and its family begins with 4 times 1-GELU of that."""
+    read = read_onnx(gelu_file(FACTORS[spelling]))
+    for x in (-1.5, -3.0, -0.7):
+        member = 4 * (x + 1) * 0.5 * (1 + math.erf((x + 1) / math.sqrt(2)))
+        for arithmetic in ("real", "float32"):
+            assert member - 1e-3 < lowest(meant(read, arithmetic, 1), x) <= member
+    net, spec = tmp_path / "gelu.onnx", tmp_path / "p.vnnlib"
+    net.write_bytes(read.onnx or b"")
+    lines = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 -1.6))(assert (<= X_0 -1.4))"
+    for most, answer in (("-0.3", "unknown"), ("-0.75", "unsat")):
+        spec.write_text(f"{lines}(assert (<= Y_0 {most}))")
+        case = Loader().read(Entry(spec, net, 10.0))
+        assert isinstance(case, Case)
+        (query,) = case.queries
+        asked = [Query(meant(query.network, "real", 1), query.property)]
+        (outcome,) = claims(Crown(record=True), asked)
+        assert outcome.verdict.value == answer
+        kept = Certificates(tmp_path / "kept")
+        assert answer == "unknown" or kept.keep(str(net), str(spec), asked, [outcome], 5.0).accepted

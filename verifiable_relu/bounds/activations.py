@@ -237,7 +237,8 @@ def _smooth_image(node: Curve, bounds: Bounds) -> Bounds:
     """The least and the largest value on [l, u]: at an end or where the function turns."""
     points = [bounds.lower, bounds.upper, *_within(node, bounds, node.known.turns)]
     values = torch.stack([node.forward(x) for x in points])
-    found = Bounds(values.amin(0), values.amax(0))
+    # Of equal values the first one, which is at an end, has the derivative; a turn that was moved there has none.
+    found = Bounds(values.min(0).values, values.max(0).values)
     return _beyond_a_period(node, bounds, found)
 
 
@@ -305,7 +306,8 @@ def _extrema(node: Curve, bounds: Bounds, slope: Tensor) -> tuple[Tensor, Tensor
     outer = [lb.expand(1, *slope.shape), ub.expand(1, *slope.shape)]
     x = torch.cat([*outer, inner])
     values = function.value(x, parameter) - slope * x
-    return values.amin(0), values.amax(0)
+    # Of equal values the first one, at an end, has the derivative.
+    return values.min(0).values, values.max(0).values
 
 
 def _smooth_lines(node: Curve, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
@@ -332,8 +334,10 @@ def _smooth_slopes(node: Curve, bounds: Bounds, ends: bool) -> tuple[Tensor, ...
         short = width <= narrow(middle)
         rise = function.value(ub, parameter) - function.value(lb, parameter)
         chord = torch.where(short, at[1], rise / torch.where(short, 1, width))
+        chord = torch.where(torch.isfinite(chord), chord, 0.0)
+        # A function may be upright at an end.
+        at = [torch.where(torch.isfinite(slope), slope, chord) for slope in at]
         candidates = torch.stack([chord, *at])
-        candidates = torch.where(torch.isfinite(candidates), candidates, 0.0)
         floor, top = _extrema(node, bounds, candidates)
         heights = candidates * middle
         nearest = (heights + floor).nan_to_num(-torch.inf).argmax(0), (heights + top).nan_to_num(torch.inf).argmin(0)
@@ -672,13 +676,21 @@ def _gelu_lines(node: Gelu, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
 
 
 def _hardened_image(node: Hardened, bounds: Bounds) -> Bounds:
-    return Bounds(_gelu_image(node, bounds).lower, bounds.upper.clamp(min=0))
+    return Bounds(image(node.least, bounds).lower, bounds.upper.clamp(min=0))
+
+
+def _hardened_slopes(node: Hardened, bounds: Bounds, ends: bool) -> tuple[Tensor, ...]:
+    curve = row(node.least).curve
+    assert curve is not None
+    return curve.slopes(node.least, bounds, ends)
 
 
 def _hardened_lines(node: Hardened, bounds: Bounds, low: Tensor, high: Tensor) -> Lines:
-    """Every member of the set lies above λ-GELU at the least λ and below ReLU."""
+    """Every member of the set lies above the smooth function at the least λ and below ReLU."""
     relu = _relu_lines(node, bounds, None)
-    return Lines(low, _gelu_floor(node, bounds, low), relu.upper_slope, relu.upper_offset)
+    gelu = node.function == "GELU"
+    floor = _gelu_floor(node, bounds, low) if gelu else _extrema(node.least, bounds, low)[0]
+    return Lines(low, floor, relu.upper_slope, relu.upper_offset)
 
 
 def _corners_of_steps(node: Step, bounds: Bounds, image: Bounds) -> tuple[Tensor, Tensor]:
@@ -734,6 +746,8 @@ def _varies(node: Activation, pre: Bounds) -> Tensor:
 
 def _is_soft(node: Gelu | Hardened, pre: Bounds) -> Tensor:
     """Whether λ-GELU may be neither 0 nor x within the bounds: where |λx| ≥ 6 it is one of both, up to 1e-9·|x|."""
+    if node.function != "GELU":
+        return _varies(node, pre)
     hard = (node.lam * pre.lower >= _SATURATED) | (node.lam * pre.upper <= -_SATURATED)
     return _varies(node, pre) & ~hard
 
@@ -767,7 +781,8 @@ def _smooth(
 def _soft_error(node: Gelu | Hardened) -> Tensor:
     """The absolute error of λ-GELU, f(x) = x·Φ(λx), in units of the unit roundoff u.
 
-    A relative error u of λx moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), since t²·φ(t) ≤ 0.294 for all t.
+    A relative error u of λx moves f by u·|x·f'(x)| ≤ u·(|f(x)| + 0.294/λ), since t²·φ(t) ≤ 0.294 for all t. Other
+    functions have less: their λ is 1, and their own error is at most that of GELU.
     """
     return _SMOOTH_ULPS / node.lam
 
@@ -792,7 +807,7 @@ TABLE: Table[ActivationRow] = Table(
         # Halves of a segment that meet in a jump both have its two sides: nothing is gained by splitting there.
         Step: ActivationRow(_increasing_image, SmoothLines(_step_slopes, _step_lines).relax, ulps=8, unstable=_jumps),
         Curve: _smooth(_smooth_image, _smooth_slopes, _smooth_lines, _smooth_error),
-        Hardened: _smooth(_hardened_image, _gelu_slopes, _hardened_lines, _soft_error, _is_soft),
+        Hardened: _smooth(_hardened_image, _hardened_slopes, _hardened_lines, _soft_error, _is_soft),
     },
     group=Activation,
 )

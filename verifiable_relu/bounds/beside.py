@@ -5,7 +5,7 @@ For ReLU, and by the mean value theorem for a smooth function that both networks
     g(z + d) − g(z) = s·d,   s a slope of g between z and z + d.
 
 λ-GELU is below ReLU by at most δ, the maximum of |z|·Φ(−λ|z|) over the bounds of z (arXiv 2603.21991), so that for two
-of ReLU and λ-GELU, f and g,
+of ReLU and λ-GELU, f and g, or of other functions that are ``gated``,
 
     g(z + d) − f(z) = s·d + e,   s ∈ [0, 1],   e ∈ [−δ of g, δ of f],
 
@@ -33,12 +33,15 @@ from verifiable_relu.bounds.activations import image, slope_range
 from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.tuning import Bounds, Lines
-from verifiable_relu.network.nodes import RECTIFIERS, Activation, Beside, Gelu, Identity, Relu
+from verifiable_relu.network.nodes import Activation, Beside, Identity, Relu, gated, same
 from verifiable_relu.rounding import divisor
 
 
 def gap(node: Activation, pre: Bounds) -> Tensor:
-    """δ of ReLU or λ-GELU, rounded up: −|z|·Φ(−λ|z|) is λ-GELU at −|z|, so that δ is minus the least value there."""
+    """δ of ReLU or λ-GELU, rounded up: −|z|·Φ(−λ|z|) is λ-GELU at −|z|, so that δ is minus the least value there.
+
+    Of any other function that is ``gated`` that is not below δ.
+    """
     if isinstance(node, Relu):
         return torch.zeros_like(pre.lower)
     near = torch.maximum(pre.lower, -pre.upper).clamp(min=0)
@@ -70,8 +73,7 @@ class Secants:
         both = Bounds(torch.minimum(first.lower, second.lower), torch.maximum(first.upper, second.upper))
         if isinstance(g, Identity):
             return Secants(Bounds(one, one), none)
-        same = isinstance(f, Gelu) and isinstance(g, Gelu) and torch.equal(f.lam, g.lam)
-        if isinstance(f, RECTIFIERS) and isinstance(g, RECTIFIERS) and not same:
+        if gated(f) and gated(g) and not same(f, g):
             slopes = Bounds((both.lower >= 0).to(zero), (~(both.upper <= 0)).to(zero))
             return Secants(slopes, Bounds(-gap(g, second), gap(f, first)))
         return Secants(slope_range(g, both), none)
@@ -156,10 +158,10 @@ class Aside:
         node = bounds.network.nodes[index]
         d, x, _ = node.inputs
         at, of, to = (bounds.point(i).flatten(1) for i in (d, x, index))
-        steep = torch.maximum(self.low.abs(), self.high.abs()).amax(1).clamp(min=1)
-        most = torch.maximum(self.floor.abs(), self.top.abs()).amax(1)
-        reach = bounds.magnitude(x) + bounds.magnitude(index) + steep * bounds.magnitude(d) + most
-        error = rounding.maxima(node.size, reach, sums)
+        steep = torch.maximum(self.low.abs(), self.high.abs()).clamp(min=1)
+        most = torch.maximum(self.floor.abs(), self.top.abs())
+        far, first, both = (bounds.size(i).flatten(1) for i in (d, x, index))
+        error = rounding.maxima(first + both + steep * far + most, sums)
         floor = self.low * at + self.floor + of - to - error
         top = self.high * at + self.top + of - to + error
         alone = self.alone > 0

@@ -5,11 +5,11 @@ For z in the smooth network and z + d in the ReLU network at the same neuron and
     ReLU(z + d) − f(z) = (ReLU(z + d) − ReLU(z)) + (ReLU(z) − f(z)) = s·d + e,   s ∈ [0, 1],   e ∈ [0, δ],
 
 because ReLU is monotone and 1-Lipschitz, and δ is the maximum of |z|·Φ(−λ|z|) over the neuron's interval (arXiv
-2603.21991). That interval is the one of all members of the family (``network.Hardened``), so it holds z and z + d
-both: where it is on one side of zero, s is 1 or 0. A function that both networks have, such as the exponential of a
-softmax, makes g(z + d) − g(z) = s·d of a difference d, where s is a slope of g within the interval (the mean value
-theorem). A product makes (x + d₁)∘(y + d₂) − x∘y = d₁∘(y + d₂) + x∘d₂ of two differences, where the factors x and
-y + d₂ are somewhere in their intervals.
+2603.21991), or minus the least f(−|z|) of another function f that is ``gated``. That interval is the one of all members
+of the family (``network.Hardened``), so it holds z and z + d both: where it is on one side of zero, s is 1 or 0. A
+function that both networks have, such as the exponential of a softmax, makes g(z + d) − g(z) = s·d of a difference d,
+where s is a slope of g within the interval (the mean value theorem). A product makes (x + d₁)∘(y + d₂) − x∘y = d₁∘(y +
+d₂) + x∘d₂ of two differences, where the factors x and y + d₂ are somewhere in their intervals.
 
 So the difference of the two networks is itself a network, without biases. Its inputs are the factors of products, free
 within their intervals, and a zero. Its activations are d ↦ s·d + e. It is bounded like any other network: by intervals,
@@ -60,7 +60,8 @@ def substitution_change(
     the box [0, 1]ⁿ gives the change over a whole domain of images.
 
     Args:
-        network: with λ-GELU activations, or as ``hardened`` makes it, in the dtype and on the device of ``box``.
+        network: with λ-GELU activations, all of which are replaced, or as ``hardened`` or ``network.family.swapped``
+            makes it, in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True what is left keeps its interval bounds.
@@ -72,7 +73,7 @@ def substitution_change(
         InputError: if no λ is known for a ReLU, or there is no activation.
         UnsupportedError: for an activation behind a λ-GELU of which the slopes are not known.
     """
-    family = hardened(network)
+    family = network if any(isinstance(node, Hardened) for node in network.nodes) else hardened(network)
     known = preactivation_bounds(family, box, exact=True, memory=memory, stop=stop)
     made = _Differences(family, Relaxation(family, box, known))
     last = made.at[len(family.nodes) - 1]

@@ -13,7 +13,8 @@ them takes as long as importing the rest of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,13 +30,16 @@ from verifiable_relu.network.nodes import (
     Activation,
     Affine,
     Beside,
+    Bilinear,
     Input,
     Linear,
+    Maximum,
+    Node,
     Permute,
     Relu,
     Reshape,
     Scale,
-    Seen,
+    Shape,
     Sparse,
 )
 
@@ -325,7 +329,8 @@ class _Layer:
                 target, rows, constant = signed(self.relaxation.network, self.source, neuron, sign)
                 every = torch.zeros_like(place) if sample is None else sample[part]
                 found = self.search(self.relaxation, target, rows, every, constant)
-            self.both.view(-1).index_copy_(0, place, found)
+            # Rows that overflowed say nothing; what intervals say of the neurons holds all the same.
+            self.both.view(-1).index_copy_(0, place, found.masked_fill(found.isnan(), -torch.inf))
 
 
 def undecided(later: Tensor, both: Tensor) -> Tensor:
@@ -396,7 +401,7 @@ class Ascended:
         lower: (R,) lower bounds, rounding accounted for, never below those of the relaxation's own lines by more than
             rounding.
         slopes: the slopes with which ``lower`` was computed, (R, neurons of all activations on the way, in node
-            order), in the dtype of the search; None where they were not to be kept.
+            order, and then of products), in the dtype of the search; None where they were not to be kept.
     """
 
     lower: Tensor
@@ -432,7 +437,8 @@ def ascend(
         stop: asked before every step; once it returns True the best slopes so far are taken.
     """
     constant = rows.new_zeros(len(rows)) if constant is None else constant
-    depth = sum(relaxation.network.nodes[i].size for i in _involved(relaxation, target))
+    searched = [*_involved(relaxation, target), *_products(relaxation, target)]
+    depth = sum(math.prod(_choices(relaxation.network.nodes[i])) for i in searched)
     widest = max(node.size for node in relaxation.network.nodes)
     tuning = relaxation.tuning
     working = min(memory, tuning.search_bytes)
@@ -463,20 +469,41 @@ def neurons(ascent: Ascent, *, memory: int = MEMORY, stop: Callable[[], bool] | 
     return search
 
 
-def _involved(relaxation: Relaxation, target: int) -> list[int]:
-    """The activations that a row of ``target`` passes on its way back."""
+def _passed(relaxation: Relaxation, target: int) -> list[int]:
+    """The nodes that a row of ``target`` passes on its way back."""
     nodes = relaxation.network.nodes
     reached = {target}
     for index in range(target, -1, -1):
         if index in reached:
             reached.update(nodes[index].seen_through)
-    return [i for i in sorted(reached) if isinstance(nodes[i], Activation)]
+    return sorted(reached)
+
+
+def _involved(relaxation: Relaxation, target: int) -> list[int]:
+    """The activations that a row of ``target`` passes on its way back."""
+    return [i for i in _passed(relaxation, target) if isinstance(relaxation.network.nodes[i], Activation)]
+
+
+def _products(relaxation: Relaxation, target: int) -> list[int]:
+    """The products that a row of ``target`` passes on its way back, and whose planes are searched for."""
+    most, found = relaxation.tuning.search_pairs, []
+    for index in _passed(relaxation, target):
+        node = relaxation.network.nodes[index]
+        if isinstance(node, Bilinear) and math.prod(node.pairs) <= most:
+            found.append(index)
+    return found
+
+
+def _choices(node: Node) -> Shape:
+    """The shape of what a row chooses at a node: a slope of each neuron, or a plane of each product."""
+    return node.pairs if isinstance(node, Bilinear) else node.shape
 
 
 class SlopeSearch:
     """The slopes of one chunk of rows, (rows, neurons of all activations on the way, one after another).
 
-    In float32, or in float64 where float32 does not hold the weights.
+    After them come the choices of planes at the products on the way, 0 and 1 being McCormick's. In float32, or in
+    float64 where float32 does not hold the weights.
     """
 
     def __init__(
@@ -486,13 +513,19 @@ class SlopeSearch:
         self.target = target
         self.rows, self.sample, self.constant = rows, sample, constant
         self.ascent = ascent
-        self.activations = _involved(relaxation, target)
-        self.sizes = [relaxation.network.nodes[i].size for i in self.activations]
-        box = relaxation.box
+        self.activations, self.products = _involved(relaxation, target), _products(relaxation, target)
+        self.shapes = [_choices(relaxation.network.nodes[i]) for i in (*self.activations, *self.products)]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
         network, self.dtype = rough(relaxation.network, rows.device)
-        self.rough = Relaxation(network, Bounds(box.lower.to(self.dtype), box.upper.to(self.dtype)))
+
+        def narrow(bounds: Bounds) -> Bounds:
+            return Bounds(bounds.lower.to(self.dtype), bounds.upper.to(self.dtype))
+
+        # Planes of products are over the bounds of their factors.
+        known = {index: narrow(bounds) for index, bounds in relaxation.pre.items()} if self.products else None
+        self.rough = Relaxation(network, narrow(relaxation.box), known)
         for index, node in enumerate(network.nodes[: target + 1]):
-            if isinstance(node, Seen):
+            if isinstance(node, Maximum | Beside):
                 self.rough.backward.shifted.lend(index, relaxation.backward.shifted)
         self.best = rows.new_full((len(rows),), -torch.inf, dtype=self.dtype)
         starts, fixed, free = [], [], []
@@ -506,6 +539,11 @@ class SlopeSearch:
                 free.append(torch.ones_like(common))
                 starts.append(0.5 * free[-1])
                 fixed.append(torch.zeros_like(common))
+        for index in self.products:
+            size = math.prod(_choices(relaxation.network.nodes[index]))
+            free.append(rows.new_ones(relaxation.samples, size, dtype=self.dtype))
+            starts.append(0.5 * free[-1])
+            fixed.append(torch.zeros_like(free[-1]))
         none = rows.new_zeros(relaxation.samples, 0, dtype=self.dtype)
         start, self.fixed, self.free = (torch.cat([none, *t], 1) for t in (starts, fixed, free))
         self.slopes = start.index_select(0, sample)
@@ -515,7 +553,7 @@ class SlopeSearch:
 
     def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None, stop: Callable[[], bool] | None) -> None:
         """Ascend; the best slopes of every row are kept, the mean of the later half of all included."""
-        if not self.activations:
+        if not self.sizes:
             return
         at = torch.arange(len(self.rows), device=self.rows.device)
         slopes = Adam(self.slopes.clone())
@@ -545,10 +583,13 @@ class SlopeSearch:
             self.keep(at, view(mean)[0], mean)
 
     def _each(self, slopes: Tensor) -> dict[int, Tensor]:
-        """The part of every activation, (rows, *shape)."""
-        shapes = [self.relaxation.network.nodes[i].shape for i in self.activations]
-        parts = zip(self.activations, shapes, slopes.split(self.sizes, 1), strict=True)
+        """The part of every activation, (rows, *shape), and of every product, (rows, *pairs)."""
+        parts = zip((*self.activations, *self.products), self.shapes, slopes.split(self.sizes, 1), strict=True)
         return {index: part.reshape(len(slopes), *shape) for index, shape, part in parts}
+
+    def _tilts(self, each: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The planes of products, as ``Relaxation.lower`` takes them."""
+        return {index: 2 * each[index] - 1 for index in self.products}
 
     def _view(self, at: Tensor) -> Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]:
         """The bounds of the rows ``at`` as a function of their slopes, and a function that gives their gradient."""
@@ -563,7 +604,11 @@ class SlopeSearch:
 
         def bounds(slopes: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
             lines, leaves, chosen = {}, {}, {}
-            for index, part in self._each(torch.addcmul(fixed, free, slopes)).items():
+            each = self._each(torch.addcmul(fixed, free, slopes))
+            tilts = self._tilts(each)
+            for index, part in each.items():
+                if index in tilts:
+                    continue
                 if index in common:
                     lines[index] = replace(common[index], lower_slope=part)
                     continue
@@ -579,6 +624,7 @@ class SlopeSearch:
                     sample,
                     constant=constant,
                     lines=lines,
+                    tilts=tilts,
                     rounded=False,
                     record=record,
                     coefficients=True,
@@ -587,10 +633,12 @@ class SlopeSearch:
 
             def gradient() -> Tensor:
                 with torch.no_grad():
-                    moved = self._by_lines(lines, record, sample, reached)
+                    moved, by_tilts = self._by_lines(lines, tilts, record, sample, reached)
                 parts = [slopes.new_zeros(len(slopes), 0)]
-                for index, size in zip(self.activations, self.sizes, strict=True):
-                    if index not in moved:
+                for index, size in zip((*self.activations, *self.products), self.sizes, strict=True):
+                    if index in by_tilts:
+                        parts.append(2 * by_tilts[index].flatten(1))
+                    elif index not in moved:
                         parts.append(slopes.new_zeros(len(slopes), size))
                     elif index in common:
                         parts.append(moved[index][0].flatten(1))
@@ -606,9 +654,14 @@ class SlopeSearch:
         return bounds
 
     def _by_lines(
-        self, lines: Mapping[int, Lines], record: Mapping[int, Tensor], sample: Tensor, reached: Tensor
-    ) -> dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Derivatives of every row's bound by the slopes and offsets of its lines, in the order of ``Lines``.
+        self,
+        lines: Mapping[int, Lines],
+        tilts: Mapping[int, Tensor],
+        record: Mapping[int, Tensor],
+        sample: Tensor,
+        reached: Tensor,
+    ) -> tuple[dict[int, tuple[Tensor, Tensor, Tensor, Tensor]], dict[int, Tensor]]:
+        """Derivatives of every row's bound by its lines' slopes and offsets, in the order of ``Lines``, and its tilts.
 
         A bound is the least value over the box of a linear function that the rows' coefficients make of the lines. By
         the envelope theorem only its value at the minimiser x counts: going forward from there through the lines that
@@ -619,7 +672,7 @@ class SlopeSearch:
         center, radius = self.rough.nodes.ball(entry)
         point = center.index_select(0, sample) - reached.sign() * radius.index_select(0, sample)
         values = {entry: point.reshape(len(point), *network.nodes[entry].shape)}
-        found = {}
+        found, by_tilts = {}, {}
         for index in range(entry + 1, max(record, default=0) + 1):
             node = network.nodes[index]
             if isinstance(node, Beside) and index not in record and node.inputs[2] in values:
@@ -632,7 +685,12 @@ class SlopeSearch:
                 continue
             if index in network.spared or any(i not in values for i in node.seen_through):
                 continue
-            if index in network.maxima:
+            if isinstance(node, Bilinear) and index in record:
+                a = record[index].reshape(len(point), *node.shape)
+                values[index], slope = self._plane(node, [values[i] for i in node.inputs], a, tilts.get(index), sample)
+                if slope is not None:
+                    by_tilts[index] = slope
+            elif index in network.maxima:
                 if index in record:
                     between = self.rough.backward.shifted.between(index, False).of_samples(sample)
                     taken = between.at(values[node.inputs[0]], record[index])
@@ -648,7 +706,25 @@ class SlopeSearch:
                 low = torch.addcmul(mine.lower_offset, mine.lower_slope, z)
                 high = torch.addcmul(mine.upper_offset, mine.upper_slope, z)
                 values[index] = torch.where(below < 0, high, low)
-        return found
+        return found, by_tilts
+
+    def _plane(
+        self, node: Bilinear, values: Sequence[Tensor], a: Tensor, tilt: Tensor | None, sample: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """What rows a, (rows, *shape), take for a product at values of its factors, and the bound's slopes by tilts.
+
+        The distances d₁ and d₂ of the factors from their points contribute |a|·t·r₂·d₁ + a·t·r₁·d₂ (``kinds``).
+        """
+        nodes = self.rough.nodes
+        (x, y), (r, s) = ([of(i).index_select(0, sample) for i in node.inputs] for of in (nodes.point, nodes.radius))
+        first, second = values[0] - x, values[1] - y
+        side = torch.where(a < 0, -1.0, 1.0).to(a)
+        value = node.forward(values[0], y) + node.forward(x, second) - side * node.forward(r, s)
+        if tilt is None:
+            return value, None
+        by_first, by_second = node.paired(first, s), node.paired(r, second)
+        value = value + node.summed(tilt * (node.spread(side) * by_first + by_second))
+        return value, node.spread(a.abs()) * by_first + node.spread(a) * by_second
 
     def keep(self, at: Tensor, values: Tensor, slopes: Tensor) -> None:
         """Take the slopes of those of the rows ``at`` whose bounds are better than the best so far."""
@@ -659,11 +735,11 @@ class SlopeSearch:
 
     def proven(self, keep: bool) -> Ascended:
         """The bounds of the best slopes, rounding accounted for; ``keep``: with the slopes."""
-        lines = {
-            index: self.relaxation.lines.chosen(index, self.sample, slope.to(self.rows.dtype))
-            for index, slope in self._each(self.slopes).items()
-        }
-        found = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant, lines=lines)[0]
+        each = {index: chosen.to(self.rows.dtype) for index, chosen in self._each(self.slopes).items()}
+        lines = {index: self.relaxation.lines.chosen(index, self.sample, each[index]) for index in self.activations}
+        found = self.relaxation.lower(
+            self.target, self.rows, self.sample, constant=self.constant, lines=lines, tilts=self._tilts(each)
+        )[0]
         # The search starts from CROWN's own lines for ReLU alone.
         if not all(self._relu(index) for index in self.activations):
             common = self.relaxation.lower(self.target, self.rows, self.sample, constant=self.constant)[0]

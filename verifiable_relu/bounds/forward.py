@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import image, relax
-from verifiable_relu.bounds.kinds import NODE_KINDS, largest
+from verifiable_relu.bounds.kinds import NODE_KINDS
 from verifiable_relu.bounds.operators import Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Bounds, Lines, Tuning
 from verifiable_relu.errors import InputError
@@ -170,7 +170,6 @@ class NodeBounds:
         plain = tuning.float32 and rounding.float32_is_plain(box.lower)
         self.float32 = plain and not (box.lower.requires_grad or box.upper.requires_grad)
         self._intervals: dict[int, Bounds] = {}
-        self._largest: dict[int, Tensor] = {}
         self._points: dict[int, Tensor] = {}
         self._magnitudes: dict[int, Tensor] = {}
         self._radii: dict[int, Tensor] = {}
@@ -239,18 +238,6 @@ class NodeBounds:
             found |= (box.lower > box.upper).flatten(1).any(1)
         return found
 
-    def largest(self, index: int) -> Tensor:
-        """(batch,) the largest absolute value that node ``index`` may have."""
-        if index not in self._largest:
-            node = self.network.nodes[index]
-            if NODE_KINDS[node].moves:
-                self._largest[index] = self.largest(node.inputs[0])
-            elif NODE_KINDS[node].nonnegative:
-                self._largest[index] = self.of(index).upper.flatten(1).amax(1)
-            else:
-                self._largest[index] = largest(self.of(index))
-        return self._largest[index]
-
     def point(self, index: int) -> Tensor:
         """v̂ of node ``index``, (batch, *shape)."""
         if index not in self._points:
@@ -274,13 +261,15 @@ class NodeBounds:
         kind = NODE_KINDS[node]
         return kind.centred or (kind.moves and self.is_centred(node.inputs[0]))
 
+    def size(self, index: int) -> Tensor:
+        """≥ |v|, |v̂| of node ``index``, (batch, *shape)."""
+        found = rounding.size(self.of(index))
+        return found if self.is_centred(index) else torch.maximum(found, self.point(index).abs())
+
     def magnitude(self, index: int) -> Tensor:
-        """(batch,) ≥ |v|, |v̂| of node ``index``."""
-        if self.is_centred(index):
-            return self.largest(index)
+        """(batch,) the largest ``size`` of node ``index``."""
         if index not in self._magnitudes:
-            size = self.point(index).flatten(1).abs().amax(1)
-            self._magnitudes[index] = torch.maximum(self.largest(index), size)
+            self._magnitudes[index] = self.size(index).flatten(1).amax(1)
         return self._magnitudes[index]
 
     def radius(self, index: int) -> Tensor:

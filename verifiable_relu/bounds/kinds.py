@@ -31,13 +31,13 @@ from verifiable_relu.network.nodes import (
     Affine,
     Beside,
     Bilinear,
+    Extreme,
     Input,
     Linear,
     MatMul,
     Maximum,
     Permute,
     Product,
-    Relu,
     Reshape,
     Scale,
     Sparse,
@@ -53,15 +53,9 @@ _HUGE = 1e37
 """Sums of up to this size do not overflow in float32, nor on the way."""
 
 
-def largest(bounds: Bounds) -> Tensor:
-    """(batch,) the largest absolute value within each sample's bounds."""
-    return torch.maximum(-bounds.lower.flatten(1).amin(1), bounds.upper.flatten(1).amax(1))
-
-
 def affine_image(
     operator: Operator[Affine],
     box: Bounds,
-    most: Tensor | None = None,
     about: tuple[Tensor, Tensor] | None = None,
     float32: bool | None = None,
 ) -> Bounds:
@@ -70,39 +64,32 @@ def affine_image(
     Args:
         operator: of the affine map.
         box: of x.
-        most: (batch,) ``largest`` of the box, if known.
         about: the box's centre, and W·x + b there, if known.
         float32: whether sums may be in float32 (``rounding.float32_is_plain``), if known.
     """
     node = operator.node
     if isinstance(node, Scale):
-        return _scaled(node, operator, box, largest(box) if most is None else most)
+        return _scaled(node, operator, box)
     if isinstance(node, Sparse) and node.moves:
         # A whole number stays one: within the least error it could jump.
         return Bounds(node.forward(box.lower), node.forward(box.upper))
     center, radius = rounding.ball(box, None if about is None else about[0])
     middle, terms = None if about is None else about[1], _float32_terms(operator, radius, float32)
-    if terms:
-        radius = radius.float()
-    if terms and middle is None:
-        narrow = center.float()
-        size = narrow.abs()
-        sums = size.flatten(1).sum(1), radius.flatten(1).sum(1)
-        if _bearable(operator, *sums):
-            middle = operator.forward32(narrow)
-            radius = rounding.interval_single(size, radius, operator.terms32[0])
-            # It may be far too large, which does not matter beside the errors of sums in float32.
-            most = rounding.reach_single(*sums, size[0].numel()) if most is None else most
+    narrow = center.float() if terms else center
+    size, radius = narrow.abs(), radius.to(narrow)
+    if terms and middle is None and _bearable(operator, size.flatten(1).sum(1), radius.flatten(1).sum(1)):
+        middle = operator.forward32(narrow)
+        radius = rounding.interval_single(size, radius, operator.terms32[0])
     if middle is None:
         middle = operator.forward(center)
-    growth, extra = rounding.interval_affine(operator, largest(box) if most is None else most, terms)
+    radius, growth, extra = rounding.interval_affine(operator, size, radius, middle, terms)
     spread = torch.add(extra, operator.absolute32(radius) if terms else operator.absolute(radius), alpha=growth)
     return Bounds(middle - spread, spread.add_(middle))
 
 
-def _scaled(node: Scale, operator: Operator[Affine], box: Bounds, most: Tensor) -> Bounds:
+def _scaled(node: Scale, operator: Operator[Affine], box: Bounds) -> Bounds:
     """The box of s·x + b, element by element: its ends are the values at the ends of the box of x."""
-    _, error = rounding.interval_affine(operator, most)
+    error = rounding.interval_scale(operator, rounding.size(box))
     low, high = operator.offset - error, operator.offset + error
     if operator.once("increasing", lambda: bool((node.scale >= 0).all())):
         return Bounds(torch.addcmul(low, node.scale, box.lower), torch.addcmul(high, node.scale, box.upper))
@@ -158,12 +145,11 @@ class NodeKind:
         centred: whether the point is the centre of the box.
         moves: whether a node has the numbers of its input, perhaps in another order.
         keeps_box: whether, over a box of its input, its values fill a box.
-        nonnegative: whether no value is below 0, so that the upper bounds alone tell the largest.
         passes: whether a node gives its rows to its inputs as they are, perhaps in another order.
         covered: whether a node that alone uses it, and passes its rows on to it, covers its error (``Slack.covered``).
     """
 
-    centred = moves = keeps_box = nonnegative = passes = False
+    centred = moves = keeps_box = passes = False
     covered = True
 
     def image(self, node: Any, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
@@ -187,7 +173,7 @@ class NodeKind:
     def error(self, slack: Slack, index: int, node: Any, after: int | None, alone: bool) -> Tensor:
         """``Slack.error`` of node ``index``, (batch, size): by default of A·v̂, and of the lines of a ReLU after it."""
         bounds = slack.bounds
-        error = rounding.value(node.size, bounds.magnitude(index), slack.sums).expand(-1, node.size)
+        error = rounding.value(bounds.size(index).flatten(1), slack.sums)
         if slack.float32.holds(index):
             # An activation may follow, of this or of a sum with it.
             error = error + rounding.backward_single(bounds.radius(index).flatten(1))
@@ -204,14 +190,11 @@ class _Map(NodeKind):
         return affine_image(operator, boxes[0])
 
     def box(self, bounds: NodeBounds, index: int, node: Affine, tighten: Tighten | None) -> Bounds:
-        source, about, most = node.inputs[0], None, None
-        # Rows of coefficients, where there will be any, need the nodes' points and sizes anyway.
-        rows = tighten is not None or bool(bounds.known)
-        if rows and bounds.is_centred(source):
+        source, about = node.inputs[0], None
+        # Rows of coefficients, where there will be any, need the nodes' points anyway.
+        if (tighten is not None or bounds.known) and bounds.is_centred(source):
             about = bounds.point(source), bounds.point(index)
-        if rows or NODE_KINDS[bounds.network.nodes[source]].nonnegative:
-            most = bounds.largest(source)
-        return affine_image(bounds.operators[index], bounds.values[source], most, about, bounds.float32)
+        return affine_image(bounds.operators[index], bounds.values[source], about, bounds.float32)
 
     def point(self, bounds: NodeBounds, index: int, node: Affine) -> Tensor:
         return bounds.operators[index].forward(bounds.point(node.inputs[0]))
@@ -271,23 +254,19 @@ class _Activation(NodeKind):
         walk.give(node.inputs[0], before)
 
 
-class _Relu(_Activation):
-    nonnegative = True
-
-
 class _Sum(NodeKind):
     passes = True
 
     def image(self, node: Add, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
         total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
-        error = rounding.interval_sum(largest(total)).reshape(-1, *[1] * len(node.shape))
+        error = rounding.interval_sum(total)
         return Bounds(total.lower - error, total.upper + error)
 
     def error(self, slack: Slack, index: int, node: Add, after: int | None, alone: bool) -> Tensor:
         """Of both inputs, and of their points' sum."""
         uses = slack.bounds.network.uses
         first, second = (slack.error(i, after if uses[i] == 1 else None, alone) for i in node.inputs)
-        return first + second + rounding.point(slack.bounds.magnitude(index))
+        return first + second + rounding.point(slack.bounds.size(index).flatten(1))
 
     def back(self, walk: Walk, index: int, node: Add, a: Coefficients) -> None:
         for source in node.inputs:
@@ -296,13 +275,34 @@ class _Sum(NodeKind):
 
 class _Bilinear(NodeKind):
     def back(self, walk: Walk, index: int, node: Bilinear, a: Coefficients) -> None:
-        """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂, which is charged (``rounding.bilinear``)."""
+        """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂.
+
+        With |d₁| ≤ r₁ and |d₂| ≤ r₂, for every t in [−1, 1] and σ = ±1
+
+            σ·d₁·d₂  ≥  t·(r₂·d₁ + σ·r₁·d₂) − r₁·r₂,
+
+        a mean of McCormick's two planes (``rounding.bilinear``), whose constant does not depend on t; without a choice
+        of t it is 0. A row that has a at the product takes |a| times that for the sign σ of a.
+        """
         dense, (first, second) = walk.whole(a, index), node.inputs
         walk.less(walk.weighed(dense, index, "product", walk.slack.product(index)))
         rows = dense.reshape(*dense.shape[:2], *node.shape)
         x, y = (of_samples(walk.bounds.point(i), walk.chunk.sample) for i in node.inputs)
-        walk.give(first, node.to_first(rows, y).flatten(2))
-        walk.give(second, node.to_second(rows, x).flatten(2))
+        to_first, to_second = node.to_first(rows, y), node.to_second(rows, x)
+        if walk.record is not None:
+            walk.record[index] = dense.flatten(0, 1)
+        tilt = walk.chunk.tilts.get(index)
+        if tilt is not None:
+            r, s = (of_samples(walk.bounds.radius(i), walk.chunk.sample) for i in node.inputs)
+            rows = rows.flatten(0, 1)
+            more = node.weighed_to_first(rows.abs(), tilt, s), node.weighed_to_second(rows, tilt, r)
+            to_first, to_second = to_first + more[0].unsqueeze(1), to_second + more[1].unsqueeze(1)
+            if not walk.chunk.rounded:
+                # Without rounding rows are of the factors themselves, not of their distances from the points.
+                for extra, at in zip(more, (x, y), strict=True):
+                    walk.less((extra * at).flatten(1).sum(1, keepdim=True))
+        walk.give(first, to_first.flatten(2))
+        walk.give(second, to_second.flatten(2))
         if not walk.chunk.rounded:
             walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
 
@@ -341,6 +341,22 @@ class _Maximum(NodeKind):
         before, constant = between.back(dense, walk.nodes[source].size)
         walk.plus(constant)
         walk.give(source, before)
+
+
+def extremes(sign: int, x: Bounds, y: Bounds) -> Bounds:
+    """The box of max(x, y), or of min(x, y) for ``sign`` −1, over boxes of x and y: the larger, or the lesser ends."""
+    of = torch.maximum if sign > 0 else torch.minimum
+    return Bounds(of(x.lower, y.lower), of(x.upper, y.upper))
+
+
+class _Extreme(NodeKind):
+    def image(self, node: Extreme, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+        """That of the extreme, and what is known of x + relu(y − x)."""
+        found, made = extremes(node.sign, *boxes[:2]), boxes[2]
+        return Bounds(torch.maximum(found.lower, made.lower), torch.minimum(found.upper, made.upper))
+
+    def back(self, walk: Walk, index: int, node: Extreme, a: Coefficients) -> None:
+        walk.give(node.inputs[-1], a)
 
 
 class _Beside(NodeKind):
@@ -404,11 +420,11 @@ NODE_KINDS: Table[NodeKind] = Table(
         Affine: _Map(),
         Scale: _Scale(),
         Activation: _Activation(),
-        Relu: _Relu(),
         Add: _Sum(),
         Product: _Product(),
         MatMul: _MatMul(),
         Maximum: _Maximum(),
+        Extreme: _Extreme(),
         Beside: _Beside(),
         Reshape: _Reshape(),
         Permute: _Permute(),

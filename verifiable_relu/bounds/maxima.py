@@ -55,11 +55,11 @@ class Between:
 
     def about(self, bounds: NodeBounds, index: int, sums: int) -> Between:
         """The same of the distances from the nodes' points, moved outward by what rounding may change."""
-        node = bounds.network.nodes[index]
+        node = bounds.network.maxima[index]
         source = node.inputs[0]
         x, y = bounds.point(source).flatten(1), bounds.point(index).flatten(1)
-        reach = torch.maximum(bounds.magnitude(source), bounds.magnitude(index))
-        error = rounding.maxima(node.size, reach, sums)
+        seen = node.seen(bounds.size(source), -torch.inf).amax(1)
+        error = rounding.maxima(torch.maximum(seen, bounds.size(index).flatten(1)), sums)
         floor = x.gather(1, self.low) + self.floor - y - error
         top = self.slope * x.gather(1, self.high) + self.top - y + error
         return Between(self.low, self.high, self.slope, floor, top)

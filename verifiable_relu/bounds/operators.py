@@ -24,7 +24,18 @@ from torch import Tensor
 from verifiable_relu.bounds import sums
 from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.network.graph import Made, Network, Once
-from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Linear, Node, Permute, Reshape, Shape
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Conv2d,
+    Extreme,
+    Linear,
+    Node,
+    Permute,
+    Reshape,
+    Shape,
+)
 from verifiable_relu.rounding import tiny
 
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
@@ -520,6 +531,8 @@ def _needed(network: Network, outputs: Tensor, dtype: torch.dtype) -> dict[int, 
             value = node.absolute(values[node.inputs[0]])
         elif isinstance(node, Add | Reshape | Permute):
             value = node.forward(*(values[i] for i in node.inputs))
+        elif isinstance(node, Extreme):
+            value = values[node.inputs[-1]] * 1.0
         elif isinstance(node, Activation) and node.shape == network.nodes[node.inputs[0]].shape:
             value = values[node.inputs[0]] * 1.0
         else:

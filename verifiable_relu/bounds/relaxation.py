@@ -129,7 +129,8 @@ class Walk:
     Args:
         of: what the walk needs of the relaxation.
         chunk: which rows they are.
-        record: takes the coefficients of the activations that have their own lines, (rows, neurons), by index.
+        record: takes the coefficients of products and of the activations that have their own lines, (rows, neurons),
+            by index.
     """
 
     def __init__(self, of: Backward, chunk: Chunk, record: dict[int, Tensor] | None = None) -> None:
@@ -297,7 +298,7 @@ def by_intervals(bounds: NodeBounds, rows: Tensor, chunk: Chunk) -> Tensor:
     total, reach = sums.dot(a, of_samples(middle, chunk.sample)), sums.dot(before, of_samples(radius, chunk.sample))
     if not chunk.rounded:
         return (total - reach).flatten()
-    error, lost = rounding.interval_rows(linear, bounds.largest(source), radius.shape[1])
+    error, lost = rounding.interval_rows(linear, rounding.size(bounds.of(source)).flatten(1))
     total = total - sums.dot(a.abs(), of_samples(error, chunk.sample))
     return rounding.total(total - reach, of_samples(lost, chunk.sample)[:, None]).flatten()
 
@@ -378,6 +379,7 @@ class Relaxation:
         *,
         constant: Tensor | None = None,
         lines: Mapping[int, Lines] | None = None,
+        tilts: Mapping[int, Tensor] | None = None,
         rounded: bool = True,
         record: dict[int, Tensor] | None = None,
         coefficients: bool = False,
@@ -391,15 +393,18 @@ class Relaxation:
                 sample, one after another.
             constant: (R,), by default 0.
             lines: for some activations, by index, each row's own lines (``LineTable.chosen``), (R, *shape), with G = R.
+            tilts: for some products, by index, each row's own planes, a number in [−1, 1] for every product of two
+                numbers, (R, *pairs), with G = R: +1 and −1 are McCormick's, 0 is halfway between them.
             rounded: whether to account for rounding. Without, the values may steer a search and prove nothing.
-            record: takes the coefficients of the activations that have their own lines, (R, neurons), by index.
+            record: takes the coefficients of products and of the activations that have their own lines, (R, neurons),
+                by index.
             coefficients: whether those of the node at which rows end are wanted.
 
         Returns:
             (R,) lower bounds; if ``rounded``, NaN or −inf where arithmetic broke down and never too high.
             (R, input_size) the coefficients A, if wanted, of the node at which rows end (``of_input``).
         """
-        chunk = self._chunk(rows, sample, rounded, lines, coefficients)
+        chunk = self._chunk(rows, sample, rounded, lines, coefficients, tilts)
         return self.backward.rows(target, rows, constant, chunk, record)
 
     def _chunk(
@@ -409,10 +414,11 @@ class Relaxation:
         rounded: bool = True,
         lines: Mapping[int, Lines] | None = None,
         coefficients: bool = False,
+        tilts: Mapping[int, Tensor] | None = None,
     ) -> Chunk:
         """Rows, (R, …), group after group, and the sample of each group."""
         groups = self.samples if sample is None else sample.shape[0]
-        return Chunk(groups, rows.shape[0] // max(1, groups), sample, rounded, lines or {}, coefficients)
+        return Chunk(groups, rows.shape[0] // max(1, groups), sample, rounded, lines or {}, coefficients, tilts or {})
 
     def by_intervals(self, rows: Tensor, sample: Tensor | None = None, rounded: bool = True) -> Tensor:
         """Interval bounds of rows of the output from below, merged into the linear map if that is what gives it.

@@ -129,25 +129,29 @@ _ANY_SLOPES = 7
 """The same at other activations, whose slopes may have any sign: in units of the larger slope's size."""
 
 
+def size(box: Bounds) -> Tensor:
+    """The largest |x| in a box, element by element."""
+    return torch.maximum(box.upper, -box.lower)
+
+
 def radius(box: Bounds, point: Tensor) -> Tensor:
     """The largest |x − point| in a box, up to a unit of roundoff, which the errors that are made of it cover."""
     return torch.maximum(box.upper - point, point - box.lower)
 
 
-def value(size: int, reach: Tensor, sums: int) -> Tensor:
+def value(reach: Tensor, sums: int) -> Tensor:
     """The error of one unit of |A| in the value A·v̂ of a row, and in the lines of a ReLU of v.
 
     Args:
-        size: how many numbers v has.
-        reach: (batch,) ≥ |v|, |v̂|.
+        reach: (batch, size) ≥ |v|, |v̂|.
         sums: how many additions a row's value takes part in (``backward_affine``).
 
     Returns:
-        (batch, 1).
+        (batch, size).
     """
-    dtype = reach.dtype
-    relative = 2 * gamma(size + 8, dtype) + (_LINES + 2 * sums) * unit_roundoff(dtype)
-    return (relative * reach + 8 * size * tiny(dtype))[:, None]
+    dtype, many = reach.dtype, reach.shape[1]
+    relative = 2 * gamma(many + 8, dtype) + (_LINES + 2 * sums) * unit_roundoff(dtype)
+    return torch.add(8 * many * tiny(dtype), reach, alpha=relative)
 
 
 def backward_affine(operator: Operator[Affine], reach: Tensor, sums: int) -> Tensor:
@@ -155,7 +159,7 @@ def backward_affine(operator: Operator[Affine], reach: Tensor, sums: int) -> Ten
 
     ŷ is computed as fl(W·x̂ + b), and the new row as A′ = fl(A·W). A·(y − ŷ) differs from A′·(x − x̂) in two ways: by
     (A·W − A′)·(x − x̂), at most γ·|A|·|W|·|x − x̂|, and by A·(W·x̂ + b − ŷ), at most γ·|A|·(|W|·|x̂| + |b|). With
-    m = reach·(sums of |W|'s rows) + |b|, which is an upper bound of |y| and |ŷ|, both are at most 3γ·|A|·m together.
+    m = |W|·reach + |b|, which is an upper bound of |y| and |ŷ|, both are at most 3γ·|A|·m together.
 
     Besides, this error covers
 
@@ -169,19 +173,18 @@ def backward_affine(operator: Operator[Affine], reach: Tensor, sums: int) -> Ten
 
     Args:
         operator: the affine map.
-        reach: (batch,) ≥ |x|, |x̂|.
+        reach: (batch, *shape of x) ≥ |x|, |x̂|.
         sums: how many additions to a row's value there are at most.
 
     Returns:
-        (batch, *shape), or broadcastable to it.
+        (batch, *shape).
     """
     node, dtype = operator.node, reach.dtype
     lines = (_LINES + 2 * sums) * unit_roundoff(dtype)
     relative = 5 * gamma(max(node.terms, node.size) + 2, dtype) + lines + weight_share(node)
     smallest = 8 * node.size * tiny(dtype)
     least = operator.once(("least error", sums), lambda: relative * operator.offset_magnitude + smallest)
-    slope = operator.once(("error slope", sums), lambda: relative * operator.row_sums)
-    return torch.addcmul(least, slope, reach.reshape(-1, *[1] * len(node.shape)))
+    return torch.add(least, operator.absolute(reach), alpha=relative)
 
 
 def backward_single(reach: Tensor, terms: int | Tensor = 0, operator: Operator[Affine] | None = None) -> Tensor:
@@ -218,7 +221,7 @@ def backward_activation(
 
     It covers the rounding of the lines' offsets, which are computed from slopes and end points, of the products
     slope·A and offset·A, and of the sums of the latter: A⁺·lower + A⁻·upper is computed as
-    A·lower + A⁻·(upper − lower), of which neither part is larger than three times the largest value of the whole. In
+    A·lower + A⁻·(upper − lower), of which neither part is larger than three times the larger value of the whole. In
     float32 it covers what slopes may be off by beyond what ``backward_single`` covers.
 
     A ReLU needs none of it: its slopes are in [0, 1] and its offsets at most |z|, so that ``backward_affine``,
@@ -226,8 +229,8 @@ def backward_activation(
 
     Args:
         node: the activation.
-        reach: (batch,) ≥ |z|, |ẑ|.
-        image: (batch,) ≥ |x̂|, of the output.
+        reach: (rows, neurons) ≥ |z|, |ẑ|.
+        image: (rows, neurons) ≥ |x̂|, of the output.
         lines: over the bounds of z, (rows, neurons).
         sums: as in ``backward_affine``.
         radius: ≥ |z − ẑ|, (rows, neurons), where A is in float32.
@@ -239,18 +242,19 @@ def backward_activation(
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
     known = row(node)
-    size = slope * reach[:, None] + offset
+    size = slope * reach + offset
     # The part of the additions to a row's value that grows with slopes is in ``backward_affine``.
-    line = (known.ulps + _LINES) * size + 2 * sums * offset + 2 * known.absolute(node) + 8 * image[:, None]
-    # Numbers too small for float32 may be lost, slopes among them.
-    smallest = 8 * node.size * tiny(dtype) + 8 * tiny(torch.float32) * (1 + reach[:, None])
+    line = (known.ulps + _LINES) * size + 2 * sums * offset + 2 * known.absolute(node) + 8 * image
+    # Numbers too small for the dtype of A may be lost, slopes among them.
+    least = tiny(dtype if radius is None else torch.float32)
+    smallest = 8 * node.size * tiny(dtype) + 8 * least * (1 + reach)
     error = unit_roundoff(dtype) * line + 3 * gamma(node.size + 8, dtype) * size + smallest
     if radius is not None:
         error = torch.addcmul(error, slope, radius, value=OWN * gamma(_ANY_SLOPES, torch.float32))
     return error
 
 
-def maxima(size: int, reach: Tensor, sums: int) -> Tensor:
+def maxima(reach: Tensor, sums: int) -> Tensor:
     """The error of one unit of |A| in replacing maxima by lines of their candidates, about the nodes' points.
 
     With m = ``reach``: a line, and what it is at the point, is off by at most 16·u of m, and no larger than 4m. Their
@@ -258,15 +262,14 @@ def maxima(size: int, reach: Tensor, sums: int) -> Tensor:
     sums at most two products for each maximum, and counts by at most 2m.
 
     Args:
-        size: how many maxima there are.
-        reach: (batch,) ≥ the absolute values of candidates, maxima and their points.
+        reach: (batch, maxima) ≥ the absolute values of a maximum and its candidates, and of their points.
         sums: how many additions to a row's value there are at most.
 
     Returns:
-        (batch, 1).
+        (batch, maxima).
     """
-    dtype = reach.dtype
-    return (16 * gamma(2 * size + sums + 16, dtype) * reach + 16 * size * tiny(dtype))[:, None]
+    dtype, many = reach.dtype, reach.shape[1]
+    return torch.add(16 * many * tiny(dtype), reach, alpha=16 * gamma(2 * many + sums + 16, dtype))
 
 
 def bilinear(reach: Tensor, size: Tensor, terms: int, sums: int) -> Tensor:
@@ -279,6 +282,10 @@ def bilinear(reach: Tensor, size: Tensor, terms: int, sums: int) -> Tensor:
     The first two terms become rows of x₁ and of x₂; each coefficient is off by at most γ of the products that it sums,
     and counts by |d₁| ≤ r₁ or |d₂| ≤ r₂. The third is at most r₁∘r₂: these are the lines halfway between those of
     McCormick (Computability of Global Solutions to Factorable Nonconvex Programs, Math. Program. 10, 1976).
+
+    Other means of his planes have t·r₂∘d₁ and t·r₁∘d₂ besides, |t| ≤ 1, and the same constant. Each coefficient is then
+    a sum of twice as many products, of size |x̂₁| + r₁ or |x̂₂| + r₂: both errors are at most 2γ of ``size`` together,
+    and that of ŷ is γ of it. Where the true |d| is at most (1 + 2u)·r, the constant is (1 + 2u)²·r₁∘r₂.
 
     Args:
         reach: r₁∘r₂ as computed.
@@ -346,8 +353,8 @@ def accumulate(radius: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def point(reach: Tensor) -> Tensor:
-    """The error of one unit of |A| in the sum of two points, (batch, 1); neither they nor the sum exceed ``reach``."""
-    return 2 * unit_roundoff(reach.dtype) * reach[:, None]
+    """The error of one unit of |A| in the sum of two points; the computed sum does not exceed ``reach``."""
+    return 2 * unit_roundoff(reach.dtype) * reach
 
 
 def lost(operator: Operator[Affine] | None, reach: Tensor, size: int, dtype: torch.dtype) -> Tensor:
@@ -398,40 +405,75 @@ def ball(box: Bounds, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return center, box.upper - center
 
 
-def interval_affine(operator: Operator[Affine], largest: Tensor, terms: int = 0) -> tuple[float, Tensor]:
-    """How far the box W·c + b ∓ |W|·r of y = W·x + b must be widened, c and r being the ``ball`` of x as computed.
+def interval_affine(
+    operator: Operator[Affine], size: Tensor, radius: Tensor, middle: Tensor, terms: int = 0
+) -> tuple[Tensor, float, Tensor]:
+    """How the box W·c + b ∓ |W|·r of y = W·x + b must be widened, c and r being the ``ball`` of x as computed.
 
     The terms of |W|·r are not negative, so that it is off by at most γ of itself. W·c + b is off by at most
-    γ·(|W|·|c| + |b|), and r by six units of roundoff of ``largest`` ≥ |x|. The last two together are at most
-    γ·(largest·(sum of |W|'s row) + |b|).
+    γ·(|W|·|c| + |b|), and r by six units of roundoff of |c| + r. What is due to |c| becomes a part of the radius.
 
     Args:
         operator: the affine map.
-        largest: (batch,) ≥ |x|.
+        size: |c|, (batch, *shape of x), in the dtype of ``radius``.
+        radius: r, likewise.
+        middle: W·c + b as computed, (batch, *shape).
         terms: how many products are summed in |W|·r if its sums are in float32 (``Operator.absolute32``); else 0.
 
     Returns:
-        A factor for |W|·r, and what is to be added to the product, (batch, *shape) or broadcastable to it. The second
-        is infinite or NaN where a sum may overflow, be it only on the way.
+        In the place of r another radius, a factor for |W|·radius, and what is to be added to the product, (batch,
+        *shape). The last is infinite or NaN where a sum overflowed, be it only on the way, so that W·c + b is neither
+        the value nor below or above it.
     """
-    node, dtype = operator.node, largest.dtype
-    # The rows' sums are computed, too: the second factor is what γ says of them.
-    relative = gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + weight_share(node)
-    growth = 1 + relative + (share_single(terms) if terms else 0)
-    least, offset, row = operator.once(("interval", terms), lambda: _interval(operator, dtype, terms))
-    reach = torch.addcmul(offset, largest.reshape(-1, *[1] * len(node.shape)), row)
-    return growth, torch.add(least, reach, alpha=relative / 2)
+    dtype = middle.dtype
+    relative = _interval_share(operator, dtype)
+    growth = 1 + 2 * relative + (share_single(terms) if terms else 0)
+    least = operator.once(("interval", terms), lambda: _interval_least(operator, dtype, terms))
+    more = torch.add(least, middle.detach().abs(), alpha=unit_roundoff(dtype))
+    return torch.add(radius, size, alpha=relative), growth, more
 
 
-def _interval(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For ``interval_affine``: what underflow may change, 2|b|, and twice the sums of |W|'s rows.
+def interval_scale(operator: Operator[Affine], size: Tensor) -> Tensor:
+    """How far the box of s·x + b, element by element, must be widened: by at most γ·(|s|·|x| + |b|).
 
-    The last two are doubled so that their sum overflows before any other does.
+    Args:
+        operator: of the map.
+        size: (batch, *shape) ≥ |x|.
+
+    Returns:
+        (batch, *shape), infinite or NaN where a sum may overflow, be it only on the way.
     """
+    least, offset, slope = operator.once(
+        "interval",
+        # Doubled, so that their sum overflows before any other does.
+        lambda: (
+            _smallest(operator, size.dtype, 0),
+            2 * operator.offset_magnitude,
+            2 * operator.row_sums,
+        ),
+    )
+    reach = torch.addcmul(offset, slope, size)
+    return torch.add(least, reach, alpha=_interval_share(operator, size.dtype) / 2)
+
+
+def _interval_share(operator: Operator[Affine], dtype: torch.dtype) -> float:
+    """What part of |W|·|x| + |b| an interval's end may be off by."""
+    node = operator.node
+    # What it multiplies is computed, too: the second factor is what γ says of that.
+    return gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + weight_share(node)
+
+
+def _interval_least(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> Tensor:
+    """For ``interval_affine``: what underflow and |b| may change."""
+    lost = _smallest(operator, dtype, terms)
+    return torch.add(lost, operator.offset_magnitude, alpha=_interval_share(operator, dtype))
+
+
+def _smallest(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> Tensor:
+    """What underflow may change in |W|·r, its sums in float32 if ``terms`` is not 0."""
     single, least = tiny(torch.float32), tiny(dtype)
     smallest, lost = (4 * single, 16 * single) if terms else (least / epsilon(dtype), 8 * least)
-    sums = operator.row_sums
-    return smallest * sums + operator.node.terms * lost, 2 * operator.offset_magnitude, 2 * sums
+    return smallest * operator.row_sums + operator.node.terms * lost
 
 
 def interval_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
@@ -452,42 +494,30 @@ def share_single(terms: int) -> float:
     return OWN * gamma(terms + 4, torch.float32)
 
 
-def reach_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
-    """An upper bound of |x| in a ball, (batch,) in float64, from sums over its numbers that were taken in float32.
-
-    Args:
-        size: (batch,) the sum of |centre|.
-        radius: (batch,) the sum of the radius.
-        terms: how many numbers were summed.
-    """
-    relative = inflated(terms, torch.float32)
-    return torch.add(16 * terms * tiny(torch.float32), size.double() + radius, alpha=1 + relative)
-
-
-def interval_rows(operator: Operator[Affine] | None, largest: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def interval_rows(operator: Operator[Affine] | None, reach: Tensor) -> tuple[Tensor, Tensor]:
     """How far C·ŷ − |C·W|·r must be lowered to be a lower bound of C·y over a ball of x, where ŷ = W·c + b.
 
-    The errors in ŷ, in C·ŷ, in C·W and in r (six units of roundoff of ``largest``) are those that ``backward_affine``
+    The errors in ŷ, in C·ŷ, in C·W and in r (six units of roundoff of ``reach``) are those that ``backward_affine``
     bounds; what it grants to the lines of a ReLU is to spare, since none follows. The error of the sum |C·W|·r is
     covered by ``concretise``.
 
     Args:
         operator: the affine map y = W·x + b; None for y = x.
-        largest: (batch,) ≥ |x|.
-        size: how many numbers x has.
+        reach: (batch, size of x) ≥ |x|.
 
     Returns:
         The error of one unit of |C|, (batch, outputs), and what is lost to underflow, (batch,).
     """
+    most, many = reach.amax(1), reach.shape[1]
     if operator is None:
-        none = torch.full_like(largest, 16 * size * tiny(largest.dtype))
-        return value(size, largest, 1).expand(-1, size), none
-    return backward_affine(operator, largest, 1), lost(operator, largest, max(size, operator.node.size), largest.dtype)
+        return value(reach, 1), torch.full_like(most, 16 * many * tiny(reach.dtype))
+    return backward_affine(operator, reach, 1), lost(operator, most, max(many, operator.node.size), reach.dtype)
 
 
-def interval_sum(largest: Tensor) -> Tensor:
-    """How far the sum of two boxes must be widened, (batch,); ``largest``: its computed ends are at most so large."""
-    return 4 * unit_roundoff(largest.dtype) * largest + tiny(largest.dtype)
+def interval_sum(total: Bounds) -> Tensor:
+    """How far the sum of two boxes, as computed, must be widened, (batch, *shape)."""
+    dtype = total.lower.dtype
+    return torch.add(tiny(dtype), size(total), alpha=4 * unit_roundoff(dtype))
 
 
 def interval_products(size: Tensor, terms: int) -> Tensor:

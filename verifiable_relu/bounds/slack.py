@@ -46,6 +46,7 @@ from verifiable_relu.network.nodes import (
     Beside,
     Bilinear,
     Conv2d,
+    Extreme,
     Linear,
     Permute,
     Relu,
@@ -105,7 +106,7 @@ def last_float32_node(network: Network, operators: Operators, start: int, everyw
                 depth += operator.adjoint_terms
             if depth > tuning.float32_depth or not operator.fits32:
                 break
-        elif not isinstance(node, Activation | Add | Reshape | Permute):
+        elif not isinstance(node, Activation | Add | Extreme | Reshape | Permute):
             break
         last = index
     while last >= start and any(
@@ -165,10 +166,10 @@ class Slack:
         return self._errors[key]
 
     def of_map(self, index: int) -> Tensor:
-        """The error of the affine map ``index`` where all is in float64, (batch, *shape) or broadcastable to it."""
+        """The error of the affine map ``index`` where all is in float64, (batch, *shape)."""
         if index not in self._affine:
             operator = self.bounds.operators[index]
-            reach = self.bounds.magnitude(operator.node.inputs[0])
+            reach = self.bounds.size(operator.node.inputs[0])
             self._affine[index] = rounding.backward_affine(operator, reach, self.sums)
         return self._affine[index]
 
@@ -499,9 +500,9 @@ class ShiftedLines:
             error = error * of(bounds.possibly_active(index))
         else:
             error = error * torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
-            magnitude, image = of(bounds.magnitude(source)), of(bounds.magnitude(index))
+            size, image = of(bounds.size(source).flatten(1)), of(bounds.size(index).flatten(1))
             radius = of(bounds.radius(source).flatten(1)) if self._float32.holds(index) else None
-            error = error + rounding.backward_activation(node, magnitude, image, lines, slack.sums, radius)
+            error = error + rounding.backward_activation(node, size, image, lines, slack.sums, radius)
         top, floor = width_at(lines, z), height_at(lines, z, of(bounds.point(index).flatten(1)))
         lift, floor = rounding.outward(top, floor, error, node.size + slack.sums)
         return LineStep(lines.lower_slope, lines.upper_slope - lines.lower_slope, floor, lift)

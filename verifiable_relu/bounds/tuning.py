@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Conv2d, Scale, Shape
+from verifiable_relu.network.nodes import Activation, Add, Conv2d, Extreme, Scale, Shape
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ class Tuning:
 
         search_bytes: bytes that the search for slopes (α-CROWN) holds at once; more gain nothing.
         search_copies: arrays of every activation's size that the search holds for each row.
+        search_pairs: of a product that is a sum of more products of two numbers, in all its outputs, planes are not
+            searched for.
     """
 
     float32: bool = True
@@ -147,6 +149,7 @@ class Tuning:
 
     search_bytes: int = 1 << 28
     search_copies: int = 13
+    search_pairs: int = 1 << 16
 
 
 TUNING = Tuning()
@@ -201,7 +204,7 @@ def _receptive(network: Network, index: int, earlier: tuple[int, ...]) -> int:
             if isinstance(node, Conv2d):
                 sizes = zip(window, node.weight.shape[2:], node.stride, node.dilation, strict=True)
                 before = tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in sizes)
-            elif isinstance(node, Activation | Scale | Add):
+            elif isinstance(node, Activation | Scale | Add | Extreme):
                 before = window
             known = windows.get(source, before)
             windows[source] = tuple(

@@ -269,6 +269,7 @@ class Chunk:
         rounded: whether rounding is accounted for. Without, values may steer a search and prove nothing.
         lines: for some activations, by index, each row's own lines, (rows, *shape), where groups have one row each.
         coefficients: whether those of the node at which rows end are wanted.
+        tilts: for some products, by index, each row's own planes, (rows, *pairs), where groups have one row each.
     """
 
     groups: int
@@ -277,6 +278,7 @@ class Chunk:
     rounded: bool = True
     lines: Mapping[int, Lines] = field(default_factory=dict)
     coefficients: bool = False
+    tilts: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

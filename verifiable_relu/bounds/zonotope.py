@@ -13,7 +13,7 @@ are neurons, for every layer and all layers before it.
 Neurons of a dense layer that repeat another one, or its negative, have that neuron's symbol.
 
 Rounding: e holds every error that is made, as an interval, and goes through an affine map W·x + b as |W|·e. With
-S = |c| + Σ_k |G_k| + e, of which ``largest`` is the maximum over the node's neurons,
+S = |c| + Σ_k |G_k| + e,
 
 * the products W·c + b and W·G_k, and weights that are known up to an error, are off by at most
   γ·(|W|·S + |b|) together, over all k, as ``rounding.interval_affine`` grants for W·c + b alone: the errors of W·c + b
@@ -53,6 +53,7 @@ from verifiable_relu.network.nodes import (
     Affine,
     Beside,
     Bilinear,
+    Extreme,
     Input,
     Linear,
     Maximum,
@@ -140,10 +141,9 @@ class AffineForm:
         return found * (1 + 2 * gamma(self.generators.shape[1] + 4, found.dtype))
 
     @cached_property
-    def largest(self) -> Tensor:
-        """(batch,) ≥ |c| + Σ_k |G_k| + e of every neuron."""
-        found = (self.center.abs() + self.size).flatten(1).amax(1)
-        return found * (1 + 4 * unit_roundoff(found.dtype))
+    def reach(self) -> Tensor:
+        """≥ |c| + Σ_k |G_k| + e, (batch, *shape)."""
+        return (self.center.abs() + self.size) * (1 + 4 * unit_roundoff(self.center.dtype))
 
     def bounds(self) -> Bounds:
         """Of the node's value, outward; (batch, *shape)."""
@@ -315,13 +315,14 @@ def _of_inputs(box: Bounds) -> tuple[AffineForm, Tensor, Tensor]:
 
 def _affine(of: Zonotopes, index: int, node: Affine, inputs: list[AffineForm]) -> AffineForm:
     operator, before = of.operators[index], inputs[0]
-    growth, extra = rounding.interval_affine(operator, before.largest)
+    center = operator.forward(before.center)
+    radius, growth, extra = rounding.interval_affine(operator, before.reach, before.error, center)
     columns = before.generators.shape[1]
     lost = 8 * tiny(extra.dtype) * node.terms * (columns + 2)
-    error = operator.absolute(before.error) * growth + (extra + lost)
+    error = operator.absolute(radius) * growth + (extra + lost)
     generators = before.generators.flatten(0, 1)
     products = operator.linear(generators) if columns else generators.new_zeros(0, *node.shape)
-    return AffineForm(operator.forward(before.center), products.unflatten(0, before.generators.shape[:2]), error)
+    return AffineForm(center, products.unflatten(0, before.generators.shape[:2]), error)
 
 
 def _relu(of: Zonotopes, index: int, node: Relu, inputs: list[AffineForm]) -> AffineForm:
@@ -477,7 +478,7 @@ def _add(of: Zonotopes, index: int, node: Add, inputs: list[AffineForm]) -> Affi
         first, second = second, first
     missing = first.generators.shape[1] - second.generators.shape[1]
     unit = unit_roundoff(first.center.dtype)
-    scale = (first.largest + second.largest).reshape(-1, *[1] * len(node.shape))
+    scale = first.reach + second.reach
     padded = torch.cat([second.generators, second.generators.new_zeros(len(second.center), missing, *node.shape)], 1)
     error = (first.error + second.error) * (1 + 4 * unit) + 4 * unit * scale
     return AffineForm(first.center + second.center, first.generators + padded, error)
@@ -496,7 +497,7 @@ FORMS: Table[Callable[[Zonotopes, int, Any, list[AffineForm]], AffineForm]] = Ta
         Relu: _relu,
         Add: _add,
         Bilinear: Refusal("zonotopes have no form of products"),
-        Maximum: lambda of, index, node, inputs: inputs[-1],
+        **dict.fromkeys((Maximum, Extreme), lambda of, index, node, inputs: inputs[-1]),
         Beside: _beside,
         Reshape: _moved,
         Permute: _moved,

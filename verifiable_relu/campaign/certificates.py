@@ -22,6 +22,8 @@ from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.journal import plain
 from verifiable_relu.network import Network
 from verifiable_relu.network.family import least_hardness
+from verifiable_relu.network.head import headless
+from verifiable_relu.network.nodes import Hardened
 from verifiable_relu.network.product import Part, product, rectified
 from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Property, Query
@@ -115,7 +117,7 @@ class Certificates:
             if queries[0].network.ports:
                 said = "the checker reads networks with one input and one output only"
                 return self._kept(path, onnx, vnnlib, claim, Kept(False, said))
-            joint = [Fraction(lam) for lam in least_hardness(queries[0].network)]
+            joint = _family(queries[0].network)
             if joint:
                 network = read_bytes(onnx, _LARGEST)
             if network is None:
@@ -152,7 +154,7 @@ class Certificates:
         path, spec = (self._folder / f"{name}-{number}{ending}" for ending in (".jsonl.gz", ".vnnlib"))
         start = time.perf_counter()
         try:
-            joint = [Fraction(lam) for lam in least_hardness(one)]
+            joint = _family(one)
             pairs, proof = beside(one, other, prop, limit)
             if proof is None:
                 raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
@@ -198,6 +200,25 @@ class Certificates:
     def _append(self, row: Sequence[str]) -> None:
         with self._table.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(row)
+
+
+def _family(network: Network) -> list[Fraction]:
+    """The least λ of each activation of a family; empty for a single network.
+
+    Raises:
+        UnsupportedError: if other activations than those of the family are before the head, which certificates do not
+            know.
+    """
+    joint = [Fraction(lam) for lam in least_hardness(network)]
+    if joint:
+        inner = headless(network) or network
+        for node in (inner.nodes[index] for index in inner.activations):
+            if not isinstance(node, Hardened):
+                other = getattr(node, "function", node.op)
+                raise UnsupportedError(f"certificates know no family in which {other} is an activation, too")
+        if min(joint) < 1:
+            raise UnsupportedError("certificates know no family of a GELU of a multiple that runs")
+    return joint
 
 
 def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof | Cover]]:

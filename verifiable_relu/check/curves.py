@@ -175,6 +175,26 @@ class Rounded:
         return -self.least(-high, -low, t)
 
 
+class Signs:
+    """−1 below 0, 0 at 0 and 1 above it: less t·z linear on either side, where it is least at an end or beside 0."""
+
+    steepest = 2.0**20
+
+    def least(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``."""
+        found = np.full(np.broadcast_shapes(low.shape, t.shape), np.inf)
+        for z in (low, high):
+            value = np.sign(z)
+            found = np.minimum(found, value - t * z - 16 * UNIT * (np.abs(value) + np.abs(t * z)) - TINY)
+        # Of what 0 lies between, or at whose end it is, the least value beside it or at it.
+        beside = np.where(low < 0, -1.0, 0.0)
+        return np.where((low <= 0) & (high >= 0), np.minimum(found, beside), found)
+
+    def most(self, low: Number, high: Number, t: Number) -> Number:
+        """As that of ``Curve``; of −z the sign is the negative one."""
+        return -self.least(-high, -low, t)
+
+
 @dataclass(frozen=True)
 class Secants:
     """g(z + d) − f(z) of ReLU or λ-GELU, s·d + e: ``low`` ≤ s ≤ ``high``, each 0 or 1, and −``under`` ≤ e ≤ ``over``.
@@ -256,7 +276,7 @@ def same(function: Function) -> Curve:
 
 SIGMOID = same(Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), ((0.0, 0.0),), (True, False), 0.25))
 TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, ((0.0, 0.0),), (True, False), 1.0))
-ROUNDED = Rounded()
+ROUNDED, SIGNS = Rounded(), Signs()
 RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, family, same
+from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
 from verifiable_relu.check.errors import Refused
 
 
@@ -97,7 +97,7 @@ class Smooth:
     size: int
     name: str
     kind: str
-    curve: Curve | Rounded | Secants
+    curve: Curve | Rounded | Secants | Signs
 
 
 @dataclass(eq=False)
@@ -195,6 +195,24 @@ class Graph:
         """The numbers of the activations that the output depends on, in order."""
         return [number for number in self.needed if isinstance(self.nodes[number], Activation | Smooth)]
 
+    @cached_property
+    def first(self) -> dict[int, Number]:
+        """Of each node that the output depends on, the least number of the inputs that each entry depends on.
+
+        Entries with numbers close to each other see, through convolutions, much the same part of an image.
+        """
+        found: dict[int, Number] = {}
+        for number in self.needed:
+            node = self.nodes[number]
+            if isinstance(node, Source):
+                found[number] = np.arange(node.size)
+            elif isinstance(node, Affine):
+                seen = [_least_of(found[source], matrix) for source, matrix in node.terms]
+                found[number] = np.minimum.reduce(seen)
+            else:
+                found[number] = found[sources(node)[-1]]
+        return found
+
     def hardened(self, hardness: list[Fraction], runs: bool = False) -> Graph:
         """All networks that have, in the place of each ReLU or λ-GELU, ReLU or a λ'-GELU with λ' ≥ its ``hardness``.
 
@@ -231,6 +249,16 @@ def sources(node: Node) -> list[int]:
     if isinstance(node, Either):
         return [node.beside, node.first, node.second]
     return [] if isinstance(node, Source) else [node.source]
+
+
+def _least_of(numbers: Number, matrix: Matrix) -> Number:
+    """(rows,) the least of the numbers in whose columns a row has coefficients; of a dense matrix, of all."""
+    found = np.full(matrix.shape[0], numbers.min(initial=0))
+    if sparse.issparse(matrix):
+        some = np.flatnonzero(np.diff(matrix.indptr))
+        if len(some):
+            found[some] = np.minimum.reduceat(numbers[matrix.indices], matrix.indptr[some])
+    return found
 
 
 def _keeps_order(node: Ordered | Smooth) -> bool:

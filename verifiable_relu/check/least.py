@@ -35,7 +35,17 @@ from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, Flo
 from verifiable_relu.check.conditions import Row
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Beside, Smooth
-from verifiable_relu.check.lines import WORKING, CurvedNeurons, Fixed, Form, Neurons, Planes, Relaxation, Signed
+from verifiable_relu.check.lines import (
+    WORKING,
+    CurvedNeurons,
+    Fixed,
+    Form,
+    Neurons,
+    Planes,
+    Pulled,
+    Relaxation,
+    Signed,
+)
 
 
 @dataclass
@@ -57,23 +67,20 @@ class Least:
         return np.where(sure, 1, np.where(never, -1, 0))
 
 
-def of_box(relaxation: Relaxation, form: Form, slopes: Signed, ring: Float) -> Least:
+def of_box(relaxation: Relaxation, form: Pulled, slopes: Signed, ring: Float) -> Least:
     """The least values of forms made with ``slopes`` over the box and over what each q can be by itself."""
-    n = relaxation.inputs
-    parts = [(form.coefficients[:, :n], ring.of(relaxation.lower), ring.of(relaxation.upper))]
-    for neurons in relaxation.neurons.values():
-        if len(neurons.open):
-            a = form.coefficients[:, n:][:, neurons.part]
-            parts.append((a, *slopes.remainders(neurons, a, ring)))
-    value = form.constant
-    for a, low, high in parts:
+    value, terms, size = form.constant, len(relaxation.neurons) + 8, np.abs(form.constant)
+    for number, part in form.parts.items():
+        if number:
+            low, high = slopes.remainders(relaxation.neurons[number], part, ring)
+        else:
+            low, high = (ring.of(end[part.entries]) for end in (relaxation.lower, relaxation.upper))
+        a, terms = part.values, terms + len(part.entries)
         value = value + np.where(positive(a), a * low, a * high).sum(1)
+        if not ring.exact:
+            size = size + (np.abs(a) * (np.maximum(np.abs(low), np.abs(high)) + SMALL)).sum(1)
     if ring.exact:
         return Least(value, form.error)
-    size = np.abs(form.constant)
-    for a, low, high in parts:
-        size = size + (np.abs(a) * (np.maximum(np.abs(low), np.abs(high)) + SMALL)).sum(1)
-    terms = form.coefficients.shape[1] + len(relaxation.neurons) + 8
     return Least(value, form.error + OWN * (gamma(terms) * size + TINY))
 
 

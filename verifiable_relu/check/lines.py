@@ -37,6 +37,59 @@ class Form:
     error: Number
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Coefficients (rows, entries) of some entries of a value, whose numbers rise; those of all others are zero."""
+
+    entries: Number
+    values: Number
+
+    @staticmethod
+    def of(values: Number) -> Part:
+        """Those of (rows, size) that are not zero in some row."""
+        entries = np.flatnonzero((values != 0).any(0))
+        return Part(entries, values[:, entries])
+
+    def through(self, matrix: Matrix, ring: Float) -> Part:
+        """The coefficients of v where these are those of matrix·v."""
+        size, whole = matrix.shape[1], len(self.entries) == matrix.shape[0]
+        matrix = matrix if whole else matrix[self.entries]
+        every = np.arange(size)
+        if not sparse.issparse(matrix):
+            return Part(every, ring.times(self.values, matrix))
+        seen = np.zeros(size, bool)
+        seen[matrix.indices] = True
+        entries = np.flatnonzero(seen)
+        if 2 * len(entries) > size:
+            return Part(every, ring.times(self.values, matrix))
+        every[entries] = np.arange(len(entries))
+        shape = (matrix.shape[0], len(entries))
+        narrow = sparse.csr_array((matrix.data, every[matrix.indices], matrix.indptr), shape=shape)
+        return Part(entries, ring.times(self.values, narrow))
+
+    def __add__(self, other: Part) -> Part:
+        entries = np.union1d(self.entries, other.entries)
+        values = np.zeros((len(self.values), len(entries)), self.values.dtype)
+        values[:, np.searchsorted(entries, self.entries)] = self.values
+        values[:, np.searchsorted(entries, other.entries)] += other.values
+        return Part(entries, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Pulled:
+    """Forms as those of ``Form``, of those inputs and open neurons alone whose coefficients may not be zero.
+
+    Attributes:
+        parts: by the number of a node, of the input (0) by its entries, of an activation by its open neurons.
+        widest: the most entries of a node whose coefficients were not zero.
+    """
+
+    parts: Mapping[int, Part]
+    constant: Number
+    error: Number
+    widest: int
+
+
 class Open:
     """The neurons of one activation that are open, among those of all activations.
 
@@ -54,6 +107,12 @@ class Open:
     def part(self) -> slice:
         """Of the open neurons among those of all activations."""
         return slice(self.first, self.first + len(self.open))
+
+    def among(self, neurons: Number) -> tuple[Number, Number]:
+        """Which of some neurons, by their place among these, are open; and their numbers among the open ones."""
+        at = np.searchsorted(self.open, neurons)
+        places = np.flatnonzero(np.append(self.open, -1)[at] == neurons)
+        return places, at[places]
 
 
 class Neurons(Open):
@@ -164,9 +223,9 @@ class Fixed:
     vector: Number
     planes: Mapping[int, Planes] = field(default_factory=dict)
 
-    def slopes(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> Number:
-        """The slopes t of open neurons, given their coefficients (rows, open), broadcastable to these."""
-        return ring.of(self.vector[neurons.part])
+    def slopes(self, neurons: Neurons | CurvedNeurons, part: Part, ring: Float) -> Number:
+        """The slopes t of the open neurons that have coefficients, broadcastable to these."""
+        return ring.of(self.vector[neurons.part][part.entries])
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,21 +242,27 @@ class Signed:
     vector: Number
     planes: ClassVar[Mapping[int, Planes]] = {}
 
-    def slopes(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> Number:
+    def slopes(self, neurons: Neurons | CurvedNeurons, part: Part, ring: Float) -> Number:
         """As those of ``Fixed``."""
+        which, a = part.entries, part.values
         if isinstance(neurons, CurvedNeurons):
             under, over = neurons.pair(self.vector)
-            return np.where(a >= 0, ring.of(under), ring.of(over))
-        far = a * np.where(neurons.slope > 1, -1, 1) < 0
-        return np.where(far, ring.of(neurons.chord), ring.of(neurons.slopes(self.vector)))
+            return np.where(a >= 0, ring.of(under[..., which]), ring.of(over[..., which]))
+        far = a * np.where(neurons.slope[which] > 1, -1, 1) < 0
+        return np.where(far, ring.of(neurons.chord[which]), ring.of(neurons.slopes(self.vector)[..., which]))
 
-    def remainders(self, neurons: Neurons | CurvedNeurons, a: Number, ring: Float) -> tuple[Number, Number]:
+    def remainders(self, neurons: Neurons | CurvedNeurons, part: Part, ring: Float) -> tuple[Number, Number]:
         """Numbers between which q lies: the lower one where its coefficient is above 0, the upper one elsewhere."""
+        which = part.entries
         if isinstance(neurons, CurvedNeurons):
             (under, over), low, high = neurons.pair(self.vector), neurons.lower, neurons.upper
-            return ring.of(neurons.curve.least(low, high, under)), ring.of(neurons.curve.most(low, high, over))
-        t = self.slopes(neurons, a, ring)
-        above, below = (1 - t) * ring.of(neurons.high), (ring.of(neurons.slope) - t) * ring.of(neurons.low)
+            least, most = neurons.curve.least(low, high, under), neurons.curve.most(low, high, over)
+            return ring.of(least[..., which]), ring.of(most[..., which])
+        t = self.slopes(neurons, part, ring)
+        above, below = (
+            (1 - t) * ring.of(neurons.high[which]),
+            (ring.of(neurons.slope[which]) - t) * ring.of(neurons.low[which]),
+        )
         return np.minimum(np.minimum(above, below), 0), np.maximum(np.maximum(above, below), 0)
 
 
@@ -375,85 +440,118 @@ class Relaxation:
             self._units[number] = OWN * (unit + node.lost) + TINY, TINY * (1 + spread)
         return self._units[number]
 
-    def forms(self, rows: dict[int, Number], slopes: Slopes, arithmetic: Float = FLOAT, alone: bool = False) -> Form:
+    def forms(self, rows: Mapping[int, Number | Part], slopes: Slopes, arithmetic: Float = FLOAT) -> Form:
+        """``pulled``, with the coefficients of all inputs and open neurons."""
+        found = self.pulled(rows, slopes, arithmetic)
+        coefficients = arithmetic.of(np.zeros((len(found.constant), self.inputs + self.open)))
+        for number, part in found.parts.items():
+            first = self.inputs + self.neurons[number].first if number else 0
+            coefficients[:, first + part.entries] = part.values
+        return Form(coefficients, found.constant, found.error)
+
+    def pulled(
+        self, rows: Mapping[int, Number | Part], slopes: Slopes, arithmetic: Float = FLOAT, alone: bool = False
+    ) -> Pulled:
         """The forms of Σ rows·(value of node), given (rows, size of the node) by the number of the node.
 
         ``alone``: through a network beside another by itself.
         """
         ring, nodes = arithmetic, self.graph.nodes
-        pending = {number: ring.of(part) for number, part in rows.items()}
-        count = len(next(iter(pending.values())))
+        pending = {}
+        for number, row in rows.items():
+            part = row if isinstance(row, Part) else Part.of(row)
+            pending[number] = Part(part.entries, ring.of(part.values))
+        count = len(next(iter(pending.values())).values)
         constant, error = ring.of(np.zeros(count)), ring.of(np.zeros(count))
-        found = ring.of(np.zeros((count, self.inputs + self.open)))
+        parts: dict[int, Part] = {}
+        widest = 1
         while pending:
             number = max(pending)
-            a, node = pending.pop(number), nodes[number]
-            given: list[tuple[int, Number]] = []
+            part, node = pending.pop(number), nodes[number]
+            columns, a = part.entries, part.values
+            widest = max(widest, len(columns))
+            given: list[tuple[int, Part]] = []
             if isinstance(node, Activation | Smooth):
                 known = self.neurons[number]
-                passing = np.broadcast_to(ring.of(known.passing), a.shape)
-                if len(known.open):
-                    mine = a[:, known.open]
-                    found[:, self.inputs :][:, known.part] = mine
+                passing = np.broadcast_to(ring.of(known.passing[columns]), a.shape)
+                at, which = known.among(columns)
+                # What is neither open nor passed on is gone.
+                goes = known.passing[columns] != 0
+                goes[at] = True
+                parts[number] = mine = Part(which, a[:, at])
+                if len(at):
                     passing = passing.copy()
-                    passing[:, known.open] = slopes.slopes(known, mine, ring)
-                given = [(node.source, a * passing)]
+                    passing[:, at] = slopes.slopes(known, mine, ring)
+                given = [(node.source, Part(columns[goes], (a * passing)[:, goes]))]
                 if number in slopes.planes:
                     over = slopes.planes[number]
-                    mine = a[:, known.open[over.at]]
-                    constant = constant + mine @ ring.of(over.constant)
-                    given += [(source, ring.times(mine, matrix)) for source, matrix in over.terms]
+                    every = ring.of(np.zeros((count, len(known.open))))
+                    every[:, which] = mine.values
+                    above_ = every[:, over.at]
+                    constant = constant + above_ @ ring.of(over.constant)
+                    given += [
+                        (source, Part(np.arange(len(over.at)), above_).through(m, ring)) for source, m in over.terms
+                    ]
                     if not ring.exact:
                         spread = sum(1 + float(self.most(source).sum()) for source, _ in over.terms)
-                        error = error + np.abs(mine) @ over.unit + TINY * spread
+                        error = error + np.abs(above_) @ over.unit + TINY * spread
             elif isinstance(node, Maximum):
-                given = [(node.made, a)]
+                given = [(node.made, part)]
                 if number in self.windows and isinstance(slopes, Signed):
                     by, least, most = self.windows[number], np.minimum(a, 0), np.maximum(a, 0)
-                    given = [(node.source, ring.times(most, by.below) + ring.times(least, by.above))]
-                    constant = constant + least @ ring.of(by.constant)
+                    sides = ((most, by.below), (least, by.above))
+                    given = [(node.source, Part(columns, side).through(matrix, ring)) for side, matrix in sides]
+                    constant = constant + least @ ring.of(by.constant[columns])
                     if not ring.exact:
-                        error = error + np.abs(a) @ by.unit + TINY * (1 + float(self.most(node.source).sum()))
+                        spread = float(self.most(node.source).sum())
+                        error = error + np.abs(a) @ by.unit[columns] + TINY * (1 + spread)
             elif isinstance(node, Either):
                 known = self.neurons[node.beside]
                 assert isinstance(known, CurvedNeurons)
-                mine = a * ring.of(np.ones(node.size) if alone else known.alone)
-                given = [(node.second, mine), (node.first, a - mine), (node.beside, a - mine)]
+                mine = Part(columns, a * ring.of(np.ones(len(columns)) if alone else known.alone[columns]))
+                rest = Part(columns, a - mine.values)
+                given = [(node.second, mine), (node.first, rest), (node.beside, rest)]
                 if alone:
                     given = given[:1]
             elif isinstance(node, Affine):
-                constant = constant + a @ ring.of(node.bias)
-                given = [(source, ring.times(a, matrix)) for source, matrix in node.terms]
+                constant = constant + a @ ring.of(node.bias[columns])
+                given = [(source, part.through(matrix, ring)) for source, matrix in node.terms]
             else:
-                found[:, : self.inputs] = a
-            error = error + self._lost(number, node, a, given, ring)
-            for source, part in given:
+                parts[number] = part
+            error = error + self._lost(number, node, part, given, ring)
+            for source, back in given:
+                if not len(back.entries):
+                    continue
                 if isinstance(ring, Exact):
-                    part, off = ring.shortened(part)
-                    error = error + off @ ring.of(self.most(source))
+                    short, off = ring.shortened(back.values)
+                    error = error + off @ ring.of(self.most(source)[back.entries])
+                    back = Part(back.entries, short)
                 if source in pending:
-                    part = pending[source] + part
+                    back = pending[source] + back
                     if not ring.exact:
-                        error = error + np.abs(part) @ (UNIT * self.most(source))
-                pending[source] = part
-        return Form(found, constant, OWN * error if not ring.exact else error)
+                        error = error + np.abs(back.values) @ (UNIT * self.most(source)[back.entries])
+                pending[source] = back
+        return Pulled(parts, constant, OWN * error if not ring.exact else error, widest)
 
-    def _lost(self, number: int, node: Node, a: Number, given: list[tuple[int, Number]], ring: Float) -> Number:
+    def _lost(self, number: int, node: Node, part: Part, given: list[tuple[int, Part]], ring: Float) -> Number:
         """What one step back changes, at most."""
+        a = part.values
         if ring.exact:
-            size: Number = np.abs(a)
+            size = Part(part.entries, np.abs(a))
             lost: Any = ring.of(np.zeros(len(a)))
             if isinstance(node, Affine) and node.relative:
                 # The product of these may be too small for float64, the relative error by itself never.
-                lost = size @ ring.of(np.abs(node.bias))
+                lost = size.values @ ring.of(np.abs(node.bias[part.entries]))
                 for source, absolute in node.absolute:
-                    lost = lost + ring.times(size, absolute) @ ring.of(self.most(source))
-                lost = lost * Fraction(node.relative) + size @ ring.of(node.lost)
+                    back = size.through(absolute, ring)
+                    lost = lost + back.values @ ring.of(self.most(source)[back.entries])
+                lost = lost * Fraction(node.relative) + size.values @ ring.of(node.lost[part.entries])
             return np.asarray(lost)
         if isinstance(node, Activation | Smooth):
-            source, part = given[0]
-            return np.abs(part) @ (UNIT * self.most(source)) + TINY * (1 + float(self.most(source).sum()))
+            source, back = given[0]
+            most = self.most(source)
+            return np.abs(back.values) @ (UNIT * most[back.entries]) + TINY * (1 + float(most.sum()))
         if isinstance(node, Affine):
             unit, lost = self._unit(number, node)
-            return np.abs(a) @ unit + lost
+            return np.abs(a) @ unit[part.entries] + lost
         return np.zeros(len(a))

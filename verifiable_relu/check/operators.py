@@ -14,7 +14,7 @@ from verifiable_relu.check.arithmetic import MODERATE, UNIT, Matrix, Number, der
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Activation, Affine, Ordered, pick
 from verifiable_relu.check.tensors import LARGEST, Call, Gate, Multiple, Tensor, Value, spread
-from verifiable_relu.check.windows import convolution, largest
+from verifiable_relu.check.windows import convolution, largest, means, transposed
 
 
 def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
@@ -263,6 +263,21 @@ def _transpose(call: Call) -> Value:
     return _moved(call, np.transpose(call.tensor().index, call.attributes.get("perm")))
 
 
+def _upsample(call: Call) -> Value:
+    """Every number several times, one beside the other."""
+    x = call.tensor()
+    scales = call.numbers(1).ravel().tolist() if call.given(1) else call.attributes.get("scales") or []
+    known = call.attributes.get("mode", b"nearest") == b"nearest" and len(scales) == len(x.shape)
+    if not known or not all(scale >= 1 and scale == int(scale) for scale in scales):
+        raise BadInput("only whole factors, and the nearest number, are known")
+    spread([int(scale) * size for scale, size in zip(scales, x.shape, strict=True)])
+    index = x.index
+    for axis, scale in enumerate(scales):
+        index = np.repeat(index, int(scale), axis)
+    # No entry is named twice in what a tensor is of a node: matrices would add their weights.
+    return Tensor(call.build.settled(Tensor(x.node, index)), np.arange(index.size).reshape(index.shape))
+
+
 def _pad(call: Call) -> Value:
     """Numbers around a tensor; negative pads take elements off first."""
     x, pads, value = call.tensor(), call.integers("pads", 1), call.attributes.get("value", 0.0)
@@ -323,9 +338,12 @@ MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squee
 OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Abs": lambda call: _activation(call, np.full((), -1.0)),
     "Add": lambda call: _sum(call, 1),
+    "Asinh": _ordered,
     "Atan": _ordered,
+    "AveragePool": means,
     "BatchNormalization": _normalisation,
     "Conv": convolution,
+    "ConvTranspose": transposed,
     "DequantizeLinear": _dequantize,
     "Div": _quotient,
     "Dropout": _dropout,
@@ -334,6 +352,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Flatten": _flatten,
     "Gelu": _gelu_operator,
     "Gemm": _gemm,
+    "GlobalAveragePool": lambda call: means(call, everywhere=True),
     "Identity": lambda call: call.tensor(),
     "LeakyRelu": _leaky,
     "LogSoftmax": _softmax,
@@ -347,6 +366,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Reshape": _reshape,
     "Round": lambda call: call.curve(call.tensor(), call.name, "Round", curves.ROUNDED),
     "Sigmoid": lambda call: call.curve(call.tensor(), call.name, "Sigmoid", curves.SIGMOID),
+    "Sign": lambda call: call.curve(call.tensor(), call.name, "Sign", curves.SIGNS),
     "Softmax": _softmax,
     "Softplus": _ordered,
     "Softsign": _ordered,
@@ -355,5 +375,6 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "Tanh": lambda call: call.curve(call.tensor(), call.name, "Tanh", curves.TANH),
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
+    "Upsample": _upsample,
 }
 """How each operator is read; all of them mean the same in every operator set from 7 on, where they exist."""

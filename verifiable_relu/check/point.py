@@ -26,6 +26,9 @@ def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
             for source, matrix in node.terms:
                 value = value + EXACT.times(values[source][None], matrix.T)[0]
             values[number] = value
+        elif isinstance(node, Smooth) and node.kind == "Sign":
+            z = values[node.source]
+            values[number] = EXACT.of(np.where(z > 0, 1.0, np.where(z < 0, -1.0, 0.0)))
         elif isinstance(node, Source):
             values[number] = np.array(point, dtype=object)
         else:

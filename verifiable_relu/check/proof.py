@@ -12,11 +12,14 @@ from verifiable_relu.check.conditions import Disjunct, Row
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.graph import Activation, Beside, Graph, Maximum, Smooth
 from verifiable_relu.check.least import Least, of_box
-from verifiable_relu.check.lines import WORKING, CurvedNeurons, Relaxation, Signed
+from verifiable_relu.check.lines import WORKING, CurvedNeurons, Part, Relaxation, Signed
 from verifiable_relu.check.records import Records, integer, integers, numbers, rational, require_depth
 from verifiable_relu.check.running import require_moderate
 from verifiable_relu.check.trees import Counts, Trees
 from verifiable_relu.check.zonotope import Boxes
+
+TOGETHER = 1 << 10
+"""Most bounds that are proven at once where their rows see little of the network."""
 
 
 @dataclass
@@ -166,9 +169,12 @@ class Proof:
                 own = []
         if own:
             self._prove(relaxation, node, [c for c, _ in own], np.stack([v for _, v in own]), place)
-        rest = [claim for claim in claims if claim[:2] in wanted]
-        for at in range(0, len(rest), size):
-            self._prove(relaxation, node, rest[at : at + size], slopes, place)
+        rest, near = [claim for claim in claims if claim[:2] in wanted], relaxation.graph.first[node.source]
+        rest.sort(key=lambda claim: int(near[claim[0]]))
+        at, together = 0, size
+        while at < len(rest):
+            widest = self._prove(relaxation, node, rest[at : at + together], slopes, place)
+            at, together = at + together, max(size, min(TOGETHER, WORKING // widest))
         self.counts.bounds += 2 * node.size
         relaxation.claim(number_, low, high)
         if isinstance(known := relaxation.neurons[number_], CurvedNeurons) and beside:
@@ -193,15 +199,18 @@ class Proof:
         claims: list[tuple[int, int, Any]],
         slopes: Number,
         place: str,
-    ) -> None:
-        """Prove sign·(neuron) ≥ least for claims (neuron, sign, least)."""
-        unit = np.zeros((len(claims), node.size))
-        unit[np.arange(len(claims)), [j for j, _, _ in claims]] = [sign for _, sign, _ in claims]
+    ) -> int:
+        """Prove sign·(neuron) ≥ least for claims (neuron, sign, least); returns the most entries that were seen."""
+        neurons, places = np.unique([j for j, _, _ in claims], return_inverse=True)
+        unit, widest = np.zeros((len(claims), len(neurons))), 1
+        unit[np.arange(len(claims)), places] = [sign for _, sign, _ in claims]
 
         def least(chosen: Number, ring: Float) -> Least:
+            nonlocal widest
             lines = Signed(slopes[chosen] if slopes.ndim > 1 else slopes)
             alone = not isinstance(node, Beside)
-            form = relaxation.forms({node.source: unit[chosen]}, lines, ring, alone)
+            form = relaxation.pulled({node.source: Part(neurons, unit[chosen])}, lines, ring, alone)
+            widest = max(widest, form.widest)
             return of_box(relaxation, form, lines, ring)
 
         failed = self.counts.settle(least, np.array([least_ for _, _, least_ in claims]), strictly=False)
@@ -212,3 +221,4 @@ class Proof:
                 f"{place}: the {side} bound {sign * claim} of neuron {j} of '{node.name}' is not proven, "
                 f"only {sign * found}"
             )
+        return widest

@@ -20,7 +20,10 @@ from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Sourc
 from verifiable_relu.check.lines import Relaxation
 from verifiable_relu.check.tensors import Builder, Tensor, Value
 
-SUMS = {"Add", "BatchNormalization", "Conv", "DequantizeLinear", "Div", "Gemm", "MatMul", "Mul", "Sub"}
+SUMS = {
+    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DequantizeLinear", "Div", "Gemm",
+    "GlobalAveragePool", "MatMul", "Mul", "Sub",
+}  # fmt: skip
 """Operators that are sums of products."""
 
 ROUNDED = {"Gelu", "LeakyRelu", "PRelu", "Sigmoid", "Tanh"}
@@ -31,7 +34,9 @@ EXACT = {
 }  # fmt: skip
 """Operators whose result is made of numbers of their inputs."""
 
-DERIVED = {"BatchNormalization", "DequantizeLinear", "Div", "LeakyRelu", "QuantizeLinear"}
+DERIVED = {
+    "AveragePool", "BatchNormalization", "DequantizeLinear", "Div", "GlobalAveragePool", "LeakyRelu", "QuantizeLinear",
+}  # fmt: skip
 """Operators with other numbers than those that the file stores, which are not known where these are rounded."""
 
 

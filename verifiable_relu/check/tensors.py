@@ -6,7 +6,7 @@ Flatten, …) moves places, and what computes makes a node. Nothing is merged an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import Curve, Rounded
+from verifiable_relu.check.curves import Curve, Rounded, Signs
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Affine, Smooth, pick
 
@@ -125,7 +125,7 @@ class Call:
             raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
         return (value if self.build.stored is None else self.build.stored(value)).astype(np.float64)
 
-    def curve(self, x: Tensor, name: str, kind: str, curve: Curve | Rounded) -> Tensor:
+    def curve(self, x: Tensor, name: str, kind: str, curve: Curve | Rounded | Signs) -> Tensor:
         """A curve of every entry of a tensor."""
         return self.build.computed(Smooth(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
 
@@ -164,9 +164,9 @@ class Call:
         return made
 
 
-def spread(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+def spread(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that shapes are broadcast to."""
-    found = np.broadcast_shapes(*shapes)
+    found = np.broadcast_shapes(*map(tuple, shapes))
     if np.prod(found, dtype=float) > LARGEST:
         raise BadInput("it is too large for this checker")
     return found

@@ -167,7 +167,7 @@ class Trees:
         claim = np.array([(EXACT.of(mu) @ rows.most) * scale], dtype=object)
 
         def least(_: Number, ring: Float) -> Least:
-            return of_box(relaxation, relaxation.forms({rows.node: whole}, lines, ring), lines, ring)
+            return of_box(relaxation, relaxation.pulled({rows.node: whole}, lines, ring), lines, ring)
 
         failed = self._counts.settle(least, claim, strictly=True)
         if failed is not None:

@@ -1,4 +1,4 @@
-"""Convolutions and maxima over sliding windows, as nodes of a graph."""
+"""Convolutions, transposed ones too, maxima and means over sliding windows, as nodes of a graph."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import Number
+from verifiable_relu.check.arithmetic import UNIT, Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Activation, Affine, Maximum, pick
 from verifiable_relu.check.tensors import LARGEST, Call, Tensor
 
 
 def covered(call: Call, x: Tensor, kernel: list[int]) -> Number:
-    """(channels, *places of the output, *kernel): the entries that each window covers, −1 in the padding."""
+    """(channels, *places of the output, *kernel): the entries that each window covers, −1 in the padding.
+
+    With ``ceil_mode`` the last windows may reach beyond the padding, where there is −2.
+    """
     rank, get = len(kernel), call.attributes.get
-    if x.shape[0] != 1 or len(x.shape) != rank + 2:
-        raise BadInput("one sample with channels is expected")
+    if x.shape[0] != 1 or len(x.shape) != rank + 2 or min(kernel, default=0) < 1:
+        raise BadInput("one sample with channels, and a window of as many axes, are expected")
     stride, dilation = get("strides") or [1] * rank, get("dilations") or [1] * rank
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     pads = get("pads") or [0] * (2 * rank)
@@ -36,9 +39,22 @@ def covered(call: Call, x: Tensor, kernel: list[int]) -> Number:
         raise BadInput("it is too large for this checker")
     widths = [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
     padded = np.pad(x.index[0], widths, constant_values=-1)
+    if get("ceil_mode", 0):
+        if mode != b"NOTSET":
+            raise BadInput("ceil_mode beside a padding that is not given is not known")
+        beyond: list[tuple[int, int]] = []
+        for size, first, step, span in zip(padded.shape[1:], pads[:rank], stride, reach, strict=True):
+            last = -(-(size - span) // step) * step
+            # A window that would begin in the padding behind the entries is left out.
+            last -= step * (last >= first + x.shape[2 + len(beyond)])
+            beyond.append((0, max(0, last + span - size)))
+        padded = np.pad(padded, [(0, 0), *beyond], constant_values=-2)
     view = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
     steps = [slice(None), *(slice(None, None, s) for s in stride), *(slice(None, None, d) for d in dilation)]
-    return view[tuple(steps)]
+    found = view[tuple(steps)]
+    if found.size > LARGEST:
+        raise BadInput("it is too large for this checker")
+    return found
 
 
 def convolution(call: Call) -> Tensor:
@@ -67,16 +83,92 @@ def convolution(call: Call) -> Tensor:
     return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, (1, outputs, *places))
 
 
+def transposed(call: Call) -> Tensor:
+    """ConvTranspose, as a sparse matrix: entry i of a channel adds weight k to entry i·stride + k·dilation − pad."""
+    x, weight, groups = call.tensor(), call.numbers(1), call.attributes.get("group", 1)
+    channels, per_group, *kernel = weight.shape
+    sizes, rank, get = x.shape[2:], len(kernel), call.attributes.get
+    stride, dilation = get("strides") or [1] * rank, get("dilations") or [1] * rank
+    further, pads = get("output_padding") or [0] * rank, get("pads") or [0] * (2 * rank)
+    mode = get("auto_pad", b"NOTSET")
+    if x.shape[:2] != (1, channels) or len(sizes) != rank or not rank or groups < 1 or channels % groups:
+        raise BadInput("its inputs do not fit together")
+    if get("output_shape") or mode not in (b"NOTSET", b"VALID") or (mode == b"VALID" and any(pads)):
+        raise BadInput("a padding that is not given is not known")
+    lengths = [len(pads), len(stride), len(dilation), len(further)]
+    if lengths != [2 * rank, rank, rank, rank] or min(pads + further) < 0 or min(stride + dilation) < 1:
+        raise BadInput("the window is malformed")
+    if get("kernel_shape", kernel) != kernel:
+        raise BadInput("its inputs do not fit together")
+    places = [
+        (n - 1) * s + (k - 1) * d + 1 + more - first - last
+        for n, s, k, d, more, first, last in zip(
+            sizes, stride, kernel, dilation, further, pads[:rank], pads[rank:], strict=True
+        )
+    ]
+    if min(places) < 1:
+        raise BadInput("it is empty")
+    outputs, count, across = per_group * groups, int(np.prod(places)), int(np.prod(sizes))
+    if max(across * weight.size, outputs * count) > LARGEST:
+        raise BadInput("the convolution is too large for this checker")
+    # (entries of a channel, places of the kernel): where a product goes among the places of an output, −1 if nowhere.
+    target = np.zeros([1] * (2 * rank), np.int64)
+    for axis, size in enumerate(places):
+        at = np.arange(sizes[axis])[:, None] * stride[axis] + np.arange(kernel[axis]) * dilation[axis] - pads[axis]
+        at = at.reshape([n if i in (axis, rank + axis) else 1 for i, n in enumerate((*sizes, *kernel))])
+        target = np.where((target >= 0) & (at >= 0) & (at < size), target * size + at, -1)
+    target = target.reshape(1, 1, across, -1)
+    # (channels, outputs of the group, entries of a channel, places of the kernel)
+    output = np.arange(channels)[:, None] // (channels // groups) * per_group + np.arange(per_group)
+    rows = np.where(target >= 0, output[:, :, None, None] * count + target, -1)
+    columns = np.broadcast_to(x.index.reshape(channels, 1, across, 1), rows.shape)
+    values = np.broadcast_to(weight.reshape(channels, per_group, 1, -1), rows.shape)
+    kept = (rows >= 0) & (values != 0)
+    size = call.build.nodes[x.node].size
+    entries = (values[kept], (rows[kept], columns[kept]))
+    matrix = sparse.csr_array(sparse.coo_array(entries, shape=(outputs * count, size)))
+    bias = np.repeat(call.numbers(2) if call.given(2) else np.zeros(outputs), count)
+    if len(bias) != outputs * count:
+        raise BadInput("its inputs do not fit together")
+    return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, (1, outputs, *places))
+
+
+def pooled(call: Call, x: Tensor, kernel: list[int]) -> Number:
+    """What the windows of a pooling cover (``covered``); each covers an entry, no padding is as wide as a window."""
+    if any(pad >= size for pad, size in zip(call.attributes.get("pads") or (), 2 * kernel, strict=False)):
+        raise BadInput("a padding as wide as the window is not known")
+    windows = covered(call, x, kernel)
+    if not (windows >= 0).any(tuple(range(1 + len(kernel), windows.ndim))).all():
+        raise BadInput("a window covers nothing but padding")
+    return windows
+
+
+def means(call: Call, everywhere: bool = False) -> Tensor:
+    """AveragePool: the mean of each window; with ``everywhere``, of each channel (GlobalAveragePool).
+
+    The divisor is how many entries the window covers, with ``count_include_pad`` those of the padding included.
+    """
+    x = call.tensor()
+    kernel = list(x.shape[2:]) if everywhere else call.attributes.get("kernel_shape") or []
+    windows = pooled(call, x, kernel)
+    shape = windows.shape[: 1 + len(kernel)]
+    cells = windows.reshape(int(np.prod(shape)), -1)
+    counts = (cells >= (-1 if call.attributes.get("count_include_pad", 0) else 0)).sum(1)
+    rows, places = np.nonzero(cells >= 0)
+    size = call.build.nodes[x.node].size
+    matrix = sparse.csr_array((1 / counts[rows], (rows, cells[rows, places])), shape=(len(cells), size))
+    # The reciprocal of a power of two is exact.
+    exact = bool((np.frexp(counts)[0] == 0.5).all())
+    source = Tensor(x.node, np.arange(size))
+    return call.affine(source, matrix, np.zeros(len(cells)), (1, *shape), 0.0 if exact else 2 * UNIT)
+
+
 def largest(call: Call) -> Tensor:
     """MaxPool: the largest entry of each window, in rounds of max(a, b) = a + relu(b − a); padding takes no part."""
     x, kernel = call.tensor(), call.attributes.get("kernel_shape") or []
-    if call.attributes.get("ceil_mode", 0) or len(kernel) != len(x.shape) - 2 or min(kernel, default=0) < 1:
-        raise BadInput("the windows are not known")
-    windows = covered(call, x, kernel)
+    windows = pooled(call, x, kernel)
     shape = (1, *windows.shape[: 1 + len(kernel)])
     rivals = windows.reshape(int(np.prod(shape)), -1).T
-    if not (rivals >= 0).any(0).all():
-        raise BadInput("a window covers nothing but padding")
     # What is there comes first, so that whoever has no rival stays.
     rivals = np.take_along_axis(rivals, np.argsort(rivals < 0, axis=0, kind="stable"), 0)
     node, build, first_rivals = x.node, call.build, rivals

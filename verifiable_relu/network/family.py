@@ -9,7 +9,7 @@ import torch
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Gelu, Hardened, Node, Relu
+from verifiable_relu.network.nodes import Activation, Curve, Gelu, Hardened, Node, Relu, same
 
 
 def _member(node: Node) -> bool:
@@ -59,3 +59,32 @@ def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Ne
         node = nodes[index]
         nodes[index] = Hardened(name=node.name, inputs=node.inputs, shape=node.shape, lam=value)
     return replace(network, nodes=tuple(nodes), onnx=None, run=None)
+
+
+def swapped(smooth: Network, hard: Network) -> Network:
+    """The set of networks between a smooth one and the one with ReLU in place of some of its activations.
+
+    What bounds prove of it holds for both, and for those with G(λx)/λ, λ ≥ 1, in place of each such activation G.
+
+    Args:
+        smooth: with activations that are ``gated``.
+        hard: the network that a swap made of it. Which activations were swapped is seen from both networks' activations
+            in their order; whether all else is the same is for the caller to find out.
+
+    Raises:
+        InputError: if the activations are not those of a swap, or none was swapped.
+    """
+    if len(smooth.activations) != len(hard.activations):
+        raise InputError("the swap changes more of the network than activations")
+    nodes: list[Node] = list(smooth.nodes)
+    for index, other in zip(smooth.activations, hard.activations, strict=True):
+        f, g = nodes[index], hard.nodes[other]
+        assert isinstance(f, Activation) and isinstance(g, Activation)
+        if isinstance(f, Curve) and f.known.gated and isinstance(g, Relu):
+            lam = f.parameter
+            nodes[index] = Hardened(name=f.name, inputs=f.inputs, shape=f.shape, lam=lam, function=f.function)
+        elif f.op != g.op or f.shape != g.shape or (isinstance(f, Curve) and not same(f, g)):
+            raise InputError(f"the change is not bounded where '{g.name}' ({g.op}) takes the place of {f.place}")
+    if not any(isinstance(node, Hardened) for node in nodes):
+        raise InputError("no activation was swapped")
+    return replace(smooth, nodes=tuple(nodes), onnx=None, run=None)

@@ -8,6 +8,7 @@ several.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -247,7 +248,7 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
     for node in nodes:
         moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
         if isinstance(moved, Gelu):
-            first = _steps(made, moved.inputs[0])[-1]
+            first = _before_factors(made, moved.inputs[0])
             lam = first.slope * Fraction(float(moved.lam))
             fits = not first.offset and made[first.base].shape == moved.shape and MODERATE[0] <= lam <= MODERATE[1]
             number = scaled_hardness(lam, first.error) if fits else None
@@ -267,6 +268,20 @@ def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
         made.append(moved)
         at.append(len(made) - 1)
     return live(made, at[output])
+
+
+def _before_factors(made: list[Node], index: int) -> _Scaled:
+    """A node's value in terms of what is before all factors: of (x − c)·s that is x − c, of which a node is made."""
+    *_, first = itertools.takewhile(lambda step: not step.offset, _steps(made, index))
+    node = made[first.base]
+    if not isinstance(node, Scale) or node.scale.numel() != 1 or _is(node.scale, 1) or not _is(node.shift, 0):
+        return first
+    # A batch normalisation is no factor, and its number is off by an error.
+    if not bool(torch.isfinite(node.scale).all()) or (node.weight_error and node.divisor is None):
+        return first
+    made.append(replace(node, scale=torch.ones_like(node.scale), weight_error=0.0, divisor=None))
+    error = (1 + first.error) * (1 + Fraction(node.weight_error)) - 1
+    return _Scaled(len(made) - 1, first.slope * Fraction(float(node.scale)), Fraction(0), error)
 
 
 def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:

@@ -104,7 +104,10 @@ class _GateFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         # This check is cheaper than torch's once_differentiable, which enters a context on every call.
         if torch.is_grad_enabled():
-            raise RuntimeError("an activation of learned hardness has no second derivative: create_graph must be False")
+            raise RuntimeError(
+                "this form of an activation of learned hardness has no second derivative: create_graph must be False; "
+                "torch.func takes another form, which has it"
+            )
         u, y = ctx.saved_tensors
         kernel, lam, factor, slope_of_lam = ctx.numbers
         of_x = kernel.backward(gradient, u)
@@ -173,6 +176,10 @@ class Hardness(nn.Module):
         with torch.no_grad():
             self.s.clamp_(min=self.temperature * _LEAST)
 
+    def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """G and κλ, with which the activation is G(κλx)/(κλ)."""
+        raise NotImplementedError
+
     def freeze(self) -> None:
         """Stop the learning of λ: ``s`` requires no gradient any more, and only ``set_lam`` changes it."""
         self.s.requires_grad_(False)
@@ -217,13 +224,16 @@ class HardnessGate(Hardness):
         y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
         return y
 
+    def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        return self.kernel.value, self.lam * self.kernel.scale
+
     def traced(self, x: Tensor) -> Tensor:
         """f of operators of torch alone, for torch.compile, torch.export and torch.func; λ stays a tensor."""
-        factor = self.lam * self.kernel.scale
+        value, factor = self.form()
         if self.s.requires_grad:
             # No part of this form's derivative by λ cancels another.
             return x * self.kernel.gate(x * factor)
-        return self.kernel.value(x * factor) / factor
+        return value(x * factor) / factor
 
 
 class Sharpened(Hardness):
@@ -242,10 +252,18 @@ class Sharpened(Hardness):
         super().__init__(supremum, init, temperature)
         self.function = function
 
+    def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        return self.function, self.lam
+
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation to each element; a tensor subclass sees one call, as of ``HardnessGate``."""
+        if has_torch_function_unary(x):
+            of_subclass: Tensor = handle_torch_function(Sharpened.forward, (x,), self, x)
+            return of_subclass
         if x.dtype == torch.float16:
             return self.forward(x.float()).half()
-        lam = self.lam
+        # A file has λ as a number, not what it is computed from.
+        lam = self.lam.item() if torch.onnx.is_in_onnx_export() else self.lam
         return self.function(x * lam) / lam
 
 

@@ -84,7 +84,7 @@ def own_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 UNBOUNDED = (LambdaSwish, nn.SiLU)
-"""The classes of smooth activations that ``network.from_torch`` does not read, so that they cannot be bounded."""
+"""The classes of smooth activations that losses bound as the ReLU which replaces them at the end."""
 
 
 def ball(x: Tensor, eps: float) -> Bounds:

@@ -14,8 +14,9 @@ from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch
-from verifiable_relu.nn import LambdaGELU
-from verifiable_relu.nn.gates import Hardness
+from verifiable_relu.network.agreement import parting, sample_points
+from verifiable_relu.network.family import swapped
+from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, at
@@ -141,7 +142,7 @@ def measure(
             right = [n + int((p == true).sum()) for n, p in zip(right, predicted, strict=True)]
     if region is None and known:
         region = min(low for low, _ in known), max(high for _, high in known)
-    proven, why = _proven(smooth, shape, region, patience, argument, watch)
+    proven, why = _proven(smooth, hard, shape, region, patience, argument, watch)
     if proven is not None and proven > most - least:
         proven, why = None, f"a bound of {proven:.3g} says nothing, for all outputs here are within {most - least:.3g}"
     hardened, softened, given = (None,) * 3 if right is None else (*(n / samples for n in right), None)[:3]
@@ -151,6 +152,7 @@ def measure(
 @neutral()
 def _proven(
     smooth: nn.Module,
+    hard: nn.Module,
     shape: tuple[int, ...] | None,
     region: Region | None,
     patience: float,
@@ -162,9 +164,6 @@ def _proven(
         return None, "it was not asked for (patience=0)"
     if shape is None or region is None:
         return None, batches.NO_TENSOR
-    # In a network as it is read, a gate of another activation looks like a function that the swap leaves as it is.
-    if any(isinstance(gate, Hardness) and not isinstance(gate, LambdaGELU) for gate in smooth.modules()):
-        return None, "the change is bounded for gates of exact GELU alone, and the model has others"
     start = time.monotonic()
 
     def stop() -> bool:
@@ -173,12 +172,13 @@ def _proven(
 
     try:
         with as_given():
-            read = from_torch(smooth, shape, argument=argument)
+            read = [from_torch(model, shape, argument=argument) for model in (smooth, hard)]
         # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
-        nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in read.nodes)
-        network = Network(nodes).to(torch.float64)
+        first, second = (Network(tuple(n.map_tensors(lambda t: t.detach().cpu()) for n in r.nodes)) for r in read)
+        family = swapped(first, second)
+        _require_swap(family.limit, second)
         ones = torch.ones(1, *shape, dtype=torch.float64)
-        found = substitution_change(network, Bounds(ones * region[0], ones * region[1]), stop=stop)
+        found = substitution_change(family.to(torch.float64), Bounds(ones * region[0], ones * region[1]), stop=stop)
     except InputError as error:
         return None, str(error)
     largest = torch.maximum(-found.lower, found.upper).max().item()
@@ -187,3 +187,18 @@ def _proven(
             return None, f"the proof took longer than {patience:g} s (patience=)"
         return None, "over a region this large, nothing is known of a divisor or an exponential"
     return largest, ""
+
+
+def _require_swap(found: Network, hard: Network) -> None:
+    """Compare what the swap makes of a network as it is read with the hard model's network.
+
+    Raises:
+        InputError: if they compute different numbers.
+    """
+    x = sample_points(found.input_shape, torch.float64)
+    last = len(found.nodes) - 1
+    expected = hard.to(torch.float64).values(x)[-1]
+    # Numbers that are made of λ are rounded to the modules' precision.
+    apart = parting(found.nodes, x, {last: expected}, 2 * unit_roundoff(torch.float32))
+    if apart is not None:
+        raise InputError(f"the swap is not the one of the model's activations alone: {apart}")

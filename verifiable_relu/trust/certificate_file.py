@@ -30,8 +30,8 @@ _ACTIVATIONS = {
 }
 """The operators whose outputs name activations. MaxPool's names one a round."""
 
-_ROUNDS = {"Round": 1, "QuantizeLinear": 3}
-"""Operators that round, and how many activations they are."""
+_STEPS = {"Round": 1, "Sign": 1, "QuantizeLinear": 3}
+"""Operators that jump, and how many activations they are."""
 
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
@@ -128,8 +128,8 @@ def _activations(network: bytes) -> list[str]:
             needed.update(node.input)
             if node.op_type in _ACTIVATIONS:
                 found.append(node.output[0])
-            if node.op_type in _ROUNDS:
-                found += [node.output[0]] * _ROUNDS[node.op_type]
+            if node.op_type in _STEPS:
+                found += [node.output[0]] * _STEPS[node.op_type]
             if node.op_type == "MaxPool":
                 (kernel,) = (attribute.ints for attribute in node.attribute if attribute.name == "kernel_shape")
                 found += [node.output[0]] * (math.prod(kernel) - 1).bit_length()

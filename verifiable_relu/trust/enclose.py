@@ -85,6 +85,17 @@ def _inverse_root(low: Array) -> Array:
     return found
 
 
+def _inside(slope: Callable[[Array], Array]) -> Callable[[Array, Array, float], Array]:
+    """The largest slope of a function on (−1, 1) that is steepest at the ends: by 1 − x² there, infinite beyond."""
+
+    def steepest(low: Array, high: Array, _: float) -> Array:
+        far = _largest(low, high)
+        found: Array = np.where(far < 1, slope(np.maximum((1 - far) * (1 + far), 0)), np.inf)
+        return found
+
+    return steepest
+
+
 def _least(low: Array, high: Array) -> Array:
     """The least |x| for low ≤ x ≤ high."""
     found: Array = np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0)
@@ -113,6 +124,14 @@ CHECKED: dict[str, Checked] = {
     "HardSwish": Checked(lambda x, _: x * np.clip(x + 3, 0, 6) / 6, _at_most(1.5)),
     "Erf": Checked(lambda x, _: _erf(x), _at_most(1.1284), wide=False),
     "Atan": Checked(lambda x, _: np.arctan(x), _at_most(1.0)),
+    "Asin": Checked(lambda x, _: np.arcsin(x), _inside(lambda rest: 1 / np.sqrt(rest))),
+    "Acos": Checked(lambda x, _: np.arccos(x), _inside(lambda rest: 1 / np.sqrt(rest))),
+    "Atanh": Checked(lambda x, _: np.arctanh(x), _inside(lambda rest: 1 / rest)),
+    "Acosh": Checked(
+        lambda x, _: np.arccosh(x),
+        lambda low, high, _: np.where(low > 1, 1 / np.sqrt(np.maximum((low - 1) * (low + 1), 0)), np.inf),
+    ),
+    "Asinh": Checked(lambda x, _: np.arcsinh(x), _at_most(1.0)),
     "Sin": Checked(lambda x, _: np.sin(x), _at_most(1.0)),
     "Cos": Checked(lambda x, _: np.cos(x), _at_most(1.0)),
     "Exp": Checked(lambda x, _: np.exp(x), lambda low, high, _: np.exp(high)),

@@ -38,10 +38,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
 from verifiable_relu.network.module.unrolled import UNROLLED
-from verifiable_relu.nn.gates import HardnessGate
+from verifiable_relu.nn.gates import HardnessGate, Sharpened
+
+_GATES = (HardnessGate.forward, Sharpened.forward)
+"""What torch calls where a gate gets a tensor that is recorded."""
 
 GATE = "hardness_gate"
-"""The name under which a λ-GELU or λ-Swish is recorded: one operator of the arguments ``gate`` and ``self``."""
+"""The name under which a λ-GELU is recorded: one operator of the arguments ``gate`` and ``self``."""
 
 
 class NotFollowed(UnsupportedError):
@@ -434,6 +437,11 @@ class _Recorder(TorchDispatchMode):
         """Run one of torch's functions of computed tensors, so that the operators that it consists of are recorded."""
         if func in _FORBIDDEN:
             self.refuse(func.__name__, "the memory of a computed tensor cannot be had")
+        if func in _GATES and getattr(args[0], "approximate", "") != "none":
+            # Its operators come here one by one. λ is a number of the module, or a tensor with its derivative.
+            value, factor = args[0].form()
+            number = factor.item() if self.exact else factor
+            return value(args[1] * number) / number
         # Below autograd, operators arrive whole: ``linear``, not the products that it is made of.
         with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
             if func is HardnessGate.forward:
@@ -449,7 +457,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def gate(self, gate: HardnessGate, x: Tensor) -> Tensor:
-        """Record a gate of learned hardness as one operator."""
+        """Record a gate of exact GELU as one operator."""
         if not isinstance(x, Traced):
             raise TypeError("a gate that itself depends on the input")
         real = HardnessGate.forward(gate, x.carried)

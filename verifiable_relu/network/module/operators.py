@@ -21,9 +21,8 @@ from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import deviations, quotient, scaled, share
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import GATE, NotFollowed, Program, Ref, Step
-from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh
+from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh, curve
 from verifiable_relu.network.simplify import needed
-from verifiable_relu.nn import LambdaGELU
 
 _ORDER = ("center", "scale", "shift")
 """The parts of a Scale node in the order in which they act."""
@@ -281,25 +280,24 @@ def _prelu(t: Translator, step: Step, a: Any) -> int:
 
 
 def _gelu(t: Translator, step: Step, a: Any) -> int:
-    require_exact(a.approximate)
+    if a.approximate == "tanh":
+        return _curve("tanh-GELU")(t, step, a)
     return t.activation(step, a.self, Gelu, lam=t.constant(step, 1.0))
 
 
 def _gate(t: Translator, step: Step, a: Any) -> int:
-    if not isinstance(a.gate, LambdaGELU):
-        raise UnsupportedError(f"{type(a.gate).__name__} has no bounds: nn.substitute_relu replaces it by ReLU")
-    require_exact(a.gate.approximate)
     return t.activation(step, a.self, Gelu, lam=a.gate.lam)
 
 
-def require_exact(approximate: str) -> None:
-    """Make certain that a GELU is the exact one.
+def _curve(function: str) -> Converter:
+    return lambda t, step, a: t.build.append(curve(function, step.label, (t.node(a.self),), t.shape(a.self)))
 
-    Raises:
-        UnsupportedError: if it is not.
-    """
-    if approximate != "none":
-        raise UnsupportedError(f"approximate='{approximate}': only the exact form has bounds; use approximate='none'")
+
+def _softplus(t: Translator, step: Step, a: Any) -> int:
+    """ln(1 + exp(x)); torch takes x for it beyond the threshold, which is no more than rounding from 20 on."""
+    if a.beta != 1 or a.threshold < 20:
+        raise UnsupportedError(f"beta={a.beta}, threshold={a.threshold}: it is another function beyond its threshold")
+    return _curve("Softplus")(t, step, a)
 
 
 # --- shapes, and what changes nothing --------------------------------------------------------------------------------
@@ -370,6 +368,11 @@ OPERATORS: dict[str, Converter] = {
     "leaky_relu": lambda t, step, a: t.activation(step, a.self, LeakyRelu, slope=t.constant(step, a.negative_slope)),
     "prelu": _prelu,
     "gelu": _gelu,
+    "silu": _curve("SiLU"),
+    "mish": _curve("Mish"),
+    "hardswish": _curve("HardSwish"),
+    "softplus": _softplus,
+    **{name.lower(): _curve(name) for name in ("Asin", "Acos", "Asinh", "Acosh", "Atanh")},
     GATE: _gate,
     "permute": lambda t, step, a: _permuted(t, step, a.self, a.dims),
     "transpose": _transpose,

@@ -140,6 +140,8 @@ def from_torch(
         InputError: if the module fails for inputs of that shape, or a parameter is not finite.
     """
     shape = tuple(input_shape)
+    if 0 in shape:
+        raise InputError(f"an input of shape {shape} has no numbers", place=_class(module))
     first = _first(module)
     batches = [_several(shape, first), _one(shape, first)] if compared else [_one(shape, first)]
     try:

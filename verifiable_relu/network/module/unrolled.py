@@ -127,21 +127,23 @@ def _rrelu(
     return F.leaky_relu(x, (lower + upper) / 2)
 
 
-def _asin(x: Tensor) -> Tensor:
-    return torch.atan(x * torch.rsqrt(1 - x * x))
+def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    if threshold < 20:
+        raise UnsupportedError(f"threshold={threshold}: from there on torch computes another function")
+    return F.softplus(x) if beta == 1 else F.softplus(x * beta) / beta
 
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sinh": lambda x: (torch.exp(x) - torch.exp(-x)) / 2,
     "cosh": lambda x: (torch.exp(x) + torch.exp(-x)) / 2,
     "tan": lambda x: torch.sin(x) * torch.reciprocal(torch.cos(x)),
-    "asin": _asin,
     "expm1": lambda x: torch.exp(x) - 1,
     "log1p": lambda x: torch.log(1 + x),
 }
 
 UNROLLED |= {getattr(of, name): made for name, made in _FUNCTIONS.items() for of in (torch, Tensor)}
 UNROLLED |= dict.fromkeys((F.softshrink, torch._C._nn.softshrink), _softshrink)
+UNROLLED[F.softplus] = _softplus
 UNROLLED |= dict.fromkeys((F.threshold, torch.threshold), _threshold)
 UNROLLED |= dict.fromkeys((F.rrelu, torch.rrelu), _rrelu)
 

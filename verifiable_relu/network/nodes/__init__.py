@@ -20,10 +20,12 @@ from verifiable_relu.network.nodes.activations import (
     Tanh,
     alike,
     curve,
+    gated,
+    same,
 )
 from verifiable_relu.network.nodes.affine import Affine, Conv2d, Linear, Scale, Sparse
 from verifiable_relu.network.nodes.bilinear import Bilinear, MatMul, Product
-from verifiable_relu.network.nodes.node import Add, Beside, Input, Maximum, Node, Permute, Reshape, Seen, Shape
+from verifiable_relu.network.nodes.node import Add, Beside, Extreme, Input, Maximum, Node, Permute, Reshape, Seen, Shape
 
 __all__ = [
     "FUNCTIONS",
@@ -36,6 +38,7 @@ __all__ = [
     "Bilinear",
     "Conv2d",
     "Curve",
+    "Extreme",
     "Function",
     "Gelu",
     "Hardened",
@@ -62,4 +65,6 @@ __all__ = [
     "Tanh",
     "alike",
     "curve",
+    "gated",
+    "same",
 ]

@@ -43,6 +43,8 @@ class Function:
         period: after which bends and turns repeat; they are those of one period then. None if they do not.
         stretched: whether f(x, λ) = f(λx, 1)/λ, so that bends and turns are those for λ = 1 divided by λ.
         increasing: whether f increases everywhere.
+        gated: whether f(x) = x·P(x) with a P that never falls, from 0 to 1, and 1 − P(x) ≤ P(−x) for x ≥ 0. Then
+            0 ≤ ReLU(x) − f(x) ≤ −f(−|x|), and x·P(λx) never falls as λ > 0 grows.
         operator: of ONNX that computes f; empty where several are needed.
         versions: the opsets in which the definitions of the operator began that are read as f without more ado.
         attribute: the operator's, of 1 by default, that is the parameter.
@@ -60,6 +62,7 @@ class Function:
     period: float | None = None
     stretched: bool = False
     increasing: bool = False
+    gated: bool = False
     operator: str = ""
     versions: tuple[int, ...] = ()
     attribute: str = ""
@@ -120,6 +123,25 @@ def _hard_swish_slope(x: Tensor, _: Tensor) -> Tensor:
     return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, (2 * x + 3) / 6))
 
 
+def _asinh(x: Tensor, _: Tensor) -> Tensor:
+    size = x.abs()
+    near = size.clamp(max=_FAR)
+    near = torch.log1p(near + near * (near / (1 + torch.sqrt(1 + near * near))))
+    return torch.where(size > _FAR, torch.log(size.clamp(min=1)) + math.log(2), near).copysign(x)
+
+
+def _acosh(x: Tensor, _: Tensor) -> Tensor:
+    above = x - 1
+    near = above.clamp(0, _FAR)
+    near = torch.log1p(near + torch.sqrt(near * (near + 2)))
+    found = torch.where(above > _FAR, torch.log(x.clamp(min=1)) + math.log(2), near)
+    return torch.where(above >= 0, found, torch.nan)
+
+
+_FAR = 1e9
+"""From here on asinh and arcosh are ln(2x), up to 1/(4x²); squares of what is less do not overflow."""
+
+
 def _tanh_slope(x: Tensor, _: Tensor) -> Tensor:
     # 1 − tanh(x)², without cancellation.
     return 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)
@@ -167,6 +189,7 @@ FUNCTIONS: dict[str, Function] = {
         # torch computes 1 + erf, which leaves the roundoff of 1 for negative numbers.
         absolute=1.0,
         stretched=True,
+        gated=True,
         certified=("Gelu", "Erf"),
     ),
     "SiLU": Function(
@@ -176,7 +199,9 @@ FUNCTIONS: dict[str, Function] = {
         bends=(-2.3993572805154677, 2.3993572805154677),
         turns=(-1.2784645427610738,),
         steepest=1.09984,
+        gated=True,
     ),
+    # P(x) = tanh(softplus(x)). With w = eˣ, 1 − P(x) = 2/(w² + 2w + 2) and P(−x) = (2w + 1)/(2w² + 2w + 1).
     "Mish": Function(
         _mish,
         _mish_slope,
@@ -184,6 +209,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(-2.2563763963607931, 1.4905711794854285),
         turns=(-1.1924312145154952,),
         steepest=1.0885,
+        gated=True,
         operator="Mish",
         versions=(18, 22),
     ),
@@ -195,6 +221,7 @@ FUNCTIONS: dict[str, Function] = {
         turns=(-0.75246142207101626,),
         steepest=1.13,
         absolute=1.0,
+        gated=True,
     ),
     # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
     "ELU": Function(
@@ -235,6 +262,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(-3.0, 3.0),
         turns=(-1.5,),
         steepest=1.5,
+        gated=True,
         operator="HardSwish",
         versions=(14, 22),
     ),
@@ -257,6 +285,48 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Atan",
         versions=(7, 22),
+    ),
+    # Outside of [−1, 1], (−1, 1) or [1, ∞), where it is not defined, a function is NaN, and nothing is known of it.
+    "Asin": Function(
+        lambda x, _: torch.asin(x),
+        lambda x, _: 1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)),
+        (False, True),
+        bends=(0.0,),
+        operator="Asin",
+        versions=(7, 22),
+    ),
+    "Acos": Function(
+        lambda x, _: torch.acos(x),
+        lambda x, _: -1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)),
+        (True, False),
+        bends=(0.0,),
+        operator="Acos",
+        versions=(7, 22),
+    ),
+    "Atanh": Function(
+        lambda x, _: torch.atanh(x),
+        lambda x, _: 1 / ((1 - x) * (1 + x)).clamp(min=0),
+        (False, True),
+        bends=(0.0,),
+        operator="Atanh",
+        versions=(9, 22),
+    ),
+    "Acosh": Function(
+        _acosh,
+        lambda x, _: 1 / (torch.sqrt((x - 1).clamp(min=0)) * torch.sqrt(x + 1)),
+        (False,),
+        operator="Acosh",
+        versions=(9, 22),
+    ),
+    "Asinh": Function(
+        _asinh,
+        lambda x, _: torch.where(x.abs() > _FAR, 1 / x.abs(), 1 / torch.sqrt(1 + x * x)),
+        (True, False),
+        bends=(0.0,),
+        steepest=1.0,
+        increasing=True,
+        operator="Asinh",
+        versions=(9, 22),
     ),
     "Exp": Function(
         lambda x, _: torch.exp(x),
@@ -470,7 +540,7 @@ class Step(Activation):
 
     @property
     def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("QuantizeLinear", "Round") if self.function == "Round" else ()
+        return {"Round": ("QuantizeLinear", "Round"), "Sign": ("Sign",)}.get(self.function, ())
 
     @property
     def known(self) -> Steps:
@@ -497,11 +567,24 @@ class Hardened(Activation):
 
     x·Φ(λx) never falls as λ grows, so all of them lie between λ-GELU at ``lam`` and ReLU (arXiv 2603.21991). Bounds
     cover the whole set; a counterexample speaks of its limit, the ReLU network (``Network.limit``).
+
+    Another ``function`` that is ``gated`` has a ``lam`` of 1: the set is that of G(λx)/λ with λ ≥ 1.
     """
 
     op = "Hardened"
-    certified = Relu.certified + FUNCTIONS["GELU"].certified
     lam: Tensor
+    function: str = "GELU"
+
+    @property
+    def certified(self) -> tuple[str, ...]:  # type: ignore[override]
+        return Relu.certified + FUNCTIONS["GELU"].certified if self.function == "GELU" else ()
+
+    @property
+    def least(self) -> Curve:
+        """The smooth function that is the least of the set."""
+        if self.function == "GELU":
+            return Gelu(name=self.name, inputs=self.inputs, shape=self.shape, lam=self.lam)
+        return Smooth(name=self.name, inputs=self.inputs, shape=self.shape, function=self.function, parameter=self.lam)
 
     def forward(self, *xs: Tensor) -> Tensor:
         return F.relu(xs[0])
@@ -523,12 +606,22 @@ RECTIFIERS = (Relu, Gelu, Hardened)
 """ReLU, and what tends to it."""
 
 
-def alike(f: Activation, g: Activation) -> bool:
-    """Whether something is known of g(z + d) − f(z): two of ReLU and λ-GELU, or the same function."""
-    if isinstance(f, RECTIFIERS) and isinstance(g, RECTIFIERS):
-        return True
-    if isinstance(f, LeakyRelu) and isinstance(g, LeakyRelu):
-        return torch.equal(f.slope, g.slope)
+def gated(node: Node) -> bool:
+    """Whether a node is ReLU or one of the functions that lie below it as ``Function.gated`` says."""
+    return isinstance(node, RECTIFIERS) or (isinstance(node, Curve) and node.known.gated)
+
+
+def same(f: Activation, g: Activation) -> bool:
+    """Whether two curves are the same function."""
     if not isinstance(f, Curve) or not isinstance(g, Curve):
         return False
     return f.function == g.function and torch.equal(f.parameter, g.parameter)
+
+
+def alike(f: Activation, g: Activation) -> bool:
+    """Whether something is known of g(z + d) − f(z): two of ReLU and what lies below it, or the same function."""
+    if gated(f) and gated(g):
+        return True
+    if isinstance(f, LeakyRelu) and isinstance(g, LeakyRelu):
+        return torch.equal(f.slope, g.slope)
+    return same(f, g)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.nodes.node import Node
+from verifiable_relu.network.nodes.node import Node, Shape
 
 
 class Bilinear(Node):
@@ -37,6 +37,31 @@ class Bilinear(Node):
         """The rows of x₂ that a·(x₁∘x₂) has, for a constant x₁ (``to_first``)."""
         raise NotImplementedError
 
+    @property
+    def pairs(self) -> Shape:
+        """The shape of all products of two numbers that outputs are sums of."""
+        raise NotImplementedError
+
+    def paired(self, first: Tensor, second: Tensor) -> Tensor:
+        """These products, (batch, *pairs), of x₁ and x₂, (batch, *shape of the input) each."""
+        raise NotImplementedError
+
+    def spread(self, a: Tensor) -> Tensor:
+        """For each product the number of its output in a, (batch, *shape), broadcastable to (batch, *pairs)."""
+        raise NotImplementedError
+
+    def summed(self, products: Tensor) -> Tensor:
+        """The outputs, (batch, *shape), that are sums of products (batch, *pairs)."""
+        raise NotImplementedError
+
+    def weighed_to_first(self, a: Tensor, weight: Tensor, second: Tensor) -> Tensor:
+        """``to_first`` of one row for each of a batch, with a weight for every product, (batch, *pairs)."""
+        raise NotImplementedError
+
+    def weighed_to_second(self, a: Tensor, weight: Tensor, first: Tensor) -> Tensor:
+        """``to_second`` likewise."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Product(Bilinear):
@@ -56,6 +81,25 @@ class Product(Bilinear):
 
     def to_second(self, a: Tensor, first: Tensor) -> Tensor:
         return a * first.unsqueeze(1)
+
+    @property
+    def pairs(self) -> Shape:
+        return self.shape
+
+    def paired(self, first: Tensor, second: Tensor) -> Tensor:
+        return first * second
+
+    def spread(self, a: Tensor) -> Tensor:
+        return a
+
+    def summed(self, products: Tensor) -> Tensor:
+        return products
+
+    def weighed_to_first(self, a: Tensor, weight: Tensor, second: Tensor) -> Tensor:
+        return a * weight * second
+
+    def weighed_to_second(self, a: Tensor, weight: Tensor, first: Tensor) -> Tensor:
+        return a * weight * first
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,3 +124,23 @@ class MatMul(Bilinear):
 
     def to_second(self, a: Tensor, first: Tensor) -> Tensor:
         return torch.einsum("ge...nm,g...nk->ge...km", a, first)
+
+    @property
+    def pairs(self) -> Shape:
+        *leading, rows, columns = self.shape
+        return *leading, rows, self.inner, columns
+
+    def paired(self, first: Tensor, second: Tensor) -> Tensor:
+        return first.unsqueeze(-1) * second.unsqueeze(-3)
+
+    def spread(self, a: Tensor) -> Tensor:
+        return a.unsqueeze(-2)
+
+    def summed(self, products: Tensor) -> Tensor:
+        return products.sum(-2)
+
+    def weighed_to_first(self, a: Tensor, weight: Tensor, second: Tensor) -> Tensor:
+        return torch.einsum("g...nm,g...nkm,g...km->g...nk", a, weight, second)
+
+    def weighed_to_second(self, a: Tensor, weight: Tensor, first: Tensor) -> Tensor:
+        return torch.einsum("g...nm,g...nkm,g...nk->g...km", a, weight, first)

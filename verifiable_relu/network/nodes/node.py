@@ -142,6 +142,20 @@ class Maximum(Seen):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Extreme(Seen):
+    """max(x, y) of the first two inputs, or min(x, y), element by element, which the last input is: made of a ReLU.
+
+    Intervals look at x and y: of x + relu(y − x) they know less. Rows go through the ReLU.
+
+    Attributes:
+        sign: 1 for the maximum, −1 for the minimum.
+    """
+
+    op = "Extreme"
+    sign: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Beside(Seen):
     """The values g(z′) of a network's activation, the last input, beside the values f(z) of another's, the second.
 

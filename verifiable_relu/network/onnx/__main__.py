@@ -29,7 +29,7 @@ the end.
 | written with ReLUs | of two numbers the best lines, of more one candidate below and above | yes | yes | yes |
 | functions that jump | lines of an upper and a lower function of two pieces | no | no | yes |
 | smooth | Sigmoid, Tanh, Gelu: best lines; others: the best of four slopes | yes, by segments | no | enclosed |
-| products of computed values | halfway between McCormick's planes; factors by lines, too | no | no | enclosed |
+| products of computed values | means of McCormick's planes; factors by lines, too | no | no | enclosed |
 """
 
 

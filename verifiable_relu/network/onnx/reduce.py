@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.derived import share
-from verifiable_relu.network.nodes import LeakyRelu, Maximum, Relu
+from verifiable_relu.network.nodes import Extreme, LeakyRelu, Maximum, Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import broadcast, negative
 from verifiable_relu.network.onnx.moves import Numbered, Rows, axis_of
@@ -91,7 +91,9 @@ def larger(call: Call, left: Result, right: Result, sign: int) -> Value:
     gained = build.activation(build.add(ahead.index, behind.index, name), Relu, name)
     if sign < 0:
         gained = build.scale(gained, name, scale=torch.tensor(-1.0))
-    return Value(build.add(x.index, gained, name), x.leading)
+    made = build.add(x.index, gained, name)
+    three = (x.index, y.index, made)
+    return Value(build.append(Extreme(name=name, inputs=three, shape=build.shape(made), sign=sign)), x.leading)
 
 
 def bounded(call: Call, x: int, end: Tensor, sign: int) -> int:
