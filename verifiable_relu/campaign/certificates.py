@@ -21,9 +21,8 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import on_disk, read_bytes
 from verifiable_relu.journal import plain
 from verifiable_relu.network import Network
-from verifiable_relu.network.family import least_hardness
+from verifiable_relu.network.family import beside_family, least_hardness
 from verifiable_relu.network.head import headless
-from verifiable_relu.network.nodes import Hardened
 from verifiable_relu.network.product import Part, product, rectified
 from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Property, Query
@@ -211,11 +210,8 @@ def _family(network: Network) -> list[Fraction]:
     """
     joint = [Fraction(lam) for lam in least_hardness(network)]
     if joint:
-        inner = headless(network) or network
-        for node in (inner.nodes[index] for index in inner.activations):
-            if not isinstance(node, Hardened):
-                other = getattr(node, "function", node.op)
-                raise UnsupportedError(f"certificates know no family in which {other} is an activation, too")
+        if others := beside_family(headless(network) or network):
+            raise UnsupportedError(f"certificates know no family in which {others[0]} is an activation, too")
         if min(joint) < 1:
             raise UnsupportedError("certificates know no family of a GELU of a multiple that runs")
     return joint

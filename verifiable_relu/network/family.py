@@ -22,6 +22,16 @@ def least_hardness(network: Network) -> list[float]:
     return [float(node.lam) for node in network.nodes if isinstance(node, Hardened)]
 
 
+def beside_family(network: Network) -> list[str]:
+    """What the activations of a family are called that are the same in all of its members."""
+    nodes = {index: network.nodes[index] for index in network.activations}
+    same_in_all = {index: node for index, node in nodes.items() if not isinstance(node, Hardened)}
+    return [
+        "a maximum" if index in network.spared else getattr(node, "function", node.op)
+        for index, node in same_in_all.items()
+    ]
+
+
 def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Network:
     """The set of networks with λ'-GELU, λ' ≥ ``lam``, or ReLU in place of its ReLUs and λ-GELUs.
 
