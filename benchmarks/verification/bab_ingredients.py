@@ -41,7 +41,7 @@ WITHOUT: tuple[tuple[str, Any], ...] = (
     ("search.adaptive", 0),
     ("search.stalled", 0.0),
     ("rounds.refinement", None),
-    ("rounds.above", None),
+    ("rounds.better", None),
     ("search.batch", 16),
 )
 """What is switched off: the search for bounds of neurons and for slopes, the ascent in each node, lines that adapt,

@@ -268,7 +268,7 @@ def test_a_property_of_a_file_imports_no_solver_and_nothing_of_torch_modules(fol
 def fractional(path: Path) -> None:
     """A network with an operator that the package does not support."""
     graph = helper.make_graph(
-        [helper.make_node("Acosh", ["x"], ["y"], name="wave")],
+        [helper.make_node("Hardmax", ["x"], ["y"], name="wave")],
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("n", 2))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("n", 2))],
@@ -294,7 +294,7 @@ BAD = {
     "unclosed": (["--spec", "unclosed.vnnlib"], ["unclosed.vnnlib", "line", "never closed"]),
     "no text": (["--spec", "net.onnx"], ["net.onnx"]),
     "empty spec": (["--spec", "empty"], ["empty"]),
-    "unsupported operator": (["--spec", "safe.vnnlib", "--net", "acosh.onnx"], ["acosh.onnx", "wave", "Acosh"]),
+    "unsupported operator": (["--spec", "safe.vnnlib", "--net", "hardmax.onnx"], ["hardmax.onnx", "wave", "Hardmax"]),
     "NaN": (["--spec", "safe.vnnlib", "--net", "nan.onnx"], ["nan.onnx", "NaN"]),
     "inputs": (["--spec", "three.vnnlib", "--net", "net.onnx"], ["three.vnnlib", "3 inputs", "2"]),
     "outputs": (["--spec", "outputs.vnnlib", "--net", "net.onnx"], ["outputs.vnnlib", "4 outputs", "2"]),
@@ -335,7 +335,7 @@ def spoil(folder: Path) -> None:
     (folder / "broken.onnx").write_bytes(write_onnx(network())[:-30])
     (folder / "empty").write_bytes(b"")
     (folder / "unclosed.vnnlib").write_text(spec(SAFE)[:-4])
-    fractional(folder / "acosh.onnx")
+    fractional(folder / "hardmax.onnx")
     not_a_number(folder / "nan.onnx")
     named = "; network: net.onnx"
     (folder / "three.vnnlib").write_text(spec(SAFE, inputs=3))
@@ -499,8 +499,8 @@ def rows(text: str) -> list[list[str]]:
 def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     spoil(folder)
     (folder / "instances.csv").write_text(
-        "net.onnx,safe.vnnlib,30\nnet.onnx,none.vnnlib,30\nacosh.onnx,safe.vnnlib,30\n"
-        "acosh.onnx,violated.vnnlib,30\nnet.onnx,violated.vnnlib,30\n"
+        "net.onnx,safe.vnnlib,30\nnet.onnx,none.vnnlib,30\nhardmax.onnx,safe.vnnlib,30\n"
+        "hardmax.onnx,violated.vnnlib,30\nnet.onnx,violated.vnnlib,30\n"
     )
     arguments = ["--spec", "instances.csv", "--out", "out", "--method", "crown", "--jobs", "1"]
     done = run(["-m", "verifiable_relu.certify", *arguments], cwd=folder)
@@ -508,8 +508,8 @@ def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     answers = {
         ("net.onnx", "safe.vnnlib"): "unsat",
         ("net.onnx", "none.vnnlib"): "unknown",
-        ("acosh.onnx", "safe.vnnlib"): "unknown",
-        ("acosh.onnx", "violated.vnnlib"): "unknown",
+        ("hardmax.onnx", "safe.vnnlib"): "unknown",
+        ("hardmax.onnx", "violated.vnnlib"): "unknown",
         ("net.onnx", "violated.vnnlib"): "unknown",
     }
     # The rows on stdout come as the answers do.
@@ -517,7 +517,7 @@ def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     assert {(onnx, vnnlib): answer for onnx, vnnlib, answer, _ in rows(done.stdout)} == answers
     complaints = [line for line in done.stderr.splitlines() if line.startswith("certify: ")]
     # The operator is one fault, whoever meets it.
-    assert len(complaints) == 2 and "none.vnnlib" in str(complaints) and "acosh.onnx" in str(complaints)
+    assert len(complaints) == 2 and "none.vnnlib" in str(complaints) and "hardmax.onnx" in str(complaints)
     assert "Traceback" not in done.stderr
     table = list(csv.DictReader(io.StringIO((folder / "out" / "results.csv").read_text())))
     assert [(row["onnx"], row["vnnlib"]) for row in table] == list(answers)

@@ -126,8 +126,8 @@ class Recorder:
         step = torch.exp2(torch.floor(torch.log2(size)) - self._loose).clamp(min=LEAST_STEP)
         below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
         # No neuron becomes unstable, and a single point stays one.
-        below = torch.where((low >= 0) & (below < 0), 0.0, torch.where(width > 0, below, low))
-        above = torch.where((high <= 0) & (above > 0), 0.0, torch.where(width > 0, above, high))
+        below = torch.where((low >= 0) & (below < 0), 0.0, torch.where(width != 0, below, low))
+        above = torch.where((high <= 0) & (above > 0), 0.0, torch.where(width != 0, above, high))
         return Bounds(below.reshape(bounds.lower.shape), above.reshape(bounds.upper.shape))
 
     def _claims(self, relaxation: Relaxation, sample: int) -> list[Claim]:
