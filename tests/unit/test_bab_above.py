@@ -157,7 +157,9 @@ def shortcut(rng: np.random.Generator, inputs: int, neurons: int) -> Network:
 def test_trees_on_better_lines_decide_what_points_say() -> None:
     """Of networks with shortcuts, whose trees are begun again at once: unsat only where no point of many is one."""
     rng = np.random.default_rng(3)
-    again = Rounds(refinement=None, better=Slopes(), hard=Branching(choices=16, look=0), tried=False, first=0.0)
+    again = Rounds(
+        refinement=None, better=Slopes(), hard=Branching(choices=16, look=0, looked=9), tried=False, first=0.0
+    )
     decided = []
     for _ in range(4):
         network = shortcut(rng, 5, 12)

@@ -7,6 +7,7 @@ from ``Loop``: trees that exclude polytopes (``tree``), and trees that tighten i
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -175,15 +176,22 @@ class Loop(ABC, Generic[K, R]):
         choices: on how many neurons, or what else there is, a node may be split: where there are several, the children
             by each are bounded.
         memory: bytes of open nodes.
+        looked: once so many nodes have been bounded, nodes are split on the first choice without a look.
 
     Attributes:
         now: what has become of the nodes.
     """
 
     def __init__(
-        self, objectives: int, join: Callable[[Sequence[Any]], K], batch: int, choices: int, memory: float
+        self,
+        objectives: int,
+        join: Callable[[Sequence[Any]], K],
+        batch: int,
+        choices: int,
+        memory: float,
+        looked: float = math.inf,
     ) -> None:
-        self._join, self._batch, self._choices, self._memory = join, batch, choices, memory
+        self._join, self._batch, self._choices, self._memory, self._looked = join, batch, choices, memory, looked
         self._objectives = objectives
         self.now = self._before = self._none(Frontier(join))
 
@@ -238,9 +246,14 @@ class Loop(ABC, Generic[K, R]):
         """
         self._take(self._split(chosen or self.now.open.pop(self._batch)))
 
+    @property
+    def _bounded_so_far(self) -> int:
+        """How many nodes have been bounded, in a part of them those before it was dealt out as well."""
+        return self._before.nodes + (0 if self.now is self._before else self.now.nodes)
+
     def _split(self, chosen: Open[K]) -> K:
         """The children by the best choices."""
-        if self._choices == 1:
+        if self._choices == 1 or self._bounded_so_far >= self._looked:
             return self.children(chosen.nodes, chosen.choices[:, 0])
         tried, gains = [], []
         for choice in chosen.choices.T:

@@ -8,6 +8,7 @@ counterexamples all along.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ class Branching:
         candidates: how many nodes of a batch are asked for a counterexample.
         choices: how many neurons a node may be split on; where there are several, the children by each are bounded.
         look: steps of the ascent for these children.
+        looked: once so many nodes have been bounded, each is split on the neuron that is most to blame.
     """
 
     steps: int = 2
@@ -77,6 +79,7 @@ class Branching:
     candidates: int = 4
     choices: int = 1
     look: int = 4
+    looked: float = math.inf
 
 
 class PhaseTree(Loop[Nodes, Bounded]):
@@ -116,7 +119,7 @@ class PhaseTree(Loop[Nodes, Bounded]):
         folded = strip.folded
         self._size = folded.size
         batch = max(16, min(options.batch, _WORKING // (24 * (folded.inputs + folded.size + 1))))
-        super().__init__(1, Packed.join, batch, options.choices, memory)
+        super().__init__(1, Packed.join, batch, options.choices, memory, options.looked)
         none = torch.zeros(self._size, dtype=torch.bool)
         root = Nodes.roots(self._size, len(scale) - 1)
         # A line below the activation is better for being adaptive where the coefficient is positive.

@@ -41,7 +41,7 @@ from verifiable_relu.verifiers.root import relaxation
 _BATCH = 64
 """Most queries bounded at once."""
 
-_HARD = Branching(choices=16, look=0)
+_HARD = Branching(choices=32, look=0, looked=4000)
 """How trees of a network with shortcuts are searched once they have stood still."""
 
 _BESIDE = 2e10
