@@ -33,6 +33,12 @@ _LOOSE, _LOOSE_SMOOTH = 36, 28
 The checker encloses curves by itself.
 """
 
+_SEEN = 2.0**-30
+"""They are loosened by this part of their layer's largest number, too.
+
+The checker's floating point loses more than the bounds' own, and what it cannot decide takes it exact arithmetic.
+"""
+
 _GRID = 2.0**40
 """Slopes of lines beside curves are multiples of one by this: the remainders that go with them are the checker's."""
 
@@ -122,8 +128,9 @@ class Recorder:
             kept.append(_Found(*parts, slopes))
         self._pending, self._own[index] = [], kept
         width = (high - low).amax(1, keepdim=True)
-        size = torch.maximum(width, 2.0**-8 * torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True))
-        step = torch.exp2(torch.floor(torch.log2(size)) - self._loose).clamp(min=LEAST_STEP)
+        largest = torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True)
+        size = torch.maximum(2.0**-self._loose * width, _SEEN * largest)
+        step = torch.exp2(torch.floor(torch.log2(size))).clamp(min=LEAST_STEP)
         below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
         # No neuron becomes unstable, and a single point stays one.
         below = torch.where((low >= 0) & (below < 0), 0.0, torch.where(width != 0, below, low))
