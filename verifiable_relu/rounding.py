@@ -347,6 +347,13 @@ Such a proof sums numbers of the size of the width, or of its system's, in anoth
 LEAST_STEP = 2.0**-800
 """The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
 
+SEEN = 2.0**-30
+"""Recorded bounds are loosened by this part of their layer's largest number.
+
+In float64, sums of a few thousand terms through some ten layers are off by 2⁻⁵³·10⁴·10 ≈ 2⁻³⁶ of the terms at most; whoever
+checks a proof counts all of that, and what floating point cannot decide takes exact arithmetic. 2⁻³⁰ leaves room.
+"""
+
 
 MOST_WHOLE = 2.0**31 - 1
 """The largest whole number that every integer type of a runtime holds that is read; beyond, 32 bits wrap around."""

@@ -19,7 +19,7 @@ from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Kinked
-from verifiable_relu.rounding import LEAST_STEP
+from verifiable_relu.rounding import LEAST_STEP, SEEN
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
@@ -31,12 +31,6 @@ _LOOSE, _LOOSE_SMOOTH = 36, 28
 """Bounds are loosened by 2 to the power of minus this of their layer's scale; the second, of networks with curves.
 
 The checker encloses curves by itself.
-"""
-
-_SEEN = 2.0**-30
-"""They are loosened by this part of their layer's largest number, too.
-
-The checker's floating point loses more than the bounds' own, and what it cannot decide takes it exact arithmetic.
 """
 
 _GRID = 2.0**40
@@ -129,7 +123,7 @@ class Recorder:
         self._pending, self._own[index] = [], kept
         width = (high - low).amax(1, keepdim=True)
         largest = torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True)
-        size = torch.maximum(2.0**-self._loose * width, _SEEN * largest)
+        size = torch.maximum(2.0**-self._loose * width, SEEN * largest)
         step = torch.exp2(torch.floor(torch.log2(size))).clamp(min=LEAST_STEP)
         below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
         # No neuron becomes unstable, and a single point stays one.
