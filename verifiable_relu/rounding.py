@@ -350,8 +350,9 @@ LEAST_STEP = 2.0**-800
 SEEN = 2.0**-30
 """Recorded bounds are loosened by this part of their layer's largest number.
 
-In float64, sums of a few thousand terms through some ten layers are off by 2⁻⁵³·10⁴·10 ≈ 2⁻³⁶ of the terms at most; whoever
-checks a proof counts all of that, and what floating point cannot decide takes exact arithmetic. 2⁻³⁰ leaves room.
+In float64, sums of a few thousand terms through some ten layers are off by 2⁻⁵³·10⁴·10 ≈ 2⁻³⁶ of the terms at most;
+whoever checks a proof counts all of that, and what floating point cannot decide takes exact arithmetic. 2⁻³⁰ leaves
+room.
 """
 
 
