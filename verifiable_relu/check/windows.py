@@ -57,6 +57,16 @@ def covered(call: Call, x: Tensor, kernel: list[int]) -> Number:
     return found
 
 
+def _weighted(call: Call, x: Tensor, entries: tuple[Number, tuple[Number, Number]], shape: tuple[int, ...]) -> Tensor:
+    """A sparse matrix of entries (values, (rows, columns)) times x, plus a bias for each channel of ``shape``."""
+    outputs, count, size = shape[0], int(np.prod(shape[1:])), call.build.nodes[x.node].size
+    matrix = sparse.csr_array(sparse.coo_array(entries, shape=(outputs * count, size)))
+    bias = np.repeat(call.numbers(2) if call.given(2) else np.zeros(outputs), count)
+    if len(bias) != outputs * count:
+        raise BadInput("its inputs do not fit together")
+    return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, (1, *shape))
+
+
 def convolution(call: Call) -> Tensor:
     """Conv, as a sparse matrix."""
     x, weight, groups = call.tensor(), call.numbers(1), call.attributes.get("group", 1)
@@ -74,13 +84,7 @@ def convolution(call: Call) -> Tensor:
     values = np.repeat(weight.reshape(outputs, 1, -1), count, axis=1).ravel()
     rows = np.repeat(np.arange(outputs * count), weight[0].size)
     kept = (columns >= 0) & (values != 0)
-    size = call.build.nodes[x.node].size
-    entries = (values[kept], (rows[kept], columns[kept]))
-    matrix = sparse.csr_array(sparse.coo_array(entries, shape=(outputs * count, size)))
-    bias = np.repeat(call.numbers(2) if call.given(2) else np.zeros(outputs), count)
-    if len(bias) != outputs * count:
-        raise BadInput("its inputs do not fit together")
-    return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, (1, outputs, *places))
+    return _weighted(call, x, (values[kept], (rows[kept], columns[kept])), (outputs, *places))
 
 
 def transposed(call: Call) -> Tensor:
@@ -124,13 +128,7 @@ def transposed(call: Call) -> Tensor:
     columns = np.broadcast_to(x.index.reshape(channels, 1, across, 1), rows.shape)
     values = np.broadcast_to(weight.reshape(channels, per_group, 1, -1), rows.shape)
     kept = (rows >= 0) & (values != 0)
-    size = call.build.nodes[x.node].size
-    entries = (values[kept], (rows[kept], columns[kept]))
-    matrix = sparse.csr_array(sparse.coo_array(entries, shape=(outputs * count, size)))
-    bias = np.repeat(call.numbers(2) if call.given(2) else np.zeros(outputs), count)
-    if len(bias) != outputs * count:
-        raise BadInput("its inputs do not fit together")
-    return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, (1, outputs, *places))
+    return _weighted(call, x, (values[kept], (rows[kept], columns[kept])), (outputs, *places))
 
 
 def pooled(call: Call, x: Tensor, kernel: list[int]) -> Number:

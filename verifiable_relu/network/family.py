@@ -24,11 +24,10 @@ def least_hardness(network: Network) -> list[float]:
 
 def beside_family(network: Network) -> list[str]:
     """What the activations of a family are called that are the same in all of its members."""
-    nodes = {index: network.nodes[index] for index in network.activations}
-    same_in_all = {index: node for index, node in nodes.items() if not isinstance(node, Hardened)}
     return [
-        "a maximum" if index in network.spared else getattr(node, "function", node.op)
-        for index, node in same_in_all.items()
+        "a maximum" if index in network.spared else getattr(network.nodes[index], "function", network.nodes[index].op)
+        for index in network.activations
+        if not isinstance(network.nodes[index], Hardened)
     ]
 
 
