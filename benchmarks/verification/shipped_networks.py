@@ -1,9 +1,9 @@
-"""What do the networks of specs/ prove? Clean, attacked and certified accuracy over test images, and what each took.
+"""What do the networks of specs/ prove? Clean and certified accuracy over test images, and what each method took.
 
     python -m benchmarks.verification.shipped_networks
     python -m benchmarks.verification.shipped_networks --network mnist_mlp --images 100 --budget 5
 
-An image counts as *attacked* if it is classified rightly and the project's own attack finds no counterexample, and as
+An image is *not refuted* if it is classified rightly and the project's own attack finds no counterexample, and
 *certified* by a method if that proves that there is none. Images known to differ from the official ones are left out.
 Each method's answers for a network and radius are a record, and are not asked for again. Needs the data sets (see
 README.md).
@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.table import Cell, Page, Table
+from benchmarks.common.script import ROOT, Script
+from benchmarks.common.tables import Page
+from verifiable_relu.report.table import Cell, Table
 
 PLAN = {
     "mnist_mlp": ("mnist", ("0.01", "0.02", "0.03")),
@@ -106,7 +106,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 def table(answers: Sequence[Record]) -> Table:
     """A row per network and radius. Accuracies are parts of all images."""
-    shares = ("clean", "attacked", *(f"certified, {method}" for method in METHODS[1:]), "undecided")
+    shares = ("clean", "not refuted", *(f"certified, {method}" for method in METHODS[1:]), "undecided")
     unstable, seconds = ("unstable, ibp", "unstable, crown"), tuple(f"{method} s" for method in METHODS)
     rows: list[tuple[Cell, ...]] = []
     for (name, eps), by in by_method(answers).items():
@@ -140,10 +140,10 @@ def by_method(answers: Sequence[Record]) -> dict[tuple[str, str], dict[str, Reco
     return {place: by for place, by in found.items() if wanted <= set(by)}
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """Both tables, and a row per network, radius and method as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """Both tables."""
     answers = of(records, "answers")
-    made = Page("shipped_networks")
+    made = Page()
     made.add("# The networks of specs/")
     made.bullets(notes(records))
     budgets = ", ".join(f"{budget:g}" for budget in dict.fromkeys(record["budget"] for record in answers))
@@ -151,7 +151,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     made.add(
         f"The first exact test images, {budgets} s per image and method, the attack's seed 0, threads: {threads}.",
         table(answers),
-        "*clean*: classified rightly. *attacked*: of these, not refuted by `attack`, each refutation confirmed. "
+        "*clean*: classified rightly. *not refuted*: of these, by `attack`, each refutation confirmed. "
         "*certified*: proven by the method. *undecided*: neither proven nor refuted by `auto`. *unstable*: mean number "
         "of ReLUs per image whose input can have either sign. Every method starts from nothing; seconds are for all "
         "images together.",
@@ -160,8 +160,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "certificate holds for that network and every network with λ'-GELU, λ' ≥ λ in each layer, in its place; then "
         "the seconds.",
     )
-    names = (*_FIELDS, "cpu")
-    made.save("shipped_networks", Table(names, [[record[name] for name in names] for record in answers]))
     return made
 
 
@@ -173,7 +171,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
 
 
-STUDY = Study("benchmarks.verification.shipped_networks", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.verification.shipped_networks", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -1,7 +1,7 @@
 """What bound propagation passes around, every threshold in one value, and how many rows go together.
 
 No threshold decides whether a bound is sound; each decides how fast it is computed, and some by how much rounding
-widens it. The defaults were set with ``benchmarks/bounds_speed.py`` on a CPU. A test, or a device of another kind,
+widens it. The defaults were set with ``benchmarks/speed/bounds_speed.py`` on a CPU. A test, or another device,
 hands in a ``Tuning`` of its own.
 """
 
