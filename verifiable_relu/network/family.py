@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import torch
+from torch import Tensor
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
@@ -58,7 +59,7 @@ def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Ne
     nodes, notes = list(network.nodes), list[str]()
     if lam is None:
         # A ReLU beside λ-GELUs, such as those by which a normalisation is clipped, is one in all members.
-        least = {i: node.lam for i in places if isinstance(node := nodes[i], Gelu | Hardened)}
+        least: dict[int, Tensor] = {i: node.lam for i in places if isinstance(node := nodes[i], Gelu | Hardened)}
         if not least:
             raise InputError(f"the ReLUs of the network '{network.name}' do not tell which λ they come from")
     else:
@@ -68,11 +69,11 @@ def hardened(network: Network, lam: float | Sequence[float] | None = None) -> Ne
         if not all(1 <= value < float("inf") for value in numbers):
             raise InputError(f"λ must be a finite number of at least 1, got {numbers}")
         least = {}
-        for index, value in zip(places, numbers, strict=True):
+        for index, number in zip(places, numbers, strict=True):
             factor, error = _factor(network, index)
-            low = not_above(Fraction(value) / (factor * (1 + error)))
+            low = not_above(Fraction(number) / (factor * (1 + error)))
             least[index] = torch.tensor(low, dtype=torch.float64)
-            notes += _outside(network, index, factor, value)
+            notes += _outside(network, index, factor, number)
     for index, value in least.items():
         node = nodes[index]
         nodes[index] = Hardened(name=node.name, inputs=node.inputs, shape=node.shape, lam=value)
