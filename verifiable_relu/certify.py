@@ -278,7 +278,7 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
     yield f"  network   {printable(result.onnx)}: {size}"
     for sentence in result.mended:
-        yield f"  mended    {printable(sentence)}"
+        yield f"  file      {printable(sentence)}"
     match result.answer, result.margin:
         case _, None:
             pass
