@@ -471,6 +471,23 @@ def image(node: Activation, bounds: Bounds) -> Bounds:
     return row(node).image(node, bounds)
 
 
+def value_range(node: Activation, bounds: Bounds) -> Bounds:
+    """Ends beyond which no value of f on [l, u] lies, by its range and its sign alone; nothing of them is rounded."""
+    least, most, zero = -math.inf, math.inf, None if isinstance(node, Beside) else 0.0
+    if isinstance(node, Curve):
+        least, most, zero = node.known.least, node.known.most, node.known.zero
+    low, high = torch.full_like(bounds.lower, least), torch.full_like(bounds.upper, most)
+    if isinstance(node, LeakyRelu):
+        # With a negative slope f(x) has no sign but that of |x|.
+        falls = node.slope <= 0
+        return Bounds(
+            low.masked_fill(falls | (bounds.lower >= 0), 0), high.masked_fill(~falls & (bounds.upper <= 0), 0)
+        )
+    if zero is None:
+        return Bounds(low, high)
+    return Bounds(low.masked_fill(bounds.lower >= zero, 0), high.masked_fill(bounds.upper <= zero, 0))
+
+
 def relax(node: Activation, bounds: Bounds, slope: Tensor | None = None) -> Lines:
     """Sound lines below and above f on [l, u], element by element.
 

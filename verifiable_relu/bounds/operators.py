@@ -41,6 +41,21 @@ from verifiable_relu.rounding import tiny
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
 
 
+@dataclass(frozen=True)
+class OneSign:
+    """The rows of a weight that have no numbers of both signs, as bool tensors broadcastable to the node's shape.
+
+    Attributes:
+        rising: those without a negative number.
+        any: those, and the ones without a positive number.
+        all: whether every row is one.
+    """
+
+    rising: Tensor
+    any: Tensor
+    all: bool
+
+
 class Operator(Generic[Kind]):
     """The products with W of a node y = W·x + b, and what is derived from W and b, which is made once.
 
@@ -110,6 +125,16 @@ class Operator(Generic[Kind]):
     def offset_magnitude(self) -> Tensor:
         """≥ |b| (``Affine.offset_magnitude``)."""
         return self.once("offset magnitude", self.node.offset_magnitude)
+
+    @cached_property
+    def one_sign(self) -> OneSign | None:
+        """Its rows without weights of both signs; None if there is none, or a gradient is wanted."""
+        weight = getattr(self.node, "weight", None)
+        if weight is None or not self.constant:
+            return None
+        rising, falling = ((part.flatten(1).all(1)).reshape(self.offset.shape) for part in (weight >= 0, weight <= 0))
+        any_ = rising | falling
+        return OneSign(rising, any_, bool(any_.all())) if bool(any_.any()) else None
 
     @property
     def row_sums(self) -> Tensor:

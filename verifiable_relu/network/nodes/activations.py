@@ -43,6 +43,9 @@ class Function:
         period: after which bends and turns repeat; they are those of one period then. None if they do not.
         stretched: whether f(x, λ) = f(λx, 1)/λ, so that bends and turns are those for λ = 1 divided by λ.
         increasing: whether f increases everywhere.
+        least: a number that f(x) is never below, whatever rounding makes of it.
+        most: a number that f(x) is never above.
+        zero: f(x) ≥ 0 for every x ≥ ``zero`` and f(x) ≤ 0 for every x ≤ ``zero``; None if there is no such number.
         gated: whether f(x) = x·P(x) with a P that never falls, from 0 to 1, and 1 − P(x) ≤ P(−x) for x ≥ 0. Then
             0 ≤ ReLU(x) − f(x) ≤ −f(−|x|), and x·P(λx) never falls as λ > 0 grows.
         operator: of ONNX that computes f; empty where several are needed.
@@ -62,6 +65,9 @@ class Function:
     period: float | None = None
     stretched: bool = False
     increasing: bool = False
+    least: float = -math.inf
+    most: float = math.inf
+    zero: float | None = None
     gated: bool = False
     operator: str = ""
     versions: tuple[int, ...] = ()
@@ -166,6 +172,8 @@ FUNCTIONS: dict[str, Function] = {
         operator="Sigmoid",
         versions=(6, 13),
         certified=("Sigmoid",),
+        least=0.0,
+        most=1.0,
     ),
     "Tanh": Function(
         lambda x, _: torch.tanh(x),
@@ -177,6 +185,9 @@ FUNCTIONS: dict[str, Function] = {
         operator="Tanh",
         versions=(6, 13),
         certified=("Tanh",),
+        least=-1.0,
+        most=1.0,
+        zero=0.0,
     ),
     # λ-GELU, x·Φ(λx). Files may write it with the error function, whose outputs then name its neurons.
     "GELU": Function(
@@ -191,6 +202,7 @@ FUNCTIONS: dict[str, Function] = {
         stretched=True,
         gated=True,
         certified=("Gelu", "Erf"),
+        zero=0.0,
     ),
     "SiLU": Function(
         _silu,
@@ -200,6 +212,7 @@ FUNCTIONS: dict[str, Function] = {
         turns=(-1.2784645427610738,),
         steepest=1.09984,
         gated=True,
+        zero=0.0,
     ),
     # P(x) = tanh(softplus(x)). With w = eˣ, 1 − P(x) = 2/(w² + 2w + 2) and P(−x) = (2w + 1)/(2w² + 2w + 1).
     "Mish": Function(
@@ -212,6 +225,7 @@ FUNCTIONS: dict[str, Function] = {
         gated=True,
         operator="Mish",
         versions=(18, 22),
+        zero=0.0,
     ),
     "tanh-GELU": Function(
         _tanh_gelu,
@@ -222,6 +236,7 @@ FUNCTIONS: dict[str, Function] = {
         steepest=1.13,
         absolute=1.0,
         gated=True,
+        zero=0.0,
     ),
     # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
     "ELU": Function(
@@ -235,6 +250,7 @@ FUNCTIONS: dict[str, Function] = {
         operator="Elu",
         versions=(6, 22),
         attribute="alpha",
+        zero=0.0,
     ),
     "Softplus": Function(
         _softplus,
@@ -244,6 +260,7 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Softplus",
         versions=(1, 22),
+        least=0.0,
     ),
     "Softsign": Function(
         lambda x, _: x / (1 + x.abs()),
@@ -254,6 +271,9 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Softsign",
         versions=(1, 22),
+        least=-1.0,
+        most=1.0,
+        zero=0.0,
     ),
     "HardSwish": Function(
         _hard_swish,
@@ -265,6 +285,7 @@ FUNCTIONS: dict[str, Function] = {
         gated=True,
         operator="HardSwish",
         versions=(14, 22),
+        zero=0.0,
     ),
     "Erf": Function(
         lambda x, _: torch.erf(x),
@@ -275,6 +296,9 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Erf",
         versions=(9, 13),
+        least=-1.0,
+        most=1.0,
+        zero=0.0,
     ),
     "Atan": Function(
         lambda x, _: torch.atan(x),
@@ -285,6 +309,7 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Atan",
         versions=(7, 22),
+        zero=0.0,
     ),
     # Outside of [−1, 1], (−1, 1) or [1, ∞), where it is not defined, a function is NaN, and nothing is known of it.
     "Asin": Function(
@@ -294,6 +319,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Asin",
         versions=(7, 22),
+        zero=0.0,
     ),
     "Acos": Function(
         lambda x, _: torch.acos(x),
@@ -302,6 +328,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Acos",
         versions=(7, 22),
+        least=0.0,
     ),
     "Atanh": Function(
         lambda x, _: torch.atanh(x),
@@ -310,6 +337,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Atanh",
         versions=(9, 22),
+        zero=0.0,
     ),
     "Acosh": Function(
         _acosh,
@@ -317,6 +345,7 @@ FUNCTIONS: dict[str, Function] = {
         (False,),
         operator="Acosh",
         versions=(9, 22),
+        least=0.0,
     ),
     "Asinh": Function(
         _asinh,
@@ -327,6 +356,7 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Asinh",
         versions=(9, 22),
+        zero=0.0,
     ),
     "Exp": Function(
         lambda x, _: torch.exp(x),
@@ -335,12 +365,22 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Exp",
         versions=(6, 13),
+        least=0.0,
     ),
-    "Square": Function(lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,)),
-    "Cube": Function(lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), bends=(0.0,), increasing=True),
-    "Log": Function(lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), operator="Log", versions=(6, 13)),
+    "Square": Function(lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,), least=0.0),
+    "Cube": Function(
+        lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), bends=(0.0,), increasing=True, zero=0.0
+    ),
+    "Log": Function(
+        lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), zero=1.0, operator="Log", versions=(6, 13)
+    ),
     "Sqrt": Function(
-        lambda x, _: torch.sqrt(x), lambda x, _: 0.5 / torch.sqrt(x), (False,), operator="Sqrt", versions=(6, 13)
+        lambda x, _: torch.sqrt(x),
+        lambda x, _: 0.5 / torch.sqrt(x),
+        (False,),
+        least=0.0,
+        operator="Sqrt",
+        versions=(6, 13),
     ),
     "Reciprocal": Function(
         # At 0, nothing is known: an interval about 0 has NaN for an image.
@@ -351,8 +391,11 @@ FUNCTIONS: dict[str, Function] = {
         turns=(0.0,),
         operator="Reciprocal",
         versions=(6, 13),
+        zero=0.0,
     ),
-    "InverseRoot": Function(lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,)),
+    "InverseRoot": Function(
+        lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,), least=0.0
+    ),
     "Sin": Function(
         lambda x, _: torch.sin(x),
         lambda x, _: torch.cos(x),
@@ -364,6 +407,8 @@ FUNCTIONS: dict[str, Function] = {
         period=2 * math.pi,
         operator="Sin",
         versions=(7, 22),
+        least=-1.0,
+        most=1.0,
     ),
     "Cos": Function(
         lambda x, _: torch.cos(x),
@@ -376,6 +421,8 @@ FUNCTIONS: dict[str, Function] = {
         period=2 * math.pi,
         operator="Cos",
         versions=(7, 22),
+        least=-1.0,
+        most=1.0,
     ),
 }
 """By the name that nodes have for them. The parameter is α of ELU and λ of GELU; the others take none: 1 is given."""
