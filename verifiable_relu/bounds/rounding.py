@@ -450,17 +450,20 @@ def interval_end(operator: Operator[Affine], size: Tensor) -> Tensor:
 def offset_range(operator: Operator[Affine]) -> Bounds:
     """Ends of b that no rounding widens: y = W·x + b is at or beyond them where no term of W·x has the other sign.
 
-    A stored b without an error is both of them. One with a relative error keeps its sign. Nothing is known of one that
-    is computed, or has an absolute error.
+    A stored b without an error is both of them, and so is s·c with s = ±1. One with a relative error keeps its sign.
+    Nothing is known of one that is computed otherwise, or has an absolute error.
     """
     node, b = operator.node, operator.offset
-    if (isinstance(node, Scale) and bool((node.center != 0).any())) or not node.weight_error < 1:
-        return Bounds(torch.full_like(b, -math.inf), torch.full_like(b, math.inf))
-    if not node.weight_error:
-        return Bounds(b, b)
     low, high = torch.full_like(b, -math.inf), torch.full_like(b, math.inf)
-    if not node.offset_terms:
+    if node.offset_terms or not node.weight_error < 1:
+        return Bounds(low, high)
+    if node.weight_error:
         low, high = low.masked_fill(b >= 0, 0), high.masked_fill(b <= 0, 0)
+    else:
+        low = high = b
+    if isinstance(node, Scale):
+        computed = (node.center != 0) & ~((node.shift == 0) & (node.scale.abs() == 1))
+        low, high = low.masked_fill(computed, -math.inf), high.masked_fill(computed, math.inf)
     return Bounds(low, high)
 
 
