@@ -106,10 +106,8 @@ def _scaled(node: Scale, operator: Operator[Affine], box: Bounds) -> Bounds:
     if operator.once("copies", lambda: not node.weight_error and bool((node.scale.abs() == 1).all())):
         # The sum of a number and its negative is 0, without an error: 1 − x at x = 1.
         known = operator.once("offset range", lambda: rounding.offset_range(operator))
-        exact = known.lower == known.upper
-        lost = [
-            off.masked_fill(exact & (part == -operator.offset), 0) for off, part in zip(lost, (least, most), strict=True)
-        ]
+        minus = torch.where(known.lower == known.upper, -operator.offset, torch.nan)
+        lost = [off.masked_fill(part == minus, 0) for off, part in zip(lost, (least, most), strict=True)]
     found = Bounds(least + operator.offset - lost[0], most + operator.offset + lost[1])
     sign = operator.once("sign", node.scale.sign)
     return _beyond_offset(operator, found, sign * low >= 0, sign * high <= 0)

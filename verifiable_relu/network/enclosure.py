@@ -101,10 +101,14 @@ class Arithmetic:
         return Enclosed(found.value, np.where(certain, 0, error))
 
     def _certain(self, node: Node, x: Enclosed, found: Enclosed) -> np.ndarray:
-        """Where nothing is rounded: W·0 + b is the stored b, and a function that is computed to be 0 at 0 is 0."""
-        if isinstance(node, Curve | Kinked):
+        """Where nothing is rounded: W·0 + b is the stored b, and a function is 0 at 0 if it is computed to be."""
+        if isinstance(node, Curve):
             zero: np.ndarray = (x.magnitude == 0) & (found.value == 0)
             return zero
+        if isinstance(node, Kinked):
+            below = node.below.detach().cpu().numpy()
+            moved: np.ndarray = (x.error == 0) & ((x.value >= 0) | (np.abs(below) == 1))
+            return moved | ((below == 0) & (x.value + x.error <= 0))
         if not isinstance(node, Affine) or node.weight_error or (isinstance(node, Scale) and bool(node.center.any())):
             return np.zeros(found.value.shape, dtype=bool)
         terms = self.spread(node, (x.magnitude != 0).astype(x.value.dtype), 0.0)

@@ -158,6 +158,14 @@ def _gelu_slope(x: Tensor, lam: Tensor) -> Tensor:
     return 0.5 * torch.special.erfc(-t / math.sqrt(2)) + t * torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
 
 
+def _power(x: Tensor, exponent: Tensor) -> Tensor:
+    return torch.where(x < 0, torch.nan, x**exponent)
+
+
+def _power_slope(x: Tensor, exponent: Tensor) -> Tensor:
+    return torch.where(x < 0, torch.nan, exponent * x ** (exponent - 1))
+
+
 _RECTIFIER = (False, True, False)
 """Concave, convex, concave."""
 
@@ -396,6 +404,9 @@ FUNCTIONS: dict[str, Function] = {
     "InverseRoot": Function(
         lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,), least=0.0
     ),
+    # x^p for x ≥ 0 and a p that is no whole number: above 1 it is convex, below 1 concave.
+    "Power": Function(_power, _power_slope, (True,), least=0.0),
+    "Root": Function(_power, _power_slope, (False,), least=0.0),
     "Sin": Function(
         lambda x, _: torch.sin(x),
         lambda x, _: torch.cos(x),
@@ -425,7 +436,8 @@ FUNCTIONS: dict[str, Function] = {
         most=1.0,
     ),
 }
-"""By the name that nodes have for them. The parameter is α of ELU and λ of GELU; the others take none: 1 is given."""
+"""By the name that nodes have for them. The parameter is α of ELU, λ of GELU, and the exponent of powers and roots; the
+others take none: 1 is given."""
 
 
 @dataclass(frozen=True)
@@ -645,7 +657,9 @@ def curve(function: str, name: str, inputs: tuple[int, ...], shape: Shape, param
     """A node of a function, by its name in ``FUNCTIONS``."""
     if function in ("Sigmoid", "Tanh"):
         return (Sigmoid if function == "Sigmoid" else Tanh)(name=name, inputs=inputs, shape=shape)
-    number = torch.tensor(parameter, dtype=torch.float32)
+    number = torch.tensor(parameter, dtype=torch.float64)
+    single = number.float()
+    number = single if bool(single == number) else number
     return Smooth(name=name, inputs=inputs, shape=shape, function=function, parameter=number)
 
 
