@@ -86,13 +86,14 @@ def affine_image(
         middle = operator.forward(center)
     radius, growth, extra = rounding.interval_affine(operator, size, radius, middle, terms)
     spread = torch.add(extra, operator.absolute32(radius) if terms else operator.absolute(radius), alpha=growth)
+    if rows is None:
+        return Bounds(middle - spread, spread.add_(middle))
     found = Bounds(middle - spread, middle + spread)
-    if rows is not None:
-        near = (torch.minimum(found.lower.abs(), found.upper.abs()) <= _NEAR * spread) & rows.any
-        if bool(near.any()):
-            ends = _by_ends(operator, box, rows.rising)
-            return Bounds(torch.where(near, ends.lower, found.lower), torch.where(near, ends.upper, found.upper))
-    return found
+    near = (torch.minimum(found.lower.abs(), found.upper.abs()) <= _NEAR * spread) & rows.any
+    if not bool(near.any()):
+        return found
+    ends = _by_ends(operator, box, rows.rising)
+    return Bounds(torch.where(near, ends.lower, found.lower), torch.where(near, ends.upper, found.upper))
 
 
 def _scaled(node: Scale, operator: Operator[Affine], box: Bounds) -> Bounds:

@@ -29,6 +29,7 @@ from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,
+    Curve,
     Extreme,
     Linear,
     Node,
@@ -62,9 +63,13 @@ class Operator(Generic[Kind]):
     Attributes:
         node: the affine node; nothing of it is changed.
         terms32: how many additions in float32 a product takes part in, in ``linear32`` and in ``absolute32``.
+        careful: whether a function that is not defined everywhere, such as a root, may come after the node: then an end
+            of 0 is to be none that is a little below.
     """
 
     terms32: tuple[int, int] = (0, 0)
+
+    careful = True
 
     def __init__(self, node: Kind, tuning: Tuning) -> None:
         self.node = node
@@ -128,9 +133,10 @@ class Operator(Generic[Kind]):
 
     @cached_property
     def one_sign(self) -> OneSign | None:
-        """Its rows without weights of both signs; None if there is none, or a gradient is wanted."""
+        """Its rows without weights of both signs; None if there is none, if their ends need no care (``careful``), or
+        if a gradient is wanted."""
         weight = getattr(self.node, "weight", None)
-        if weight is None or not self.constant:
+        if weight is None or not self.careful or not self.constant:
             return None
         rising, falling = ((part.flatten(1).all(1)).reshape(self.offset.shape) for part in (weight >= 0, weight <= 0))
         any_ = rising | falling
@@ -510,6 +516,8 @@ class Operators:
     def __init__(self, nodes: tuple[Node, ...], tuning: Tuning) -> None:
         # Not the network itself: it keeps this object, and a circle would wait for the garbage collector.
         self._nodes, self.tuning = nodes, tuning
+        partial = (i for i, node in enumerate(nodes) if isinstance(node, Curve) and node.known.partial)
+        self._last_partial = max(partial, default=-1)
         self._made: dict[int, Operator[Affine]] = {}
 
     def __getitem__(self, index: int) -> Operator[Affine]:
@@ -517,6 +525,7 @@ class Operators:
             node = self._nodes[index]
             assert isinstance(node, Affine)
             self._made[index] = _KINDS.get(type(node), Operator)(node, self.tuning)
+            self._made[index].careful = index < self._last_partial
         return self._made[index]
 
     def find(self, index: int) -> Operator[Affine] | None:

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.activations import row, value_range
+from verifiable_relu.bounds.activations import row, within_range
 from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.network.graph import Network
@@ -545,7 +545,7 @@ def widen(bounds: Bounds, ulps: int) -> Bounds:
 
 
 def interval_activation(node: Activation, bounds: Bounds) -> Bounds:
-    """The image of an activation over bounds of its input, moved outward, but not beyond its ``value_range``.
+    """The image of an activation over bounds of its input, moved outward, but not out of its range (``within_range``).
 
     That of a ReLU, and of what copies its input, is computed without error.
     """
@@ -553,11 +553,9 @@ def interval_activation(node: Activation, bounds: Bounds) -> Bounds:
     image = known.image(node, bounds)
     if isinstance(node, Relu) or not known.ulps:
         return image
-    outward, limits = widen(image, known.ulps), value_range(node, bounds)
+    outward = widen(image, known.ulps)
     absolute = 2 * unit_roundoff(image.lower.dtype) * known.absolute(node)
-    return Bounds(
-        torch.maximum(outward.lower - absolute, limits.lower), torch.minimum(outward.upper + absolute, limits.upper)
-    )
+    return within_range(node, bounds, Bounds(outward.lower - absolute, outward.upper + absolute))
 
 
 def lines_outward(node: Activation, bounds: Bounds, lines: Lines) -> Lines:

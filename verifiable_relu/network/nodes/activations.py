@@ -45,6 +45,7 @@ class Function:
         increasing: whether f increases everywhere.
         least: a number that f(x) is never below, whatever rounding makes of it.
         most: a number that f(x) is never above.
+        partial: whether f is not defined, or not finite, for some x.
         zero: f(x) ≥ 0 for every x ≥ ``zero`` and f(x) ≤ 0 for every x ≤ ``zero``; None if there is no such number.
         gated: whether f(x) = x·P(x) with a P that never falls, from 0 to 1, and 1 − P(x) ≤ P(−x) for x ≥ 0. Then
             0 ≤ ReLU(x) − f(x) ≤ −f(−|x|), and x·P(λx) never falls as λ > 0 grows.
@@ -67,6 +68,7 @@ class Function:
     increasing: bool = False
     least: float = -math.inf
     most: float = math.inf
+    partial: bool = False
     zero: float | None = None
     gated: bool = False
     operator: str = ""
@@ -327,6 +329,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Asin",
         versions=(7, 22),
+        partial=True,
         zero=0.0,
     ),
     "Acos": Function(
@@ -336,6 +339,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Acos",
         versions=(7, 22),
+        partial=True,
         least=0.0,
     ),
     "Atanh": Function(
@@ -345,6 +349,7 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Atanh",
         versions=(9, 22),
+        partial=True,
         zero=0.0,
     ),
     "Acosh": Function(
@@ -353,6 +358,7 @@ FUNCTIONS: dict[str, Function] = {
         (False,),
         operator="Acosh",
         versions=(9, 22),
+        partial=True,
         least=0.0,
     ),
     "Asinh": Function(
@@ -380,12 +386,19 @@ FUNCTIONS: dict[str, Function] = {
         lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), bends=(0.0,), increasing=True, zero=0.0
     ),
     "Log": Function(
-        lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), zero=1.0, operator="Log", versions=(6, 13)
+        lambda x, _: torch.log(x),
+        lambda x, _: 1 / x,
+        (False,),
+        partial=True,
+        zero=1.0,
+        operator="Log",
+        versions=(6, 13),
     ),
     "Sqrt": Function(
         lambda x, _: torch.sqrt(x),
         lambda x, _: 0.5 / torch.sqrt(x),
         (False,),
+        partial=True,
         least=0.0,
         operator="Sqrt",
         versions=(6, 13),
@@ -399,14 +412,15 @@ FUNCTIONS: dict[str, Function] = {
         turns=(0.0,),
         operator="Reciprocal",
         versions=(6, 13),
+        partial=True,
         zero=0.0,
     ),
     "InverseRoot": Function(
-        lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,), least=0.0
+        lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,), partial=True, least=0.0
     ),
     # x^p for x ≥ 0 and a p that is no whole number: above 1 it is convex, below 1 concave.
-    "Power": Function(_power, _power_slope, (True,), least=0.0),
-    "Root": Function(_power, _power_slope, (False,), least=0.0),
+    "Power": Function(_power, _power_slope, (True,), partial=True, least=0.0),
+    "Root": Function(_power, _power_slope, (False,), partial=True, least=0.0),
     "Sin": Function(
         lambda x, _: torch.sin(x),
         lambda x, _: torch.cos(x),
