@@ -156,7 +156,7 @@ class _Search:
             small = _SMALL * (high - low) * (1 if 2 * x[j] < low + high else -1)
             beside = evaluate_exact(self._network, (*x[:j], x[j] + small, *x[j + 1 :]))
             columns.append([(self._polytope[i].slack(beside) - values[i]) / small for i in kept])
-        moves = _linear_solution([list(row) for row in zip(*columns, strict=True)], [-values[i] for i in kept])
+        moves = linear_solution([list(row) for row in zip(*columns, strict=True)], [-values[i] for i in kept])
         if moves is None:
             return None
         by_input = dict(zip(inputs, moves, strict=True))
@@ -174,7 +174,7 @@ def _pivots(weights: np.ndarray) -> list[tuple[int, int]]:
     return found
 
 
-def _linear_solution(matrix: Matrix, right: list[Fraction]) -> list[Fraction] | None:
+def linear_solution(matrix: Matrix, right: list[Fraction]) -> list[Fraction] | None:
     """The solution of a square system by Gaussian elimination; None if there is none, or more than one."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for k in range(len(rows)):
