@@ -102,6 +102,12 @@ def _scaled(node: Scale, operator: Operator[Affine], box: Bounds) -> Bounds:
     rising = operator.once("rising", lambda: node.scale >= 0)
     if not operator.once("increasing", lambda: bool(rising.all())):
         low, high = torch.where(rising, low, high), torch.where(rising, high, low)
+    if not operator.careful:
+        error = rounding.interval_end(operator, 2 * operator.row_sums * rounding.size(box))
+        return Bounds(
+            torch.addcmul(operator.offset - error, node.scale, low),
+            torch.addcmul(operator.offset + error, node.scale, high),
+        )
     least, most = node.scale * low, node.scale * high
     lost = [rounding.interval_end(operator, 2 * part.abs()) for part in (least, most)]
     if operator.once("copies", lambda: not node.weight_error and bool((node.scale.abs() == 1).all())):
