@@ -165,7 +165,8 @@ class _Search:
 
 def _pivots(weights: np.ndarray) -> list[tuple[int, int]]:
     """Rows and columns of the pivots of Gaussian elimination, the largest first, without those that are rounding."""
-    left, found = weights.copy(), []
+    left = weights.copy()
+    found: list[tuple[int, int]] = []
     least = 1e-9 * np.abs(weights).max(initial=0.0)
     while left.size and np.abs(left).max() > least and len(found) < min(left.shape):
         i, j = (int(k) for k in np.unravel_index(np.abs(left).argmax(), left.shape))
