@@ -37,12 +37,12 @@ class Results(list[Result]):
 
     @property
     def summary(self) -> dict[str, float]:
-        """How many were asked, certified (*unsat*), attacked (*sat*) and undecided, and the seconds charged to all."""
+        """How many were asked, certified (*unsat*), refuted (*sat*) and undecided, and the seconds charged to all."""
         counts = Counter(result.verdict for result in self)
         return {
             "asked": len(self),
             "certified": counts[Verdict.UNSAT],
-            "attacked": counts[Verdict.SAT],
+            "refuted": counts[Verdict.SAT],
             "undecided": counts[Verdict.UNKNOWN],
             "seconds": sum(result.seconds for result in self),
         }
