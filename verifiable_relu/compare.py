@@ -161,7 +161,7 @@ def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> tuple[C
 def _summary(change: Change) -> str:
     how = "their differences are bounded neuron by neuron" if change.compared else "each is bounded by itself"
     counts = change.results.summary
-    asked = f"; {counts['certified']} unsat, {counts['attacked']} sat, {counts['undecided']} open"
+    asked = f"; {counts['certified']} unsat, {counts['refuted']} sat, {counts['undecided']} open"
     return printable(f"{len(change.lower)} boxes; {how}{asked if change.results else ''}")
 
 

@@ -1,8 +1,8 @@
 """What bound propagation passes around, every threshold in one value, and how many rows go together.
 
 No threshold decides whether a bound is sound; each decides how fast it is computed, and some by how much rounding
-widens it. The defaults were set with ``benchmarks/bounds_speed.py`` on a CPU. A test, or a device of another kind,
-hands in a ``Tuning`` of its own.
+widens it. The defaults were set with ``benchmarks/speed/bounds_speed.py`` on a CPU. A test, or a device of another
+kind, hands in a ``Tuning`` of its own.
 """
 
 from __future__ import annotations
