@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import nn
 
 from benchmarks.common.questions import clean, first_exact
 from benchmarks.common.records import Record, versioned_key
+from benchmarks.study.measuring import train_and_measure
 from benchmarks.study.suite import Cell, Suite
 from verifiable_relu.bounds import preactivation_bounds, unstable
 from verifiable_relu.data import DATASETS, VALIDATION, Dataset, load
@@ -26,16 +27,13 @@ from verifiable_relu.files import write_whole
 from verifiable_relu.network import Network, hardened, read_onnx
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.train.batches import training_and_test
-from verifiable_relu.train.export import CALIBRATED, finish, quantize, written
-from verifiable_relu.train.loop import Diverged, build, train
+from verifiable_relu.train.export import CALIBRATED, quantize, written
+from verifiable_relu.train.loop import Diverged, build
 from verifiable_relu.train.losses import ball
 from verifiable_relu.train.options import ARMS, Options, number
 from verifiable_relu.verifiers.base import Limits, Verdict
 from verifiable_relu.verifiers.docket import answers
 from verifiable_relu.verifiers.registry import make
-
-EXTRA = "-extra"
-"""The end of the name of an arm that is swapped at the end, and then tuned for as many epochs as others anneal."""
 
 EARLY = 0.1
 """The fraction of a training after which activation patterns and accuracy are compared with its outcome."""
@@ -82,8 +80,7 @@ def options_of(suite: Suite, cell: Cell) -> Options:
     network, place = suite.architecture(cell.network), ", ".join(map(str, cell))
     objective = next(each for each in suite.objective if each.name == cell.objective)
     own = {each.name: each for each in suite.arm}
-    named, changed = (own[cell.arm].of, own[cell.arm].training) if cell.arm in own else (cell.arm, {})
-    arm = named.removesuffix(EXTRA)
+    arm, changed = (own[cell.arm].of, own[cell.arm].training) if cell.arm in own else (cell.arm, {})
     values = {"eps": network.eps[len(network.eps) // 2], **network.training, **objective.training}
     values |= {objective.option: cell.weight} if objective.option else {}
     values |= changed
@@ -96,8 +93,7 @@ def options_of(suite: Suite, cell: Cell) -> Options:
         values["eps"] = number(values["eps"])
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
-        made = Options(network.data, **{**given, "arm": arm, "seed": cell.seed})
-        return replace(made, finetune_extra=made.epochs - made.first_annealed) if named.endswith(EXTRA) else made
+        return Options(network.data, **{**given, "arm": arm, "seed": cell.seed})
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
     except TypeError as error:
@@ -158,10 +154,9 @@ class TrainingTask:
         training, test = data_of(self.source)
         about = {**self.cell._asdict(), "key": key_of(self.options)}
         try:
-            trained = train(self.options, training, self.checkpoint, test=test)
+            trained, hard, record = train_and_measure(self.options, training, test, self.checkpoint)
         except Diverged as error:
             return {**about, "status": "diverged", "detail": str(error)}
-        hard, record = finish(trained, self.options, training, test)
         self._write(self.network, hard, training)
         if ARMS[self.options.arm].swap == "end":
             # λ-Swish is not read, and so cannot be written.

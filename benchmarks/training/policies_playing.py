@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.study.measuring import balance_index, changed, overlap_index, patterns
 from benchmarks.training.policies_games import GAMES, PLAYERS, ROLLOUT, Game
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import mlp, substitute_relu
 from verifiable_relu.train.loop import Diverged, activation, fit
-from verifiable_relu.train.monitor import balance_index, changed, overlap_index, patterns
 from verifiable_relu.train.options import ARMS, Options
 from verifiable_relu.train.schedule import Annealing, make_optimizer, set_rates
 
@@ -124,8 +124,6 @@ class Training:
         """Train; returns the policy, of observations as they are."""
         for _ in fit(self.agent, range(self.updates), self.begin, self.loss, self.optimizer, self.before):
             self.look()
-        if self.annealing is not None:
-            self.annealing.settle()
         for player in self.players:
             player.close()
         return self.policy()
@@ -142,9 +140,9 @@ class Training:
         """Change the activation where that is due, and play; returns the small batches of the update."""
         arm = ARMS[self.options.arm]
         if update == round(SWITCH * self.updates):
-            if arm.hardness != "none":
+            if arm.anneals:
                 growing = self.each * (round(ANNEALED * self.updates) - update)
-                self.annealing = Annealing(self.agent.actor, growing, self.options.target, self.options.schedule)
+                self.annealing = Annealing(self.agent.actor, growing, self.options.lam_target, self.options.schedule)
                 self.lam = self.annealing.start
             elif arm.swap == "switch":
                 smooth = self.policy()
@@ -202,7 +200,7 @@ class Training:
         if self.annealing is not None and self.annealing.taken < self.annealing.steps:
             self.annealing.step()
         left = 1 - step / (self.updates * self.each)
-        set_rates(self.optimizer, self.agent, self.settings.rate * left, self.options)
+        set_rates(self.optimizer, self.settings.rate * left, self.options)
 
     def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
         """PPO's loss on a small batch."""

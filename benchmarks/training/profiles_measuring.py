@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common.records import Record
+from benchmarks.study.measuring import Monitor, settled
 from benchmarks.training.transformers_measuring import HEADS, trained
 from benchmarks.training.transformers_models import vit
 from verifiable_relu.data import load
 from verifiable_relu.nn import HardnessGate, LambdaGELU
-from verifiable_relu.train.monitor import Monitor, settled
 from verifiable_relu.train.options import Options
 
 SYMBOLS = 16

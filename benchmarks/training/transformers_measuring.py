@@ -60,13 +60,13 @@ def trained(
         watch: is called before every step and at the end.
     """
     # The rate of arXiv 2603.21991, at which λ moves within few epochs.
-    options = Options(data="mnist", lam_rate="raw")
+    options = Options(data="mnist", lam_factor=90.0)
     optimizer, batches = make_optimizer(model, options), loader(data, True)
     steps = epochs * len(batches)
 
     def before(step: int) -> None:
         watch(model, step, steps)
-        set_rates(optimizer, model, learning_rate(options.rate, options.rise, step, steps), options)
+        set_rates(optimizer, learning_rate(options.rate, step, steps), options)
 
     for _ in fit(model, range(epochs), lambda _: batches, loss, optimizer, before):
         pass

@@ -29,10 +29,10 @@ assert main(["--spec", sys.argv[1], "--method", "attack", "--quiet"]) == 0
 COMPRESS = """
 import numpy as np
 import torch
-from verifiable_relu.train.export import measure_int8
+from verifiable_relu.train.export import quantize, written
 images = np.random.default_rng(0).random((8, 4), np.float32)
 model = torch.nn.Sequential(torch.nn.Linear(4, 3)).eval()
-measure_int8(model, images, torch.from_numpy(images), torch.zeros(8, dtype=torch.long))
+quantize(written(model, (4,)), images)
 """
 
 

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.hardening import Annealing, Hardened, Step, harden, soften
+from verifiable_relu.hardening import Annealing, Hardened, TrainingStep, harden, soften
 from verifiable_relu.hardening.__main__ import load, main
+from verifiable_relu.hardening.proven import with_proof
 from verifiable_relu.network import read_onnx
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.nn.places import MARK
@@ -91,7 +92,7 @@ def test_the_hard_model_is_written_and_its_weights_fit_the_class(hardened: Harde
 def test_the_users_loss_optimizer_callbacks_and_model() -> None:
     model, batches = trained(), [squares(20)] * 3
     before = copy.deepcopy(model.state_dict())
-    seen: list[Step] = []
+    seen: list[TrainingStep] = []
     rates: list[float] = []
 
     def optimizer(of: nn.Module) -> Any:
@@ -509,5 +510,5 @@ def test_a_swap_of_more_than_activations_is_not_proven() -> None:
     hard = substitute_relu(smooth)
     with torch.no_grad():
         hard[0].bias[0] += 0.01
-    change = measure(smooth, hard, [squares(4)], region=(0.0, 1.0))
+    change = with_proof(measure(smooth, hard, [squares(4)]), smooth, hard, (2,), math.inf)
     assert change.proven is None and "not the one of the model's activations alone" in change.unproven

@@ -16,9 +16,9 @@ from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
 from verifiable_relu.nn.gates import Approximate
-from verifiable_relu.train import losses, schedule
+from verifiable_relu.train import losses
 from verifiable_relu.train.loop import accuracy, build, train
-from verifiable_relu.train.losses import initialise, objective
+from verifiable_relu.train.losses import objective
 from verifiable_relu.train.options import ARMS, Model, Options
 
 HARDNESSES = (1.0, 20.0, 160.0, 1e4)
@@ -38,8 +38,8 @@ def images(n: int = 4) -> tuple[Tensor, Tensor]:
     return torch.rand(n, 2, 6, 6, generator=generator), torch.randint(0, 3, (n,), generator=generator)
 
 
-def loss_of(model: nn.Module, options: Options, of_eps: float = 0.5, of_terms: float = 1.0) -> Tensor:
-    return objective(model, *images(), options, of_eps, of_terms, torch.Generator().manual_seed(2))[0]
+def loss_of(model: nn.Module, options: Options, fraction: float = 0.5) -> Tensor:
+    return objective(model, *images(), options, fraction, torch.Generator().manual_seed(2))[0]
 
 
 # The attack and the boxes
@@ -63,7 +63,8 @@ def test_the_small_box_lies_in_the_ball(part: float, monkeypatch: pytest.MonkeyP
         return real(model, box)
 
     monkeypatch.setattr(losses, "bounded", record)
-    loss_of(small(), replace(SABR, small_box=part, stability=0), of_eps=1)
+    monkeypatch.setattr(losses, "SMALL_BOX", part)
+    loss_of(small(), replace(SABR, stability=0), fraction=1)
     (box,), (x, _) = seen, images()
     assert (box.lower >= (x - 0.05).clamp_min(0) - 1e-6).all() and (box.upper <= (x + 0.05).clamp_max(1) + 1e-6).all()
     inside = (box.lower > 0) & (box.upper < 1)
@@ -152,14 +153,15 @@ def test_crown_ibp_is_the_average_of_its_two_bounds() -> None:
 
 def test_crown_ibp_ends_as_ibp() -> None:
     model = small()
-    ibp, crown = (loss_of(model, options, of_eps=1) for options in (IBP, CROWN))
-    assert ibp == crown and loss_of(model, IBP, of_eps=0.5) != loss_of(model, CROWN, of_eps=0.5)
+    ibp, crown = (loss_of(model, options, fraction=1) for options in (IBP, CROWN))
+    assert ibp == crown and loss_of(model, IBP) != loss_of(model, CROWN)
 
 
-def test_sabr_with_the_whole_box_is_ibp() -> None:
-    ibp, sabr = (loss_of(small(), options) for options in (IBP, replace(SABR, small_box=1.0)))
-    torch.testing.assert_close(ibp, sabr)
-    assert loss_of(small(), SABR) < ibp
+def test_sabr_with_the_whole_box_is_ibp(monkeypatch: pytest.MonkeyPatch) -> None:
+    ibp, sabr = loss_of(small(), IBP), loss_of(small(), SABR)
+    monkeypatch.setattr(losses, "SMALL_BOX", 1.0)
+    torch.testing.assert_close(ibp, loss_of(small(), SABR))
+    assert sabr < ibp
 
 
 @pytest.mark.parametrize("slope", [0.25, -0.5])
@@ -243,7 +245,7 @@ def test_every_arm_trains_by_every_bound(arm: str, by: str) -> None:
     x, y = images(60)
     data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), np.ones(60, bool))
     options = Options("x", arm=arm, hidden=(6,), epochs=2, batch=30, eps=0.05, warmup=1, attack_steps=1, certified=0.5,
-                      certified_by=by, stability=0.1, initialisation="ibp")  # type: ignore[arg-type]  # fmt: skip
+                      certified_by=by, stability=0.1)  # type: ignore[arg-type]  # fmt: skip
     history = train(options, data).history
     assert len(history) == 2 and all(math.isfinite(epoch["loss"]) for epoch in history)
 
@@ -254,20 +256,20 @@ def test_every_arm_trains_by_every_bound(arm: str, by: str) -> None:
 def test_gradients_reach_every_model(model: Model, options: Options) -> None:
     x, y = torch.rand(6, 1, 8, 8), torch.arange(6) % 2
     data = Dataset("x", x.numpy(), y.numpy(), (0.5,), (0.3,), np.ones(6, bool))
-    options = replace(options, model=model, channels=(3,), hidden=(4,), width=0.1)
+    options = replace(options, model=model, channels=(3,), hidden=(4,))
     made = build(options, data)
-    objective(made, x, y, options, 0.5, 1.0, torch.Generator().manual_seed(0))[0].backward()
+    objective(made, x, y, options, 0.5, torch.Generator().manual_seed(0))[0].backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())
 
 
 def test_the_whole_weight_is_the_loss_of_the_worst_logits() -> None:
     whole, (x, y) = replace(IBP, certified=1.0, stability=0.0), images()
     one, other = small(), small()
-    loss_of(one, whole).backward()
-    F.cross_entropy(losses.worst_logits(losses.bounded(other, losses.ball(x, 0.025)), y), y).backward()
+    loss_of(one, whole, fraction=1).backward()
+    F.cross_entropy(losses.worst_logits(losses.bounded(other, losses.ball(x, 0.05)), y), y).backward()
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
-    loss_of(one, whole, of_eps=0).backward()
+    loss_of(one, whole, fraction=0).backward()
 
 
 # Stability and its growth
@@ -283,62 +285,27 @@ def test_instability_is_least_where_neurons_are_stable() -> None:
     assert losses.instability(both).item() == pytest.approx(-(2 * math.tanh(2) + math.tanh(1)) / 3)
 
 
-def test_the_terms_grow_over_the_first_half_of_the_ramp() -> None:
-    growth = [schedule.hardening(step, 10, 2, 6) for step in range(60)]
-    assert growth[:20] == [0] * 20 and growth[20] == pytest.approx(2 / 40)
-    assert growth[29] == pytest.approx(0.5) and growth[39:] == [1] * 21
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("arm", ["lambda-gelu", "relu"])
-def test_the_terms_grow_in_a_training(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terms_grow_with_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = images(40)
     data = Dataset("x", x.numpy(), y.numpy(), (0.5, 0.5), (0.3, 0.3), np.ones(40, bool))
-    seen: list[tuple[float, float]] = []
+    seen: list[float] = []
 
     def record(*arguments: object) -> tuple[Tensor, Tensor]:
-        seen.append((arguments[4], arguments[5]))  # type: ignore[arg-type]
+        seen.append(arguments[4])  # type: ignore[arg-type]
         return objective(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("verifiable_relu.train.loop.objective", record)
-    options = Options("x", arm=arm, hidden=(4,), epochs=4, switch=0.5, batch=20, eps=0.02, stability=0.1)
-    train(replace(options, terms_grow="ramp"), data)
-    assert [of_eps for of_eps, _ in seen] == [1] * 8
-    assert [of_terms for _, of_terms in seen] == pytest.approx([0, 0, 0, 0, 0.5, 1, 1, 1])
-    seen.clear()
+    options = Options("x", hidden=(4,), epochs=4, batch=20, eps=0.02, stability=0.1)
+    train(options, data)
     train(replace(options, warmup=2), data)
-    assert [of_eps for of_eps, _ in seen] == [of_terms for _, of_terms in seen] == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
+    assert seen == [*[1] * 8, 0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
 
 
 def test_terms_of_no_weight_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "bounded", lambda *_: pytest.fail("bounds of no use"))
     plain = loss_of(small(), replace(IBP, certified=0, stability=0))
-    assert loss_of(small(), IBP, of_eps=0) == plain and loss_of(small(), IBP, of_terms=0) == plain
-
-
-# The weights to begin with
-
-
-def test_initialised_intervals_keep_their_width() -> None:
-    torch.manual_seed(0)
-    model = mlp([400, 400, 400, 400, 10], nn.ReLU)
-    initialise(model)
-    for module in model:
-        if isinstance(module, nn.Linear):
-            assert module.weight.std().item() == pytest.approx(math.sqrt(2 * math.pi) / 400, rel=0.05)
-            assert not module.bias.any()
-    x = torch.rand(20, 400)
-    pre = losses.bounded(model, Bounds(x - 0.1, x + 0.1)).pre.values()
-    widths = [(each.upper - each.lower).mean().item() for each in pre]
-    assert widths == pytest.approx([0.4] * 3, rel=0.1)
-
-
-def test_initialisation_is_equal_for_all_arms() -> None:
-    data = load_tiny()
-    one, other = (build(Options("digits", arm=arm, initialisation="ibp"), data) for arm in ("lambda-gelu", "relu"))
-    assert torch.equal(one[2].weight, other[2].weight)
-    assert one[2].weight.std().item() == pytest.approx(math.sqrt(2 * math.pi) / 64, rel=0.1)
-    assert not torch.equal(one[2].weight, build(Options("digits"), data)[2].weight)
+    assert loss_of(small(), IBP, fraction=0) == plain
 
 
 # Options
@@ -348,14 +315,10 @@ def test_initialisation_is_equal_for_all_arms() -> None:
     ("change", "words"),
     [
         ({"eps": 0.0}, "--certified: needs an --eps"),
-        ({"small_box": 0.0}, "--small-box"),
-        ({"small_box": math.nan}, "--small-box"),
         ({"certified_by": "crown"}, "--certified-by: 'crown' is none of ibp"),
         ({"certified_by": "crown-ibp"}, "--certified-by: needs --warmup"),
         ({"certified_by": "sabr"}, "--certified-by: needs --attack-steps"),
         ({"certified": 0.0, "certified_by": "sabr", "attack_steps": 1}, "--certified-by: needs --certified"),
-        ({"certified": 0.0, "stability": 0.0, "terms_grow": "ramp"}, "--terms-grow: needs --certified or"),
-        ({"initialisation": "he"}, "--initialisation"),
     ],
 )
 def test_bad_options_are_named(change: dict[str, object], words: str) -> None:
@@ -385,7 +348,7 @@ def test_ibp_training_gives_what_it_promises() -> None:
     options = Options("digits", hidden=(32, 32), epochs=12, batch=64, eps=0.05, warmup=4, rate=5e-3)
     shares = {}
     for weight in (0.0, 0.5):
-        hard = substitute_relu(train(replace(options, certified=weight, initialisation="ibp"), data).model)
+        hard = substitute_relu(train(replace(options, certified=weight), data).model)
         assert accuracy(hard, x, y) > 0.9
         shares[weight] = certified(hard, x, y, 0.05)
     assert shares[0.0] < 0.3 and shares[0.5] > 0.6

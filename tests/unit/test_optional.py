@@ -32,7 +32,6 @@ COMMANDS = [
     ),
     ("pooch", "pooch", ["train", "--data", "mnist", "--out", "net.onnx"]),
     ("distributed", "distributed", ["certify", "--spec", LIST, "--executor", "dask://127.0.0.1:1"]),
-    ("torch.utils.tensorboard", "tensorboard", ["train", "--data", "own.npz", "--out", "n.onnx", "--tensorboard", "b"]),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Trainings on a user's own arrays, and their curves for TensorBoard."""
+"""Trainings on a user's own arrays."""
 
 from __future__ import annotations
 
@@ -100,35 +100,4 @@ def test_the_command_trains_on_them(tmp_path: Path, capsys: pytest.CaptureFixtur
     record = json.loads((tmp_path / "own.json").read_text())
     assert record["training_images"] == 108 and record["results"]["clean"] > 0.8
     shown = capsys.readouterr().out
-    assert f"{100 * record['results']['clean']:.2f} %" in shown and "result" in shown
-
-
-def test_curves_are_written_for_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    images, labels = arrays()
-    np.savez(tmp_path / "own.npz", images=images, labels=labels)
-    command = ["--data", str(tmp_path / "own.npz"), "--hidden", "8", "--epochs", "3", "--batch", "12"]
-    assert main([*command, "--out", str(tmp_path / "own.onnx"), "--tensorboard", str(tmp_path / "board")]) == 0
-    curves = EventAccumulator(str(tmp_path / "board"))
-    curves.Reload()
-    assert {"training/loss", "training/accuracy", "λ/layer 1", "results/clean"} <= set(curves.Tags()["scalars"])
-    loss = [event.value for event in curves.Scalars("training/loss")]
-    record = json.loads((tmp_path / "own.json").read_text())
-    assert loss == pytest.approx([epoch["loss"] for epoch in record["epochs"]])
-
-
-def test_without_tensorboard_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    images, labels = arrays()
-    np.savez(tmp_path / "own.npz", images=images, labels=labels)
-    command = ["--data", str(tmp_path / "own.npz"), "--out", str(tmp_path / "n.onnx"), "--tensorboard", "b"]
-    assert main(command) == 2
-    assert (
-        "--tensorboard: writing curves needs what is not installed: pip install tensorboard" in capsys.readouterr().err
-    )
+    assert f"{record['results']['clean']:.2%}" in shown and "result" in shown

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from verifiable_relu.api.arguments import flag
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.hardening.proven import with_proof
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn.gates import Hardness
 from verifiable_relu.nn.places import (
@@ -30,11 +31,11 @@ from verifiable_relu.nn.places import (
 from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, DataError, at
-from verifiable_relu.train.loop import fit
+from verifiable_relu.train.loop import Callback, TrainingStep, fit
 from verifiable_relu.train.options import Schedule
 from verifiable_relu.train.progress import shown
 from verifiable_relu.train.schedule import Annealing
-from verifiable_relu.train.swap import PATIENCE, Change, Outputs, Region, measure
+from verifiable_relu.train.swap import Outputs, Region, SubstitutionEffect, measure
 
 SAME = 1e-4
 """The largest difference, relative to the largest output, that putting λ-gates in may make by rounding."""
@@ -42,27 +43,11 @@ SAME = 1e-4
 MOST_EPOCHS = 1_000_000
 """The largest number of epochs; a larger one is taken for a mistake."""
 
+PATIENCE = 60.0
+"""The seconds that the proof of the change may take, unless the user says otherwise."""
+
 RATE = 1e-3
 """The first learning rate of the default optimizer."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """The state of a hardening after a step, as callbacks see it.
-
-    Attributes:
-        step: the number of steps taken.
-        steps: the number of steps in all.
-        loss: the loss of the step's batch.
-        lam: λ of each gate.
-        model: the model, which a callback must leave in training mode.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    lam: list[float]
-    model: nn.Module
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,7 @@ class Hardened:
             given, so that the ``state_dict`` also fits that model's class with ReLU written in its source.
         smooth: the fine-tuned model with λ-gates, λ at its target, in evaluation mode.
         places: the smooth activations of the model that was given, and what became of them.
-        change: what the swap changed.
+        change: the effect of the swap.
         losses: the mean loss of each epoch.
         shape: the shape of an input sample; None if the model's input is not one tensor.
         argument: the name of the argument that takes the input, where batches are mappings.
@@ -83,7 +68,7 @@ class Hardened:
     model: nn.Module
     smooth: nn.Module
     places: tuple[Place, ...]
-    change: Change
+    change: SubstitutionEffect
     losses: tuple[float, ...]
     shape: tuple[int, ...] | None
     argument: str | None = None
@@ -161,7 +146,7 @@ def harden(
     region: Region | None = None,
     patience: float = PATIENCE,
     argument: str | None = None,
-    callbacks: Sequence[Callable[[Step], None]] = (),
+    callbacks: Sequence[Callback] = (),
     progress: bool = False,
 ) -> Hardened:
     """Turn a trained model with GELU, SiLU and the like into one with ReLU, by fine-tuning while λ grows.
@@ -224,35 +209,37 @@ def harden(
     def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
         return loss(of, batches.moved(batch, of))
 
-    def after(step: int, found: float) -> None:
-        if scheduler is not None:
-            scheduler.step()
-        state = Step(step, steps, found, annealing.lam, soft)
-        for callback in callbacks:
-            callback(state)
-
     def grow(_: int) -> None:
         annealing.step()
 
     with shown(progress, steps) as show:
-        passes = list(fit(soft, range(epochs), lambda _: train, moved_loss, stepper, grow, after, show))
+
+        def after(step: int, found: float) -> None:
+            if scheduler is not None:
+                scheduler.step()
+            state = TrainingStep(step, steps, found, annealing.lam, soft)
+            show(step, str(state))
+            for callback in callbacks:
+                callback(state)
+
+        passes = list(fit(soft, range(epochs), lambda _: train, moved_loss, stepper, grow, after))
     means = [sum(each.losses) / max(len(each.losses), 1) for each in passes]
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
+    shape = batches.sample_shape(first, argument)
     with evaluating(before), shown(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
-        change = measure(
+        effect = measure(soft, hard, test, before=before, outputs=outputs, argument=argument)
+        effect = replace(effect, region=region or effect.region, training=held_out is None)
+        change = with_proof(
+            effect,
             soft,
             hard,
-            test,
-            before=before,
-            outputs=outputs,
-            region=region,
-            patience=patience,
+            shape,
+            patience,
             argument=argument,
             watch=lambda seconds: show(int(seconds), "seconds of the proof of the change"),
         )
-    change = replace(change, training=held_out is None)
-    return Hardened(hard, soft, tuple(places), change, tuple(means), batches.sample_shape(first, argument), argument)
+    return Hardened(hard, soft, tuple(places), change, tuple(means), shape, argument)
 
 
 def _require_functions(**functions: object) -> None:

@@ -170,12 +170,6 @@ class Hardness(nn.Module):
         z = max(_LEAST, gap + math.log(-math.expm1(-gap))) if gap else _LEAST
         self.s.fill_(self.temperature * z)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        # Files of versions before 0.3 have −∞ for λ = 1.
-        with torch.no_grad():
-            self.s.clamp_(min=self.temperature * _LEAST)
-
     def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """G and κλ, with which the activation is G(κλx)/(κλ)."""
         raise NotImplementedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +137,6 @@ def fixed(
     classes: int,
     activation: Make = LambdaGELU,
     normalize: Normalize | None = None,
-    width: float = 1.0,
 ) -> nn.Sequential:
     """A network of fixed layers.
 
@@ -147,18 +146,12 @@ def fixed(
         classes: as in ``cnn``.
         activation: as in ``cnn``.
         normalize: as in ``cnn``.
-        width: the factor of the numbers of channels and of hidden neurons.
 
     Raises:
         ValueError: if a convolution's padded input is smaller than its kernel.
     """
-
-    def wide(number: int) -> int:
-        return max(1, round(number * width))
-
     convolutions, hidden, batch_norm = LAYOUTS[name]
-    convolutions = tuple(replace(each, channels=wide(each.channels)) for each in convolutions)
-    return _network(input_shape, convolutions, [*map(wide, hidden)], classes, activation, normalize, batch_norm)
+    return _network(input_shape, convolutions, hidden, classes, activation, normalize, batch_norm)
 
 
 def _network(

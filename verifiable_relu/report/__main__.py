@@ -112,7 +112,7 @@ def draw(found: Found, folder: Path) -> list[Path]:
     from verifiable_relu.report import campaign, figures
 
     if found.curves:
-        shown = [found.curves[name] for name in ("loss", "lam", "unstable") if name in found.curves]
+        shown = [found.curves[name] for name in ("loss", "lam") if name in found.curves]
         return figures.draw(shown, folder / "training", 0.75 * figures.COLUMN, 2.1)
     if not found.results:
         raise InputError("figures are drawn of campaigns and trainings")

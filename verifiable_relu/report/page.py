@@ -268,10 +268,6 @@ CURVES = {
         "Accuracy on the images trained on, augmented and attacked if the training does so.",
     ),
     "lam": ("λ", "Hardness: λ of each layer at the end of each epoch. ReLU is the limit of large λ."),
-    "unstable": (
-        "unstable neurons per image",
-        "Unstable neurons: the mean over the measured training images, by intervals of the options' ε.",
-    ),
 }
 """The vertical axis and the caption of each chart of a training."""
 
@@ -325,16 +321,11 @@ def curves(record: Record) -> dict[str, Chart]:
     }
     layers = enumerate(zip(*(epoch["lam"] for epoch in epochs), strict=False))
     found["lam"] = {f"layer {k + 1}": list(map(float, layer)) for k, layer in layers}
-    measured = [
-        point for point in record["results"].get("monitor", ()) if isinstance(point.get("unstable"), int | float)
-    ]
-    found["unstable"] = {"unstable neurons": [float(point["unstable"]) for point in measured]} if measured else {}
     charts = {}
     for name, lines in found.items():
         if lines:
-            times = [len(epochs) * point["part"] for point in measured] if name == "unstable" else count(1.0)
             each = enumerate(lines.items())
-            series = [Series(title, list(zip(times, ys, strict=False)), style=k) for k, (title, ys) in each]
+            series = [Series(title, list(zip(count(1.0), ys, strict=False)), style=k) for k, (title, ys) in each]
             label, caption = CURVES[name]
             shown = next(iter(lines.values()))
             charts[name] = Chart(

@@ -38,13 +38,7 @@ def parser() -> argparse.ArgumentParser:
             kind, about = reader(field.default), f"{about} ({_shown(field.default)})"
             made.add_argument(flag(field.name), type=kind, default=field.default, help=about)
     made.add_argument("--device", default="auto", help="a torch device (auto: a GPU if there is one)")
-    made.add_argument(
-        "--tensorboard",
-        type=Path,
-        metavar="DIR",
-        help="write curves for TensorBoard there (needs tensorboard)",
-    )
-    made.add_argument("--int8", action="store_true", help="write the int8 network beside it, too, as NAME.int8.onnx")
+    made.add_argument("--int8", action="store_true", help="also write and measure the int8 network, as NAME.int8.onnx")
     made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
     add_debug(made)
     return made
@@ -63,20 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status (``streams.guarded``); after Ctrl-C, the same command resumes.
     """
     values = vars(parser().parse_args(arguments))
-    out, device, board = values.pop("out"), values.pop("device"), values.pop("tensorboard")
-    debug, int8 = values.pop("debug"), values.pop("int8")
-    return guarded("train", lambda: run(Options(**values), out, device, board, int8), debug)
+    out, device, debug, int8 = (values.pop(name) for name in ("out", "device", "debug", "int8"))
+    return guarded("train", lambda: run(Options(**values), out, device, int8), debug)
 
 
-def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | None = None, int8: bool = False) -> int:
+def run(options: Options, out: Path, device: str = "auto", int8: bool = False) -> int:
     """Train a network with a progress bar on stderr, and write it as ONNX.
 
     Args:
         options: the options of the training.
         out: the ONNX file; the record is written beside it with the suffix ``.json``.
         device: a torch device; ``auto`` takes a GPU if there is one.
-        tensorboard: a folder for TensorBoard's curves, or None.
-        int8: whether the int8 network is written, too.
+        int8: True also writes the int8 network.
 
     Returns:
         The exit status: 0 when done, 130 after Ctrl-C.
@@ -92,17 +84,16 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
     from verifiable_relu.network.graph import device as find_device
     from verifiable_relu.train.batches import training_and_test
     from verifiable_relu.train.loop import train
-    from verifiable_relu.train.progress import Board, shown
+    from verifiable_relu.train.progress import shown
 
     where = find_device(device)
     training, test = training_and_test(options.data)
-    board = None if tensorboard is None else Board(tensorboard)
     if training.note:
         print(training.note, file=sys.stderr)
-    steps = options.total_epochs * -(-len(training) // options.batch)
+    steps = options.epochs * -(-len(training) // options.batch)
     try:
         with shown(True, steps) as show:
-            trained = train(options, training, saved, show, test, where, None if board is None else board.epoch)
+            trained = train(options, training, saved, lambda step: show(step.step, str(step)), test, where)
     except KeyboardInterrupt:
         print(f"interrupted; the same command resumes after the last complete epoch ({saved})", file=sys.stderr)
         return 130
@@ -114,9 +105,6 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
 
     results = export(trained, options, training, test, out, int8)
     saved.unlink(missing_ok=True)
-    points = results.pop("monitor")
-    if board is not None:
-        board.finish(points, results)
     _show(results)
     more = f", {int8_file(out)}" if int8 else ""
     print(f"wrote {out}{more} and {out.with_suffix('.json')}")
@@ -124,26 +112,25 @@ def run(options: Options, out: Path, device: str = "auto", tensorboard: Path | N
 
 
 def _show(results: Mapping[str, Any]) -> None:
-    """Print a table of the results; parts of all images are percentages."""
+    """Print a table of the results; fractions of all images are percentages."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    flat = {**results, **{f"int8 {name}": value for name, value in results.get("int8", {}).items()}}
+    flat.pop("int8", None)
     table = Table("result", "value", box=None)
-    for name, value in results.items():
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        for part, each in parts:
-            share = isinstance(each, float) and name.startswith(("clean", "not_refuted", "pruned", "int8"))
-            table.add_row(" ".join([*name.split("_"), *part.split("_")]).strip(), Text(_value(each, share)))
+    for name, value in flat.items():
+        is_fraction = name.startswith(("clean", "not_refuted", "int8 clean"))
+        shown = f"{value:.2%}" if is_fraction else _text(value)
+        table.add_row(name.replace("_", " "), Text(shown))
     Console(soft_wrap=True).print(table)
 
 
-def _value(value: Any, share: bool) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(_value(each, share) for each in value) or "–"
-    if isinstance(value, float):
-        return f"{100 * value:.2f} %" if share and 0 <= value <= 1 else f"{value:.4g}"
-    return "–" if value is None else str(value)
+        return ", ".join(map(_text, value)) or "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

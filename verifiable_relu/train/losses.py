@@ -1,8 +1,7 @@
-"""The loss of a training step: plain, attacked or certified by bounds; with augmentation and initial weights."""
+"""The loss of a training step: plain, attacked or certified by bounds; and the augmentation of images."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import cache
@@ -19,20 +18,17 @@ from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaSwish
 from verifiable_relu.train.options import Options
 
+SMALL_BOX = 0.4
+"""The radius τ of SABR's box, as a fraction of ε."""
+
 
 def objective(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    options: Options,
-    of_eps: float,
-    of_terms: float,
-    generator: torch.Generator,
+    model: nn.Module, x: Tensor, y: Tensor, options: Options, fraction: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The loss of one batch, and the logits at the batch's points.
+    """Return the loss of one batch, and the logits at the batch's points.
 
     The points are the images, or attacked images in their L∞ balls. The loss is (1 − w)·(``options.loss`` at the
-    points) + w·(cross-entropy of the worst logits) + stability + L1, with w = ``options.certified``. The worst logits
+    points) + w·(cross-entropy of the worst logits) + stability, with w = ``options.certified``. The worst logits
     (``worst_logits``) come, by ``options.certified_by``, from
 
     * ``ibp``: interval bounds over the ball (Gowal et al., arXiv 1810.12715);
@@ -46,16 +42,15 @@ def objective(
         x: images (batch, …) in [0, 1].
         y: (batch,), the true classes.
         options: the terms of the loss and their weights.
-        of_eps: the fraction of ε that counts in this step, in [0, 1].
-        of_terms: the fraction of the weights of the certified and the stability term that counts, in [0, 1].
+        fraction: the fraction of ε, and of the weights of the certified and the stability term, that counts in this
+            step, in [0, 1].
         generator: the source of the attack's random start.
 
     Returns:
         The loss, and the logits (batch, classes) at the points.
     """
-    eps = options.eps * of_eps
-    small = options.small_box * eps if options.certified and options.certified_by == "sabr" else 0.0
-    certified, stability = (weight * of_terms * (eps > 0) for weight in (options.certified, options.stability))
+    eps, certified, stability = (weight * fraction for weight in (options.eps, options.certified, options.stability))
+    small = SMALL_BOX * eps if certified and options.certified_by == "sabr" else 0.0
     point = x
     if options.attack_steps and eps > 0:
         point = attacked(model, x, y, eps - small, options.attack_steps, generator)
@@ -67,12 +62,10 @@ def objective(
         whole = bounded(model, ball(x, eps))
     if certified:
         bounds = bounded(model, ball(point, small)) if small else whole
-        linear = 1 - of_eps if options.certified_by == "crown-ibp" else 0.0
+        linear = 1 - fraction if options.certified_by == "crown-ibp" else 0.0
         loss = torch.lerp(loss, F.cross_entropy(worst_logits(bounds, y, linear), y), certified)
     if stability:
         loss = loss + stability * instability(whole.pre.values())
-    if options.l1:
-        loss = loss + options.l1 * sum(p.abs().sum() for p in model.parameters() if p.ndim > 1)
     return loss, logits
 
 
@@ -182,20 +175,6 @@ def instability(pre: Iterable[Bounds]) -> Tensor:
         pre: the bounds l, u of each activation's input.
     """
     return -torch.cat([torch.tanh(1 + each.lower * each.upper).flatten() for each in pre]).mean()
-
-
-def initialise(model: nn.Module) -> None:
-    """Draw weights under which interval bounds neither grow nor shrink from layer to layer, from torch's generator.
-
-    The weights of every matrix and kernel are normal with σ = √(2π)/(inputs of a neuron), and biases are 0. A radius r
-    of a layer's inputs then becomes Σ|w|·r = 2r on average, and a ReLU that is active for half of its inputs leaves r
-    of it. Source: Shi et al., Fast Certified Robust Training with Short Warmup, arXiv 2103.17245, section 3.1.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.normal_(module.weight, std=math.sqrt(2 * math.pi) / module.weight[0].numel())
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 def augment(images: Tensor, crop: int, flip: bool, generator: torch.Generator) -> Tensor:

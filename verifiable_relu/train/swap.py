@@ -1,28 +1,16 @@
-"""What the replacement of a model's smooth activations by ReLU changes: measured on data, and bounded over a region."""
+"""The effect of the replacement of a model's smooth activations by ReLU, measured on data."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from verifiable_relu.bounds.change import substitution_change
-from verifiable_relu.bounds.tuning import Bounds
-from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, from_torch
-from verifiable_relu.network.agreement import parting, sample_points
-from verifiable_relu.network.family import swapped
-from verifiable_relu.rounding import unit_roundoff
-from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, at
-
-PATIENCE = 60.0
-"""The seconds that a hardening's proof of the change may take, unless the user says otherwise."""
 
 Outputs = Callable[[nn.Module, Batch], Tensor]
 """A function that returns a model's outputs (n, …) for a batch."""
@@ -32,7 +20,7 @@ Region = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Change:
+class SubstitutionEffect:
     """The effect of the replacement of a model's smooth activations by ReLU.
 
     The *smooth* model is the trained one, with each λ at its target, the *hard* one the same with ReLU in place of the
@@ -46,12 +34,13 @@ class Change:
         mean: the mean of |hard model's output − smooth model's output|.
         worst: the maximum of the same.
         flipped: the number of samples for which the two models predict different classes.
-        region: the least and the greatest value of each input of the region for which ``proven`` holds.
+        spread: the greatest output of all models minus the least.
+        region: the least and the greatest value of each input of the region for which ``proven`` holds; by default
+            those of the data.
         proven: a proven upper bound of the change of any output over all inputs of the region, in real arithmetic;
             None if there is none.
-        unproven: why there is no such bound, or none that is less than the range of the outputs on the data; empty if
-            there is one.
-        training: whether the samples are those of the training.
+        unproven: why there is no such bound, or none that is less than ``spread``; empty if there is one.
+        training: True if the samples are those of the training.
     """
 
     samples: int
@@ -61,9 +50,10 @@ class Change:
     mean: float
     worst: float
     flipped: int
+    spread: float
     region: Region | None
-    proven: float | None
-    unproven: str = ""
+    proven: float | None = None
+    unproven: str = "it was not asked for (patience=0)"
     training: bool = False
 
     def __str__(self) -> str:
@@ -94,11 +84,8 @@ def measure(
     *,
     before: nn.Module | None = None,
     outputs: Outputs = batches.outputs,
-    region: Region | None = None,
-    patience: float = math.inf,
     argument: str | None = None,
-    watch: Callable[[float], None] = lambda seconds: None,
-) -> Change:
+) -> SubstitutionEffect:
     """Compare a smooth model with its ReLU model, and with the model that hardening was given, all in evaluation mode.
 
     Args:
@@ -107,12 +94,8 @@ def measure(
         data: the batches on which the models are compared.
         before: the model that hardening was given, if there is one.
         outputs: a model's outputs for a batch.
-        region: the region over which the change is bounded; None takes the range of the data's numbers.
-        patience: the seconds that the proof may take; it goes on with interval bounds alone where they are over. 0
-            leaves it out.
         argument: the name of the input that is one tensor of real numbers, for batches that are mappings
             (``batches.argument``).
-        watch: told during the proof, again and again, the seconds that it has taken.
 
     Raises:
         DataError: if the model does not take a batch.
@@ -121,7 +104,6 @@ def measure(
     samples, total, count, worst, flipped = 0, 0.0, 0, 0.0, 0
     right: list[int] | None = [0] * len(models)
     known: list[Region] = []
-    shape: tuple[int, ...] | None = None
     least, most = math.inf, -math.inf
     for index, batch in enumerate(data):
         batch = batches.moved(batch, hard)
@@ -130,8 +112,7 @@ def measure(
         change = (results[0].double() - results[1].double()).abs()
         predicted = [result.argmax(-1) for result in results]
         true = batches.classes(batch)
-        shape = batches.sample_shape(batch, argument)
-        if shape is not None:
+        if batches.sample_shape(batch, argument) is not None:
             known.append(batches.value_range(batch, argument))
         least, most = min(least, *(r.min().item() for r in results)), max(most, *(r.max().item() for r in results))
         samples += len(results[0])
@@ -142,65 +123,6 @@ def measure(
             right = None
         elif right is not None:
             right = [n + int((p == true).sum()) for n, p in zip(right, predicted, strict=True)]
-    if region is None and known:
-        region = min(low for low, _ in known), max(high for _, high in known)
-    proven, why = _proven(smooth, hard, shape, region, patience, argument, watch)
-    if proven is not None and proven > most - least:
-        proven, why = None, f"a bound of {proven:.3g} says nothing, for all outputs here are within {most - least:.3g}"
+    region = (min(low for low, _ in known), max(high for _, high in known)) if known else None
     hardened, softened, given = (None,) * 3 if right is None else (*(n / samples for n in right), None)[:3]
-    return Change(samples, given, softened, hardened, total / count, worst, flipped, region, proven, why)
-
-
-@neutral()
-def _proven(
-    smooth: nn.Module,
-    hard: nn.Module,
-    shape: tuple[int, ...] | None,
-    region: Region | None,
-    patience: float,
-    argument: str | None,
-    watch: Callable[[float], None],
-) -> tuple[float | None, str]:
-    """A proven bound of the change of any output over a region, or None and the reason."""
-    if not patience:
-        return None, "it was not asked for (patience=0)"
-    if shape is None or region is None:
-        return None, batches.NO_TENSOR
-    start = time.monotonic()
-
-    def stop() -> bool:
-        watch(taken := time.monotonic() - start)
-        return taken > patience
-
-    try:
-        with as_given():
-            read = [from_torch(model, shape, argument=argument) for model in (smooth, hard)]
-        # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
-        first, second = (Network(tuple(n.map_tensors(lambda t: t.detach().cpu()) for n in r.nodes)) for r in read)
-        family = swapped(first, second)
-        _require_swap(family.limit, second)
-        ones = torch.ones(1, *shape, dtype=torch.float64)
-        found = substitution_change(family.to(torch.float64), Bounds(ones * region[0], ones * region[1]), stop=stop)
-    except InputError as error:
-        return None, str(error)
-    largest = torch.maximum(-found.lower, found.upper).max().item()
-    if not math.isfinite(largest):
-        if stop():
-            return None, f"the proof took longer than {patience:g} s (patience=)"
-        return None, "over a region this large, nothing is known of a divisor or an exponential"
-    return largest, ""
-
-
-def _require_swap(found: Network, hard: Network) -> None:
-    """Compare what the swap makes of a network as it is read with the hard model's network.
-
-    Raises:
-        InputError: if they compute different numbers.
-    """
-    x = sample_points(found.input_shape, torch.float64)
-    last = len(found.nodes) - 1
-    expected = hard.to(torch.float64).values(x)[-1]
-    # Numbers that are made of λ are rounded to the modules' precision.
-    apart = parting(found.nodes, x, {last: expected}, 2 * unit_roundoff(torch.float32))
-    if apart is not None:
-        raise InputError(f"the swap is not the one of the model's activations alone: {apart}")
+    return SubstitutionEffect(samples, given, softened, hardened, total / count, worst, flipped, most - least, region)
