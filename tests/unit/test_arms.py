@@ -85,7 +85,7 @@ def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> N
     assert results["clean"] > 0.9
     assert ("clean_after_substitution" in results) == (ARMS[arm].swap != "never")
     hard, record = finish(trained, options, data, data)
-    assert types(hard)[3] == ("ReLU" if ARMS[arm].ends_in_relu else ARMS[arm].activation)
+    assert types(hard)[3] == (ARMS[arm].activation if ARMS[arm].swap == "never" else "ReLU")
     lam = np.array([epoch["lam"] for epoch in record["epochs"]])
     if options.anneals:
         assert lam.shape == (8, 2) and lam[-1] == pytest.approx([160, 160], rel=1e-5)

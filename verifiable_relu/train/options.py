@@ -26,31 +26,25 @@ class Arm:
     Attributes:
         activation: the name of the activation's class, in ``verifiable_relu.nn`` if the activation has a hardness λ and
             in ``torch.nn`` otherwise.
-        about: a line about the arm for the user.
-        anneals: whether the activation has a hardness λ, which is learned until the switch and annealed after it.
+        anneals: True for an activation with a hardness λ, which is learned until the switch and annealed after it.
         swap: the time at which ReLU replaces the activation: ``never``, at the ``switch`` (the rest of the training
             then fine-tunes the ReLU network), or at the ``end`` of the training.
     """
 
     activation: str
-    about: str
     anneals: bool = False
     swap: Swap = "end"
 
-    @property
-    def ends_in_relu(self) -> bool:
-        """Return True if the exported network has ReLU as its activation."""
-        return self.activation == "ReLU" or self.swap != "never"
-
 
 ARMS = {
-    "lambda-gelu": Arm("LambdaGELU", "λ-GELU; λ is learned, annealed after the switch; ReLU at the end", True),
-    "swish": Arm("LambdaSwish", "as lambda-gelu, with Swish at the same distance to ReLU", True),
-    "gelu": Arm("GELU", "GELU, never replaced", swap="never"),
-    "gelu-swap": Arm("GELU", "GELU; ReLU at the end"),
-    "gelu-swap-finetune": Arm("GELU", "GELU until the switch, then ReLU", swap="switch"),
-    "relu": Arm("ReLU", "ReLU from the start", swap="never"),
-    "prelu": Arm("PReLU", "PReLU, never replaced", swap="never"),
+    "lambda-gelu": Arm("LambdaGELU", anneals=True),
+    # λ-Swish with the same λ is as far from ReLU.
+    "swish": Arm("LambdaSwish", anneals=True),
+    "gelu": Arm("GELU", swap="never"),
+    "gelu-swap": Arm("GELU"),
+    "gelu-swap-finetune": Arm("GELU", swap="switch"),
+    "relu": Arm("ReLU", swap="never"),
+    "prelu": Arm("PReLU", swap="never"),
 }
 """The arms by name, in the order of the tables. With equal seeds, all arms start from the same weights and see the same
 data in the same order."""
