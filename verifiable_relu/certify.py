@@ -34,7 +34,8 @@ from verifiable_relu.certify_options import (
 from verifiable_relu.errors import CallFailed, InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import complain, guarded, own_stdout, write
-from verifiable_relu.watched import Ended, copied, resident
+from verifiable_relu.supervisor.forks import Ended, SetLimits, run_limited
+from verifiable_relu.supervisor.memory import resident
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Case, Result, Store
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from verifiable_relu.campaign.console import Line, Watcher
     from verifiable_relu.campaign.inputs import Entry
     from verifiable_relu.campaign.worker import Job
+    from verifiable_relu.supervisor.workers import Worker
     from verifiable_relu.verifiers.base import Limits, Verifier
-    from verifiable_relu.verifiers.solvers.process import Worker
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
@@ -130,35 +131,37 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         out: the file for the answer.
         alone: whether a copy of this process answers, which is ended with the time limit.
     """
+    if not alone or options.debug:
+        return _answered(options, out)
+    ended = run_limited(lambda set_limits: _answered(options, out, set_limits))
+    return ended.status if ended.status is not None and ended.status >= 0 else _lost(options, out, ended)
+
+
+def _answered(options: argparse.Namespace, out: TextIO, set_limits: SetLimits = lambda seconds, memory: None) -> int:
+    """Answer one property file in this process; returns the exit status."""
     start = time.perf_counter()
-    until = copied() if alone and not options.debug else None
-    if isinstance(until, Ended):
-        return until.status if until.status is not None and until.status >= 0 else _lost(options, out, until)
     from verifiable_relu.campaign import QUIET, run
     from verifiable_relu.campaign.counterexample import assignment
     from verifiable_relu.campaign.inputs import Entry, chosen
     from verifiable_relu.campaign.worker import GRACE
-    from verifiable_relu.verifiers.copies import sharing
-    from verifiable_relu.verifiers.solvers.process import most_memory
+    from verifiable_relu.supervisor.forks import default_shares
+    from verifiable_relu.supervisor.memory import process_memory
 
-    method, limits = chosen(options.method, options.device, options.memory, options.jobs or sharing())
+    method, limits = chosen(options.method, options.device, options.memory, options.jobs or default_shares())
     method, certificates = _certifying(options, method)
-    memory = most_memory(options.worker_memory, options.memory, resident(os.getpid()))
+    memory = process_memory(options.worker_memory, options.memory, resident(os.getpid()))
     entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
     with _store(options) as store, _line(options, entry.timeout) as line:
         if line is not None:
             limits = replace(limits, clock=line.clock, tell=line.tell)
-        if until is not None:
-            until(entry.timeout + GRACE, memory)
+        set_limits(entry.timeout + GRACE, memory)
         case = loader(options).case(entry)
-        if until is not None:
-            # Certificates come on top of the limit.
-            until(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
+        # Certificates come on top of the limit.
+        set_limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE, memory)
         (result,) = run([case], method, store, line or QUIET, certificates, limits)
         spent = time.perf_counter() - start
         single = not (options.quiet or options.joint is not None) and _in_float32(case, result, spent)
-    if until is not None:
-        until(math.inf, math.inf)
+    set_limits(math.inf, math.inf)
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start, single)), file=sys.stderr)
@@ -167,13 +170,13 @@ def _one(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
 
 def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
     """Say and record that the process that was to answer one property file has ended; returns the exit status."""
-    late = ended.status is None and not ended.memory
+    late = ended.status is None and not ended.out_of_memory
     answer = "timed-out" if late else "unknown"
     # This comes before imports, which take longer than the limit allows for.
     write([answer], out)
     # The first limit is that of reading.
-    where = "reading its files" if ended.named == 1 else options.method
-    why = "timeout" if late else "memory" if ended.memory else "error"
+    where = "reading its files" if ended.limits_set == 1 else options.method
+    why = "timeout" if late else "memory" if ended.out_of_memory else "error"
     if not options.quiet:
         # The process that has ended may have left the line of its progress.
         erased = "\r\x1b[2K" if _on_terminal() else ""
@@ -183,10 +186,16 @@ def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
     if options.out is not None:
         from verifiable_relu.campaign.inputs import chosen
         from verifiable_relu.campaign.runner import Late, lost
-        from verifiable_relu.verifiers.copies import sharing
+        from verifiable_relu.supervisor.forks import default_shares
 
-        error = Late(0 if ended.named == 1 else None) if late else MemoryError() if ended.memory else CallFailed(where)
-        method, limits = chosen(options.method, options.device, options.memory, options.jobs or sharing())
+        error = (
+            Late(0 if ended.limits_set == 1 else None)
+            if late
+            else MemoryError()
+            if ended.out_of_memory
+            else CallFailed(where)
+        )
+        method, limits = chosen(options.method, options.device, options.memory, options.jobs or default_shares())
         method, _ = _certifying(options, method)
         result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, limits, error)
         with _store(options) as store:
@@ -314,11 +323,11 @@ def _many(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     started = launched(0 if here else jobs, None if jobs == 1 else 1)
     from verifiable_relu.campaign.console import Watcher
     from verifiable_relu.campaign.inputs import chosen
-    from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.supervisor.forks import default_shares
 
     watcher = Watcher(count, options.quiet, out)
     try:
-        sharers = (options.jobs or sharing()) if jobs == 1 else 1
+        sharers = (options.jobs or default_shares()) if jobs == 1 else 1
         method, limits = chosen(options.method, options.device, options.memory, sharers)
         method, _ = _certifying(options, method)
         with _store(options) as store, watcher:

@@ -20,7 +20,7 @@ from verifiable_relu.verifiers.registry import methods
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.spec.find import Networks
-    from verifiable_relu.verifiers.solvers.process import Worker
+    from verifiable_relu.supervisor.workers import Worker
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
@@ -234,7 +234,7 @@ def entries(
 
 def launched(jobs: int, threads: int | None) -> list[Worker]:
     """Processes that answer instances, which import torch while this process does."""
-    from verifiable_relu.verifiers.solvers.process import Worker
+    from verifiable_relu.supervisor.workers import Worker
 
     environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     # A process that is kept between two parts keeps the networks that it has prepared.

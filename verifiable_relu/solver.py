@@ -200,9 +200,9 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
     from verifiable_relu.network import deployed
     from verifiable_relu.spec.find import Networks, onnx_files
     from verifiable_relu.spec.specfile import KINDS, decimal
-    from verifiable_relu.verifiers.copies import sharing
+    from verifiable_relu.supervisor.forks import default_shares
 
-    method, limits = chosen(options.method, processes=sharing())
+    method, limits = chosen(options.method, processes=default_shares())
     files = Networks(tuple(options.network)) if options.net is None else onnx_files(options.net)
     entry = Entry(options.query, files, _UNLIMITED)
     case = Loader().case(entry)

@@ -23,10 +23,10 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.verifiers.base import Limits, Outcome, Verdict, Verifier
 from verifiable_relu.verifiers.docket import Docket, answers
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 _BATCH = 256
 

@@ -55,9 +55,9 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     from verifiable_relu.network import read_onnx
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
+    from verifiable_relu.supervisor.workers import processor_seconds
     from verifiable_relu.verifiers.base import Limits
     from verifiable_relu.verifiers.registry import make
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
 
     test, network = images_of(DATA), read_onnx(NETWORK)
     right = asking.right(network, test, asking.exact_images(test, images)).tolist()

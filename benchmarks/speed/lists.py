@@ -30,7 +30,7 @@ from verifiable_relu.files import read_text
 from verifiable_relu.report.table import Page, Table
 from verifiable_relu.study.machine import load_average
 from verifiable_relu.study.records import Record, Records, notes, of
-from verifiable_relu.watched import resident
+from verifiable_relu.supervisor.memory import resident
 
 FAMILY = "rl_benchmarks"
 

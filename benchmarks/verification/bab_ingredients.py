@@ -143,9 +143,9 @@ def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mappin
     import time
 
     from verifiable_relu.campaign.result import join
+    from verifiable_relu.supervisor.workers import processor_seconds
     from verifiable_relu.verifiers.base import Limits
     from verifiable_relu.verifiers.docket import Docket, Purse
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
 
     wall, cpu = time.perf_counter(), processor_seconds()
     docket = Docket(queries, Limits(), dict.fromkeys(range(len(queries)), Purse(limit)))

@@ -15,12 +15,12 @@ from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root import Root, Roots
 from verifiable_relu.verifiers.solvers import highs, z3
-from verifiable_relu.verifiers.solvers.process import Worker
 from verifiable_relu.verifiers.split import Frontier
 
 from .fault import Fault, instead
@@ -56,7 +56,7 @@ def _highs_with(**options: float) -> Hook:
             task = replace(task, options={**task.options, **options})
         return right(worker, task, *args)
 
-    return Hook("verifiers.solvers.process:Worker.call", wrong)
+    return Hook("supervisor.workers:Worker.call", wrong)
 
 
 def _z3_gives_up(right: Right, worker: Worker, task: object, *args: Any) -> Any:
@@ -183,7 +183,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "smt reads unsat from an unknown status",
         "planted",
         (
-            Hook("verifiers.solvers.process:Worker.call", _z3_gives_up),
+            Hook("supervisor.workers:Worker.call", _z3_gives_up),
             Hook("verifiers.smt:excludes", lambda right, checked: checked.answer != "sat"),
         ),
     ),
@@ -191,7 +191,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver does not return in time.
         "smt reads unsat from a time-out",
         "planted",
-        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt-exact")),
+        (Hook("supervisor.workers:Worker.call", _z3_too_slow), _proved_by("smt-exact")),
     ),
     Fault(
         "strict for non-strict in the SMT formula",

@@ -17,6 +17,7 @@ from tests.support.asking import claims
 from tests.support.solver_cases import ball, mlp, random_query, row
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.search import Rounds
@@ -25,7 +26,6 @@ from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs
-from verifiable_relu.verifiers.solvers.process import Worker
 
 WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
 """By method: the module that asks the solver, its name for the solver's process, and what hostile ones are called."""

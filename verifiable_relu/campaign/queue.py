@@ -29,8 +29,9 @@ from verifiable_relu.campaign.worker import Answered, Ask, Job, Limit, Part, Sta
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.find import paths
+from verifiable_relu.supervisor.memory import process_memory
+from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.base import described
-from verifiable_relu.verifiers.solvers.process import Worker, most_memory
 
 _SHARE = 4
 """A part is at most the instances that are drawn, divided by this number and by that of the hands."""
@@ -99,7 +100,7 @@ class Local:
         def heard(message: Any) -> Any:
             nonlocal reading
             if isinstance(message, Limit):
-                self._worker.until(message.seconds)
+                self._worker.end_after(message.seconds)
                 reading = message.number
             return ask(message)
 
@@ -108,7 +109,7 @@ class Local:
         except OutOfTime:
             raise CallFailed("its process takes too long to start") from None
         self._started = self._started or self._worker.resident
-        memory = most_memory(self._memory, self._bounds, self._started)
+        memory = process_memory(self._memory, self._bounds, self._started)
         try:
             return self._worker.call(task, memory=memory, converse=heard)
         except OutOfTime:

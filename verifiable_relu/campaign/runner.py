@@ -17,9 +17,9 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
+from verifiable_relu.supervisor.memory import peak
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier, described, fault
 from verifiable_relu.verifiers.docket import Docket, Purse
-from verifiable_relu.watched import peak
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates

@@ -17,8 +17,8 @@ from typing import Any
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.runner import Case, run
+from verifiable_relu.supervisor.memory import limit_memory
 from verifiable_relu.verifiers.base import Limits, Verifier
-from verifiable_relu.verifiers.solvers.process import limit_memory
 
 STAGE_EVERY = 0.2
 """The least seconds between two messages about stages."""

@@ -24,9 +24,9 @@ from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import FAILED, State, gathered, of_seed
 from verifiable_relu.study.suite import INT8, Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import limited, make
-from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 Say = Callable[[str], None]
 """A function that tells the user one line."""

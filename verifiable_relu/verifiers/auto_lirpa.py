@@ -64,9 +64,9 @@ from verifiable_relu.network.nodes import (
 from verifiable_relu.rounding import epsilon
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.base import PATIENCE, Batched, Limits, Outcome, Reason, Trust, Verdict, attempted, fault
 from verifiable_relu.verifiers.docket import Docket
-from verifiable_relu.verifiers.solvers.process import Worker
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
 

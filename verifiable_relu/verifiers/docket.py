@@ -18,10 +18,10 @@ from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.trust.replay import Confirmation, confirm, representable
 from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, Verifier
 from verifiable_relu.verifiers.root import NONE, Roots
-from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 
 @dataclass(eq=False)

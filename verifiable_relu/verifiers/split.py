@@ -67,14 +67,14 @@ from verifiable_relu.rounding import CLEAR, CUT, above, below, divisor, reach_of
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import most_shares, run_shares
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.attack import Descent, Pgd, claim
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, batch_size, fault
-from verifiable_relu.verifiers.copies import at_once, most
 from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import Known
-from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 _TIE = 1e-9
 """Heuristic: what the width of an input counts where none has an influence."""
@@ -356,7 +356,7 @@ class Frontier:
         varying = int((moving := varies(self.lower, self.upper).any(0)).sum())
         # Of whole numbers alone, points are bounded for less than neurons of boxes.
         self._points = bool((self.counted | ~moving).all())
-        self._processes = most(self._limits.processes) if device == "cpu" else 1
+        self._processes = most_shares(self._limits.processes) if device == "cpu" else 1
         # In each process, half for the boxes, half for the rows that are bounded.
         self.memory = self._limits.memory // (2 * self._processes)
         self._most = self.batch = batch_size(self.network, options.batch, self.memory)
@@ -462,7 +462,7 @@ class Frontier:
         left = self._work(self.undecided()).left
         shares: list[Callable[[Callable[[], bool]], Share | None]] = [self._go_on]
         shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
-        for hand, share in zip(hands[1:], at_once(shares, left)[1:], strict=True):
+        for hand, share in zip(hands[1:], run_shares(shares, left)[1:], strict=True):
             # Nothing is known of what was dealt to a process that failed. What a copy has come to know stays there, and
             # numbers of what was known before stand for something else by now.
             lower, upper, owner = hand[:3] if share is None else (share.lower, share.upper, share.owner)

@@ -16,6 +16,7 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.rounding import OWN, unit_roundoff
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.verifiers.bab.folded import Folded, Rows, is_whole
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.limits import Limits
@@ -23,7 +24,6 @@ from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Planes, Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
-from verifiable_relu.verifiers.copies import at_once
 
 _ROWS = 512
 """The neurons of a system that is not held as a whole of which a tree makes rows, about."""
@@ -166,7 +166,7 @@ class FoldedQuery:
         found.parts = dict(self.parts)
         hands = [part for part in (bare[k :: limits.processes] for k in range(limits.processes)) if part]
         shares = [partial(self._searched, better, hand, limits.over) for hand in hands]
-        for share, parts in zip(shares, at_once(shares, limits.left, whole=True) if shares else [], strict=True):
+        for share, parts in zip(shares, run_shares(shares, limits.left, whole=True) if shares else [], strict=True):
             # Where a process has failed, this one does its share.
             found.parts.update(parts or share(limits.over))
         return found

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.verifiers.bab.ascent import Bounded, DualAscent, Nodes, Packed, depth
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.limits import Limits
@@ -24,7 +25,6 @@ from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Bound, Raw, Refined, worth
 from verifiable_relu.verifiers.bab.slopes import slopes_for_all
 from verifiable_relu.verifiers.bab.strip import Strip
-from verifiable_relu.verifiers.copies import at_once
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
@@ -97,7 +97,7 @@ class Refinement:
             shares = [
                 partial(options._share, folded, share, limits, record) for share in _dealt(groups, processes) if share
             ]
-            found = at_once(shares, limits.left, whole=True)
+            found = run_shares(shares, limits.left, whole=True)
             lower, upper, written = folded.lower.clone(), folded.upper.clone(), []
             for share, one in zip(shares, found, strict=True):
                 # Where a process has failed, this one does its share.

@@ -26,6 +26,7 @@ from torch import Tensor
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.trust.certificate import Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.attack import claim
@@ -38,7 +39,6 @@ from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide, PhaseTree
 from verifiable_relu.verifiers.base import Outcome, Reason
-from verifiable_relu.verifiers.copies import at_once
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
@@ -258,7 +258,7 @@ class Forest:
             return {polytope: tree.end_part() for polytope, tree in trees.items()}, self._candidates.found
 
         began = time.perf_counter()
-        found = at_once([partial(share, number) for number in range(count)], self._left)
+        found = run_shares([partial(share, number) for number in range(count)], self._left)
         for number, one in enumerate(found):
             ended, counterexample = one or ({}, None)
             for polytope, tree in trees.items():

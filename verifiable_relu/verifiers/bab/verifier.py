@@ -24,6 +24,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
 from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import most_shares
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.curves import is_smooth
@@ -33,7 +34,6 @@ from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, attempted, batch_size, fault
-from verifiable_relu.verifiers.copies import most
 from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import relaxation
@@ -175,7 +175,7 @@ class Bab(Decider):
             if system is None:
                 return candidates.anywhere()
             record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
-            within = limits.Limits(work.memory // 2, work.left, most(work.processes), self.alone, tell=work.tell)
+            within = limits.Limits(work.memory // 2, work.left, most_shares(work.processes), self.alone, tell=work.tell)
             rounds = self.rounds
             if bounds.queries[number].network.joins:
                 # Beside shortcuts, planes and refinements take longer and gain less than trees do in the same time.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.supervisor.workers import Worker
 
 if TYPE_CHECKING:
     import highspy

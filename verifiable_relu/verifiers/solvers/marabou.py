@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.supervisor.workers import Worker
 
 MARABOU = Worker(f"{__name__}:solve", library="maraboupy.MarabouCore")
 """The process of Marabou. Its function takes a ``Task``."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.supervisor.workers import Worker
 
 if TYPE_CHECKING:
     import z3
