@@ -20,7 +20,6 @@ from verifiable_relu.verifiers.registry import methods
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.spec.find import Networks
-    from verifiable_relu.supervisor.workers import Worker
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
@@ -230,18 +229,6 @@ def entries(
 
     for spec, onnx, limit in listed:
         yield Entry(spec, net(options) or onnx, options.timeout or limit or TIMEOUT)
-
-
-def launched(jobs: int, threads: int | None) -> list[Worker]:
-    """Processes that answer instances, which import torch while this process does."""
-    from verifiable_relu.supervisor.workers import Worker
-
-    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    # A process that is kept between two parts keeps the networks that it has prepared.
-    made = [Worker("verifiable_relu.campaign.worker:perform_task", environment, kept_memory=1.0) for _ in range(jobs)]
-    for worker in made:
-        worker.launch()
-    return made
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:

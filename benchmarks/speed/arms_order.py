@@ -50,11 +50,12 @@ class Kept:
 
 def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     """The answers to the questions of both arms, those of the arm ``first`` at the head of the list."""
-    from verifiable_relu.campaign.queue import Local, run_parallel
+    from verifiable_relu.campaign.queue import run_parallel
     from verifiable_relu.campaign.worker import Job
     from verifiable_relu.network import read_onnx
     from verifiable_relu.study import asking
     from verifiable_relu.study.training import images_of
+    from verifiable_relu.supervisor.executors import open_executor
     from verifiable_relu.supervisor.workers import processor_seconds
     from verifiable_relu.verifiers.base import Limits
     from verifiable_relu.verifiers.registry import make
@@ -67,10 +68,10 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
         for image in right
     ]
     kept, job = Kept(), Job(make("auto"), asking.Balls(), limits=Limits(clock=processor_seconds))
-    alone, hand = way == "alone", Local()
+    alone = way == "alone"
     order = asking.shuffled(balls, f"{first} {images}") if alone else balls
-    run_parallel(order, job, [hand], None, kept, alone=alone)
-    hand.stop()
+    with open_executor(1, None) as executor:
+        run_parallel(order, job, executor, None, kept, alone=alone)
     return kept
 
 

@@ -145,10 +145,10 @@ def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mappin
     from verifiable_relu.campaign.result import join
     from verifiable_relu.supervisor.workers import processor_seconds
     from verifiable_relu.verifiers.base import Limits
-    from verifiable_relu.verifiers.docket import Docket, Purse
+    from verifiable_relu.verifiers.docket import Account, Docket
 
     wall, cpu = time.perf_counter(), processor_seconds()
-    docket = Docket(queries, Limits(), dict.fromkeys(range(len(queries)), Purse(limit)))
+    docket = Docket(queries, Limits(), dict.fromkeys(range(len(queries)), Account(limit)))
     for _ in docket.ask(verifier):
         pass
     wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu

@@ -8,7 +8,7 @@ from typing import Any
 
 from verifiable_relu.spec.property import Query
 from verifiable_relu.verifiers.base import Limits, Outcome, Verifier
-from verifiable_relu.verifiers.docket import Docket, Purse
+from verifiable_relu.verifiers.docket import Account, Docket
 from verifiable_relu.verifiers.root import NONE, Roots
 
 
@@ -20,10 +20,10 @@ def docket(
     roots: Roots = NONE,
     **limits: Any,
 ) -> Docket:
-    """Queries with so many seconds each; a sequence has those of purses, ``owner`` which of them is a query's."""
+    """Queries with so many seconds each; a sequence has those of accounts, ``owner`` which of them is a query's."""
     if isinstance(seconds, Sequence):
-        purses = [Purse(each) for each in seconds]
-        of = {number: purses[number if owner is None else owner[number]] for number in range(len(queries))}
+        accounts = [Account(each) for each in seconds]
+        of = {number: accounts[number if owner is None else owner[number]] for number in range(len(queries))}
         return Docket(queries, Limits(**limits), of, progress, roots)
     return Docket(queries, Limits(seconds, **limits), None, progress, roots)
 

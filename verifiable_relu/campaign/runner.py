@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from verifiable_relu.campaign.counterexample import assignment
 from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.supervisor.memory import peak
 from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier, described, fault
-from verifiable_relu.verifiers.docket import Docket, Purse
+from verifiable_relu.verifiers.docket import Account, Docket
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
@@ -147,18 +147,6 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
     return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout)
 
 
-class Late(Exception):
-    """The time limit has passed within which an instance was to be read, or those that were read to be answered.
-
-    Args:
-        number: the instance that was being read; None if all had been.
-    """
-
-    def __init__(self, number: int | None) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Limits, error: Exception) -> Result:
     """The result of an instance whose process was ended, or ended by itself.
 
@@ -168,14 +156,14 @@ def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Lim
         timeout: the instance's time limit in seconds.
         verifier: the verifier.
         limits: of its work.
-        error: ``Late``, MemoryError, or how the process ended.
+        error: OutOfTime, which names the instance if its files were not read in time, MemoryError, or how it ended.
     """
     reason, method, seconds, detail = Reason.ERROR, verifier.name, 0.0, str(error)
     if isinstance(error, MemoryError):
         reason, detail = Reason.MEMORY, detail or "out of memory"
-    elif isinstance(error, Late):
+    elif isinstance(error, OutOfTime):
         reason, seconds, detail = Reason.TIMEOUT, timeout, "the process did not end within the time limit"
-        if error.number is not None:
+        if error.subject is not None:
             method, detail = READING, "the files were not read within the time limit"
     # Without the digest of the query, the record is no answer for later runs, which ask again.
     known = described(verifier, limits)
@@ -262,7 +250,7 @@ class _Campaign:
     def settle(self) -> None:
         """Record the instances whose results are known, and put the queries of the others on the docket."""
         queries: list[Query] = []
-        purses: dict[int, Purse] = {}
+        accounts: dict[int, Account] = {}
         for index, case in enumerate(self.cases):
             if isinstance(case, Result):
                 self.record(index, case)
@@ -275,12 +263,12 @@ class _Campaign:
                 self.take(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}
-            purse = Purse(max(0.0, case.timeout - case.spent))
+            account = Account(max(0.0, case.timeout - case.spent))
             self.members[index] = range(len(queries), len(queries) + len(case.queries))
-            purses |= dict.fromkeys(self.members[index], purse)
+            accounts |= dict.fromkeys(self.members[index], account)
             queries.extend(query.without_head for query in case.queries)
             self.owner.extend([index] * len(case.queries))
-        self.docket = Docket(queries, self.limits, purses, self.observer.stage)
+        self.docket = Docket(queries, self.limits, accounts, self.observer.stage)
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
@@ -329,7 +317,7 @@ class _Campaign:
         """Record the result of an instance whose answer is known; ``query`` is the query that was answered last."""
         joined = join(list(self.outcomes[index].values()))
         left = self.docket.left([query])
-        # The instance's other queries need no answer: an empty purse ends the work on them.
+        # The instance's other queries need no answer: no time ends the work on them.
         self.docket.charge([query], left)
         for other in self.members[index]:
             self.docket.close(other)

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from verifiable_relu.campaign.queue import Hand, run_parallel, share
+from verifiable_relu.campaign.queue import run_parallel
 from verifiable_relu.campaign.worker import Job
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
@@ -24,6 +24,7 @@ from verifiable_relu.study.records import Records
 from verifiable_relu.study.state import FAILED, State, gathered, of_seed
 from verifiable_relu.study.suite import INT8, Method, Suite
 from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
+from verifiable_relu.supervisor.executors import Executor, run_tasks
 from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import limited, make
@@ -39,7 +40,7 @@ class Runner:
         suite: the suite.
         places: the folder.
         records: its records, open for this run.
-        hands: who trains and answers.
+        executor: who trains and answers.
         say: tells the user what is done.
         cells: the trainings of the suite that this run works on; all of them without any.
 
@@ -53,14 +54,14 @@ class Runner:
         suite: Suite,
         places: Places,
         records: Records,
-        hands: Sequence[Hand],
+        executor: Executor,
         say: Say,
         cells: Sequence[Cell] = (),
     ) -> None:
         self.suite = suite
         self.places = places
         self.records = records
-        self.hands = hands
+        self.executor = executor
         self.say = say
         self.cells = list(cells) or suite.cells()
 
@@ -161,7 +162,7 @@ class Runner:
             self.say(f"{done} of {len(self.cells)} trainings: {task.cell.name}: {_of_training(fields)}")
 
         left = iter([Training(cell, self.places.resolved) for cell in missing])
-        share(self.hands, lambda: next(left, None), keep)
+        run_tasks(self.executor, lambda: next(left, None), keep)
 
     def choose(self, cells: Sequence[Cell]) -> None:
         """Record, for each trained cell, which of the images its network classifies rightly."""
@@ -197,7 +198,7 @@ class Runner:
                 self.records.append("measure", {"cell": task.cell.name, "name": name, "value": value})
 
         left = iter(tasks)
-        share(self.hands, lambda: next(left, None), keep)
+        run_tasks(self.executor, lambda: next(left, None), keep)
 
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
         """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
@@ -230,7 +231,7 @@ class Runner:
         prepare = None if method.arithmetic in ("real", INT8) else partial(deployed, arithmetic=method.arithmetic)
         job, keeper = Job(make(method.of), Balls(prepare=prepare), limits=limits), Answers(self.records, about)
         order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
-        run_parallel(order, job, self.hands, keeper, alone=True)
+        run_parallel(order, job, self.executor, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in keeper.results)

@@ -174,7 +174,7 @@ def run_shares(
     with _single_threaded():
         try:
             # Where the system allows no further process, pipe or memory, the rest is left to those that there are.
-            with _uninterrupted(), suppress(OSError):
+            with uninterrupted(), suppress(OSError):
                 for share in shares[1:]:
                     forks.append(_Fork(share))
             mine = shares[0](lambda: not whole and any(fork.has_ended() for fork in forks))
@@ -186,7 +186,7 @@ def run_shares(
                     pass
             return [mine, *(fork.result() for fork in forks), *[None] * (len(shares) - 1 - len(forks))]
         finally:
-            with _uninterrupted():
+            with uninterrupted():
                 for fork in forks:
                     fork.end()
 
@@ -299,7 +299,7 @@ def _single_threaded() -> Iterator[None]:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """A block after which signals are handled that came meanwhile.
 
     A signal that one thread blocks comes by way of another, so that a handler takes note of them instead. Threads other

@@ -140,6 +140,9 @@ def untold(told: Told) -> None:
     """What ``Limits.tell`` is where nobody asks."""
 
 
+SOLO_WORK = 3e9
+"""A work of some tenths of a second; to make copies of a process takes some hundredths."""
+
 PATIENCE = 0.5
 """The seconds after its time limit in which work may still return a result, at least, before it is broken off."""
 
@@ -158,6 +161,7 @@ class Limits:
         start: when the work began, by the clock.
         patience: the seconds after its time in which the work may still return a result: more where others have time
             left that it belongs to.
+        solo_work: the work of branch and bound (``loop.Progress``) that one process does before others share the rest.
         tell: told now and then where the work stands, in the process that was asked.
         named: those of these limits by which records tell methods apart (``described``).
     """
@@ -169,6 +173,7 @@ class Limits:
     clock: Callable[[], float] = time.perf_counter
     start: float = 0.0
     patience: float = PATIENCE
+    solo_work: float = SOLO_WORK
     tell: Callable[[Told], None] = field(default=untold, repr=False, compare=False)
     named: tuple[str, ...] = ()
 

@@ -25,39 +25,18 @@ from verifiable_relu.verifiers.root import NONE, Roots
 
 
 @dataclass(eq=False)
-class Purse:
-    """Seconds that queries may cost together.
+class Account:
+    """Time charged to queries that share one time limit.
 
     Attributes:
-        seconds: that are left of its own, negative where more was spent.
-        processor: seconds of processor time that were spent.
-        whole: the purse that it is a share of, which pays everything, too.
+        limit: the seconds that they may cost together.
+        spent: seconds so far.
+        processor: seconds of processor time so far.
     """
 
-    seconds: float
-    whole: Purse | None = None
+    limit: float
+    spent: float = 0.0
     processor: float = 0.0
-
-    @property
-    def left(self) -> float:
-        """The seconds that are left, never negative."""
-        own = max(0.0, self.seconds)
-        return own if self.whole is None else min(own, self.whole.left)
-
-    @property
-    def spare(self) -> float:
-        """The seconds that the outermost purse has beyond those that are left here."""
-        outermost = self
-        while outermost.whole is not None:
-            outermost = outermost.whole
-        return 0.0 if outermost.left == math.inf else outermost.left - self.left
-
-    def charge(self, seconds: float, processor: float = 0.0) -> None:
-        """Take seconds, and note those of processor time."""
-        self.seconds -= seconds
-        self.processor += processor
-        if self.whole is not None:
-            self.whole.charge(seconds, processor)
 
 
 class Docket:
@@ -65,9 +44,9 @@ class Docket:
 
     Args:
         queries: by number, or in the order of their numbers.
-        limits: what work on them may use. Its ``seconds`` are what each query may cost, where there are no ``purses``.
-        purses: by the number of a query, what it may cost. Queries can share one, as the boxes of one VNN-LIB file do,
-            which have one time limit together.
+        limits: what work on them may use; without ``accounts``, its ``seconds`` are what each query may cost.
+        accounts: by the number of a query, to which its time is charged. Queries can share one, as the boxes of one
+            VNN-LIB file do, which have one time limit together.
         progress: told of stages: the name, and how many of how many queries have been through it.
         roots: what is known of the queries before they are split, and room for more.
 
@@ -81,7 +60,7 @@ class Docket:
         self,
         queries: Mapping[int, Query] | Sequence[Query],
         limits: Limits = Limits(),  # noqa: B008 -- frozen
-        purses: Mapping[int, Purse] | None = None,
+        accounts: Mapping[int, Account] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
         roots: Roots = NONE,
     ) -> None:
@@ -90,7 +69,9 @@ class Docket:
         self.roots = roots
         self.outcomes: dict[int, Outcome] = {}
         self.closed: set[int] = set()
-        self._purses = purses or {number: Purse(limits.seconds) for number in self.queries}
+        self._accounts = accounts or {number: Account(limits.seconds) for number in self.queries}
+        # The parts of accounts that may be spent here: a part of a docket has less than the whole.
+        self._most = {account: account.limit for account in self._accounts.values()}
         self._progress = progress
 
     def part(
@@ -109,14 +90,14 @@ class Docket:
             queries: to be asked in place of those with these numbers; their outcomes are none of this docket's, and
                 nothing is known of them.
         """
-        purses = {number: self._purses[number] for number in numbers}
-        if share != 1:
-            shares = {purse: Purse(share * purse.left, purse) for purse in purses.values()}
-            purses = {number: shares[purse] for number, purse in purses.items()}
         chosen = {number: (queries or self.queries)[number] for number in numbers}
         # Roots go by number: what is known of a query says nothing of another one in its place.
         kept = NONE if queries is not None else self.roots
-        part = Docket(chosen, self.limits, purses, self._progress, kept if roots is None else roots)
+        accounts = {number: self._accounts[number] for number in numbers}
+        part = Docket(chosen, self.limits, accounts, self._progress, kept if roots is None else roots)
+        for account in part._most:
+            most = self._most[account]
+            part._most[account] = most if share == 1 else account.spent + share * max(0.0, most - account.spent)
         if queries is None:
             part.outcomes, part.closed = self.outcomes, self.closed
         return part
@@ -146,27 +127,35 @@ class Docket:
         return [
             number
             for number in self.queries
-            if number not in self.closed and (number not in self.outcomes or self._purses[number].left > 0)
+            if number not in self.closed and (number not in self.outcomes or self.left([number]) > 0)
         ]
 
     def left(self, numbers: Sequence[int]) -> float:
         """The seconds that are left for queries together, never negative."""
-        return sum(purse.left for purse in dict.fromkeys(self._purses[number] for number in numbers))
+        return sum(max(0.0, self._most[account] - account.spent) for account in self._of(numbers))
 
     def processor(self, number: int) -> float:
-        """The seconds of processor time that a query, and those it shares a purse with, have cost."""
-        return self._purses[number].processor
+        """The seconds of processor time that a query, and those it shares an account with, have cost."""
+        return self._accounts[number].processor
+
+    def _of(self, numbers: Sequence[int]) -> list[Account]:
+        """The accounts of queries, each once."""
+        return list(dict.fromkeys(self._accounts[number] for number in numbers))
 
     def charge(self, numbers: Sequence[int], seconds: float, processor: float = 0.0) -> None:
         """Charge seconds, and seconds of processor time, to queries, in equal shares."""
         for number in numbers:
-            self._purses[number].charge(seconds / len(numbers), processor / len(numbers))
+            self._accounts[number].spent += seconds / len(numbers)
+            self._accounts[number].processor += processor / len(numbers)
 
     @contextmanager
     def work(self, numbers: Sequence[int]) -> Iterator[Limits]:
         """What a piece of work for queries may use, from now on; its time is charged to them in equal shares."""
-        spare = sum(purse.spare for purse in dict.fromkeys(self._purses[number] for number in numbers))
-        begun = replace(self.limits.begun(self.left(numbers)), patience=PATIENCE + spare)
+        left = self.left(numbers)
+        # What the whole has beyond a part is spare, in which a step that has begun may end.
+        whole = sum(max(0.0, account.limit - account.spent) for account in self._of(numbers))
+        spare = 0.0 if whole == math.inf else whole - left
+        begun = replace(self.limits.begun(left), patience=PATIENCE + spare)
         used = processor_seconds()
         try:
             yield begun

@@ -24,7 +24,6 @@ import torch
 
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.program import SMALL, Program
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
@@ -78,7 +77,7 @@ class Milp(Decider):
             outcome = self._excluded(system, candidates, work)
             if outcome.verdict is not Verdict.UNSAT:
                 return outcome
-            within = limits.Limits(work.memory // 2, work.share(self.again).left)
+            within = replace(work.share(self.again), memory=work.memory // 2, processes=1)
             found = search(system, candidates, Branching(), Rounds(), within)
         bounds.prove(number, found.lower)
         if candidates.found is not None:

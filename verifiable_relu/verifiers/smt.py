@@ -30,7 +30,6 @@ from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide
@@ -143,7 +142,7 @@ class Smt(Decider):
             system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            found = search(system, candidates, self.search, _TREES, limits.Limits(work.memory // 2, work.left))
+            found = search(system, candidates, self.search, _TREES, replace(work, memory=work.memory // 2, processes=1))
         bounds.prove(number, found.lower)
         margin, nodes = bounds.margin(number), found.nodes
         told = f"{nodes} sub-problems, {candidates.decided} of them decided by z3"

@@ -19,11 +19,11 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.verifiers.bab.folded import Folded, Rows, is_whole
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Planes, Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.base import Limits
 
 _ROWS = 512
 """The neurons of a system that is not held as a whole of which a tree makes rows, about."""
@@ -155,7 +155,7 @@ class FoldedQuery:
         kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
         left = limits.left()
         rest = (1 - _REFINING) * left if left < math.inf else 0.0
-        short = replace(limits, left=lambda: limits.left() - rest)
+        short = replace(limits, seconds=limits.seconds - rest)
         folded, rows = refinement.refine(self.folded, self._rows[kept], short, record)
         return FoldedQuery(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
 

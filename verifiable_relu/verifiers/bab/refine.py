@@ -19,12 +19,12 @@ from torch import Tensor
 from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.verifiers.bab.ascent import Bounded, DualAscent, Nodes, Packed, depth
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.loop import Loop, Open
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Bound, Raw, Refined, worth
 from verifiable_relu.verifiers.bab.slopes import slopes_for_all
 from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.base import Limits
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
@@ -85,7 +85,7 @@ class Refinement:
 
         Once no time is left, the rest of the neurons keep their bounds. With ``record``, what proves bounds is kept.
         """
-        processes = 1 if folded.functions or self.work(folded) < limits.alone else limits.processes
+        processes = 1 if folded.functions or self.work(folded) < limits.solo_work else limits.processes
         for node in _layers(folded):
             mine = _layers(folded)[node]
             # What depends on no other neuron has its exact interval.

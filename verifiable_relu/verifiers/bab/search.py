@@ -31,14 +31,13 @@ from verifiable_relu.trust.certificate import Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab.ascent import Nodes
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.loop import Progress, State
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide, PhaseTree
-from verifiable_relu.verifiers.base import Outcome, Reason
+from verifiable_relu.verifiers.base import Limits, Outcome, Reason
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
@@ -135,6 +134,7 @@ class Forest:
         options: how each tree is searched.
         limits: what all trees may use.
         keep: whether to keep what proves polytopes, for a certificate.
+        done: the work that has been done already.
 
     Attributes:
         query: where the trees start.
@@ -150,6 +150,7 @@ class Forest:
         options: Branching,
         limits: Limits,
         keep: bool = False,
+        done: float = 0.0,
     ) -> None:
         self.query, self._candidates, self._options, self._left = query, candidates, options, limits.left
         self._keep = keep
@@ -162,7 +163,7 @@ class Forest:
         self._tell = limits.tell
         self._most = max(1, min(len(polytopes), limits.memory // query.bytes_of_trees(polytopes)))
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
-        self._alone, self._step = limits.alone - limits.done, limits.alone
+        self._alone, self._step = limits.solo_work - done, limits.solo_work
         self._processes = 1 if query.folded.functions else limits.processes
         self._memory = limits.memory // self._most * self._processes
 
@@ -392,12 +393,13 @@ class _Search:
         # A neuron that no other one feeds has its exact interval.
         self._refinement = rounds.refinement if len(query.folded.blocks) > 1 and query.folded.whole else None
         self._size = query.folded.size
+        self._done = 0.0
         self.found = Searched(IN_TIME)
 
     def run(self) -> Searched:
         """Take turns until the query is decided, or no time is left."""
         while True:
-            self._limits = replace(self._limits, done=self._limits.done + self._trees())
+            self._done += self._trees()
             is_open = self.found.open(self._query)
             if self._refinement is None or self._candidates.found is not None or not is_open or self._limits.over():
                 return self.found
@@ -410,7 +412,7 @@ class _Search:
     def _forest(self, query: FoldedQuery, polytopes: Sequence[int], options: Branching | None = None) -> Forest:
         # A refinement does more than a linear program for each of many nodes.
         mine = self._options if self._refinement is None else replace(self._options, exact=0.0)
-        rest = (options or mine, self._limits, self._record is not None)
+        rest = (options or mine, self._limits, self._record is not None, self._done)
         return Forest(query, polytopes, self._candidates, *rest)
 
     def _trees(self) -> float:
@@ -471,7 +473,7 @@ class _Search:
         before = self._query
         self._query = before.refined(refinement, polytopes, self._limits, self._record)
         self.found.rounds += 1
-        self._limits = replace(self._limits, done=self._limits.done + refinement.work(before.folded))
+        self._done += refinement.work(before.folded)
         worth_it = self._query.width < (1 - self._rounds.gain) * before.width
         more = replace(refinement, leaves=self._rounds.growth * refinement.leaves)
         self._refinement = more if worth_it else None

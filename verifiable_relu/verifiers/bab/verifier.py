@@ -26,14 +26,23 @@ from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.forks import most_shares
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
-from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.curves import is_smooth
 from verifiable_relu.verifiers.bab.query import FoldedQuery, tree_bytes
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, attempted, batch_size, fault
+from verifiable_relu.verifiers.base import (
+    SOLO_WORK,
+    Limits,
+    Outcome,
+    Reason,
+    Trust,
+    Verdict,
+    attempted,
+    batch_size,
+    fault,
+)
 from verifiable_relu.verifiers.docket import Docket
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root import relaxation
@@ -138,7 +147,7 @@ class Bab(Decider):
     slopes: Slopes = field(default_factory=Slopes)
     search: Branching = field(default_factory=Branching)
     rounds: Rounds = field(default_factory=Rounds)
-    alone: float = field(default=limits.ALONE, repr=False)
+    alone: float = field(default=SOLO_WORK, repr=False)
     record: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "bab"
@@ -175,7 +184,7 @@ class Bab(Decider):
             if system is None:
                 return candidates.anywhere()
             record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
-            within = limits.Limits(work.memory // 2, work.left, most_shares(work.processes), self.alone, tell=work.tell)
+            within = replace(work, memory=work.memory // 2, processes=most_shares(work.processes), solo_work=self.alone)
             rounds = self.rounds
             if bounds.queries[number].network.joins:
                 # Beside shortcuts, planes and refinements take longer and gain less than trees do in the same time.
