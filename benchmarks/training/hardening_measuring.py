@@ -13,12 +13,12 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from benchmarks.common.questions import Balls, climb, first_exact
+from benchmarks.common.records import Record
 from verifiable_relu import harden
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.hardening.loop import default_optimizer
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import cnn, substitute_relu
-from verifiable_relu.study.records import Record
 from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.loop import accuracy, fit
 from verifiable_relu.verifiers.registry import make

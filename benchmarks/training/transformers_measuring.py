@@ -14,6 +14,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from benchmarks.common.questions import Balls, climb, first_exact
+from benchmarks.common.records import Record
 from benchmarks.training.transformers_models import vit
 from verifiable_relu import harden
 from verifiable_relu.bounds import Bounds
@@ -22,7 +23,6 @@ from verifiable_relu.data import load
 from verifiable_relu.hardening.loop import Hardened
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import HardnessGate, LambdaGELU
-from verifiable_relu.study.records import Record
 from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.loop import fit
 from verifiable_relu.train.options import Options

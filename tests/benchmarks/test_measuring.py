@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.records import Record, Records, of, read_records
 from benchmarks.speed import activation_cost, activation_steps, memory, startup
 from benchmarks.verification import shipped_networks, solver_scaling
-from verifiable_relu.study.records import Record, Records, of, read_records
 
 
 def asked(study: Any, *arguments: str) -> argparse.Namespace:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.records import Records, of, read_records
 from benchmarks.training import transformers
-from verifiable_relu.study.records import Records, of, read_records
 
 
 def test_a_small_transformer_is_measured_once_and_what_is_proven_holds_for_samples(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from verifiable_relu.bounds.crown import SlopeSearch
 from verifiable_relu.bounds.forward import intersect
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import groups
-from verifiable_relu.bounds.windowed import Chunk, Coefficients, Grid, Restriction, Stepped, Window, Windowed
+from verifiable_relu.bounds.windowed import Chunk, Coefficients, Grid, Stepped, Window, Windowed
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh
@@ -267,21 +267,6 @@ def test_groups_are_of_one_sample(sample: list[int]) -> None:
     for part, mine in chunks:
         mine = torch.arange(2) if mine is None else mine
         assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(of[part]) // len(mine)))
-
-
-def test_groups_come_in_round_numbers() -> None:
-    counts = torch.randint(1, 200, (60,), generator=torch.Generator().manual_seed(0))
-    of = torch.arange(60).repeat_interleave(counts)
-    sizes = {}
-    for few in (False, True):
-        (*chunks,) = groups(len(of), of, 300, 60, 5 if few else None)
-        assert {int(n) for part, _ in chunks for n in part} == {*range(len(of))}
-        for part, mine in chunks:
-            assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(part) // len(mine)))
-        sizes[few] = [len(part) for part, _ in chunks]
-    # At most a sixteenth is added to the largest one, for which none is left out.
-    assert max(sizes[False]) <= 300 and max(sizes[True]) <= 300 * 17 / 16
-    assert len({*sizes[True]}) < len({*sizes[False]}) and sum(sizes[True]) < 1.1 * sum(sizes[False])
 
 
 @networks
@@ -659,11 +644,9 @@ def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:
     torch.testing.assert_close((gradient * matrix).sum(1), found, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("worth", (0, 1 << 18))
 @pytest.mark.parametrize("memory", (1, 1 << 30))
-def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int, worth: int) -> None:
-    """In chunks and in two passes they are the same, and those of the weights are what differences say."""
-    tuning = Tuning(waiting_coefficients=worth)
+def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int) -> None:
+    """In chunks they are the same, and those of the weights are what differences say."""
     rng = Random(0)
     first, second = rng.normal(8, 6), rng.normal(8, 8)
     box = Bounds(-torch.ones(3, 6).double(), torch.ones(3, 6).double())
@@ -673,7 +656,7 @@ def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int, 
         x = ACTS["relu"](build, build.linear(0, weight, None, "in"))
         x = ACTS["relu"](build, build.linear(x, second, None, "hidden"))
         network = build.network(build.linear(x, torch.ones(1, 8).double(), None, "out"), name="mlp")
-        bounds = preactivation_bounds(network, box, memory=memory, tuning=tuning)
+        bounds = preactivation_bounds(network, box, memory=memory)
         last = bounds[max(bounds)]
         return (last.upper - last.lower).sum()
 
@@ -684,26 +667,13 @@ def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int, 
     torch.testing.assert_close(2 * (gradient * step).sum(), change, rtol=1e-4, atol=0)
 
 
-def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, coefficients between two ReLUs are those of the neurons that are alive on both sides."""
+def test_one_sample_is_bounded_as_in_a_batch() -> None:
     network = mlp(ACTS["relu"], sizes=(6, 12, 12, 12, 12, 3))
     box = boxes(network)
-    used: list[bool] = []
-    through = Restriction.between
-
-    def watched(self: Restriction, index: int) -> Tensor | None:
-        found = through(self, index)
-        used.append(found is not None)
-        return found
-
-    monkeypatch.setattr(Restriction, "between", watched)
-    every = Tuning(active_share=1.0)
-    together = output_bounds(network, box, every).reshape(len(box.lower), -1)
-    assert used and not any(used)
+    together = output_bounds(network, box, Tuning()).reshape(len(box.lower), -1)
     for i, lower in enumerate(together):
         one = Bounds(box.lower[i : i + 1], box.upper[i : i + 1])
-        torch.testing.assert_close(output_bounds(network, one, every), lower, rtol=1e-9, atol=1e-9)
-    assert any(used)
+        torch.testing.assert_close(output_bounds(network, one, Tuning()), lower, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("each", [1, 40])

@@ -231,10 +231,10 @@ class ConvolutionOperator(Operator[Conv2d]):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._summed(x, self.node.bias) if self.by_blocks(x) else self.node.forward(x)
+        return self.node.forward(x)
 
     def linear(self, x: Tensor) -> Tensor:
-        return self._summed(x, None) if self.by_blocks(x) else self.node.linear(x)
+        return self.node.linear(x)
 
     def absolute(self, x: Tensor) -> Tensor:
         return self.node.convolved(x, self.once("absolute", self.node.weight.abs))
@@ -312,43 +312,6 @@ class ConvolutionOperator(Operator[Conv2d]):
         found = x.new_zeros(len(x), *self.cells_shape(self.node.shape[1:]))
         fill_cells(found, x, self.node.stride, self.node.corner)
         return found
-
-    def by_blocks(self, x: Tensor) -> bool:
-        """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
-        tuning = self.tuning
-        if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < tuning.block_samples:
-            return False
-        (_, *points), (_, channels, *kernel) = self.node.shape, self.node.weight.shape
-        if not self.plain or not self.constant or channels * math.prod(self.node.stride) < tuning.block_terms:
-            return False
-        whole = all(k % s == 0 for k, s in zip(kernel, self.node.stride, strict=True))
-        unfolded = x.element_size() * len(x) * channels * math.prod(kernel) * math.prod(points)
-        return unfolded > tuning.block_bytes or (whole and math.prod(self._blocks) <= tuning.block_count)
-
-    def _summed(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution as a sum of matrix products, one for each block of the kernel, of inputs in cells.
-
-        With as many columns of outputs as there are of cells, a block is a product with all cells from a constant
-        distance on.
-        """
-        (_, wide), (height, width) = self._blocks, self.node.shape[1:]
-        channels, down, right = self.cells_shape((height, width))
-        # The last outputs of the last row reach beyond; they are cut off.
-        cells = x.new_zeros(len(x), channels, down * right + wide - 1)
-        fill_cells(cells[:, :, : down * right].unflatten(2, (down, right)), x, self.node.stride, self.node.corner)
-        size = height * right
-        found: Tensor | None = None
-        for number, block in enumerate(self.once("blocks", lambda: self._blocked.flatten(0, 1).unsqueeze(1).unbind())):
-            start = number // wide * right + number % wide
-            mine, those = block.expand(len(x), -1, -1), cells[:, :, start : start + size]
-            if found is not None:
-                found.baddbmm_(mine, those)
-            elif bias is not None:
-                found = torch.baddbmm(bias[:, None], mine, those)
-            else:
-                found = torch.bmm(mine, those)
-        assert found is not None
-        return found.unflatten(2, (height, right))[:, :, :, :width]
 
     @property
     def _blocked(self) -> Tensor:
