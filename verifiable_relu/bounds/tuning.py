@@ -57,11 +57,13 @@ class Tuning:
 
     Attributes:
         float32: whether coefficients and sums may be in float32 where rounding of float32 is accounted for.
+        restrict: whether rows leave out neurons of a ReLU that are inactive, in dense layers.
         windows: whether rows of neurons of a convolution are kept in the window of the image that they see.
 
         chunk_bytes: bytes of coefficients propagated at once on a CPU: what stays in the cache goes faster.
         copies: arrays of a chunk's coefficients that are alive at once at the widest node.
         windowed_copies: the same for rows in windows, which take a part of the memory of whole rows.
+        active_share: rows are restricted to neurons that may be active up to this share of them.
 
         window_share: windows are used up to this share of the image's area.
         window_start: whole rows that are zero but for such a share become windows.
@@ -96,11 +98,13 @@ class Tuning:
     """
 
     float32: bool = True
+    restrict: bool = True
     windows: bool = True
 
     chunk_bytes: int = 1 << 24
     copies: float = 6
     windowed_copies: float = 2
+    active_share: float = 0.75
 
     window_share: float = 0.5
     window_start: float = 0.1
