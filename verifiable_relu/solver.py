@@ -174,7 +174,7 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
     from verifiable_relu.spec.find import Networks, onnx_files
     from verifiable_relu.spec.specfile import KINDS, decimal
 
-    method, limits = chosen(options.method, processes=default_shares())
+    method, budget = chosen(options.method, processes=default_shares())
     files = Networks(tuple(options.network)) if options.net is None else onnx_files(options.net)
     entry = Entry(options.query, files, _UNLIMITED)
     case = Loader().case(entry)
@@ -193,7 +193,7 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
         case = Loader(prepare=partial(deployed, arithmetic=arithmetic)).case(entry)
     elif kinds != {"real"}:
         print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
-    (result,) = run([replace(case, timeout=left(), spent=0.0)], method, limits=limits)
+    (result,) = run([replace(case, timeout=left(), spent=0.0)], method, budget=budget)
     if result.reason in ("unconfirmed", "error"):
         complain("solver", f"{result.reason} by {result.method}: {result.detail}")
     if result.answer != "sat" or result.witness is None or result.outputs is None:

@@ -57,7 +57,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     from verifiable_relu.network import read_onnx
     from verifiable_relu.supervisor.executors import open_executor
     from verifiable_relu.supervisor.workers import processor_seconds
-    from verifiable_relu.verifiers.base import Limits
+    from verifiable_relu.verifiers.base import TimeBudget
     from verifiable_relu.verifiers.registry import make
 
     test, network = images_of(DATA), read_onnx(NETWORK)
@@ -67,7 +67,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
         for arm in (first, *(arm for arm in ARMS if arm != first))
         for image in right
     ]
-    kept, job = Kept(), Job(make("auto"), asking.Balls(), limits=Limits(clock=processor_seconds))
+    kept, job = Kept(), Job(make("auto"), asking.Balls(), budget=TimeBudget(clock=processor_seconds))
     alone = way == "alone"
     order = asking.shuffled(balls, f"{first} {images}") if alone else balls
     with open_executor(1, None) as executor:

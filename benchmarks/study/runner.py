@@ -227,9 +227,9 @@ class Runner:
                 about[str(ball.onnx), str(ball.vnnlib)] = question
         if not entries:
             return
-        limits = replace(limited(method.of), clock=processor_seconds)
+        budget = replace(limited(method.of), clock=processor_seconds)
         prepare = None if method.arithmetic in ("real", INT8) else partial(deployed, arithmetic=method.arithmetic)
-        job, keeper = Job(make(method.of), Balls(prepare=prepare), limits=limits), Answers(self.records, about)
+        job, keeper = Job(make(method.of), Balls(prepare=prepare), budget=budget), Answers(self.records, about)
         order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
         run_parallel(order, job, self.executor, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)

@@ -19,7 +19,7 @@ from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
-from verifiable_relu.verifiers.root import Root, Roots
+from verifiable_relu.verifiers.root_bounds import BoundsCache, RootBounds
 from verifiable_relu.verifiers.solvers import highs, z3
 from verifiable_relu.verifiers.split import Frontier
 
@@ -42,9 +42,9 @@ def _constants_dropped(right: Right, folding: Folding, index: int, name: str) ->
     return Dyadic(0 * found.numbers, found.exponent) if name in ("bias", "shift") else found
 
 
-def _root_of_any(right: Right, roots: Roots, number: int) -> Root | None:
+def _root_of_any(right: Right, bounds_cache: BoundsCache, number: int) -> RootBounds | None:
     """The root of the query that was asked about last before, whichever it is."""
-    found = (right(roots, other) for other in range(number, -1, -1))
+    found = (right(bounds_cache, other) for other in range(number, -1, -1))
     return next((root for root in found if root is not None), None)
 
 
@@ -152,7 +152,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a root that serves every query of its network",
         "points",
-        instead("verifiers.root:Roots.of", _root_of_any),
+        instead("verifiers.root_bounds:BoundsCache.get", _root_of_any),
     ),
     Fault(
         "stale intermediate bound in the encoding: that of the batch's first box",

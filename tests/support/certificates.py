@@ -29,7 +29,7 @@ from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Candidates, Forest, Rounds
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Limits, Verdict, Verifier
+from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.split import RecordedSplit
 
@@ -136,14 +136,14 @@ def over_planes(
         processes: how many processes share the work from the beginning.
     """
     prop, recorder = query.property, Recorder.of(query.network)
-    never, limits = (lambda: False), Limits(memory=1 << 30, processes=processes, solo_work=0).begun(seconds)
+    never, budget = (lambda: False), TimeBudget(memory=1 << 30, processes=processes, solo_work=0).begun(seconds)
     with torch.no_grad():
         box = input_box([prop], query.network)
         relaxation = crown_relaxation(query.network.to(torch.float64), box, coarse=recorder.coarse)
         polytopes = list(range(len(prop.unsafe)))
         system = FoldedQuery.of(query, relaxation, 0, polytopes, Slopes(), never)
-        system = system.with_relaxations(above or Above(), polytopes, limits)
-        forest = Forest(system, polytopes, Candidates(query, "bab"), search, limits, keep=True)
+        system = system.with_relaxations(above or Above(), polytopes, budget)
+        forest = Forest(system, polytopes, Candidates(query, "bab"), search, budget, keep=True)
         forest.search()
         if len(forest.recorded) < len(polytopes):
             return None

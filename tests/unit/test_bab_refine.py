@@ -19,13 +19,13 @@ from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.base import Limits, Verdict
+from verifiable_relu.verifiers.base import TimeBudget, Verdict
 
 DEEP = (5, 14, 14, 14, 14, 3)
 
 
-ALL = Limits()
-NONE = Limits(0.0)
+ALL = TimeBudget()
+NONE = TimeBudget(0.0)
 
 
 def network_of(seed: int, kind: str) -> Network:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.asking import claims, docket
+from tests.support.asking import claims, query_batch
 from tests.support.draws import draws, some
 from tests.support.solver_cases import (
     UNIT,
@@ -210,7 +210,7 @@ def test_a_fault_stays_with_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_is_told_of_a_query_that_is_finished() -> None:
     query, margin = next(case for case in map(random_query, range(50)) if case[1] > 0)
     stages: list[tuple[str, int, int]] = []
-    asked = docket([query], 10, progress=lambda *stage: stages.append(stage))
+    asked = query_batch([query], 10, progress=lambda *stage: stages.append(stage))
     ((_, outcome),) = Milp().claims(asked)
     assert stages == [("milp", 1, 1)]
     assert asked.left([0]) < 10

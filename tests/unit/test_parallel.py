@@ -249,7 +249,7 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
     kept = Kept()
     monkeypatch.chdir(tmp_path)
     with Store("out") as store:
-        run_parallel(made, Job(Hostile(Path("log")), Loader(), limits=limited("auto")), Here(), store, kept)
+        run_parallel(made, Job(Hostile(Path("log")), Loader(), budget=limited("auto")), Here(), store, kept)
     results = [kept.results[number] for number in sorted(kept.results)]
     assert answers(results) == all_proved(6) and sorted(kept.recorded) == [0, 1, 2, 4]
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.asking import claims, docket
+from tests.support.asking import claims, query_batch
 from tests.support.certificates import checked, over_planes, proven, recorded, written
 from tests.support.draws import draws
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
@@ -244,7 +244,7 @@ def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has
     now = itertools.count()
     queries = [question(1, spare) for spare in (-0.6, -0.7)]
     queries = [Query(queries[0].network, query.property) for query in queries]
-    frontier = SPLIT.frontier(docket(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
+    frontier = SPLIT.frontier(query_batch(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
     hand = [part[:1] for part in (frontier.lower, frontier.upper, frontier.owner, frontier.within)]
     with torch.no_grad():
         share = frontier.go_on_elsewhere(hand, lambda: False)

@@ -102,7 +102,7 @@ class _Queue:
         self._source: Iterator[tuple[int, Entry]] | None = source
         self._job, self._executor, self._store, self._observer, self._alone = job, executor, store, observer, alone
         self.fault: InputError | None = None
-        self._method = described(job.verifier, job.limits)
+        self._method = described(job.verifier, job.budget)
         # The instances that are drawn and not answered; those of them that no part had yet, with those of one network
         # together; and the parts that are next, before these.
         self._open: dict[int, Entry] = {}
@@ -184,35 +184,35 @@ class _Queue:
             if isinstance(message, Stage):
                 self._observer.stage(message.name, message.done, message.total)
             elif isinstance(message, Answered):
-                # An answer may come twice.
-                if self._open.pop(message.number, None) is not None:
+                # An answer may come twice, the second time because the first could not be kept.
+                if message.number in self._open:
                     rest = message.counterexample, message.recorded
                     keep(self._store, self._observer, message.number, message.result, *rest)
+                    del self._open[message.number]
             elif isinstance(message, Wanted) and self._store is not None:
                 return self._store.find(message.key, message.timeout, message.checked)
             return None
 
     def end(self, part: Part, result: list[Answered] | Exception) -> None:
-        """Take the end of a part. If it failed, what is left is asked in halves, and an instance alone is at fault.
-
-        An instance that is not read within its time limit is known to be at fault.
-        """
-        if not isinstance(result, Exception):
+        """Take the end of a part. An instance that is not read within its time limit is known to be at fault."""
+        with self._lock:
+            if isinstance(result, Exception):
+                self._divide([number for number, _ in part.entries if number in self._open], result)
+                return
             for message in result:
                 self.hear(message)
-            return
-        left = [number for number, _ in part.entries if number in self._open]
-        if not left:
-            return
-        if isinstance(result, OutOfTime) and result.subject in left:
-            guilty = left.pop(left.index(result.subject))
+
+    def _divide(self, left: list[int], error: Exception) -> None:
+        """Have what is left of a part that failed asked in halves; an instance alone is at fault."""
+        if isinstance(error, OutOfTime) and error.subject in left:
+            guilty = left.pop(left.index(error.subject))
             self._waiting += [left] if left else []
-        elif len(left) > 1:
-            self._waiting += [left[len(left) // 2 :], left[: len(left) // 2]]
+        elif len(left) != 1:
+            self._waiting += [half for half in (left[len(left) // 2 :], left[: len(left) // 2]) if half]
             return
         else:
             (guilty,) = left
-            result = OutOfTime() if isinstance(result, OutOfTime) else result
+            error = OutOfTime() if isinstance(error, OutOfTime) else error
         entry = self._open[guilty]
         asked = str(entry.onnx or ""), str(entry.vnnlib), entry.timeout
-        self.hear(Answered(guilty, lost(*asked, self._job.verifier, self._job.limits, result), False))
+        self.hear(Answered(guilty, lost(*asked, self._job.verifier, self._job.budget, error), False))

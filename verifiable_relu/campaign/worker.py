@@ -20,7 +20,7 @@ from verifiable_relu.campaign.runner import Case, run
 from verifiable_relu.campaign.store import recall
 from verifiable_relu.supervisor.executors import Deadline, Report
 from verifiable_relu.supervisor.memory import limit_memory
-from verifiable_relu.verifiers.base import Limits, Verifier
+from verifiable_relu.verifiers.base import TimeBudget, Verifier
 
 PROGRESS_EVERY_S = 0.2
 """The least seconds between two messages about stages."""
@@ -47,7 +47,7 @@ class Job:
     loader: Loader
     certificates: Path | None = None
     memory: int | None = None
-    limits: Limits = Limits()  # noqa: RUF009 -- frozen
+    budget: TimeBudget = TimeBudget()  # noqa: RUF009 -- frozen
     debug: bool = False
 
     @cached_property
@@ -129,7 +129,7 @@ def _unpickled(job: bytes, *rest: object) -> Part:
 @lru_cache(maxsize=1)
 def _job(pickled: bytes) -> Job:
     job: Job = pickle.loads(pickled)
-    job.loader.clock = job.limits.clock
+    job.loader.clock = job.budget.clock
     if job.memory is not None:
         limit_memory(job.memory)
     return job
@@ -137,7 +137,7 @@ def _job(pickled: bytes) -> Job:
 
 def perform(job: Job, entries: Sequence[Numbered], messages: _Messages) -> None:
     """Answer instances as one batch."""
-    timed = job.limits.clock is time.perf_counter
+    timed = job.budget.clock is time.perf_counter
     cases: list[Case | Result] = []
     for number, entry in entries:
         if timed:
@@ -153,7 +153,7 @@ def perform(job: Job, entries: Sequence[Numbered], messages: _Messages) -> None:
         from verifiable_relu.campaign.certificates import Certificates
 
         certificates = Certificates(job.certificates)
-    run(cases, job.verifier, messages, messages, certificates, job.limits)
+    run(cases, job.verifier, messages, messages, certificates, job.budget)
 
 
 class _Messages:

@@ -37,8 +37,8 @@ from verifiable_relu.supervisor.forks import SetLimits, default_shares
 from verifiable_relu.supervisor.memory import process_memory, resident
 from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.auto import recording
-from verifiable_relu.verifiers.base import Limits, Verdict, Verifier
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.incomplete import Crown
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def _line(options: argparse.Namespace, seconds: float) -> Iterator[Line | None]:
 
 def explain(options: argparse.Namespace, out: TextIO) -> int:
     """Say what ``auto`` would do with a property file; returns the exit status."""
-    method, limits = chosen(options.method, options.device, options.memory)
+    method, budget = chosen(options.method, options.device, options.memory)
     case = loader(options).case(Entry(options.spec, net(options), options.timeout or TIMEOUT))
-    write(list(explained(case, method, limits)), out)
+    write(list(explained(case, method, budget)), out)
     return 0
 
 
@@ -100,17 +100,17 @@ def answer_property(
         set_limits: sets the limits at which this process is killed.
     """
     start = time.perf_counter()
-    method, limits, certificates = _chosen(options, options.jobs or default_shares())
+    method, budget, certificates = _chosen(options, options.jobs or default_shares())
     memory = process_memory(options.worker_memory, options.memory, resident(os.getpid()))
     entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
     with _store(options) as store, _line(options, entry.timeout) as line:
         if line is not None:
-            limits = replace(limits, clock=line.clock, tell=line.tell)
+            budget = replace(budget, clock=line.clock, report_progress=line.report_progress)
         set_limits(entry.timeout + GRACE_S, memory)
         case = loader(options).case(entry)
         # Certificates come on top of the limit.
         set_limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE_S, memory)
-        (result,) = run([case], method, store, line or QUIET, certificates, limits)
+        (result,) = run([case], method, store, line or QUIET, certificates, budget)
         spent = time.perf_counter() - start
         single = not (options.quiet or options.joint is not None) and _in_float32(case, result, spent)
     set_limits(math.inf, math.inf)
@@ -122,8 +122,8 @@ def answer_property(
 
 def record_lost(options: argparse.Namespace, error: Exception) -> None:
     """Record that the process that was to answer one property file has ended (``lost``)."""
-    method, limits, _ = _chosen(options, options.jobs or default_shares())
-    result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, limits, error)
+    method, budget, _ = _chosen(options, options.jobs or default_shares())
+    result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, budget, error)
     with _store(options) as store:
         assert store is not None
         store.append(result)
@@ -131,12 +131,12 @@ def record_lost(options: argparse.Namespace, error: Exception) -> None:
         store.tabulate()
 
 
-def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, Limits, Certificates | None]:
+def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, TimeBudget, Certificates | None]:
     """The method, which records its proofs if certificates are wanted, its limits, and the folder of certificates."""
-    method, limits = chosen(options.method, options.device, options.memory, processes)
+    method, budget = chosen(options.method, options.device, options.memory, processes)
     if options.certificates is None:
-        return method, limits, None
-    return recording(method), limits, _optional("campaign.certificates").Certificates(options.certificates)
+        return method, budget, None
+    return recording(method), budget, _optional("campaign.certificates").Certificates(options.certificates)
 
 
 def check_certificates(options: argparse.Namespace, out: TextIO) -> int:
@@ -159,7 +159,7 @@ def check_certificates(options: argparse.Namespace, out: TextIO) -> int:
 
 
 def _in_float32(case: Case, result: Result, spent: float) -> bool:
-    """Whether what CROWN has proved of real numbers it proves of every evaluation in float32, too."""
+    """Return True if CROWN proves of every evaluation in float32, too, what it has proved of real numbers."""
     if result.verdict is not Verdict.UNSAT or result.arithmetic != "real" or result.method != Crown.name:
         return False
     try:
@@ -167,7 +167,7 @@ def _in_float32(case: Case, result: Result, spent: float) -> bool:
     except (InputError, ArithmeticError, MemoryError):
         return False
     queries = [Query(network, query.property) for query in case.queries]
-    found = answers(Crown(), queries, Limits(SHARE_FLOAT32 * spent))
+    found = answers(Crown(), queries, TimeBudget(SHARE_FLOAT32 * spent))
     return all(outcome.verdict is Verdict.UNSAT for outcome in found)
 
 
@@ -228,8 +228,8 @@ def answer_list(
     watcher: Watcher = _optional("campaign.console").Watcher(count, options.quiet, out)
     try:
         several = len(started) > 1 or options.executor is not None
-        method, limits, _ = _chosen(options, 1 if several else options.jobs or default_shares())
-        job = Job(method, loader(options), options.certificates, options.worker_memory, limits, options.debug)
+        method, budget, _ = _chosen(options, 1 if several else options.jobs or default_shares())
+        job = Job(method, loader(options), options.certificates, options.worker_memory, budget, options.debug)
         with _store(options) as store, watcher, ExitStack() as stack:
             executor = _executor(options, job, started, store)
             stack.callback(executor.stop)

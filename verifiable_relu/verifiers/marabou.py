@@ -22,7 +22,7 @@ from verifiable_relu.verifiers.bab import folded
 from verifiable_relu.verifiers.bab.search import Candidates
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
+from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.marabou import MARABOU, Rows, Solved, Task
 
 
@@ -48,7 +48,7 @@ class Marabou(Decider):
     def start(self) -> None:
         MARABOU.start()
 
-    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         candidates, nodes = Candidates(bounds.queries[number], self.name), 0
         undecided: Outcome | None = None
@@ -77,7 +77,7 @@ class Marabou(Decider):
         return replace(undecided or proved, subproblems=nodes)
 
     def _reach(
-        self, asked: _System, rows: folded.Rows, loose: float, candidates: Candidates, work: Limits
+        self, asked: _System, rows: folded.Rows, loose: float, candidates: Candidates, work: TimeBudget
     ) -> tuple[Outcome, int]:
         """Look for a point whose output lies in one polytope; also how many nodes that took."""
         seconds = work.left()

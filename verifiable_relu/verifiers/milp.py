@@ -30,7 +30,7 @@ from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
+from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.highs import HIGHS, Solved, Task
 
 
@@ -68,7 +68,7 @@ class Milp(Decider):
     def start(self) -> None:
         HIGHS.start()
 
-    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         candidates = Candidates(bounds.queries[number], self.name)
         with torch.no_grad():
             system = bounds.system(number, self.slopes, work)
@@ -87,7 +87,7 @@ class Milp(Decider):
             return replace(outcome, trust=bounds.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
         return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
 
-    def _excluded(self, system: FoldedQuery, candidates: Candidates, work: Limits) -> Outcome:
+    def _excluded(self, system: FoldedQuery, candidates: Candidates, work: TimeBudget) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         for part in system.parts.values():
@@ -108,7 +108,7 @@ class Milp(Decider):
         system: FoldedQuery,
         program: Program,
         candidates: Candidates,
-        work: Limits,
+        work: TimeBudget,
         loose: float | None,
     ) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""
