@@ -95,7 +95,7 @@ COMMANDS = (
     Command(
         "completion",
         "Shell",
-        "print the completion of these commands for bash, zsh or tcsh",
+        "print the completion of these commands for bash, zsh, tcsh or fish",
         "verifiable_relu.completion:main",
         "verifiable_relu.completion:parser",
     ),

@@ -58,8 +58,8 @@ def measured(title: Mapping[str, Any], bar: Progress) -> Record:
     """The figures of each arm for a network and seed.
 
     Each arm has ``accuracy``, over all test images; the number ``images`` of the first exact test images; and how many
-    of these are ``clean``, ``attacked`` (not refuted), and certified by ``crown`` and ``alpha-crown``. ``hardened`` has
-    the ``change`` by its swap, too.
+    of these are ``clean``, ``not refuted`` by the attack, and certified by ``crown`` and ``alpha-crown``. ``hardened``
+    has the ``change`` by its swap, too.
     """
     training, test = load("mnist", "train"), load("mnist", "test")
     count = title["train"]
@@ -86,7 +86,7 @@ def figures(
         "accuracy": accuracy(model, *held_out),
         "images": len(chosen),
         "clean": len(balls),
-        "attacked": ladder.standing,
+        "not refuted": ladder.standing,
         "crown": ladder.crown,
         "alpha-crown": ladder.alpha,
     }

@@ -75,6 +75,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }
 
 EAGER = Tuning(
+    active_share=1.0,
     window_share=1.0,
     window_start=1.0,
     float32_inputs=1,
@@ -90,6 +91,7 @@ OFF: dict[str, Callable[[Tuning], Tuning]] = {
     "float32": lambda tuning: replace(tuning, float32=False),
     "windows": lambda tuning: replace(tuning, windows=False),
     "rows that become windows": lambda tuning: replace(tuning, window_start=0),
+    "restriction to possibly active neurons": lambda tuning: replace(tuning, restrict=False),
     "compressed rows": lambda tuning: replace(tuning, sparse_weights=1 << 60),
     "windows' adjoints as matrices": lambda tuning: replace(tuning, window_matrix_entries=0),
     "all of them": lambda tuning: PLAIN,
@@ -108,6 +110,7 @@ CONCERNED = {
     "float32": ("narrow mlp", "narrow images"),
     "windows": ("images", "smooth images", "pooled images", "turned images"),
     "rows that become windows": ("images", "pooled images", "turned images"),
+    "restriction to possibly active neurons": ("mlp", "images", "sparse"),
     "compressed rows": ("sparse",),
     "windows' adjoints as matrices": ("images",),
     "all of them": tuple(NETWORKS),

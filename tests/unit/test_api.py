@@ -72,8 +72,8 @@ def test_what_people_bring_and_take_home() -> None:
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.tensor(LABELS))
     found = verify(MODEL, torch.utils.data.DataLoader(pairs, batch_size=2), eps="1/8")
     check(found)
-    assert {**found.summary, "seconds": 0} == {"asked": 3, "certified": 2, "attacked": 1, "undecided": 0, "seconds": 0}
-    assert repr(found).startswith("<Results: 3 asked, 2 certified, 1 attacked, 0 undecided, ")
+    assert {**found.summary, "seconds": 0} == {"asked": 3, "certified": 2, "refuted": 1, "undecided": 0, "seconds": 0}
+    assert repr(found).startswith("<Results: 3 asked, 2 certified, 1 refuted, 0 undecided, ")
     assert repr(found[2]).startswith("<Result: sat (refuted by ")
     (one,) = verify(MODEL, DARK, 0, eps="0.125")
     assert one.verdict is Verdict.UNSAT

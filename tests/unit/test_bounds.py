@@ -30,7 +30,7 @@ from verifiable_relu.bounds.crown import SlopeSearch
 from verifiable_relu.bounds.forward import intersect
 from verifiable_relu.bounds.rounding import covers
 from verifiable_relu.bounds.tuning import groups
-from verifiable_relu.bounds.windowed import Chunk, Coefficients, Grid, Stepped, Window, Windowed
+from verifiable_relu.bounds.windowed import Chunk, Coefficients, Grid, Restriction, Stepped, Window, Windowed
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh
@@ -667,13 +667,26 @@ def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int) 
     torch.testing.assert_close(2 * (gradient * step).sum(), change, rtol=1e-4, atol=0)
 
 
-def test_one_sample_is_bounded_as_in_a_batch() -> None:
+def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, coefficients between two ReLUs are those of the neurons that are alive on both sides."""
     network = mlp(ACTS["relu"], sizes=(6, 12, 12, 12, 12, 3))
     box = boxes(network)
-    together = output_bounds(network, box, Tuning()).reshape(len(box.lower), -1)
+    used: list[bool] = []
+    through = Restriction.between
+
+    def watched(self: Restriction, index: int) -> Tensor | None:
+        found = through(self, index)
+        used.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Restriction, "between", watched)
+    every = Tuning(active_share=1.0)
+    together = output_bounds(network, box, every).reshape(len(box.lower), -1)
+    assert used and not any(used)
     for i, lower in enumerate(together):
         one = Bounds(box.lower[i : i + 1], box.upper[i : i + 1])
-        torch.testing.assert_close(output_bounds(network, one, Tuning()), lower, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(output_bounds(network, one, every), lower, rtol=1e-9, atol=1e-9)
+    assert any(used)
 
 
 @pytest.mark.parametrize("each", [1, 40])

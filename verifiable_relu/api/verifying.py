@@ -29,7 +29,7 @@ from verifiable_relu.spec.property import Polytope
 from verifiable_relu.verifiers.base import Verdict
 
 if TYPE_CHECKING:
-    from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.campaign.certificates import OfQuestions
 
 
 class Results(list[Result]):
@@ -37,12 +37,12 @@ class Results(list[Result]):
 
     @property
     def summary(self) -> dict[str, float]:
-        """How many were asked, certified (*unsat*), attacked (*sat*) and undecided, and the seconds charged to all."""
+        """How many were asked, certified (*unsat*), refuted (*sat*) and undecided, and the seconds charged to all."""
         counts = Counter(result.verdict for result in self)
         return {
             "asked": len(self),
             "certified": counts[Verdict.UNSAT],
-            "attacked": counts[Verdict.SAT],
+            "refuted": counts[Verdict.SAT],
             "undecided": counts[Verdict.UNKNOWN],
             "seconds": sum(result.seconds for result in self),
         }
@@ -151,8 +151,9 @@ def verify(
             ``joint``, it is about every network of the set in real arithmetic, too.
         also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
             and one proof, about all. They are taken in the same arithmetic, without ``joint``.
-        certificates: a folder for certificates of *unsat* about the model and one of ``also``, both by their paths;
-            each is checked at once (``Result.certificate``), and one that is refused makes its verdict *unknown*.
+        certificates: a folder for certificates, with the property of each beside it; the model and at most one of
+            ``also`` are given by their paths. Each certificate is checked at once (``Result.certificate``), and one
+            that is refused makes its verdict *unknown*. Of two models, only *unsat* has one.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -187,12 +188,12 @@ def verify(
     kept = None
     if certificates is not None:
         # Imported here, because few questions need the checker.
-        from verifiable_relu.campaign.certificates import OfTwo
+        from verifiable_relu.campaign.certificates import OfQuestions
 
         files = [model, *others]
-        if len(files) != 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
-            raise InputError("certificates need two files by their paths, the model and one of also, without normalize")
-        kept = OfTwo(Path(certificates), (str(model), str(others[0])), whole[0], whole[1])
+        if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
+            raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
+        kept = OfQuestions(Path(certificates), list(map(str, files)), whole)
     return answered(network, questions, order != math.inf, method, timeout, device, memory, progress, kept)
 
 
@@ -213,10 +214,10 @@ def verify_properties(
 ) -> Results:
     """Decide for each property whether an input of its box has outputs in its unsafe set.
 
+    All arguments but the properties are those of ``verify``.
+
     Args:
-        model: as in ``verify``, and so are all further arguments.
         properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
-        method, timeout, normalize, argument, joint, arithmetic, device, memory, progress: as in ``verify``.
 
     Returns:
         One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
@@ -241,7 +242,7 @@ def answered(
     device: object,
     memory: int | None,
     progress: object,
-    certificates: Certificates | None = None,
+    certificates: OfQuestions | None = None,
 ) -> Results:
     """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
     if not isinstance(method, str):
@@ -251,6 +252,10 @@ def answered(
     limit = time_limit(arguments.number(timeout, "the time limit"))
     shown = arguments.flag(progress, "progress")
     asked, budget = chosen(method, str(device), memory)
+    if certificates is not None and len(certificates.files) == 1:
+        from verifiable_relu.verifiers.auto import recording
+
+        asked = recording(asked)
     if balls:
         from verifiable_relu.verifiers.balls import InBalls
 

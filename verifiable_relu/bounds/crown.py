@@ -164,7 +164,7 @@ def crown_relaxation(
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser and just
             as sound.
-        search: better bounds for the neurons that CROWN leaves unstable (``alpha.neurons``).
+        search: better bounds for the neurons that CROWN leaves unstable (``neurons``).
         max_unstable: a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
             nearly everything is unstable is bounded badly whatever it costs. By default no layer does.
         float32: coefficients in float32 (``Relaxation``).

@@ -29,6 +29,7 @@ from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,
+    Curve,
     Extreme,
     Linear,
     Node,
@@ -41,15 +42,34 @@ from verifiable_relu.rounding import tiny
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
 
 
+@dataclass(frozen=True)
+class OneSign:
+    """The rows of a weight that have no numbers of both signs, as bool tensors broadcastable to the node's shape.
+
+    Attributes:
+        rising: those without a negative number.
+        any: those, and the ones without a positive number.
+        all: whether every row is one.
+    """
+
+    rising: Tensor
+    any: Tensor
+    all: bool
+
+
 class Operator(Generic[Kind]):
     """The products with W of a node y = W·x + b, and what is derived from W and b, which is made once.
 
     Attributes:
         node: the affine node; nothing of it is changed.
         terms32: how many additions in float32 a product takes part in, in ``linear32`` and in ``absolute32``.
+        careful: whether a function that is not defined everywhere, such as a root, may come after the node: then an end
+            of 0 is to be none that is a little below.
     """
 
     terms32: tuple[int, int] = (0, 0)
+
+    careful = True
 
     def __init__(self, node: Kind, tuning: Tuning) -> None:
         self.node = node
@@ -110,6 +130,17 @@ class Operator(Generic[Kind]):
     def offset_magnitude(self) -> Tensor:
         """≥ |b| (``Affine.offset_magnitude``)."""
         return self.once("offset magnitude", self.node.offset_magnitude)
+
+    @cached_property
+    def one_sign(self) -> OneSign | None:
+        """Its rows without weights of both signs; None if there is none, if their ends need no care (``careful``), or
+        if a gradient is wanted."""
+        weight = getattr(self.node, "weight", None)
+        if weight is None or not self.careful or not self.constant:
+            return None
+        rising, falling = ((part.flatten(1).all(1)).reshape(self.offset.shape) for part in (weight >= 0, weight <= 0))
+        any_ = rising | falling
+        return OneSign(rising, any_, bool(any_.all())) if bool(any_.any()) else None
 
     @property
     def row_sums(self) -> Tensor:
@@ -448,6 +479,8 @@ class Operators:
     def __init__(self, nodes: tuple[Node, ...], tuning: Tuning) -> None:
         # Not the network itself: it keeps this object, and a circle would wait for the garbage collector.
         self._nodes, self.tuning = nodes, tuning
+        partial = (i for i, node in enumerate(nodes) if isinstance(node, Curve) and node.known.partial)
+        self._last_partial = max(partial, default=-1)
         self._made: dict[int, Operator[Affine]] = {}
 
     def __getitem__(self, index: int) -> Operator[Affine]:
@@ -455,6 +488,7 @@ class Operators:
             node = self._nodes[index]
             assert isinstance(node, Affine)
             self._made[index] = _KINDS.get(type(node), Operator)(node, self.tuning)
+            self._made[index].careful = index < self._last_partial
         return self._made[index]
 
     def find(self, index: int) -> Operator[Affine] | None:

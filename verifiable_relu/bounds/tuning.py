@@ -1,8 +1,8 @@
 """What bound propagation passes around, every threshold in one value, and how many rows go together.
 
 No threshold decides whether a bound is sound; each decides how fast it is computed, and some by how much rounding
-widens it. The defaults were set with ``benchmarks/bounds_speed.py`` on a CPU. A test, or a device of another kind,
-hands in a ``Tuning`` of its own.
+widens it. The defaults were set with ``benchmarks/speed/bounds_speed.py`` on a CPU. A test, or a device of another
+kind, hands in a ``Tuning`` of its own.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Tuning:
 
     Attributes:
         float32: whether coefficients and sums may be in float32 where rounding of float32 is accounted for.
-        restrict: whether rows leave out neurons of a ReLU that are inactive, in dense layers.
         windows: whether rows of neurons of a convolution are kept in the window of the image that they see.
+        restrict: whether rows leave out neurons of a ReLU that are inactive, in dense layers.
 
         chunk_bytes: bytes of coefficients propagated at once on a CPU: what stays in the cache goes faster.
         copies: arrays of a chunk's coefficients that are alive at once at the widest node.
         windowed_copies: the same for rows in windows, which take a part of the memory of whole rows.
-        active_share: rows are restricted to neurons that may be active up to this share of them.
 
+        active_share: rows are restricted to neurons that may be active up to this share of them.
         window_share: windows are used up to this share of the image's area.
         window_start: whole rows that are zero but for such a share become windows.
         window_matrix_emptiness: how many times the kernel's area a window may have, for the convolution's adjoint on
@@ -98,14 +98,14 @@ class Tuning:
     """
 
     float32: bool = True
-    restrict: bool = True
     windows: bool = True
+    restrict: bool = True
 
     chunk_bytes: int = 1 << 24
     copies: float = 6
     windowed_copies: float = 2
-    active_share: float = 0.75
 
+    active_share: float = 0.75
     window_share: float = 0.5
     window_start: float = 0.1
     window_matrix_emptiness: int = 8
@@ -139,6 +139,7 @@ TUNING = Tuning()
 PLAIN = Tuning(
     float32=False,
     windows=False,
+    restrict=False,
     sparse_weights=1 << 62,
 )
 """Without any acceleration."""

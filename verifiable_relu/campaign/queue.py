@@ -214,5 +214,5 @@ class _Queue:
             (guilty,) = left
             error = OutOfTime() if isinstance(error, OutOfTime) else error
         entry = self._open[guilty]
-        asked = str(entry.onnx or ""), str(entry.vnnlib), entry.timeout
-        self.hear(Answered(guilty, lost(*asked, self._job.verifier, self._job.budget, error), False))
+        asked, arithmetic = (str(entry.onnx or ""), str(entry.vnnlib), entry.timeout), self._job.loader.arithmetic
+        self.hear(Answered(guilty, lost(*asked, self._job.verifier, self._job.budget, error, arithmetic), False))

@@ -123,7 +123,8 @@ def answer_property(
 def record_lost(options: argparse.Namespace, error: Exception) -> None:
     """Record that the process that was to answer one property file has ended (``lost``)."""
     method, budget, _ = _chosen(options, options.jobs or default_shares())
-    result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, budget, error)
+    asked = str(options.net or ""), str(options.spec), options.timeout or TIMEOUT
+    result = lost(*asked, method, budget, error, options.arithmetic)
     with _store(options) as store:
         assert store is not None
         store.append(result)
@@ -190,7 +191,7 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
     yield f"  network   {printable(result.onnx)}: {size}"
     for sentence in result.mended:
-        yield f"  mended    {printable(sentence)}"
+        yield f"  file      {printable(sentence)}"
     match result.answer, result.margin:
         case _, None:
             pass

@@ -274,7 +274,7 @@ class Worker:
 
 
 def _pickled(message: object) -> bytes:
-    """Pickle a message; ``Connection.send`` does it by torch's rules, which move tensors to shared memory."""
+    """Pickle a message without torch's rules, by which a connection would send tensors in shared memory."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 

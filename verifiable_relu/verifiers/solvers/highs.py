@@ -18,7 +18,7 @@ HIGHS = Worker(f"{__name__}:solve", library="highspy")
 """The process of HiGHS. Its function takes a ``Task``, and for a conversation a ``Judge``."""
 
 Judge = Callable[[np.ndarray], bool]
-"""Told the values (columns,) of each better solution of an integer program; True ends the search."""
+"""Takes the values (columns,) of each better solution of an integer program; True ends the search."""
 
 
 @dataclass(frozen=True, eq=False)

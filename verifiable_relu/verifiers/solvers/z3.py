@@ -54,7 +54,7 @@ class Checked:
 
 
 Judge = Callable[[Checked], str | None]
-"""Told the answer to each check: returns assertions for the next check, added to the first ones alone; None ends it."""
+"""Takes the answer to each check; returns assertions for the next one, added to the first ones alone; None ends it."""
 
 
 def search(task: Task, judge: Judge) -> None:
