@@ -31,7 +31,7 @@ from benchmarks.study.suite import SHIPPED, find, read
 from benchmarks.study.tables import main_table
 from benchmarks.study.training import Training, images_of
 from tests.support.processes import Process
-from verifiable_relu.campaign.worker import Part
+from verifiable_relu.campaign.worker import InstancePart
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import read_vnnlib
@@ -330,7 +330,7 @@ class Here(InlineExecutor):
         self.parts: list[list[tuple[str, str, int]]] = []
 
     def submit(self, task: Any, report: Report) -> Future[Any]:
-        if isinstance(task, Part):
+        if isinstance(task, InstancePart):
             self.parts.append([(b.onnx.name, b.eps, b.image) for _, b in task.entries if isinstance(b, asking.Ball)])
         return super().submit(task, report)
 

@@ -14,7 +14,7 @@ from tests.unit.test_parallel import SPEC, Here, Kept, entries, ran
 from verifiable_relu.campaign import Result, Store, inputs
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.queue import run_parallel
-from verifiable_relu.campaign.worker import Answered, Job, Part
+from verifiable_relu.campaign.worker import Answered, InstancePart, Job
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.network import hardened
 from verifiable_relu.spec import instances
@@ -25,7 +25,7 @@ from verifiable_relu.verifiers.base import Reason, Verdict
 class Instant(Here):
     """Answers at once, and reads nothing."""
 
-    def perform(self, task: Part, report: Report) -> Any:
+    def perform(self, task: InstancePart, report: Report) -> Any:
         for number, entry in task.entries:
             result = Result(str(entry.onnx), str(entry.vnnlib), Verdict.UNSAT, Reason.PROVED, "instant", 0.0)
             report(Answered(number, result, False))
@@ -140,7 +140,7 @@ def test_what_is_late_costs_itself_alone(reading: bool, tmp_path: Path) -> None:
     class Slow(Here):
         """A worker that instance 4 keeps from reading, or from answering."""
 
-        def perform(self, task: Part, report: Report) -> Any:
+        def perform(self, task: InstancePart, report: Report) -> Any:
             numbers = [number for number, _ in task.entries]
             self.parts.append(numbers)
             if 4 in numbers:
@@ -160,7 +160,7 @@ def test_a_worker_names_the_limits_of_what_it_does(tmp_path: Path) -> None:
     made, said = entries(tmp_path, [5, 6]), list[Any]()
 
     class Heard(Here):
-        def perform(self, task: Part, report: Report) -> Any:
+        def perform(self, task: InstancePart, report: Report) -> Any:
             return super().perform(task, lambda message: (said.append(message), report(message))[1])
 
     for certificates in (None, tmp_path / "certificates"):

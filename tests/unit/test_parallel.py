@@ -21,7 +21,7 @@ from tests.support.scripted import tiny
 from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.queue import run_parallel
-from verifiable_relu.campaign.worker import Answered, Job, Numbered, Part
+from verifiable_relu.campaign.worker import Answered, InstancePart, Job, Numbered
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.network import write_onnx
 from verifiable_relu.supervisor import cluster
@@ -72,7 +72,7 @@ class Here(InlineExecutor):
             done.set_exception(error)
         return done
 
-    def perform(self, task: Part, report: Report) -> Any:
+    def perform(self, task: InstancePart, report: Report) -> Any:
         self.parts.append([number for number, _ in task.entries])
         after, answered = self.fault(task.entries), 0
 
@@ -174,7 +174,7 @@ def test_a_worker_that_ends_costs_the_instance_at_fault_alone(after: int, tmp_pa
 
 def test_an_answer_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
     class Twice(Here):
-        def perform(self, task: Part, report: Report) -> Any:
+        def perform(self, task: InstancePart, report: Report) -> Any:
             return super().perform(task, lambda message: (report(message), report(message))[1])
 
     with Store(tmp_path / "out") as store:

@@ -20,7 +20,7 @@ from verifiable_relu.campaign.inputs import Entry
 from verifiable_relu.campaign.result import Result, versions
 from verifiable_relu.campaign.runner import QUIET, Observer, Records, keep, lost
 from verifiable_relu.campaign.store import Store
-from verifiable_relu.campaign.worker import Answered, Job, Part, Stage, Wanted
+from verifiable_relu.campaign.worker import Answered, InstancePart, Job, StageReached, Wanted
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.find import paths
@@ -145,7 +145,7 @@ class _Queue:
                 keep(self._store, self._observer, number, named, recorded=True)
         return found is not None
 
-    def next(self) -> Part | None:
+    def next(self) -> InstancePart | None:
         """The next part; None if none is left."""
         if self._waiting:
             return self._part(self._waiting.pop())
@@ -156,14 +156,14 @@ class _Queue:
         numbers, self._line = self._line[:size], self._line[size:]
         return self._part(numbers) if numbers else None
 
-    def _part(self, numbers: Sequence[int]) -> Part:
+    def _part(self, numbers: Sequence[int]) -> InstancePart:
         entries = [(number, self._open[number]) for number in numbers]
         if self._executor.answers:
-            return Part(self._job, entries)
+            return InstancePart(self._job, entries)
         # Where files are named, records have been looked for by their bytes.
         unnamed = any(entry.onnx is None for _, entry in entries)
         known = self._store.known if unnamed and isinstance(self._store, Store) else {}
-        return Part(self._job, entries, Path.cwd(), known)
+        return InstancePart(self._job, entries, Path.cwd(), known)
 
     def _within(self, part: Sequence[int]) -> int:
         """The number of instances at the beginning of a part whose files are small enough together."""
@@ -178,10 +178,10 @@ class _Queue:
                 return max(1, count)
         return len(part)
 
-    def hear(self, message: Answered | Wanted | Stage) -> Result | None:
+    def hear(self, message: Answered | Wanted | StageReached) -> Result | None:
         """Take a message of a part; returns the answer to it."""
         with self._lock:
-            if isinstance(message, Stage):
+            if isinstance(message, StageReached):
                 self._observer.stage(message.name, message.done, message.total)
             elif isinstance(message, Answered):
                 # An answer may come twice, the second time because the first could not be kept.
@@ -193,7 +193,7 @@ class _Queue:
                 return self._store.find(message.key, message.timeout, message.checked)
             return None
 
-    def end(self, part: Part, result: list[Answered] | Exception) -> None:
+    def end(self, part: InstancePart, result: list[Answered] | Exception) -> None:
         """Take the end of a part. An instance that is not read within its time limit is known to be at fault."""
         with self._lock:
             if isinstance(result, Exception):

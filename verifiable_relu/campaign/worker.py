@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Key, Result
@@ -60,16 +61,8 @@ Numbered = tuple[int, Entry]
 """An instance with its number in the campaign."""
 
 
-@dataclass(frozen=True)
-class Answered:
-    """The message that an instance is answered.
-
-    Attributes:
-        number: the instance's number.
-        result: the answer.
-        recorded: whether the answer is of an earlier run.
-        counterexample: the text of the counterexample of a new answer that has one.
-    """
+class Answered(NamedTuple):
+    """Message that an instance is answered, perhaps by an earlier run; with the text of a new counterexample."""
 
     number: int
     result: Result
@@ -77,18 +70,16 @@ class Answered:
     counterexample: str | None = None
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The question for an earlier answer; the arguments are those of ``Store.find``."""
+class Wanted(NamedTuple):
+    """Question for an earlier answer; the fields are the arguments of ``Store.find``."""
 
     key: Key
     timeout: float
     checked: bool
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The message that ``done`` of ``total`` queries of a part have been through a stage."""
+class StageReached(NamedTuple):
+    """Message that ``done`` of ``total`` queries of a part have been through a stage."""
 
     name: str
     done: int
@@ -96,7 +87,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Part:
+class InstancePart:
     """Instances of a campaign that are answered as one batch: a task.
 
     Attributes:
@@ -122,8 +113,8 @@ class Part:
         return _unpickled, (self.job.pickled, self.entries, self.folder, self.known)
 
 
-def _unpickled(job: bytes, *rest: object) -> Part:
-    return Part(_job(job), *rest)  # type: ignore[arg-type]
+def _unpickled(job: bytes, *rest: object) -> InstancePart:
+    return InstancePart(_job(job), *rest)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1)
@@ -168,7 +159,7 @@ class _Messages:
         said: the answers, where they are returned.
     """
 
-    def __init__(self, part: Part, report: Report) -> None:
+    def __init__(self, part: InstancePart, report: Report) -> None:
         self.report, self.said = report, list[Answered]()
         self.entries, self._known = part.entries, part.known
         self._moved = ""
@@ -211,7 +202,7 @@ class _Messages:
     def stage(self, name: str, done: int, total: int) -> None:
         if time.monotonic() - self._reported > PROGRESS_EVERY_S:
             self._reported = time.monotonic()
-            self.report(Stage(name, done, total))
+            self.report(StageReached(name, done, total))
 
 
 def _below(folder: Path, entry: Entry) -> Entry:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 import os
 import pickle
@@ -26,7 +24,6 @@ from verifiable_relu.campaign.runner import lost
 from verifiable_relu.campaign.worker import GRACE_S, Job
 from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, net
 from verifiable_relu.errors import InputError, printable
-from verifiable_relu.files import csv_cell
 from verifiable_relu.network import deployed
 from verifiable_relu.spec.find import Networks
 from verifiable_relu.spec.property import Query
@@ -138,25 +135,6 @@ def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, Time
     if options.certificates is None:
         return method, budget, None
     return recording(method), budget, _optional("campaign.certificates").Certificates(options.certificates)
-
-
-def check_certificates(options: argparse.Namespace, out: TextIO) -> int:
-    """Check a folder of certificates; 0 if all are accepted, else 1."""
-    check = _optional("check.folder")
-    lines, accepted, total = io.StringIO(), 0, 0
-    table = csv.writer(lines, lineterminator="\n")
-    try:
-        for name, _, vnnlib, status, said in check.check_folder(options.check):
-            accepted, total = accepted + (status == 0), total + 1
-            # What is accepted is sat or unsat; certificates.csv has the files, and what exactly was checked.
-            answer, told = ("refused", said) if status else ("accepted", said.split(": ")[1])
-            table.writerow((csv_cell(name or Path(vnnlib).name), answer, told))
-    except check.BadInput as error:
-        raise InputError(str(error)) from None
-    write(lines.getvalue().splitlines(), out)
-    if not options.quiet:
-        print(f"{accepted} of {total} certificates are accepted", file=sys.stderr)
-    return 0 if accepted == total else 1
 
 
 def _in_float32(case: Case, result: Result, spent: float) -> bool:

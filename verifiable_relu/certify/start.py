@@ -29,8 +29,6 @@ def start(options: argparse.Namespace, alone: bool) -> int:
         alone: whether the process runs this command only (``certify.main``).
     """
     out = own_stdout() if alone else sys.stdout
-    if options.check is not None:
-        return int(_command().check_certificates(options, out))
     require_files(options)
     if options.explain:
         return int(_command().explain(options, out))

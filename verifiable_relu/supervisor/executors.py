@@ -47,26 +47,16 @@ class Deadline:
 
 
 class Executor(Protocol):
-    """Performs tasks, several at once.
-
-    Attributes:
-        size: how many.
-        answers: whether messages of tasks are answered.
-    """
+    """Performs tasks, ``size`` at once; ``answers`` says whether messages of tasks are answered."""
 
     size: int
     answers: bool
 
     def submit(self, task: Task, report: Report) -> Future[Any]:
-        """Begin a task.
+        """Begin a task, whose messages go to ``report``, from any thread, the same message possibly twice.
 
-        Args:
-            task: the task.
-            report: takes the task's messages, from any thread, the same message possibly twice.
-
-        Returns:
-            Its future result, or ``MemoryError`` if it uses more memory than it may, ``OutOfTime`` if the deadline
-            passes that it has named last, and ``CallFailed`` if it raises an exception or its process ends.
+        The future raises ``MemoryError`` if the task uses more memory than it may, ``OutOfTime`` if the deadline passes
+        that it has named last, and ``CallFailed`` if it raises an exception or its process ends.
         """
 
     def check(self) -> None:

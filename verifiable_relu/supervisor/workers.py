@@ -27,7 +27,7 @@ from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.supervisor.forks import MEMORY_CHECK_S
 from verifiable_relu.supervisor.memory import default_memory, resident
 
-Kind = Literal["ready", "question", "done", "memory", "failed"]
+MessageKind = Literal["ready", "question", "done", "memory", "failed"]
 """Kind of a message of the process: the function is imported, an interim question, a result, and two ways to fail."""
 
 _SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({arguments})"
@@ -40,11 +40,7 @@ _WORKERS: set[Worker] = set()
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process since it started, and of its workers, in seconds.
-
-    ``time.process_time`` counts nothing of what a solver does in its own process. The time of a worker that runs is
-    known on Linux alone, and of one that has ended everywhere.
-    """
+    """Return the processor seconds of this process and its workers; on Linux, workers that still run count, too."""
     running = 0.0
     for worker in list(_WORKERS):
         if sys.platform == "linux" and worker.pid is not None:
@@ -58,17 +54,13 @@ def processor_seconds() -> float:
 class Worker:
     """Calls one function in another Python process, which serves call after call.
 
-    The process is started by the first call, or by ``start``. It is ended where a call breaks its limits, on any
-    exception while a call lasts (Ctrl-C among them), and with this process, however that ends; the next call starts
-    another. Threads may share a worker; their calls wait for one another.
-
-    The limit of memory and the end with a parent that is killed are for Linux. Elsewhere memory is not limited, and
-    the process of a parent that was killed ends after the call that it works on.
+    The process is ended where a call breaks its limits, on any exception while a call lasts (Ctrl-C among them), and
+    with this process; the next call starts another. Threads may share a worker; their calls wait for one another. On
+    other systems than Linux, memory is not limited, and the process of a parent that was killed ends after its call.
 
     Args:
-        function: ``module:name``. It is called with one argument, or with two where there is a conversation
-            (``call``); arguments and results must be picklable.
-        environment: variables of the process's environment that this process need not have.
+        function: ``module:name``; its arguments (``call``) and results must be picklable.
+        environment: further variables of the process's environment.
         kept_memory: a process that still holds more than this part of its memory after a call is ended.
         starting_s: the seconds that a process may take to start and to import its library.
         library: a module that the function needs, so that the start of the process takes the time for it.
@@ -82,11 +74,8 @@ class Worker:
         starting_s: float = 120.0,
         library: str = "",
     ) -> None:
-        self._function = function
-        self._library = library
-        self._starting_s = starting_s
-        self._environment = environment or {}
-        self._kept_memory = kept_memory
+        self._function, self._library, self._environment = function, library, environment or {}
+        self._kept_memory, self._starting_s = kept_memory, starting_s
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: Connection[Any, Any]
         self._lifeline = -1
@@ -151,11 +140,11 @@ class Worker:
 
         Args:
             argument: of the function.
-            seconds: wall-clock time for the call, transfers included. The start of a process is not.
-            memory: most bytes that the process may have resident, its libraries included; None for
-                ``default_memory``. A call can exceed it by what it fills between two looks, 20 ms apart.
-            converse: answers questions of the function, which has a second argument then: a function that sends a
-                question and returns the answer. The time that ``converse`` takes counts.
+            seconds: wall-clock time for the call, but for the start of a process.
+            memory: bytes that the process may have resident; None for ``default_memory``. A call can exceed it by what
+                it fills between two looks, 20 ms apart.
+            converse: answers questions of the function, which has a second argument then, a function that asks them;
+                the time that this takes counts.
 
         Raises:
             OutOfTime: if the call takes longer.
@@ -237,7 +226,7 @@ class Worker:
         except OSError:
             raise self._gone() from None
 
-    def _receive(self, memory: int) -> tuple[Kind, Any]:
+    def _receive(self, memory: int) -> tuple[MessageKind, Any]:
         try:
             while not self._socket.poll(max(0.0, min(MEMORY_CHECK_S, self._end - time.perf_counter()))):
                 if time.perf_counter() >= self._end:
@@ -289,17 +278,16 @@ def serve(function: str, socket: int, lifeline: int, library: str = "") -> None:
     """Import a function and answer the calls of a ``Worker`` until it is gone: what its process runs.
 
     Args:
-        function: ``module:name``.
+        function, library: as of ``Worker``.
         socket: the descriptor of this side's end of the socket.
         lifeline: the reading end of a pipe whose other end the parent holds and never writes to.
-        library: a module that is imported first.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         _end_with(lifeline)
     connection: Connection[Any, Any] = Connection(socket)
 
-    def send(kind: Kind, value: object) -> None:
+    def send(kind: MessageKind, value: object) -> None:
         connection.send_bytes(_pickled((kind, value)))
 
     def ask(question: object) -> Any:
@@ -337,11 +325,10 @@ def serve(function: str, socket: int, lifeline: int, library: str = "") -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    """Have the kernel end this process as soon as the other end of a pipe is closed.
+    """Have Linux end this process (SIGIO) as soon as the other end of a pipe is closed.
 
-    Linux sends SIGIO when that happens, and the signal ends the process whatever it does: a thread that waits for the
-    end of the pipe would need the interpreter, which the library's code may hold. The signal that Linux sends at the
-    end of a parent (prctl) comes at the end of the thread that has started this process, too.
+    A thread that waits for that would need the interpreter, which a library may hold; and the signal at the end of a
+    parent (prctl) comes at the end of the thread that has started this process, too.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
