@@ -78,10 +78,13 @@ class DaskExecutor:
 
     def _end(self, remote: Any, name: str, task: Task, result: Future[Any]) -> None:
         """Take the end of a task; one that the scheduler has lost, which is not its fault, is begun again."""
+        # What nobody holds any more, the cluster forgets.
+        self._remote.pop(name, None)
         try:
             found = remote.result(timeout=_CALL_S)
         except CancelledError:
             self._lost.append((name, task, result))
+            return
         except (MemoryError, CallFailed) as error:
             result.set_exception(error)
         except BaseException as error:
@@ -89,9 +92,11 @@ class DaskExecutor:
             result.set_exception(CallFailed(f"{type(error).__name__}: {error}"))
         else:
             result.set_result(found)
+        del self._reports[name]
 
     def _hear(self, name: str, message: Any) -> None:
-        self._reports[name](message)
+        if name in self._reports:
+            self._reports[name](message)
 
     def check(self) -> None:
         """As ``Executor.check``: the scheduler answers and has workers, or did so ``PATIENCE_S`` seconds ago."""
