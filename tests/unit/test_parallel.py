@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -225,8 +224,9 @@ sys.exit(main(["--spec", "instances.csv", "--out", "out", "--jobs", "2"]))
 
 
 @pytest.mark.thorough
-def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_campaign_that_is_ended_keeps_every_answer_and_leaves_no_process(
+    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = entries(tmp_path, [5, 6, 7, WAIT, 9, WAIT])
     (tmp_path / "instances.csv").write_text("".join(f"{e.onnx},{e.vnnlib},30\n" for e in made))
@@ -235,9 +235,10 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
         end = time.monotonic() + 200
         while not (records.exists() and records.read_bytes().count(b"\n") == 4) and time.monotonic() < end:
             time.sleep(0.05)
-        process.kill()
+        process.send_signal(sent)
         # The rows came as the answers did.
         rows = [line.split(",") for line in process.stdout.read().splitlines()]
+    assert process.returncode == (130 if sent is signal.SIGINT else -sent)
     assert {(Path(row[1]).stem, row[2]) for row in rows} == {(number, "unsat") for number in "0124"}
     workers = {int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()}
     end = time.monotonic() + 60
@@ -252,28 +253,6 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
         run_parallel(made, Job(Hostile(Path("log")), Loader(), budget=limited("auto")), Here(), store, kept)
     results = [kept.results[number] for number in sorted(kept.results)]
     assert answers(results) == all_proved(6) and sorted(kept.recorded) == [0, 1, 2, 4]
-
-
-@pytest.mark.thorough
-def test_an_interrupt_ends_all_workers_and_keeps_what_was_answered(tmp_path: Path) -> None:
-    made, log = entries(tmp_path, [5, 6, 7, WAIT, 9, WAIT]), tmp_path / "log"
-    executor = LocalExecutor(launch_workers(2))
-
-    class Interrupts(Kept):
-        def result(self, number: int, result: Result, recorded: bool) -> None:
-            super().result(number, result, recorded)
-            if len(self.results) == 4:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with Store(tmp_path / "out") as store, pytest.raises(KeyboardInterrupt):
-            run_parallel(made, Job(Hostile(log), Loader()), executor, store, Interrupts())
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 5
-    for line in log.read_text().splitlines():
-        assert not Path(f"/proc/{line.split()[0]}").exists()
 
 
 @pytest.mark.thorough
