@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from verifiable_relu.errors import CallFailed, InputError, missing
-from verifiable_relu.supervisor.executors import Deadline, Report, Task
+from verifiable_relu.supervisor.executors import Deadline, Executor, Report, Task
 
 PATIENCE_S = 15.0
 """Seconds in which a scheduler that is gone, or a worker after all have ended, has to come back."""
@@ -29,7 +29,7 @@ _BUSY = threading.Lock()
 """Held while this process performs a task: threads of torch's global random numbers would mix."""
 
 
-class DaskExecutor:
+class DaskExecutor(Executor):
     """Performs tasks in the workers of a Dask cluster, as many at once as there are workers.
 
     Args:

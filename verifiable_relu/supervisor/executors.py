@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.supervisor.forks import uninterrupted
@@ -46,11 +46,11 @@ class Deadline:
     subject: object = None
 
 
-class Executor(Protocol):
+class Executor:
     """Performs tasks, ``size`` at once; ``answers`` says whether messages of tasks are answered."""
 
-    size: int
-    answers: bool
+    size: int = 1
+    answers: bool = True
 
     def submit(self, task: Task, report: Report) -> Future[Any]:
         """Begin a task, whose messages go to ``report``, from any thread, the same message possibly twice.
@@ -58,6 +58,7 @@ class Executor(Protocol):
         The future raises ``MemoryError`` if the task uses more memory than it may, ``OutOfTime`` if the deadline passes
         that it has named last, and ``CallFailed`` if it raises an exception or its process ends.
         """
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raise an InputError if no further task can be performed."""
@@ -105,24 +106,16 @@ def run_tasks(
         raise
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """Performs one task after another in this process, where no time limit can end what it does in a library."""
-
-    size, answers = 1, True
 
     def submit(self, task: Task, report: Report) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_result(task(report))
         return future
 
-    def check(self) -> None:
-        pass
 
-    def stop(self) -> None:
-        pass
-
-
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Performs tasks in processes of this machine.
 
     Args:
@@ -131,8 +124,6 @@ class LocalExecutor:
         memory: the bytes that a process may have resident; None for half of the machine's memory.
         bounds: the bytes that bounds may hold at once, where the user says so (``process_memory``).
     """
-
-    answers = True
 
     def __init__(self, workers: Sequence[Worker], memory: int | None = None, bounds: int | None = None) -> None:
         self.size = len(workers)
@@ -167,9 +158,6 @@ class LocalExecutor:
             raise OutOfTime(subject) from None
         finally:
             self._idle.append(worker)
-
-    def check(self) -> None:
-        pass
 
     def stop(self) -> None:
         with uninterrupted():
