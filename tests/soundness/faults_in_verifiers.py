@@ -52,7 +52,7 @@ def _highs_with(**options: float) -> Hook:
     """HiGHS is called with some options."""
 
     def wrong(right: Right, worker: Worker, task: object, *args: Any) -> Any:
-        if isinstance(task, highs.Task):
+        if isinstance(task, highs.HighsTask):
             task = replace(task, options={**task.options, **options})
         return right(worker, task, *args)
 
@@ -60,13 +60,13 @@ def _highs_with(**options: float) -> Hook:
 
 
 def _z3_gives_up(right: Right, worker: Worker, task: object, *args: Any) -> Any:
-    if isinstance(task, z3.Task):
+    if isinstance(task, z3.Z3Task):
         task = replace(task, options={**task.options, "rlimit": 1000})
     return right(worker, task, *args)
 
 
 def _z3_too_slow(right: Right, worker: Worker, task: object, seconds: float, *args: Any) -> Any:
-    return right(worker, task, 0.0 if isinstance(task, z3.Task) else seconds, *args)
+    return right(worker, task, 0.0 if isinstance(task, z3.Z3Task) else seconds, *args)
 
 
 def _proved_by(method: str) -> Hook:

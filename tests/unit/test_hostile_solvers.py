@@ -157,9 +157,9 @@ def test_a_linear_program_on_which_the_arithmetic_fails_is_a_hint_less(monkeypat
     """The search goes on without, and decides where there is something left to split."""
     asked = []
 
-    def call(*_: object) -> highs.Solved:
+    def call(*_: object) -> highs.HighsResult:
         asked.append(1)
-        return highs.Solved("kSolveError", np.zeros(0), 0.0, np.zeros(0))
+        return highs.HighsResult("kSolveError", np.zeros(0), 0.0, np.zeros(0))
 
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
     cases = [random_query(seed) for seed in (19, 25, 28)]
@@ -190,7 +190,7 @@ def test_of_a_run_that_failed_nothing_is_believed(
 
     one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
     program = highs.Program(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
-    task = highs.Task(program, {"output_flag": False, "presolve": "off"}, 60.0, ray)
+    task = highs.HighsTask(program, {"output_flag": False, "presolve": "off"}, 60.0, ray)
     sound = highs.solve(task)
     assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible") and (sound.ray is not None) is ray
     monkeypatch.setattr(highspy, "Highs", Failing)

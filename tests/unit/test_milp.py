@@ -37,7 +37,7 @@ from verifiable_relu.verifiers.bab.program import Program
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.solvers import highs
-from verifiable_relu.verifiers.solvers.highs import Solved, Task
+from verifiable_relu.verifiers.solvers.highs import HighsResult, HighsTask
 
 
 def decide(*queries: Query, seconds: float = 20.0) -> list[Outcome]:
@@ -130,16 +130,16 @@ def solver_that(call: Callable[..., object]) -> SimpleNamespace:
 @pytest.mark.parametrize("status", list(some(sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))))
 def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
-    solved = Solved(status, np.zeros(1000), 1.0, np.zeros(0))
+    solved = HighsResult(status, np.zeros(1000), 1.0, np.zeros(0))
     monkeypatch.setattr(module, "HIGHS", solver_that(lambda *_: solved))
     (outcome,) = decide(query)
     # A solver whose arithmetic fails has not decided; an error would be the program's.
     assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is not Reason.ERROR
 
 
-def infeasible(*_: object) -> Solved:
+def infeasible(*_: object) -> HighsResult:
     """What HiGHS says of every program, if its word were worth nothing."""
-    return Solved("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
+    return HighsResult("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
 
 
 @pytest.mark.thorough
@@ -173,7 +173,7 @@ def test_a_counterexample_found_before_the_solver_ended_is_kept(
 ) -> None:
     query = Query(chain(hinge()), Property(ball(np.zeros(1), 1.0), ((row({0: -1}, -0.9),),)))
 
-    def call(task: Task, seconds: float, memory: int | None, judge: Callable[[np.ndarray], bool]) -> object:
+    def call(task: HighsTask, seconds: float, memory: int | None, judge: Callable[[np.ndarray], bool]) -> object:
         # Inputs are scaled to be between -1 and 1.
         assert not judge(np.zeros_like(task.program.cost)) and judge(np.ones_like(task.program.cost))
         raise error

@@ -31,7 +31,7 @@ from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
-from verifiable_relu.verifiers.solvers.highs import HIGHS, Solved, Task
+from verifiable_relu.verifiers.solvers.highs import HIGHS, HighsResult, HighsTask
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Milp(Decider):
             return candidates.near(system.folded.point(program.inputs(values)))
 
         try:
-            task = Task(mixed, self._options(), seconds)
-            solved: Solved = HIGHS.call(task, seconds + PATIENCE, self.process_memory, judge)
+            task = HighsTask(mixed, self._options(), seconds)
+            solved: HighsResult = HIGHS.call(task, seconds + PATIENCE, self.process_memory, judge)
         except (OutOfTime, MemoryError, CallFailed) as error:
             # A counterexample that was met on the way stands, however the search ended.
             return candidates.found or fault(error, self.name)
@@ -144,7 +144,7 @@ class Milp(Decider):
             "mip_abs_gap": 0.0,
         }
 
-    def _read(self, solved: Solved) -> Outcome:
+    def _read(self, solved: HighsResult) -> Outcome:
         """What HiGHS's own status says; only *infeasible* excludes a polytope."""
         match solved.status:
             case status if excludes(status):

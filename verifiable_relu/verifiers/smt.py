@@ -47,7 +47,7 @@ from verifiable_relu.verifiers.base import (
 )
 from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.encoding import Folding, Forms, Phases, Sizes, sizes_of
-from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Task
+from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Z3Task
 
 _TREES = Rounds(refinement=None, better=None)
 
@@ -186,7 +186,7 @@ class Smt(Decider):
         seconds = work.left()
         if seconds <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
-        task = Task(formula.declarations, assertions, self._options(), seconds)
+        task = Z3Task(formula.declarations, assertions, self._options(), seconds)
         search = _Search(formula, self.name, work)
         try:
             Z3.call(task, seconds + PATIENCE, self.process_memory, search.judge)
