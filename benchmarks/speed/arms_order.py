@@ -52,12 +52,13 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     """The answers to the questions of both arms, those of the arm ``first`` at the head of the list."""
     from benchmarks.study import asking
     from benchmarks.study.training import images_of
-    from verifiable_relu.campaign.queue import Local, run_parallel
+    from verifiable_relu.campaign.queue import run_parallel
     from verifiable_relu.campaign.worker import Job
     from verifiable_relu.network import read_onnx
-    from verifiable_relu.verifiers.base import Limits
+    from verifiable_relu.supervisor.executors import open_executor
+    from verifiable_relu.supervisor.workers import processor_seconds
+    from verifiable_relu.verifiers.base import TimeBudget
     from verifiable_relu.verifiers.registry import make
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
 
     test, network = images_of(DATA), read_onnx(NETWORK)
     right = asking.right(network, test, asking.exact_images(test, images)).tolist()
@@ -66,11 +67,11 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
         for arm in (first, *(arm for arm in ARMS if arm != first))
         for image in right
     ]
-    kept, job = Kept(), Job(make("auto"), asking.Balls(), limits=Limits(clock=processor_seconds))
-    alone, hand = way == "alone", Local()
+    kept, job = Kept(), Job(make("auto"), asking.Balls(), budget=TimeBudget(clock=processor_seconds))
+    alone = way == "alone"
     order = asking.shuffled(balls, f"{first} {images}") if alone else balls
-    run_parallel(order, job, [hand], None, kept, alone=alone)
-    hand.stop()
+    with open_executor(1, None) as executor:
+        run_parallel(order, job, executor, None, kept, alone=alone)
     return kept
 
 

@@ -67,8 +67,8 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     from verifiable_relu import Around, verify
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query, linf_properties
-    from verifiable_relu.verifiers.base import Limits
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.base import TimeBudget
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import make
 
     network = read_onnx(ROOT / asked.network)
@@ -81,7 +81,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
             return verify(network, images, labels, eps=EPS, method="crown", around=Around(clip=clip))
 
         def bounds(queries: list[Query] = queries) -> object:
-            return answers(make("crown"), queries, Limits(600.0))
+            return answers(make("crown"), queries, TimeBudget(600.0))
 
         total, alone = seconds((whole, bounds), asked.runs)
         found = {"verify": round(total, 2), "bounds": round(alone, 2), "runs": asked.runs}

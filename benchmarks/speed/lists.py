@@ -30,7 +30,7 @@ from benchmarks.common.study import ROOT, Study, data_folder
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
 from verifiable_relu.report.table import Page, Table
-from verifiable_relu.watched import resident
+from verifiable_relu.supervisor.memory import resident
 
 FAMILY = "rl_benchmarks"
 

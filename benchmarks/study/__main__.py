@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if not options.table:
         from benchmarks.common.machine import conditions
         from benchmarks.study.runner import Runner
-        from verifiable_relu.campaign.queue import hired
+        from verifiable_relu.supervisor.executors import open_executor
 
         def say(line: str) -> None:
             if not options.quiet:
@@ -102,9 +102,9 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         try:
             with (
                 Records(places.folder, lambda: conditions("benchmarks.study", list(arguments))) as records,
-                hired(options.jobs, options.executor) as hands,
+                open_executor(options.jobs, options.executor) as executor,
             ):
-                Runner(suite, places, records, hands, say, cells).run()
+                Runner(suite, places, records, executor, say, cells).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130

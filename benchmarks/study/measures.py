@@ -15,8 +15,8 @@ from verifiable_relu.network import Network, hardened
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.train.losses import ball
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Limits, Verdict
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.base import TimeBudget, Verdict
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.registry import make
 
 MEASURED = 50
@@ -106,6 +106,6 @@ def joint(network: Network, images: np.ndarray, labels: np.ndarray, eps: str) ->
     for lam in (None, *HARDNESSES):
         asked = network if lam is None else hardened(network, lam)
         queries = [Query(asked, prop) for prop in properties]
-        outcomes = answers(make("crown"), queries, Limits(SECONDS))
+        outcomes = answers(make("crown"), queries, TimeBudget(SECONDS))
         found["inf" if lam is None else str(lam)] = sum(o.verdict is Verdict.UNSAT for o in outcomes)
     return found

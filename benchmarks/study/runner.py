@@ -18,15 +18,16 @@ from benchmarks.study.cells import Cell, Places
 from benchmarks.study.state import FAILED, State, gathered, of_seed
 from benchmarks.study.suite import INT8, Method, Suite
 from benchmarks.study.training import Measuring, Training, data_of, images_of, untrained
-from verifiable_relu.campaign.queue import Hand, run_parallel, share
+from verifiable_relu.campaign.queue import run_parallel
 from verifiable_relu.campaign.worker import Job
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
 from verifiable_relu.network.onnx.running import deployed
+from verifiable_relu.supervisor.executors import Executor, run_tasks
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import limited, make
-from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 Say = Callable[[str], None]
 """A function that tells the user one line."""
@@ -39,7 +40,7 @@ class Runner:
         suite: the suite.
         places: the folder.
         records: its records, open for this run.
-        hands: who trains and answers.
+        executor: who trains and answers.
         say: tells the user what is done.
         cells: the trainings of the suite that this run works on; all of them without any.
 
@@ -53,14 +54,14 @@ class Runner:
         suite: Suite,
         places: Places,
         records: Records,
-        hands: Sequence[Hand],
+        executor: Executor,
         say: Say,
         cells: Sequence[Cell] = (),
     ) -> None:
         self.suite = suite
         self.places = places
         self.records = records
-        self.hands = hands
+        self.executor = executor
         self.say = say
         self.cells = list(cells) or suite.cells()
 
@@ -161,7 +162,7 @@ class Runner:
             self.say(f"{done} of {len(self.cells)} trainings: {task.cell.name}: {_of_training(fields)}")
 
         left = iter([Training(cell, self.places.resolved) for cell in missing])
-        share(self.hands, lambda: next(left, None), keep)
+        run_tasks(self.executor, lambda: next(left, None), keep)
 
     def choose(self, cells: Sequence[Cell]) -> None:
         """Record, for each trained cell, which of the images its network classifies rightly."""
@@ -197,7 +198,7 @@ class Runner:
                 self.records.append("measure", {"cell": task.cell.name, "name": name, "value": value})
 
         left = iter(tasks)
-        share(self.hands, lambda: next(left, None), keep)
+        run_tasks(self.executor, lambda: next(left, None), keep)
 
     def ask(self, cells: Sequence[Cell], method: Method) -> None:
         """Ask a method about all balls that it has not answered; every answer is recorded as soon as it is known.
@@ -226,11 +227,11 @@ class Runner:
                 about[str(ball.onnx), str(ball.vnnlib)] = question
         if not entries:
             return
-        limits = replace(limited(method.of), clock=processor_seconds)
+        budget = replace(limited(method.of), clock=processor_seconds)
         prepare = None if method.arithmetic in ("real", INT8) else partial(deployed, arithmetic=method.arithmetic)
-        job, keeper = Job(make(method.of), Balls(prepare=prepare), limits=limits), Answers(self.records, about)
+        job, keeper = Job(make(method.of), Balls(prepare=prepare), budget=budget), Answers(self.records, about)
         order = asking.shuffled(entries, f"{cells[0].options.seed} {method.name}")
-        run_parallel(order, job, self.hands, keeper, alone=True)
+        run_parallel(order, job, self.executor, keeper, alone=True)
         counted = Counter(result.answer for result in keeper.results)
         told = ", ".join(f"{count} {answer}" for answer, count in sorted(counted.items()))
         spent = sum(result.seconds for result in keeper.results)

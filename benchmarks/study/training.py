@@ -14,11 +14,11 @@ import numpy as np
 from torch import nn
 
 from benchmarks.study.cells import Cell, Places
-from verifiable_relu.campaign.worker import Ask
 from verifiable_relu.data import DATASETS, Dataset, load
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
+from verifiable_relu.supervisor.executors import Report
 from verifiable_relu.train.batches import training_and_test
 from verifiable_relu.train.export import finish, written
 from verifiable_relu.train.loop import Diverged, train
@@ -57,7 +57,7 @@ class Training:
     cell: Cell
     places: Places
 
-    def __call__(self, ask: Ask | None = None) -> dict[str, Any]:
+    def __call__(self, report: Report | None = None) -> dict[str, Any]:
         """Train, resuming from the checkpoint if there is one, and write the networks; the checkpoint is kept.
 
         Returns:
@@ -120,7 +120,7 @@ class Measuring:
     images: tuple[int, ...]
     radii: tuple[str, ...]
 
-    def __call__(self, ask: Ask | None = None) -> dict[str, Any]:
+    def __call__(self, report: Report | None = None) -> dict[str, Any]:
         """The measures by name (``measures.measure_network``).
 
         Raises:

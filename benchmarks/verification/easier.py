@@ -88,8 +88,8 @@ def ask_again(options: argparse.Namespace, records: Records) -> None:
     from benchmarks.study.training import images_of
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query
-    from verifiable_relu.verifiers.base import Limits
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.base import TimeBudget
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import make
 
     before = of(records.all, "second")
@@ -111,7 +111,7 @@ def ask_again(options: argparse.Namespace, records: Records) -> None:
                 continue
             network = read_onnx(options.study / "networks" / f"{name}.onnx")
             query = Query(network, ball(images_of(cell.training["data"]), image, eps, network.output_size))
-            (again,) = answers(make(SECOND), [query], Limits(SECONDS))
+            (again,) = answers(make(SECOND), [query], TimeBudget(SECONDS))
             verdicts = {"first": cell.answers[eps, METHOD][image]["verdict"], "second": str(again.verdict)}
             about = {"cell": name, "network": cell.setting.network, "eps": eps, "image": image, "branched": branched}
             records.append("second", {**about, **verdicts})

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from benchmarks.study.suite import SHIPPED, find, read
 from benchmarks.study.tables import main_table
 from benchmarks.study.training import Training, images_of
 from tests.support.processes import Process
-from verifiable_relu.campaign.worker import Ask, Part
+from verifiable_relu.campaign.worker import InstancePart
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec import read_vnnlib
+from verifiable_relu.supervisor.executors import InlineExecutor, Report
 from verifiable_relu.train.export import outputs
 from verifiable_relu.train.loop import build
 from verifiable_relu.train.options import Options
@@ -321,19 +323,16 @@ expected = "more"
 """
 
 
-class Here:
-    """A hand that is this process, and keeps the parts that it was given."""
+class Here(InlineExecutor):
+    """Performs tasks in this process, and keeps the parts that it was given."""
 
     def __init__(self) -> None:
         self.parts: list[list[tuple[str, str, int]]] = []
 
-    def perform(self, task: Any, ask: Ask) -> Any:
-        if isinstance(task, Part):
+    def submit(self, task: Any, report: Report) -> Future[Any]:
+        if isinstance(task, InstancePart):
             self.parts.append([(b.onnx.name, b.eps, b.image) for _, b in task.entries if isinstance(b, asking.Ball)])
-        return task(ask)
-
-    def stop(self) -> None:
-        pass
+        return super().submit(task, report)
 
 
 def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Here, State]:
@@ -346,7 +345,7 @@ def asked_alike(folder: Path, arms: Sequence[str], monkeypatch: pytest.MonkeyPat
     (folder / "suite.toml").write_text(ORDERED.format(arms=", ".join(f'"{arm}"' for arm in arms)))
     suite, places, hand = read(folder / "suite.toml"), Places(folder / "out"), Here()
     with Records(places.folder) as records:
-        study = Runner(suite, places, records, [hand], lambda line: None)
+        study = Runner(suite, places, records, hand, lambda line: None)
 
         def same(cells: Sequence[Cell]) -> None:
             train(study, cells)
@@ -399,7 +398,7 @@ def test_committed_records_go_on_with_networks_that_are_trained_again_and_compar
     def run(asked: int) -> State:
         text = ORDERED.format(arms='"relu", "gelu-swap"').replace("images = 10", f"images = {asked}")
         with Records(places.folder) as records:
-            Runner(read(written(tmp_path, text)), places, records, [Here()], said.append).run()
+            Runner(read(written(tmp_path, text)), places, records, Here(), said.append).run()
         return State.of(read_records(places.folder))
 
     first = run(3)
@@ -450,7 +449,7 @@ def test_a_users_own_module_and_loss_on_a_validation_split(tmp_path: Path) -> No
 
     def run(text: str) -> None:
         with Records(places.folder) as records:
-            Runner(read(written(tmp_path, text)), places, records, [Here()], lambda line: None).run()
+            Runner(read(written(tmp_path, text)), places, records, Here(), lambda line: None).run()
 
     run(text)
     found = read_records(places.folder)
@@ -500,7 +499,7 @@ def test_methods_ask_in_an_arithmetic_and_about_the_int8_file(tmp_path: Path) ->
     text = text.replace('[[method]]\nname = "crown"\nlimit = 5\n', "")
     suite, places = read(written(tmp_path, text)), Places(tmp_path / "out")
     with Records(places.folder) as records:
-        Runner(suite, places, records, [Here()], lambda line: None).run()
+        Runner(suite, places, records, Here(), lambda line: None).run()
     found = joined(read_records(places.folder))
     (cell,) = suite.cells()
     kept, net = found.cells[0], places.int8(cell).read_bytes()
@@ -546,7 +545,7 @@ def test_a_study_that_is_killed_goes_on_without_losing_or_repeating_anything(
 
     # It goes on elsewhere.
     with Records(places.folder) as records:
-        Runner(suite, places, records, [Here()], lambda line: None).run()
+        Runner(suite, places, records, Here(), lambda line: None).run()
     after = [record for record in lines(places.folder) if record["kind"] != "note"]
     known = [record for record in before if record["kind"] != "answer"]
     assert after[: len(known)] == known
