@@ -22,10 +22,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import ROOT, Study, data_folder
+from benchmarks.common.script import ROOT, Script, data_folder
+from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Page, Table
+from verifiable_relu.report.table import Cell, Table
 
 FAMILIES = (
     "test",
@@ -184,10 +185,10 @@ def reasons(cases: Sequence[Record]) -> list[str]:
     return [f"{family}: {detail} ({count})" for (family, detail), count in found.items()]
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The table, the reasons, and the records as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """The table, the reasons."""
     cases = of(records, "case")
-    made = Page("certificates")
+    made = Page()
     made.add("# Certificates of unsat")
     made.bullets(notes(records))
     made.add(
@@ -199,24 +200,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "reads counts as a part of the proof, as what the checker reads is a part of its check.",
     )
     made.bullets(reasons(cases))
-    names = [
-        "family",
-        "method",
-        "limit",
-        "onnx",
-        "vnnlib",
-        "verdict",
-        "recorded",
-        "accepted",
-        "bytes",
-        "read",
-        "prove",
-        "again",
-        "write",
-        "check",
-        "detail",
-    ]
-    made.save("certificates", Table(names, [[case.get(name) for name in names] for case in cases]))
     return made
 
 
@@ -231,7 +214,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
 
 
-STUDY = Study("benchmarks.verification.certificates", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.verification.certificates", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -29,7 +29,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Reshape
 from verifiable_relu.report.__main__ import main
 from verifiable_relu.report.campaign import AtRadius, certified, radii_table, radius
-from verifiable_relu.report.counterexamples import as_image, png, shades, spread
+from verifiable_relu.report.counterexamples import as_image, shades, spread
 from verifiable_relu.report.figures import Axis, Chart, Series
 from verifiable_relu.report.table import natural, spelled
 from verifiable_relu.spec import Box, Property, Query, Row, write_vnnlib
@@ -236,16 +236,6 @@ def test_a_browser_sorts_and_filters_and_a_phone_need_not_scroll_sideways(page: 
     assert said["left"] == ["p2.vnnlib"] and said["narrow"]
     # The page has one sat and two unsats.
     assert (said["sat"], said["unsat"]) == (1, 2)
-
-
-def test_a_study_is_shown_by_its_tables_and_figures(tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").write_text('{"kind": "note", "text": "two cores"}\n{"kind": "run", "x": 1}\n')
-    (tmp_path / "speed.csv").write_text('name,seconds\n"a <b>",1.5\nc,\n')
-    (tmp_path / "curve.png").write_bytes(png(np.zeros((4, 4), np.uint8)))
-    assert main([str(tmp_path)]) == 0
-    reader = Reader((tmp_path / "report.html").read_text())
-    assert ("td", "a <b>") in reader.texts and ("td", "1.5") in reader.texts and ("p", "two cores") in reader.texts
-    assert [a["alt"] for a in reader.all("img")] == ["curve"]
 
 
 @pytest.mark.thorough

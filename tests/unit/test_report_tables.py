@@ -1,13 +1,11 @@
 """Tables and figures from tiny records."""
 
-import csv
-import io
 import math
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common.tables import estimate
+from benchmarks.common.tables import NAMES, Page, estimate, spoken
 from verifiable_relu.report.figures import (
     COLOURS,
     GLYPHS,
@@ -18,18 +16,16 @@ from verifiable_relu.report.figures import (
     Bars,
     Chart,
     Panel,
-    Profiles,
     Series,
     cactus,
     draw,
 )
-from verifiable_relu.report.table import NAMES, Interval, Table, spoken
+from verifiable_relu.report.table import Interval, Table
 from verifiable_relu.train.options import ARMS
 
 TABLE = Table(
     ("arm", "ε", "clean_%", "seconds"),
     [("relu", 0.01, estimate([0.5, 0.7]), 12), ("a|b & c", math.nan, estimate([0.25]), None)],
-    caption="50 % of it",
 )
 
 
@@ -44,37 +40,16 @@ def test_an_interval_is_students() -> None:
 
 
 def test_markdown() -> None:
-    assert TABLE.markdown().splitlines() == [
+    page = Page()
+    page.add("# A page", "", TABLE, Table(("none",), []))
+    assert page.text.splitlines() == [
+        "# A page",
+        "",
         "| arm | ε | clean_% | seconds |",
         "| --- | ---: | ---: | ---: |",
         "| relu | 0.01 | 0.6000 ± 1.2706 | 12 |",
         r"| a\|b & c | – | 0.2500 | – |",
     ]
-
-
-def test_latex_escapes() -> None:
-    assert TABLE.latex("arms").splitlines() == [
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{50 \% of it}",
-        r"\label{tab:arms}",
-        r"\begin{tabular}{@{}lrrr@{}}",
-        r"\toprule",
-        r"arm & $\varepsilon$ & clean \% & seconds \\",
-        r"\midrule",
-        r"ReLU & 0.01 & 0.6000 $\pm$ 1.2706 & 12 \\",
-        r"a|b \& c & -- & 0.2500 & -- \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-
-
-def test_csv_keeps_mean_and_half_apart() -> None:
-    head, first, second = csv.reader(io.StringIO(TABLE.csv()))
-    assert head == ["arm", "ε", "clean_%", "clean_%_half", "seconds"]
-    assert first == ["relu", "0.01", "0.6", "1.27062", "12"]
-    assert second == ["a|b & c", "", "0.25", "", ""]
 
 
 def test_a_row_of_another_length_is_refused() -> None:
@@ -89,13 +64,12 @@ def test_a_row_of_another_length_is_refused() -> None:
     [
         [cactus("milp", {"relu": [0.2, 0.1], "none": []}, 5.0)],
         [Bars("ε = 0.1", {"relu": [1.0, 2.0], "gelu": [3.0, 0.0]}, [(0, "layer 1"), (1, "layer 2")], "neurons")],
-        [Profiles(name, [[1.0, 2.0], [160.0, 160.0]], (1.0, 160.0)) for name in ("swish", "λ-GELU")],
         [
             Chart(
                 "certified",
                 [
                     Series("one", [(0.01, Interval(0.8, 0.7, 0.9, 2)), (0.02, Interval(0.5, math.nan, math.nan, 1))]),
-                    Series("far", [(0.01, 1e300), (0.02, -math.inf)], joined=False, style=9, faint=True),
+                    Series("far", [(0.01, 1e300), (0.02, -math.inf)], joined=False, style=9),
                 ],
                 Axis("ε", ticks={0.01: "0.01", 0.02: "1/50"}),
                 Axis("accuracy", "about zero"),

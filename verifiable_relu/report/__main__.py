@@ -31,7 +31,7 @@ def parser() -> Parser:
         label="report",
         prog="verifiable-relu report",
         description="Write one HTML page, which needs no other file, of the results in a folder: those of certify "
-        "--out, or of a study of benchmarks/; or of the record of a training.",
+        "--out; or of the record of a training.",
     )
     made.add_argument(
         "source",
@@ -107,7 +107,7 @@ def draw(found: Found, folder: Path) -> list[Path]:
     """Draw the figures of a campaign (seconds, answers, certified accuracy) or a training; returns the files.
 
     Raises:
-        InputError: for a study, or if a file cannot be written.
+        InputError: without results, or if a file cannot be written.
     """
     from verifiable_relu.report import campaign, figures
 
@@ -115,7 +115,7 @@ def draw(found: Found, folder: Path) -> list[Path]:
         shown = [found.curves[name] for name in ("loss", "lam", "unstable") if name in found.curves]
         return figures.draw(shown, folder / "training", 0.75 * figures.COLUMN, 2.1)
     if not found.results:
-        raise InputError("figures are drawn of campaigns and trainings; those of a study lie beside its records")
+        raise InputError("figures are drawn of campaigns and trainings")
     bars = campaign.answers(found.results)
     made = figures.draw([bars], folder / "answers", height=0.6 + 0.28 * len(bars.bars))
     certified = campaign.certified(campaign.at_radii(found.results))

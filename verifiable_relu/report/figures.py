@@ -1,6 +1,6 @@
 """Figures, which matplotlib draws: as SVG in the colours of a page, and as PDF and PNG for papers.
 
-A figure is made of panels: a chart of points and lines, bars of several parts, or a heat map. Series are told apart by
+A figure is made of panels: a chart of points and lines, or bars of several parts. Series are told apart by
 colour, marker and dashes, bars by colour and hatch, so that print without colours will do; the colours are those of
 Okabe and Ito, "Color Universal Design" (2008), with grey in place of black. Figures are made without pyplot: they need
 no display and leave no global state.
@@ -103,7 +103,6 @@ class Series:
         tips: a text for each point, shown where the mouse rests on it; empty for none.
         style: the number of the colour and the marker.
         bound: whether what is true lies between the series and the one before it.
-        faint: whether the points matter less than others.
     """
 
     name: str
@@ -112,7 +111,6 @@ class Series:
     tips: Sequence[str] = ()
     style: int = 0
     bound: bool = False
-    faint: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class Chart:
             line = LINES[one.style % len(LINES)] if one.joined else "none"
             if any(isinstance(value, Interval) for point in points for value in point):
                 look |= {f"{'xy'[i]}err": _errors([point[i] for point in points]) for i in (0, 1)}
-                look |= {"elinewidth": 0.8, "capsize": 1.5, "alpha": 0.35 if one.faint else 1.0}
+                look |= {"elinewidth": 0.8, "capsize": 1.5}
                 axes.errorbar(xs, ys, ls=line, **look)
             else:
                 axes.plot(xs, ys, ls=line, gid=f"series{number}", **look)
@@ -286,39 +284,7 @@ class Bars:
         axes.set_xlabel(self.label)
 
 
-@dataclass(frozen=True)
-class Profiles:
-    """A panel of λ by layer (y) and epoch (x), as a heat map with logarithmic colours.
-
-    Attributes:
-        title: above it.
-        epochs: for each epoch, λ of each layer.
-        ends: the least and the largest λ of the scale of colours.
-    """
-
-    title: str
-    epochs: Sequence[Sequence[float]]
-    ends: tuple[float, float]
-
-    def draw(self, axes: Axes) -> None:
-        """Draw the panel."""
-        from matplotlib.colors import LogNorm
-
-        norm, depth = LogNorm(*self.ends), len(self.epochs[0])
-        axes.pcolormesh([[layers[k] for layers in self.epochs] for k in range(depth)], norm=norm, cmap="cividis")
-        for epoch, layers in enumerate(self.epochs):
-            for k, lam in enumerate(layers):
-                axes.text(
-                    epoch + 0.5, k + 0.5, f"{lam:.3g}", ha="center", va="center", fontsize=6,
-                    color="black" if norm(lam) > 0.5 else "white",
-                )  # fmt: skip
-        axes.grid(False)
-        axes.set_xticks([e + 0.5 for e in range(len(self.epochs))], [str(e + 1) for e in range(len(self.epochs))])
-        axes.set_yticks([k + 0.5 for k in range(depth)], [str(k + 1) for k in range(depth)])
-        axes.set(xlabel="epoch", ylabel="layer")
-
-
-Panel = Chart | Bars | Profiles
+Panel = Chart | Bars
 
 
 def cactus(title: str, lines: Mapping[str, Sequence[float]], limit: float | None = None) -> Chart:
@@ -418,8 +384,6 @@ def draw(panels: Sequence[Panel], path: Path, width: float = COLUMN, height: flo
             handles, labels = axes.get_legend_handles_labels()
             if len(labels) > 1:
                 entries |= dict(zip(labels, handles, strict=True))
-        if isinstance(panels[0], Profiles):
-            figure.colorbar(every[0].collections[0], ax=every, label="λ", format="{x:g}")
         if entries:
             # A character of the legend is about 0.055 inches wide; its marker and the gaps, 0.55 inches.
             fits = int(figure.get_figwidth() / (0.55 + 0.055 * max(map(len, entries))))

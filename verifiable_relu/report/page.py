@@ -14,25 +14,25 @@ from typing import Any
 from verifiable_relu import __version__
 from verifiable_relu.campaign.result import REFUSED, Result
 from verifiable_relu.campaign.store import RESULTS, read_results
-from verifiable_relu.errors import InputError, printable
-from verifiable_relu.files import csv_cell, read_bytes, read_text
-from verifiable_relu.journal import Kind, plain, read_journal
+from verifiable_relu.errors import InputError
+from verifiable_relu.files import csv_cell, read_text
+from verifiable_relu.journal import plain
 from verifiable_relu.report import campaign
-from verifiable_relu.report.counterexamples import Gallery, Shown, data_uri, spread
+from verifiable_relu.report.counterexamples import Gallery, Shown, spread
 from verifiable_relu.report.expected import Expected, counted, read_expected
 from verifiable_relu.report.figures import ANSWERS, COLOURS, Axis, Chart, Series
 from verifiable_relu.report.table import Cell, Link, Table, natural
 
 _LARGEST = 1 << 26
-"""The most bytes of a record of a training, or of a table or a figure of a study."""
+"""The most bytes of a record of a training."""
 
 SCATTER = (
     "Seconds of two methods for each instance that one of them decides; below the line the second is faster. What one "
     "of them leaves undecided is at its time limit."
 )
 
-STUDIES: Kind[dict[str, Any]] = Kind(b'{"kind": ', dict, dict)
-"""The kind of the records of a study."""
+STUDIES = b'{"kind": '
+"""The beginning of the records of a study."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Found:
     Attributes:
         subtitle: a line below the title.
         sections: the sections.
-        results: the results of a campaign; none for a study or a training.
+        results: the results of a campaign; none for a training.
         notes: sentences about the results that the command prints, too.
         curves: the charts of a training, by name; none for anything else.
     """
@@ -112,7 +112,7 @@ def of_source(
     """The page of a folder or of a training's record.
 
     Args:
-        source: a folder with a file ``records.jsonl``, of a campaign or a study; or a record of a training, ``.json``.
+        source: a folder with a file ``records.jsonl``, of a campaign; or a record of a training, ``.json``.
         pictures: the most counterexamples to show.
         others: folders of other campaigns, to be shown beside the first one.
         expected: a table of verdicts with which a campaign's are compared (``read_expected``).
@@ -128,7 +128,7 @@ def of_source(
     elif source.suffix == ".json":
         return of_training(read_record(source))
     elif not _campaign(source):
-        return of_study(source)
+        raise InputError("no records of a campaign; those of a study have a page of their own", path=source)
     results = _instances(source)
     if others:
         results = campaign.beside({folder: _instances(folder) for folder in (source, *others)})
@@ -146,7 +146,7 @@ def _campaign(folder: Path) -> bool:
         if not plain(records):
             raise InputError("no results here: no such file", path=records)
         with records.open("rb") as file:
-            return not file.read(len(RESULTS.start)).startswith(STUDIES.start)
+            return not file.read(len(RESULTS.start)).startswith(STUDIES)
     except OSError as error:
         raise InputError(f"no results here: {error.strerror}", path=records) from None
 
@@ -256,50 +256,6 @@ def _instances(folder: Path) -> list[Result]:
             same.append(result)
     chosen = {id(result) for same in kept.values() for result in same}
     return [result for result in results if id(result) in chosen]
-
-
-def of_study(folder: Path) -> Found:
-    """The page of a study: its notes, figures and tables as they lie in the folder and its ``figures`` and ``tables``.
-
-    Raises:
-        InputError: if a table is none.
-    """
-    records = read_journal(folder, STUDIES)
-    notes = list(dict.fromkeys(str(r["text"]) for r in records if r.get("kind") == "note" and "text" in r))
-    pictures, files = (
-        sorted([*folder.glob(f"*.{kind}"), *folder.glob(f"{beside}/*.{kind}")])
-        for kind, beside in (("png", "figures"), ("csv", "tables"))
-    )
-    figures = [(path.stem.replace("_", " "), data_uri(read_bytes(path, _LARGEST))) for path in pictures]
-    sections = [
-        Section("figures", "Figures", figures=figures) if figures else None,
-        Section("tables", "Tables", tables=list(map(_table, files)), filter=True) if files else None,
-        Section("conditions", "Measured under", texts=notes) if notes else None,
-    ]
-    return Found(f"{len(records)} records", [section for section in sections if section is not None])
-
-
-def _table(path: Path) -> Table:
-    """A CSV file as a table; columns whose cells are all numbers or empty have numbers."""
-    try:
-        rows = [row for row in csv.reader(io.StringIO(read_text(path, _LARGEST), newline="")) if row]
-    except csv.Error as error:
-        raise InputError(f"no table: {error}", path=path) from None
-    head, body = (rows[0], rows[1:]) if rows else ([], [])
-    columns: list[Sequence[Cell]] = []
-    for place in range(len(head)):
-        texts = [row[place] if place < len(row) else "" for row in body]
-        numbers = [_number(text) for text in texts]
-        columns.append(numbers if all(n is not None or not t for n, t in zip(numbers, texts, strict=True)) else texts)
-    names = [printable(name.replace("_", " ")) for name in head]
-    return Table(names, list(zip(*columns, strict=True)), caption=path.stem.replace("_", " "))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 Record = Mapping[str, Any]
