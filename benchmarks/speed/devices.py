@@ -66,13 +66,13 @@ def queries(name: str, count: int) -> list[Query]:
 
 def timed(method: str, asked: list[Query], device: str, limit: float, runs: int) -> tuple[float, list[Outcome]]:
     """The least wall-clock seconds of several runs after one that does not count, and the outcomes of the last."""
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import limited, make
 
-    limits, times = replace(limited(method, device), seconds=limit), []
+    budget, times = replace(limited(method, device), seconds=limit), []
     for _ in range(runs + 1):
         start = time.perf_counter()
-        found = list(answers(make(method), asked, limits))
+        found = list(answers(make(method), asked, budget))
         times.append(time.perf_counter() - start)
     return min(times[1:]), found
 

@@ -55,7 +55,7 @@ def measured(task: Task, method: str, limit: int, seconds: float) -> Record:
 
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query, linf_properties
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import limited, make
 
     torch.set_num_threads(1)

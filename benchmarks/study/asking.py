@@ -21,10 +21,10 @@ from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.network.onnx.running import deployed
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.registry import limited, make
-from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 DECIMALS = 9
 """The decimals to which bounds of boxes are rounded outward, so that property files need no quotients."""

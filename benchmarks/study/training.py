@@ -31,8 +31,8 @@ from verifiable_relu.train.export import CALIBRATED, quantize, written
 from verifiable_relu.train.loop import Diverged, build
 from verifiable_relu.train.losses import ball
 from verifiable_relu.train.options import ARMS, Options, number
-from verifiable_relu.verifiers.base import Limits, Verdict
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.base import TimeBudget, Verdict
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.registry import make
 
 EARLY = 0.1
@@ -245,6 +245,6 @@ def joint(network: Network, images: np.ndarray, labels: np.ndarray, eps: str) ->
     found: dict[str, Any] = {"eps": eps, "images": len(images)}
     for lam in (None, *HARDNESSES):
         asked = network if lam is None else hardened(network, lam)
-        outcomes = answers(make("crown"), [Query(asked, prop) for prop in properties], Limits(JOINT_SECONDS))
+        outcomes = answers(make("crown"), [Query(asked, prop) for prop in properties], TimeBudget(JOINT_SECONDS))
         found["inf" if lam is None else str(lam)] = sum(o.verdict is Verdict.UNSAT for o in outcomes)
     return found

@@ -143,16 +143,16 @@ def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mappin
     import time
 
     from verifiable_relu.campaign.result import join
-    from verifiable_relu.verifiers.base import Limits
-    from verifiable_relu.verifiers.docket import Docket, Purse
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
+    from verifiable_relu.supervisor.workers import processor_seconds
+    from verifiable_relu.verifiers.base import TimeBudget
+    from verifiable_relu.verifiers.batch import Account, QueryBatch
 
     wall, cpu = time.perf_counter(), processor_seconds()
-    docket = Docket(queries, Limits(), dict.fromkeys(range(len(queries)), Purse(limit)))
-    for _ in docket.ask(verifier):
+    batch = QueryBatch(queries, TimeBudget(), dict.fromkeys(range(len(queries)), Account(limit)))
+    for _ in batch.ask(verifier):
         pass
     wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu
-    joined = join([docket.outcomes[number] for number in docket.queries])
+    joined = join([batch.outcomes[number] for number in batch.queries])
     return {
         "verdict": str(joined.verdict),
         "reason": str(joined.reason),

@@ -111,12 +111,12 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
+    from verifiable_relu.supervisor.workers import processor_seconds
     from verifiable_relu.trust.certificate_file import write_unsat
     from verifiable_relu.verifiers.auto import recording
-    from verifiable_relu.verifiers.base import Limits, Verdict
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.base import TimeBudget, Verdict
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import make
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
 
     clock = [processor_seconds()]
 
@@ -126,7 +126,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
 
     case = Loader().case(Entry(vnnlib, onnx, asked.limit))
     reading, queries = lap(), [query.without_head for query in case.queries]
-    outcomes = answers(recording(make(asked.method)), queries, Limits(asked.limit))
+    outcomes = answers(recording(make(asked.method)), queries, TimeBudget(asked.limit))
     verdicts = {outcome.verdict for outcome in outcomes}
     verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"
     found: dict[str, Any] = {"verdict": verdict, "read": reading, "prove": lap()}

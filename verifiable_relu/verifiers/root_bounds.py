@@ -1,10 +1,10 @@
-"""``Root``: what is proven of one query before anything is split, handed from one verifier to the next.
+"""Bounds that are proven of one query before anything is split, handed from one verifier to the next.
 
 A verifier that bounds the whole box of a query starts from the bounds that are known, tightens them, and hands on the
-result (``Roots``). So the stages of ``auto`` compute CROWN's bounds of a query once, and a later stage has the tighter
-bounds of every earlier one.
+result (``BoundsCache``). So the stages of ``auto`` compute CROWN's bounds of a query once, and a later one has the
+tighter bounds of every earlier one.
 
-Everything in a root is proven, with rounding accounted for: bounds from arithmetic whose rounding errors are not
+All of it is proven, with rounding accounted for: bounds from arithmetic whose rounding errors are not
 covered (``rounding.covers``) are neither handed on nor mixed with such bounds.
 """
 
@@ -28,8 +28,8 @@ from verifiable_relu.spec.row_batch import RowBatch
 
 
 @dataclass(frozen=True, eq=False)
-class Root:
-    """What is proven of one query over its whole box.
+class RootBounds:
+    """Bounds that are proven of one query over its whole box.
 
     Attributes:
         pre: bounds of every activation's input, by the activation's node index, (1, *shape) in float64 on the CPU.
@@ -47,7 +47,7 @@ class Root:
 
     @property
     def bounded(self) -> bool:
-        """Whether CROWN has bounded every unstable neuron."""
+        """True if CROWN has bounded every unstable neuron."""
         return self.reached == math.inf
 
     @property
@@ -57,7 +57,7 @@ class Root:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class InitialBounds:
     """Bounds of a batch of boxes that are known before the batch is bounded.
 
     Attributes:
@@ -73,55 +73,55 @@ class Known:
 
     @property
     def bounded(self) -> bool:
-        """Whether CROWN has bounded every unstable neuron of every box."""
+        """True if CROWN has bounded every unstable neuron of every box."""
         return self.reached == math.inf
 
 
-class Roots:
-    """The roots of the queries of a docket, by their numbers.
+class BoundsCache:
+    """Bounds of the queries of a batch, by their numbers.
 
-    There is room for so many bytes. A root for which there is none is not kept, and whoever needs it computes it
-    again: since every stage goes through all queries in the same order, dropping the oldest root instead would leave
-    each stage with the roots that it needs last.
+    Bounds for which there is no room are not kept, and whoever needs them computes them again: since every stage goes
+    through all queries in the same order, dropping the oldest ones instead would leave each stage with those that it
+    needs last.
 
     Args:
-        memory: bytes that all roots may take together; with 0 nothing is handed on.
+        memory: bytes that all bounds may take together; with 0 nothing is handed on.
     """
 
     def __init__(self, memory: int = 0) -> None:
         self._free = memory
-        self._roots: dict[int, Root] = {}
+        self._kept: dict[int, RootBounds] = {}
 
-    def of(self, number: int) -> Root | None:
-        """The root of a query, if there is one."""
-        return self._roots.get(number)
+    def get(self, number: int) -> RootBounds | None:
+        """Return the bounds of a query, if there are any."""
+        return self._kept.get(number)
 
     def drop(self, number: int) -> None:
         """Forget a query, which is decided."""
-        root = self._roots.pop(number, None)
+        root = self._kept.pop(number, None)
         if root is not None:
             self._free += root.bytes
 
-    def known(self, numbers: Sequence[int], network: Network, like: Tensor) -> Known | None:
-        """What is known of the boxes of these queries, None if nothing is or nothing may be used.
+    def known(self, numbers: Sequence[int], network: Network, like: Tensor) -> InitialBounds | None:
+        """Return what is known of the boxes of these queries, None if nothing is or nothing may be used.
 
         Args:
             numbers: of queries of one network.
             network: that network, as it is to be bounded.
             like: a tensor of the dtype and on the device of the boxes.
         """
-        roots = [self.of(number) for number in numbers]
-        if not any(roots) or not _shared(network, like):
+        bounds_cache = [self.get(number) for number in numbers]
+        if not any(bounds_cache) or not _shared(network, like):
             return None
         pre = {}
-        for index in sorted(set().union(*(root.pre for root in roots if root is not None))):
+        for index in sorted(set().union(*(root.pre for root in bounds_cache if root is not None))):
             shape = (1, *network.nodes[network.nodes[index].inputs[0]].shape)
             free = torch.full(shape, torch.inf, dtype=torch.float64)
-            found = [Bounds(-free, free) if root is None else root.pre[index] for root in roots]
+            found = [Bounds(-free, free) if root is None else root.pre[index] for root in bounds_cache]
             ends = (torch.cat([b.lower for b in found]), torch.cat([b.upper for b in found]))
             pre[index] = Bounds(*(end.to(like) for end in ends))
-        reached = min(-1 if root is None else root.reached for root in roots)
-        return Known(pre, reached, min(0 if root is None else root.searched for root in roots))
+        reached = min(-1 if root is None else root.reached for root in bounds_cache)
+        return InitialBounds(pre, reached, min(0 if root is None else root.searched for root in bounds_cache))
 
     def learn(
         self,
@@ -142,7 +142,7 @@ class Roots:
             pre: bounds of every activation's input, by the activation's node index, (batch, *shape).
             rows: the rows of the queries' properties, in the order of the queries.
             values: (rows,) proven lower bounds of matrix·y − bound of ``rows``, in float64 on the CPU.
-            reached: up to this node these are CROWN's bounds of every unstable neuron, or better ones (``Root``).
+            reached: up to this node these are CROWN's bounds of every unstable neuron, or better ones (``RootBounds``).
             searched: with how many steps slopes have been searched for them, too.
 
         Returns:
@@ -155,7 +155,7 @@ class Roots:
         parts = [lower[:0]]
         with torch.inference_mode(False):
             for sample, (number, mine) in enumerate(zip(numbers, lower.split(rows.polytopes), strict=True)):
-                before = self.of(number)
+                before = self.get(number)
                 best = mine.clone() if before is None else torch.maximum(mine, before.lower)
                 parts.append(best)
                 # Of a query that is decided nobody needs bounds any more.
@@ -163,32 +163,32 @@ class Roots:
                     self.drop(number)
                     continue
                 own = {i: _copy(b, sample) for i, b in pre.items()}
-                root = Root(own, best, reached, searched)
+                root = RootBounds(own, best, reached, searched)
                 if before is not None:
                     own = {i: met(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
-                    root = Root(own, best, max(reached, before.reached), max(searched, before.searched))
+                    root = RootBounds(own, best, max(reached, before.reached), max(searched, before.searched))
                 self._keep(number, root)
         return torch.cat(parts)
 
     def prove(self, number: int, lower: Mapping[int, float]) -> None:
         """Take proven lower bounds of some polytopes' largest rows, by the polytopes' numbers in ``RowBatch``."""
-        root = self.of(number)
+        root = self.get(number)
         if root is None:
             return
         best = root.lower.clone()
         for polytope, value in lower.items():
             best[polytope] = max(float(best[polytope]), value)
-        self._roots[number] = replace(root, lower=best)
+        self._kept[number] = replace(root, lower=best)
 
-    def _keep(self, number: int, root: Root) -> None:
+    def _keep(self, number: int, root: RootBounds) -> None:
         self.drop(number)
         if root.bytes <= self._free:
             self._free -= root.bytes
-            self._roots[number] = root
+            self._kept[number] = root
 
 
 def _shared(network: Network, like: Tensor) -> bool:
-    """Whether bounds of the network in the dtype and on the device of a tensor may be part of a root."""
+    """Return True if bounds of the network in the dtype and on the device of a tensor may be kept."""
     return like.dtype == torch.float64 and covers(network, like.dtype, like.device)
 
 
@@ -199,7 +199,7 @@ def _copy(bounds: Bounds, sample: int) -> Bounds:
     return Bounds(torch.where(lower.isnan(), -torch.inf, lower), torch.where(upper.isnan(), torch.inf, upper))
 
 
-NONE = Roots()
+NO_BOUNDS = BoundsCache()
 """For verifiers that are asked by themselves: nothing is known, and nothing is kept."""
 
 
@@ -219,7 +219,7 @@ def met(node: Node, first: Bounds, second: Bounds) -> Bounds:
 def relaxation(
     network: Network,
     box: Bounds,
-    known: Known | None,
+    known: InitialBounds | None,
     *,
     exact: bool = False,
     search: Search | None = None,

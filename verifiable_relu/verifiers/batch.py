@@ -18,61 +18,40 @@ from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.trust.replay import Confirmation, confirm, representable
-from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, Verifier
-from verifiable_relu.verifiers.root import NONE, Roots
-from verifiable_relu.verifiers.solvers.process import processor_seconds
+from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache
 
 
 @dataclass(eq=False)
-class Purse:
-    """Seconds that queries may cost together.
+class Account:
+    """Time charged to queries that share one time limit.
 
     Attributes:
-        seconds: that are left of its own, negative where more was spent.
-        processor: seconds of processor time that were spent.
-        whole: the purse that it is a share of, which pays everything, too.
+        limit: the seconds that they may cost together.
+        spent: seconds so far.
+        processor: seconds of processor time so far.
     """
 
-    seconds: float
-    whole: Purse | None = None
+    limit: float
+    spent: float = 0.0
     processor: float = 0.0
 
-    @property
-    def left(self) -> float:
-        """The seconds that are left, never negative."""
-        own = max(0.0, self.seconds)
-        return own if self.whole is None else min(own, self.whole.left)
 
-    @property
-    def spare(self) -> float:
-        """The seconds that the outermost purse has beyond those that are left here."""
-        outermost = self
-        while outermost.whole is not None:
-            outermost = outermost.whole
-        return 0.0 if outermost.left == math.inf else outermost.left - self.left
-
-    def charge(self, seconds: float, processor: float = 0.0) -> None:
-        """Take seconds, and note those of processor time."""
-        self.seconds -= seconds
-        self.processor += processor
-        if self.whole is not None:
-            self.whole.charge(seconds, processor)
-
-
-class Docket:
+class QueryBatch:
     """Queries that are put to a verifier, by number.
 
     Args:
         queries: by number, or in the order of their numbers.
-        limits: what work on them may use. Its ``seconds`` are what each query may cost, where there are no ``purses``.
-        purses: by the number of a query, what it may cost. Queries can share one, as the boxes of one VNN-LIB file do,
-            which have one time limit together.
+        budget: what work on them may use; without ``accounts``, its ``seconds`` are what each query may cost.
+        accounts: by the number of a query, to which its time is charged. Queries can share one, as the boxes of one
+            VNN-LIB file do, which have one time limit together.
         progress: told of stages: the name, and how many of how many queries have been through it.
-        roots: what is known of the queries before they are split, and room for more.
+        bounds_cache: what is known of the queries before they are split, and room for more.
 
     Attributes:
-        queries, limits, roots: the arguments.
+        queries, budget, bounds_cache: the arguments.
         outcomes: what has become of queries so far.
         closed: the queries that need no answer any more.
     """
@@ -80,49 +59,51 @@ class Docket:
     def __init__(
         self,
         queries: Mapping[int, Query] | Sequence[Query],
-        limits: Limits = Limits(),  # noqa: B008 -- frozen
-        purses: Mapping[int, Purse] | None = None,
+        budget: TimeBudget = TimeBudget(),  # noqa: B008 -- frozen
+        accounts: Mapping[int, Account] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
-        roots: Roots = NONE,
+        bounds_cache: BoundsCache = NO_BOUNDS,
     ) -> None:
         self.queries = dict(queries if isinstance(queries, Mapping) else enumerate(queries))
-        self.limits = limits
-        self.roots = roots
+        self.budget = budget
+        self.bounds_cache = bounds_cache
         self.outcomes: dict[int, Outcome] = {}
         self.closed: set[int] = set()
-        self._purses = purses or {number: Purse(limits.seconds) for number in self.queries}
+        self._accounts = accounts or {number: Account(budget.seconds) for number in self.queries}
+        # The parts of accounts that may be spent here: a part of a batch has less than the whole.
+        self._most = {account: account.limit for account in self._accounts.values()}
         self._progress = progress
 
     def part(
         self,
         numbers: Sequence[int],
         share: float = 1.0,
-        roots: Roots | None = None,
+        bounds_cache: BoundsCache | None = None,
         queries: Mapping[int, Query] | None = None,
-    ) -> Docket:
-        """The docket of some of the queries, whose time and outcomes are those of this one.
+    ) -> QueryBatch:
+        """Return the batch of some of the queries, which shares their time and outcomes with this one.
 
         Args:
             numbers: of the queries.
             share: the part of the time that is left to each of them which they may spend there.
-            roots: others than these.
-            queries: to be asked in place of those with these numbers; their outcomes are none of this docket's, and
+            bounds_cache: another cache than this one.
+            queries: to be asked in place of those with these numbers; their outcomes are none of this batch's, and
                 nothing is known of them.
         """
-        purses = {number: self._purses[number] for number in numbers}
-        if share != 1:
-            shares = {purse: Purse(share * purse.left, purse) for purse in purses.values()}
-            purses = {number: shares[purse] for number, purse in purses.items()}
         chosen = {number: (queries or self.queries)[number] for number in numbers}
-        # Roots go by number: what is known of a query says nothing of another one in its place.
-        kept = NONE if queries is not None else self.roots
-        part = Docket(chosen, self.limits, purses, self._progress, kept if roots is None else roots)
+        # Bounds go by number: what is known of a query says nothing of another one in its place.
+        kept = NO_BOUNDS if queries is not None else self.bounds_cache
+        accounts = {number: self._accounts[number] for number in numbers}
+        part = QueryBatch(chosen, self.budget, accounts, self._progress, kept if bounds_cache is None else bounds_cache)
+        for account in part._most:
+            most = self._most[account]
+            part._most[account] = most if share == 1 else account.spent + share * max(0.0, most - account.spent)
         if queries is None:
             part.outcomes, part.closed = self.outcomes, self.closed
         return part
 
-    def batches(self, size: Callable[[Network, Limits], int]) -> Iterator[Docket]:
-        """Parts of one network each, in the order in which the networks first appear.
+    def batches(self, size: Callable[[Network, TimeBudget], int]) -> Iterator[QueryBatch]:
+        """Yield parts of one network each, in the order in which the networks first appear.
 
         Args:
             size: returns the most queries of a network in one part.
@@ -131,7 +112,7 @@ class Docket:
         for number, query in self.queries.items():
             groups.setdefault(query.network.digest, []).append(number)
         for members in groups.values():
-            most = size(self.queries[members[0]].network, self.limits)
+            most = size(self.queries[members[0]].network, self.budget)
             for start in range(0, len(members), most):
                 yield self.part(members[start : start + most])
 
@@ -146,27 +127,35 @@ class Docket:
         return [
             number
             for number in self.queries
-            if number not in self.closed and (number not in self.outcomes or self._purses[number].left > 0)
+            if number not in self.closed and (number not in self.outcomes or self.left([number]) > 0)
         ]
 
     def left(self, numbers: Sequence[int]) -> float:
-        """The seconds that are left for queries together, never negative."""
-        return sum(purse.left for purse in dict.fromkeys(self._purses[number] for number in numbers))
+        """Return the seconds that are left for queries together, never negative."""
+        return sum(max(0.0, self._most[account] - account.spent) for account in self._of(numbers))
 
     def processor(self, number: int) -> float:
-        """The seconds of processor time that a query, and those it shares a purse with, have cost."""
-        return self._purses[number].processor
+        """Return the processor seconds that a query, and those it shares an account with, have cost."""
+        return self._accounts[number].processor
+
+    def _of(self, numbers: Sequence[int]) -> list[Account]:
+        """Return the accounts of queries, each once."""
+        return list(dict.fromkeys(self._accounts[number] for number in numbers))
 
     def charge(self, numbers: Sequence[int], seconds: float, processor: float = 0.0) -> None:
         """Charge seconds, and seconds of processor time, to queries, in equal shares."""
         for number in numbers:
-            self._purses[number].charge(seconds / len(numbers), processor / len(numbers))
+            self._accounts[number].spent += seconds / len(numbers)
+            self._accounts[number].processor += processor / len(numbers)
 
     @contextmanager
-    def work(self, numbers: Sequence[int]) -> Iterator[Limits]:
-        """What a piece of work for queries may use, from now on; its time is charged to them in equal shares."""
-        spare = sum(purse.spare for purse in dict.fromkeys(self._purses[number] for number in numbers))
-        begun = replace(self.limits.begun(self.left(numbers)), patience=PATIENCE + spare)
+    def work(self, numbers: Sequence[int]) -> Iterator[TimeBudget]:
+        """A block of work for queries with its budget; its time is charged to them in equal shares."""
+        left = self.left(numbers)
+        # What the whole has beyond a part is spare, in which a step that has begun may end.
+        whole = sum(max(0.0, account.limit - account.spent) for account in self._of(numbers))
+        spare = 0.0 if whole == math.inf else whole - left
+        begun = replace(self.budget.begun(left), patience=PATIENCE + spare)
         used = processor_seconds()
         try:
             yield begun
@@ -174,7 +163,7 @@ class Docket:
             self.charge(numbers, begun.elapsed(), processor_seconds() - used)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """``done`` of ``total`` queries have been through the stage ``name``."""
+        """Report that ``done`` of ``total`` queries have been through the stage ``name``."""
         if self._progress is not None:
             self._progress(name, done, total)
 
@@ -218,22 +207,22 @@ class Docket:
             outcome = replace(outcome, margin=None)
         self.outcomes[number] = outcome
         if outcome.margin is not None:
-            self.limits.tell({"margin": outcome.margin})
+            self.budget.report_progress({"margin": outcome.margin})
         if outcome.verdict is not Verdict.UNKNOWN:
             self.close(number)
 
     def close(self, number: int) -> None:
-        """A query needs no answer any more."""
+        """Note that a query needs no answer any more."""
         self.closed.add(number)
-        self.roots.drop(number)
+        self.bounds_cache.drop(number)
 
     def _confirmed(self, query: Query, claim: Outcome) -> Outcome:
-        """What a check makes of a claimed counterexample."""
-        start = self.limits.clock()
+        """Return what a check makes of a claimed counterexample."""
+        start = self.budget.clock()
         if query.network.arithmetic != "real":
             claim = replace(claim, witness=representable(query.property, claim.witness or ()))
         judged = confirm(query, claim.witness or ())
-        spent = claim.seconds.get("confirm", 0.0) + self.limits.clock() - start
+        spent = claim.seconds.get("confirm", 0.0) + self.budget.clock() - start
         claim = replace(claim, seconds={**claim.seconds, "confirm": spent})
         if not judged.confirmed or judged.replayed is None:
             return _withdrawn(claim, Reason.UNCONFIRMED, judged.detail)
@@ -246,7 +235,7 @@ class Docket:
 
 
 def _unmodelled(query: Query, claim: Outcome) -> str:
-    """Why a claimed proof says nothing of the arithmetic in which the network runs; empty where it does."""
+    """Say why a claimed proof proves nothing of the arithmetic in which the network runs; empty where it does."""
     network = query.network
     if not within(network, query.property, MOST_WHOLE, network.whole):
         return "whole numbers beyond 32 bits are possible, which a runtime does not hold"
@@ -291,18 +280,18 @@ def in_decimals(
 
 
 @neutral()
-def answers(verifier: Verifier, queries: Sequence[Query], limits: Limits = Limits()) -> list[Outcome]:  # noqa: B008
-    """What a verifier finds of queries, which may be of different networks; counterexamples are confirmed.
+def answers(verifier: Verifier, queries: Sequence[Query], budget: TimeBudget = TimeBudget()) -> list[Outcome]:  # noqa: B008
+    """Return what a verifier finds of queries, of one or several networks; counterexamples are confirmed.
 
     Args:
         verifier: the verifier.
         queries: the queries.
-        limits: what the work may use; its ``seconds`` are what each query may cost.
+        budget: what the work may use; its ``seconds`` are what each query may cost.
 
     Returns:
         The outcomes, in the order of the queries.
     """
-    docket = Docket(queries, limits)
-    for _ in docket.ask(verifier):
+    batch = QueryBatch(queries, budget)
+    for _ in batch.ask(verifier):
         pass
-    return [docket.outcomes[number] for number in docket.queries]
+    return [batch.outcomes[number] for number in batch.queries]
