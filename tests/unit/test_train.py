@@ -163,7 +163,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(options: Options, tmp_path:
     with pytest.raises(KeyboardInterrupt):
         train(options, blobs(), saved, interrupt)
     steps: list[int] = []
-    resumed = train(options, blobs(), saved, lambda step, _: steps.append(step))
+    resumed = train(options, blobs(), saved, lambda state: steps.append(state.step))
     assert steps[0] == per_epoch + 1, "the first epoch is not done again"
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name

@@ -127,8 +127,7 @@ class Trained:
         model: the model after the last step, with every λ at its target in arms with a λ, and with ReLU in arms that
             replace the activation at the switch.
         history: for each epoch ``lam`` (each layer's λ at the epoch's end), ``loss`` and ``accuracy`` (means over the
-            epoch; the accuracy is that on the possibly augmented and attacked images trained on), ``steps`` and
-            ``seconds``.
+            epoch; the accuracy is that on the possibly augmented and attacked images trained on) and ``seconds``.
         learned: each layer's λ when the annealing began.
         swap: the effect of the replacement by ReLU at the switch; None in other arms.
     """
@@ -320,7 +319,6 @@ class _Training:
                 "lam": self.lam,
                 "loss": total / len(self.images),
                 "accuracy": self.right / len(self.images),
-                "steps": self.per_epoch,
                 "seconds": round(epoch.seconds, 3),
             }
         )
