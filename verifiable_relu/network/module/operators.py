@@ -8,7 +8,7 @@ from them, so that a network is differentiable with respect to the module's para
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -222,8 +222,12 @@ def _div(t: Translator, step: Step, a: Any) -> int:
     if factor == id(step.arguments["other"]):
         # GELU(λx)/λ, which is what λ-GELU consists of.
         return t.build.activation(source, Gelu, step.label, lam=number)
-    inverse, error = quotient(1.0, number) if t.exact else ((1 / number.double()).to(number.dtype), 0.0)
-    return t.scaled(step, t.node(a.self), "scale", inverse.to(number.device), error)
+    if not t.exact:
+        return t.scaled(step, t.node(a.self), "scale", (1 / number.double()).to(number.dtype))
+    inverse, error = quotient(1.0, number)
+    index = t.scaled(step, t.node(a.self), "scale", inverse.to(number.device), error)
+    t.build.nodes[index] = replace(t.build.nodes[index], divisor=number)  # type: ignore[call-arg]
+    return index
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
