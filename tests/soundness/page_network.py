@@ -631,9 +631,8 @@ class _Reader:
         sigma = self._along(scale, q, attributes)
         if self.arithmetic is None or not varies(q):
             return (q - p) * sigma
-        scales, zeros = (np.broadcast_to(np.asarray(v, object), q.shape).ravel() for v in (sigma, p))
-        rows = [Form({i: s}, -s * p_i) for i, (s, p_i) in enumerate(zip(scales, zeros, strict=True))]
-        found, self.sums[node.output[0]] = self._off_by_sums(rows, list(q.ravel()), [])
+        rows = [Form({i: s}) for i, s in enumerate(np.broadcast_to(np.asarray(sigma, object), q.shape).ravel())]
+        found, self.sums[node.output[0]] = self._off_by_sums(rows, list((q - p).ravel()), [])
         return found.reshape(q.shape)
 
 
