@@ -267,6 +267,9 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
         elapsed: the seconds since the start.
         single: whether a verdict about real numbers is known to hold in float32, too.
     """
+    # Imported here, since the command imports torch only when it has read its options.
+    from verifiable_relu.network.onnx.compare import is_quantised
+
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
     trust += "" if result.arithmetic == "real" else f", about {result.arithmetic}"
@@ -289,6 +292,9 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
             yield f"  margin    {margin:.6g} ({meanings.get(answer, 'the best lower bound found')})"
     if single:
         yield "  float32   the verdict holds for every evaluation in float32, too"
+    runs = single or (result.answer == "unsat" and result.arithmetic != "real")
+    if runs and network.onnx is not None and is_quantised(network.onnx):
+        yield "  int8      on processors without VNNI if onnxruntime's option session.x64quantprecision is 1"
     if result.unstable is not None:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())

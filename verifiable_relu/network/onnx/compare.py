@@ -70,7 +70,7 @@ def compare_at(network: Network, points: np.ndarray) -> None:
         narrow = torch.from_numpy(points.astype(np.float32))
     narrow = narrow[torch.isfinite(narrow).all(1)]
     complaints = {False: _COMPLAINT}
-    if network.arithmetic != "real" and _is_quantised(network.onnx):
+    if network.arithmetic != "real" and is_quantised(network.onnx):
         complaints[True] = "with default options onnxruntime computes something else than the operators of the file"
     for default, complaint in complaints.items() if len(narrow) else ():
         try:
@@ -153,14 +153,15 @@ _WHOLE = b"QLinear", b"QGemm", b"Integer"
 """What the names of operators have that are kernels of whole numbers."""
 
 
-def _is_quantised(data: bytes) -> bool:
+def is_quantised(data: bytes) -> bool:
+    """Return True if a file may have quantised operators, by their names."""
     return any(name in data for name in (b"eLinear", *_WHOLE))
 
 
 def _session(data: bytes, default: bool = False) -> Any:
     """A session of onnxruntime; None if it has no kernel for an operator."""
     # Of kernels of whole numbers, those that do not saturate are an optimisation.
-    quantised = _is_quantised(data)
+    quantised = is_quantised(data)
     optimised = default or not quantised or any(name in data for name in _WHOLE)
     try:
         # What is compared is the standard's function; a counterexample is replayed by what runs on the machine.

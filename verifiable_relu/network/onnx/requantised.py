@@ -118,12 +118,12 @@ class Requantised:
         (x, weight, *bias), name, kind = node.input, node.output[0], node.op_type
         step, of_weight = self._steps.get(x), self._steps.get(weight)
         transposed = any(a.name == "transB" and a.i for a in node.attribute)
-        if kind in ("MatMul", "Gemm") and of_weight and not transposed and self._is_computed(x):
-            if step is None or not step.direct:
-                raise UnsupportedError(
-                    "by default onnxruntime quantises what its quantised weights are multiplied with: quantise that in "
-                    "the file, or store the weights as float32"
-                )
+        dense = kind in ("MatMul", "Gemm") and not transposed and self._is_computed(x)
+        if dense and of_weight and not (step and step.direct):
+            raise UnsupportedError(
+                "by default onnxruntime quantises what its quantised weights are multiplied with: quantise that in the "
+                "file, or store the weights as float32"
+            )
         if step is None or step.scale.size != 1 or not self._is_computed(x):
             return
         self._products[name] = step.scale, None if of_weight is None else of_weight.scale
