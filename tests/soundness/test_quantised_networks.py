@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
+from tests.soundness import page_network
 from tests.support.asking import claims
 from tests.support.certificates import Case, checked
 from tests.support.draws import draws
@@ -21,6 +23,10 @@ from tests.support.quantised_nets import RandomNetwork
 from tests.support.solver_cases import row
 from tests.unit.test_quantised import Graph, u8
 from verifiable_relu.bounds import Bounds, interval_bounds
+from verifiable_relu.check import BadInput
+from verifiable_relu.check.arithmetic import ARITHMETICS
+from verifiable_relu.check.model import read_model
+from verifiable_relu.check.requantised import Uses
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, deployed, read_onnx
 from verifiable_relu.network.onnx import running
@@ -133,9 +139,16 @@ def _weights_alone(g: Graph, **attributes: int) -> str:
     return g("Gemm", g("Relu", g.both("x", g.scale(), u8(9))), w, **attributes)
 
 
-def _float_weights(g: Graph) -> str:
-    made = g("Gemm", g.both("x", g.scale(), u8(9)), g.rng.normal(size=(6, 6)).astype(np.float32))
-    return g.both(g("Relu", made), g.scale(), u8(0))
+def _float_weights(g: Graph, operator: str = "Relu", *stored: np.ndarray) -> str:
+    x, weight = g.both("x", g.scale(), u8(9)), g.rng.normal(size=(6, 6)).astype(np.float32)
+    if operator != "Relu":
+        x, weight = g("Reshape", x, np.array([1, 6, 1, 1])), weight.reshape(6, 6, 1, 1)
+    made = g(operator, g("Conv" if weight.ndim == 4 else "Gemm", x, weight), *stored)
+    return g("Flatten", g.both(made, g.scale(), u8(0)))
+
+
+def _twice(g: Graph, operator: str, *stored: Any, **attributes: int) -> str:
+    return g.both(g(operator, g.both("x", g.scale(), u8(9)), *stored, **attributes), g.scale(), u8(9))
 
 
 def _bias(scale: float, zero: int = 0) -> dict[str, np.ndarray]:
@@ -149,7 +162,13 @@ CHANGED = {
     "addend of another scale": lambda g: _biased(g, g("DequantizeLinear", *_bias(0.001).values()), "MatMul"),
     "float weights": _float_weights,
     "weights alone": _weights_alone,
+    "float weights, scaled": lambda g: _float_weights(g, "Mul", np.float32(0.7)),
+    "float weights, normalised": lambda g: _float_weights(g, "BatchNormalization", *np.float32([[0.7] * 6] * 4)),
     "quantised twice": lambda g: g.both(g.both("x", g.scale(), u8(9)), g.scale(), u8(9)),
+    "quantised twice, with a sum": lambda g: _twice(g, "Add", np.float32(0)),
+    "quantised twice, with a product": lambda g: _twice(g, "Mul", np.float32(1)),
+    "quantised twice, with a cast": lambda g: _twice(g, "Cast", to=1),
+    "quantised twice, in another shape": lambda g: _twice(g, "Expand", np.array([1, 6])),
 }
 
 
@@ -161,9 +180,35 @@ def test_files_that_default_sessions_change_are_refused_by_name(name: str) -> No
     with pytest.raises(UnsupportedError, match="by default onnxruntime") as raised:
         deployed(network, "float32")
     assert str(raised.value).startswith("node 't")
+    with pytest.raises(BadInput, match=r"by default|not known"):
+        read_model(data, ARITHMETICS["float32"])
+    with pytest.raises(page_network.Refused):
+        page_network.read_network(data, "float32")
     points = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     first, second = ran(data, points, (1, 6))
     assert np.abs(first - second).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["float bias", "bias of another scale", "weights alone", "quantised twice"])
+def test_forged_certificates_of_refused_files_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate that is right but for the refusal."""
+    g = Graph(21, 0)
+    data = g.file(CHANGED[name](g), (1, 6))
+    monkeypatch.setattr(Requantised, "take", lambda self, node: None)
+    monkeypatch.setattr(running, "compare_at", lambda network, points: None)
+    prop = Property(Box(np.full(6, -0.1), np.full(6, 0.1)), ((row({0: -1.0}, Fraction(-4096)),),))
+    (outcome,) = claims(Crown(record=True), [Query(deployed(read_onnx(data), "float32"), prop)], 5.0)
+    assert outcome.proof is not None
+    others = "".join(f"(declare-const Y_{i} Real)\n" for i in range(1, 6))
+    text = (others + vnnlib_text(prop)).encode()
+    write_unsat(tmp_path / "kept", data, text, [(0, outcome.proof)], arithmetic="float32")
+    case, certificate = Case(data, text, []), (tmp_path / "kept").read_bytes()
+    with pytest.raises(BadInput, match="by default"):
+        checked(tmp_path, case, certificate)
+    monkeypatch.setattr(Uses, "require_kept", lambda self, node: None)
+    checked(tmp_path, case, certificate)
 
 
 def test_files_like_these_that_are_kept_are_taken() -> None:
@@ -174,4 +219,7 @@ def test_files_like_these_that_are_kept_are_taken() -> None:
         lambda g: g.both(g("Flatten", g.both("x", np.float32(0.1), u8(9))), np.float32(0.1), u8(9)),
     ):
         g = Graph(21, 0)
-        assert deployed(read_onnx(g.file(make(g), (1, 6))), "float32").arithmetic == "float32"
+        data = g.file(make(g), (1, 6))
+        assert deployed(read_onnx(data), "float32").arithmetic == "float32"
+        read_model(data, ARITHMETICS["float32"])
+        page_network.read_network(data, "float32")

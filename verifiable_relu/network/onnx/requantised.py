@@ -13,8 +13,7 @@ Files that have these are refused, whether or not a fusion takes place in the ve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,16 @@ from verifiable_relu.network.onnx.call import Value
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
-_MOVES = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that onnxruntime may take away between a DequantizeLinear and a QuantizeLinear."""
+_MOVES = frozenset({
+    "Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
+"""Operators that onnxruntime may take away between two others."""
+
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+"""The constants with which it takes away these."""
+
+_FOLDED = frozenset({"BatchNormalization", *_NEUTRAL})
+"""Operators that it may make a part of float weights and their bias, where the other operand is stored."""
 
 _SAME = 2.0**-23
 """The relative difference of a bias's scale from s_x·s_w, which may have been rounded to float32 by other means.
@@ -34,27 +41,8 @@ _SAME = 2.0**-23
 It is two of the roundings that are granted to the bias (``rounding.SPARE``)."""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The DequantizeLinear from which the numbers of a tensor come.
-
-    Attributes:
-        scale, zero: its own.
-        direct, moved: whether the tensor is its result, and whether it is that in another order or shape.
-    """
-
-    scale: np.ndarray
-    zero: np.ndarray
-    direct: bool = True
-    moved: bool = True
-
-    def is_like(self, other: _Step) -> bool:
-        same = np.array_equal(self.scale, other.scale) and np.array_equal(self.zero, other.zero)
-        return same and self.zero.dtype == other.zero.dtype
-
-
 class Requantised:
-    """What has been read of a file, node by node in order, so far as it tells what a default session changes.
+    """The nodes of a file that have been read, in order, so that a node can be traced back.
 
     Args:
         tensors: what each name of the file stands for.
@@ -62,12 +50,8 @@ class Requantised:
     """
 
     def __init__(self, tensors: Mapping[str, Any], exact: frozenset[str]) -> None:
-        self._tensors, self._exact = tensors, exact
-        self._steps: dict[str, _Step] = {}
-        # By the name of a product's result: s_x, and s_w where the weights are quantised.
-        self._products: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
-        # Of results that are other numbers once they are quantised: what is to be done.
-        self._loose: dict[str, str] = {}
+        self._tensors, self._exact = tensors, exact | _MOVES
+        self._made: dict[str, onnx.NodeProto] = {}
 
     def take(self, node: onnx.NodeProto) -> None:
         """Take note of a node.
@@ -75,73 +59,91 @@ class Requantised:
         Raises:
             UnsupportedError: if a default session computes another number in its place.
         """
-        name, kind = node.output[0], node.op_type
-        if kind == "DequantizeLinear":
-            self._steps[name] = self._step(node)
-        elif kind == "QuantizeLinear":
-            self._quantised(node)
-        elif kind in _PRODUCTS:
-            self._product(node)
-        elif kind == "Add":
-            for product, bias in (node.input, node.input[::-1]):
-                if product in self._products and not self._is_computed(bias):
-                    self._biased(name, bias, self._products[product])
-        elif kind in self._exact:
-            for known in (self._steps, self._loose):
-                if node.input[0] in known:
-                    known[name] = known[node.input[0]]  # type: ignore[index]
-            if name in self._steps:
-                step = self._steps[name]
-                self._steps[name] = _Step(step.scale, step.zero, False, step.moved and kind in _MOVES)
+        self._made |= dict.fromkeys(filter(None, node.output), node)
+        if node.op_type == "QuantizeLinear" and self._is_computed(node.input[0]):
+            self._require_kept(node)
+        elif (found := self._product(node)) is not None:
+            self._require_scales(*found)
 
     def _is_computed(self, name: str) -> bool:
         return isinstance(self._tensors.get(name), Value)
 
-    def _step(self, node: onnx.NodeProto) -> _Step:
+    def _source(self, name: str, through: Set[str]) -> onnx.NodeProto | None:
+        """The node from which a tensor comes through some operators, and through those that change nothing."""
+        node = self._made.get(name)
+        if node is None or (node.op_type not in through and node.op_type not in _NEUTRAL):
+            return node
+        if node.op_type not in _NEUTRAL:
+            return self._source(node.input[0], through)
+        for other, stored in (node.input, node.input[::-1]):
+            number = self._tensors.get(stored)
+            neutral = isinstance(number, np.ndarray) and (number == _NEUTRAL[node.op_type]).all()
+            if neutral or (node.op_type in through and not self._is_computed(stored)):
+                return self._source(other, through)
+        return node
+
+    def _dequantized(self, name: str, through: Set[str]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Scale and zero point of the DequantizeLinear from which a tensor comes, if it is one."""
+        node = self._source(name, through)
+        return self._step(node) if node is not None and node.op_type == "DequantizeLinear" else None
+
+    def _step(self, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray]:
         zero = self._tensors[node.input[2]] if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
         scale = self._tensors[node.input[1]]
         assert isinstance(scale, np.ndarray) and isinstance(zero, np.ndarray)
-        return _Step(scale, zero)
+        return scale, zero
 
-    def _quantised(self, node: onnx.NodeProto) -> None:
-        source = node.input[0]
-        if source in self._loose:
-            raise UnsupportedError(f"by default onnxruntime quantises more of '{source}': {self._loose[source]}")
-        step = self._steps.get(source)
-        if step is not None and step.moved and self._is_computed(source) and not step.is_like(self._step(node)):
-            raise UnsupportedError(
-                "by default onnxruntime makes it one with the DequantizeLinear before, of another scale or zero point: "
-                "quantise once"
-            )
+    def _product(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, str] | None:
+        """A product of numbers quantised with one scale, and the name of its bias, by the node that adds it."""
+        product, bias = node, "".join(node.input[2:3])
+        if node.op_type == "Add":
+            for summed, added in (node.input, node.input[::-1]):
+                found = self._source(summed, _MOVES)
+                if found is not None and found.op_type in _PRODUCTS and not self._is_computed(added):
+                    product, bias = found, added
+        return (product, bias) if product.op_type in _PRODUCTS and self._is_computed(product.input[0]) else None
 
-    def _product(self, node: onnx.NodeProto) -> None:
-        (x, weight, *bias), name, kind = node.input, node.output[0], node.op_type
-        step, of_weight = self._steps.get(x), self._steps.get(weight)
-        transposed = any(a.name == "transB" and a.i for a in node.attribute)
-        dense = kind in ("MatMul", "Gemm") and not transposed and self._is_computed(x)
-        if dense and of_weight and not (step and step.direct):
+    def _require_scales(self, product: onnx.NodeProto, bias: str) -> None:
+        """Require that a product with quantised weights is one of quantised numbers, and its bias one of s_x·s_w."""
+        x, weight = product.input[:2]
+        of_x, of_weight, of_bias = (self._dequantized(name, self._exact) for name in (x, weight, bias))
+        transposed = any(a.name == "transB" and a.i for a in product.attribute)
+        if of_weight is None:
+            return
+        if product.op_type in ("Gemm", "MatMul") and not transposed and self._made[x].op_type != "DequantizeLinear":
             raise UnsupportedError(
                 "by default onnxruntime quantises what its quantised weights are multiplied with: quantise that in the "
                 "file, or store the weights as float32"
             )
-        if step is None or step.scale.size != 1 or not self._is_computed(x):
+        if of_x is None or of_x[0].size != 1 or of_bias is None:
             return
-        self._products[name] = step.scale, None if of_weight is None else of_weight.scale
-        if of_weight is None and kind != "MatMul":
-            self._loose[name] = "quantise its weights in the file"
-        for given in filter(None, bias):
-            self._biased(name, given, self._products[name])
-
-    def _biased(self, name: str, bias: str, scales: tuple[np.ndarray, np.ndarray | None]) -> None:
-        """Take note of a product with a bias."""
-        step, (of_x, of_weight) = self._steps.get(bias), scales
-        if of_weight is None or step is None:
-            self._loose[name] = "quantise its weights and its bias in the file, the bias as int32 of the scale s_x·s_w"
-            return
-        expected = of_x.astype(np.float64).reshape(()) * of_weight.astype(np.float64)
-        fits = step.scale.size in (1, expected.size) and not step.zero.any()
-        if not fits or (np.abs(step.scale.ravel() - expected.ravel()) > _SAME * expected.ravel()).any():
+        expected = of_x[0].astype(np.float64).reshape(()) * of_weight[0].astype(np.float64).ravel()
+        fits = of_bias[0].size in (1, expected.size) and not of_bias[1].any()
+        if not fits or (np.abs(of_bias[0].ravel() - expected) > _SAME * expected).any():
             raise UnsupportedError(
                 f"by default onnxruntime takes the scale of its bias '{bias}' for s_x·s_w, the product of those of its "
                 "operands: give the bias that scale"
+            )
+
+    def _is_loose(self, product: onnx.NodeProto, bias: str) -> bool:
+        """Return True if a product of quantised numbers has stored weights or a bias that are not quantised."""
+        of_x, *others = (self._dequantized(name, self._exact) for name in (*product.input[:2], bias) if name)
+        return of_x is not None and of_x[0].size == 1 and None in others and not self._is_computed(product.input[1])
+
+    def _require_kept(self, node: onnx.NodeProto) -> None:
+        """Require that what is quantised is no product of float numbers, and not quantised already."""
+        for through in (self._exact, self._exact | _FOLDED):
+            source = self._source(node.input[0], through)
+            if source is not None and (found := self._product(source)) is not None and self._is_loose(*found):
+                raise UnsupportedError(
+                    f"by default onnxruntime quantises more of '{node.input[0]}': quantise its weights and its bias in "
+                    "the file, the bias as int32 of the scale s_x·s_w"
+                )
+        before, (scale, zero) = self._dequantized(node.input[0], _MOVES), self._step(node)
+        if before is not None and not (
+            np.array_equal(before[0], scale) and np.array_equal(before[1], zero) and before[1].dtype == zero.dtype
+        ):
+            raise UnsupportedError(
+                "by default onnxruntime makes it one with the DequantizeLinear before, of another scale or zero point: "
+                "quantise once"
             )

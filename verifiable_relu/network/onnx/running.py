@@ -210,16 +210,16 @@ class _Recorded(Reading):
             return
         floats = any(isinstance(f, Derived) or (isinstance(f, np.ndarray) and f.dtype.kind == "f") for f in found)
         place = f"node '{label}' ({node.op_type})"
+        try:
+            self._requantised.take(node)
+        except UnsupportedError as error:
+            raise UnsupportedError(error.message, place=place) from None
         if node.op_type == "Cast":
             to = {attribute.i for attribute in node.attribute if attribute.name == "to"}
             short = to != {onnx.TensorProto.FLOAT} or node.input[0] in self.whole
             if any(isinstance(f, Value) for f in found) and short:
                 raise UnsupportedError("rounding to another type is not modelled", place=place)
             return
-        try:
-            self._requantised.take(node)
-        except UnsupportedError as error:
-            raise UnsupportedError(error.message, place=place) from None
         computed = any(isinstance(f, Value) for f in found)
         stored = node.op_type == "DequantizeLinear" and not computed
         if given := self.constants.intersection(node.input):
