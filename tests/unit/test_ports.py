@@ -184,7 +184,7 @@ def asked(folder: Path, text: str, capsys: pytest.CaptureFixture[str], status: i
 
 
 def declared(inputs: list[tuple[str, str]], outputs: list[tuple[str, str]], hidden: str = "") -> str:
-    """A query about (name, tensor of the file) in an order: relu(a·A + b) at a point, where y_0 is 3.5, is asked for."""
+    """A query about (name, tensor of the file) in an order, at one point, where y_0 is 3.5."""
     kinds = {"a": "float32 [1,3]", "b": "float32 [1,2,2]", "y": "float32 [1,2]", "mean": "float32 [1,1,1]"}
     heads = [f"(declare-input {name} {kinds[of]})" for name, of in inputs]
     heads += [hidden, *(f"(declare-output {name} {kinds[of]})" for name, of in outputs)]

@@ -22,8 +22,8 @@ from verifiable_relu.check.arithmetic import BESIDE, OWN, TINY, UNIT, Number
 _LN2_HIGH, _LN2_LOW = 0.693147180601954460144043, -4.2009150964757e-11
 """ln 2 = high + low; high has 32 bits, so that its products with integers of 11 bits are exact."""
 
-_TERMS, _FAR = 150, 6.0
-"""Terms of the series of erf, and the |h| from which on erf h is ±1 up to 2.2e-17."""
+_TERMS, _NEAR, _MOST = 80, 2.0, 30.0
+"""Terms of erf's series and of erfc's fraction; the |h| up to which the first is used; from which on erfc is 0 here."""
 
 Valued = tuple[Number, Number]
 """Numbers, and how far they are off, at most."""
@@ -45,24 +45,31 @@ def exponential(x: Number) -> Valued:
     return value, 16 * UNIT * value + TINY
 
 
-def error_function(h: Number) -> tuple[Number, Number, Number]:
-    """erf h, e^(−h²), and how far each of them is off, at most.
+def normal(h: Number) -> tuple[Number, Number, Number, Number]:
+    """(1 + erf h)/2 and by how much it is off, at most; e^(−h²)/√π and by what part of itself; for |h| ≤ ``_MOST``.
 
-    erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign. The relative
-    error of the n-th term is below (4n + 4)·u; terms beyond n = 4·h² are nothing beside the others, and the rounding of
-    h² changes e^(−h²) by less than 2·h²·u of it. That of the sum is below 4·u beside the terms' own, as they decrease
-    on either side of the largest.
+    Where |h| ≤ 2, erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign.
+    The relative error of the n-th term is below (4n + 4)·u, and terms beyond n = 4·h² are nothing beside the others.
+    Elsewhere erfc |h| = e^(−h²)/√π/(|h| + (1/2)/(|h| + (2/2)/(|h| + (3/2)/(|h| + …)))) (ibid., 7.9), whose terms are
+    positive: rounding changes it by less than 16·u of itself, and what is left out is less than u of it.
+
+    h may be off by 5·u of itself, and h² by 11·u, which changes e^(−h²), and erfc |h|, by less than (5 + 11·h²)·u of
+    them.
     """
-    near = np.clip(h, -_FAR, _FAR)
-    square = near * near
-    bell, _ = exponential(-square)
-    term = near.copy()
-    total = term.copy()
+    size, square = np.abs(h), h * h
+    bell = 0.5641895835477563 * exponential(-square)[0]
+    lost = 48 * (1 + square) * UNIT
+    near, far = np.clip(h, -_NEAR, _NEAR), np.maximum(size, _NEAR)
+    term = total = near
+    below = far
     for n in range(1, _TERMS):
-        term = term * (2 * square) / (2 * n + 1)
+        term = term * (2 * near * near) / (2 * n + 1)
         total = total + term
-    value = np.where(np.abs(h) >= _FAR, np.sign(h), 1.1283791670955126 * bell * total)
-    return value, np.where(np.abs(h) >= _FAR, 0.0, bell), 32 * (1 + square) * UNIT
+        below = far + 0.5 * (_TERMS - n) / below
+    tail = 0.5 * bell / below
+    value = np.where(size <= _NEAR, 0.5 + bell * total, np.where(h > 0, 1 - tail, tail))
+    error = np.where(size <= _NEAR, lost, lost * tail + np.where(h > 0, 2 * UNIT, 0)) + TINY
+    return value, error, bell, lost
 
 
 @dataclass(frozen=True)
@@ -229,16 +236,20 @@ class Secants:
 def _sigmoid(z: Number) -> tuple[Valued, Valued]:
     e, _ = exponential(-np.abs(z))
     small = e / (1 + e)
-    value = np.where(z >= 0, 1 / (1 + e), small)
-    error = np.full_like(value, 16 * UNIT)
-    return (value, error), (small / (1 + e), error)
+    value, slope = np.where(z >= 0, 1 / (1 + e), small), small / (1 + e)
+    return (value, 32 * UNIT * value + TINY), (slope, 64 * UNIT * slope + TINY)
 
 
 def _tanh(z: Number) -> tuple[Valued, Valued]:
+    """Near 0 by Lambert's continued fraction, whose terms are positive and leave less than 10⁻³⁰ of it."""
     e, _ = exponential(-2 * np.abs(z))
-    value = np.sign(z) * (1 - e) / (1 + e)
-    error = np.full_like(value, 64 * UNIT)
-    return (value, error), (4 * e / ((1 + e) * (1 + e)), error)
+    near = np.clip(z, -0.5, 0.5)
+    below = np.full_like(near, 25.0)
+    for n in range(23, 0, -2):
+        below = n + near * near / below
+    value = np.where(np.abs(z) < 0.5, near / below, np.sign(z) * (1 - e) / (1 + e))
+    slope = 4 * e / ((1 + e) * (1 + e))
+    return (value, 64 * UNIT * np.abs(value) + TINY), (slope, 64 * UNIT * slope + TINY)
 
 
 def _relu(z: Number) -> tuple[Valued, Valued]:
@@ -250,16 +261,15 @@ def gelu(scale: float) -> Function:
     """z·(1 + erf(k·z))/2 with any k that differs from ``scale`` > 0 by 4 units of its size at most.
 
     Its slope is (1 + erf h)/2 + h·e^(−h²)/√π, h = k·z, and its second derivative is that of a positive number times
-    1 − h². What rounding makes of h changes the value by less than |z|·0.25 of it, and the slope by less than 0.6.
+    1 − h².
     """
 
     def values(z: Number) -> tuple[Valued, Valued]:
-        h = scale * z
-        whole, bell, error = error_function(h)
-        half = 0.5 + 0.5 * whole
-        slope = half + h * bell * 0.5641895835477563
-        # Where the bell is taken as zero, |h| times it is at most 1.4e-15.
-        return (z * half, (error + 8 * UNIT) * np.abs(z) + TINY), (slope, error + 32 * UNIT)
+        h = np.clip(scale * z, -_MOST, _MOST)
+        half, error, bell, part = normal(h)
+        rest = h * bell
+        off = error + part * np.abs(rest) + 4 * UNIT * (half + np.abs(rest))
+        return (z * half, (error + 2 * UNIT * half) * np.abs(z) + TINY), (half + rest, off)
 
     def guess(z: Number) -> Number:
         h = scale * z

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import Matrix, Number
+from verifiable_relu.check.arithmetic import Matrix, Number, above
 from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
 from verifiable_relu.check.errors import Refused
 
@@ -83,6 +83,12 @@ class Activation:
     @property
     def size(self) -> int:
         return len(self.slope)
+
+    def at(self, z: Number) -> tuple[Number, Number]:
+        """Numbers between which r is at z: r itself, but where a product is rounded."""
+        r = np.where(z >= 0, z, self.slope * z)
+        exact = (z >= 0) | np.isin(self.slope, (-1, 0, 1))
+        return np.where(exact, r, -above(-r)), np.where(exact, r, above(r))
 
 
 @dataclass(eq=False)
@@ -289,10 +295,10 @@ def side_by_side(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> G
         if not (_rectifies(f) and _rectifies(g)) or f.size != g.size or not isinstance(g, Activation | Smooth):
             raise Refused("activations beside each other are as many ReLUs or GELUs each")
         assert isinstance(f, Activation | Smooth)
-        if f.source == g.source:
-            raise Refused("activations of the same values are not beside each other")
         one = sparse.eye_array(g.size, format="csr")
-        apart = Affine([(g.source, one), (f.source, -one)], np.zeros(g.size))
+        # Both may be activations of the input: then z′ − z is 0.
+        terms = [(g.source, one), (f.source, -one)] if f.source != g.source else [(g.source, 0 * one)]
+        apart = Affine(terms, np.zeros(g.size))
         known = Beside(len(nodes), g.size, g.name, "Beside", same(RELU), partner[number], mine)
         nodes += [apart, known, Either(len(nodes) + 1, partner[number], mine, g.size)]
         place[number] = len(nodes) - 1

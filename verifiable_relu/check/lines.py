@@ -385,14 +385,11 @@ class Relaxation:
             elif isinstance(node, Either):
                 self._ends[number] = self.ends(node.second)
             elif isinstance(node, Activation) and known is not None:
-                below = np.where(known.lower >= 0, known.lower, node.slope * known.lower)
-                above = np.where(known.upper >= 0, known.upper, node.slope * known.upper)
-                low, high = np.minimum(below, above), np.maximum(below, above)
+                (low, below), (above_, high) = node.at(known.lower), node.at(known.upper)
+                low, high = np.minimum(low, above_), np.maximum(below, high)
                 # The kink lies between the ends.
                 kink = (known.lower < 0) & (known.upper > 0)
-                low, high = np.where(kink, np.minimum(low, 0), low), np.where(kink, np.maximum(high, 0), high)
-                slack = 4 * UNIT * (np.abs(low) + np.abs(high)) + TINY
-                self._ends[number] = low - slack, high + slack
+                self._ends[number] = np.where(kink, np.minimum(low, 0), low), np.where(kink, np.maximum(high, 0), high)
             elif isinstance(node, Maximum):
                 seen, made = self.ends(node.source), self.ends(node.made)
                 low, high = (np.where(node.rivals >= 0, end[node.rivals], -np.inf).max(0) for end in seen)

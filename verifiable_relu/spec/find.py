@@ -348,9 +348,7 @@ def _require_fit(spec: SpecFile, network: Network, declared: Declared) -> None:
     ):
         for tensor, name in zip(of, own, strict=False):
             if tensor.variable.name != name and tensor.variable.name in own:
-                said = (
-                    f"'{tensor.variable.name}' is declared in the place of the file's '{name}', and the file has both"
-                )
+                said = f"'{tensor.variable.name}' is declared in the place of the file's '{name}', another tensor"
                 raise InputError(f"{said}: name all {role} as the file does, or none", path=spec.path)
 
 
