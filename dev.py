@@ -40,7 +40,7 @@ CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 # The extras that commands need, by the names of programs, modules, scripts' folders and subcommands.
 NEEDED = {
     **dict.fromkeys(("benchmarks", "hatchling", "lint-imports", "mypy", "pytest", "ruff", "tests"), ("dev",)),
-    **dict.fromkeys(("harden", "spec", "study", "train"), ("data",)),
+    **dict.fromkeys(("harden", "spec", "train"), ("data",)),
     "completion": ("completion",),
     "mkdocs": ("docs",),
 }

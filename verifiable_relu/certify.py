@@ -188,7 +188,8 @@ def _lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
         error = Late(0 if ended.named == 1 else None) if late else MemoryError() if ended.memory else CallFailed(where)
         method, limits = chosen(options.method, options.device, options.memory, options.jobs or sharing())
         method, _ = _certifying(options, method)
-        result = lost(str(options.net or ""), str(options.spec), options.timeout or TIMEOUT, method, limits, error)
+        named = str(options.net or ""), str(options.spec), options.timeout or TIMEOUT
+        result = lost(*named, method, limits, error, options.arithmetic)
         with _store(options) as store:
             assert store is not None
             store.append(result)
@@ -278,7 +279,7 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
     yield f"  network   {printable(result.onnx)}: {size}"
     for sentence in result.mended:
-        yield f"  mended    {printable(sentence)}"
+        yield f"  file      {printable(sentence)}"
     match result.answer, result.margin:
         case _, None:
             pass

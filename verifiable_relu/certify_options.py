@@ -192,7 +192,7 @@ def loader(options: argparse.Namespace) -> Loader:
     if lam is None and arithmetic == "real":
         return Loader(dict(options.network))
     joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
-    return Loader(dict(options.network), partial(meant, arithmetic=arithmetic, joint=joint))
+    return Loader(dict(options.network), partial(meant, arithmetic=arithmetic, joint=joint), arithmetic)
 
 
 def require_files(options: argparse.Namespace) -> None:

@@ -93,16 +93,9 @@ COMMANDS = (
         "verifiable_relu.hardening.__main__:parser",
     ),
     Command(
-        "study",
-        "Train",
-        "train and verify many networks as a file says, and compare them",
-        "verifiable_relu.study.__main__:main",
-        "verifiable_relu.study.__main__:parser",
-    ),
-    Command(
         "completion",
         "Shell",
-        "print the completion of these commands for bash, zsh or tcsh",
+        "print the completion of these commands for bash, zsh, tcsh or fish",
         "verifiable_relu.completion:main",
         "verifiable_relu.completion:parser",
     ),

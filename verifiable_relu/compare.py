@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         boxes = _boxes(options)
-        change, refused = _compared(options, boxes)
+        change, refused, notes = _compared(options, boxes)
         lines = []
         for number, (prop, largest) in enumerate(zip(boxes, change.largest, strict=True)):
             line = f"{csv_cell(prop.name)},{largest:.6g}"
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines.append(line)
         write(lines, sys.stdout)
         if not options.quiet:
-            print(_summary(change), file=sys.stderr)
+            print("\n".join((_summary(change), *map(printable, notes))), file=sys.stderr)
         return DISPUTED if refused else 0
 
     return guarded("compare", work, options.debug)
@@ -130,8 +130,8 @@ def _boxes(options: argparse.Namespace) -> list[Property]:
     return linf_properties(images[options.images], zeros, options.eps, 2, names=names)
 
 
-def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> tuple[Change, bool]:
-    """What is known of the differences, and whether the checker has refused a certificate."""
+def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> tuple[Change, bool, list[str]]:
+    """What is known of the differences, whether the checker has refused a certificate, and notes about the files."""
     from verifiable_relu.api.changing import compared, unsafe
     from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.network import read_onnx
@@ -146,21 +146,22 @@ def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> tuple[C
         other = one.limit if options.second is None else meant(read_onnx(options.second), options.arithmetic)
         question = unsafe(one.output_size, options.delta, options.top1)
         change = compared(one, other, boxes, question, options.method, options.timeout)
+        notes = [f"{options.first}: {sentence}" for sentence in one.mended]
         if kept is None:
-            return change, False
+            return change, False, notes
         refused, files = False, (str(options.first), str(options.second))
         for prop, result in zip(boxes, change.results, strict=True):
             if result.answer == "unsat":
                 said = kept.keep_two(files, one, other, replace(prop, unsafe=question), options.timeout)
                 complain("compare", f"{prop.name}: {'checked' if said.accepted else f'no certificate: {said.detail}'}")
                 refused = refused or said.refused
-        return change, refused
+        return change, refused, notes
 
 
 def _summary(change: Change) -> str:
     how = "their differences are bounded neuron by neuron" if change.compared else "each is bounded by itself"
     counts = change.results.summary
-    asked = f"; {counts['certified']} unsat, {counts['attacked']} sat, {counts['undecided']} open"
+    asked = f"; {counts['certified']} unsat, {counts['refuted']} sat, {counts['undecided']} open"
     return printable(f"{len(change.lower)} boxes; {how}{asked if change.results else ''}")
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.machine import command, conditions
+from benchmarks.common.records import Record, Records, read_records
 from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.table import Page
-from verifiable_relu.study.machine import command, conditions
-from verifiable_relu.study.records import Record, Records, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 """The root of the clone."""

@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from verifiable_relu.report.table import Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 _COLUMNS = {
     "network": "network",

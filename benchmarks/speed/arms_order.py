@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
 from verifiable_relu.report.table import Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.result import Result
@@ -50,11 +50,11 @@ class Kept:
 
 def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
     """The answers to the questions of both arms, those of the arm ``first`` at the head of the list."""
+    from benchmarks.study import asking
+    from benchmarks.study.training import images_of
     from verifiable_relu.campaign.queue import Local, run_parallel
     from verifiable_relu.campaign.worker import Job
     from verifiable_relu.network import read_onnx
-    from verifiable_relu.study import asking
-    from verifiable_relu.study.training import images_of
     from verifiable_relu.verifiers.base import Limits
     from verifiable_relu.verifiers.registry import make
     from verifiable_relu.verifiers.solvers.process import processor_seconds
@@ -76,7 +76,7 @@ def asked(first: str, way: str, images: int, eps: str, folder: Path) -> Kept:
 
 def compared(found: Mapping[str, Mapping[str, Result]]) -> dict[str, Any]:
     """Seconds, sub-problems and verdicts of the two arms, and Wilcoxon's test of their seconds."""
-    from verifiable_relu.study.statistics import wilcoxon
+    from benchmarks.study.statistics import wilcoxon
 
     pairs = [(found["a"][image], found["b"][image]) for image in found["a"]]
     test = wilcoxon([one.seconds - other.seconds for one, other in pairs])

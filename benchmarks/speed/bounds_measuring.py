@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.common.clock import Late, limited, seconds
 from benchmarks.common.networks import network_file
 from benchmarks.common.progress import say
+from benchmarks.common.records import Record, Records
 from benchmarks.speed.bounds_cases import CASES, EQUAL, GELU_CASE, LAMBDAS, LEAST, METHODS, Case
 from benchmarks.speed.bounds_library import Settings, Theirs, fastest, library_version, smooth_operator
 from benchmarks.speed.bounds_ours import (
@@ -32,7 +33,6 @@ from benchmarks.speed.bounds_ours import (
 )
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.study.records import Record, Records
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -26,12 +26,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.machine import load_average
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study, data_folder
 from verifiable_relu.errors import InputError, missing
 from verifiable_relu.files import read_text
 from verifiable_relu.report.table import Page, Table
-from verifiable_relu.study.machine import load_average
-from verifiable_relu.study.records import Record, Records, notes, of
 
 FAMILIES = {"acasxu": 110, "mnist_fc": 90}
 """The number of instances of each family, the first ones of its ``instances.csv``."""

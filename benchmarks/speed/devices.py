@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.networks import network_file
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.table import Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Query

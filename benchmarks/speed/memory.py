@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.networks import network_file
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
 from verifiable_relu.report.table import Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 METHODS = ("crown", "alpha-crown", "split")
 LIMITS = {"64M": 64 << 20, "256M": 256 << 20, "1G": 1 << 30}

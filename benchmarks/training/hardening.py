@@ -16,16 +16,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.common.tables import estimate
 from verifiable_relu.report.table import Cell, Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 EPS = {"mlp": "0.02", "cnn": "0.05"}
 """The radius of the balls, by network."""
 
 ARMS = ("GELU", "swap", "swap, fine-tuning", "hardened")
-MEASURES = ("clean", "attacked", "crown", "alpha-crown")
+MEASURES = ("clean", "not refuted", "crown", "alpha-crown")
 
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
@@ -53,7 +53,7 @@ def table(found: Sequence[Record]) -> Table:
             few = [[record[arm][name] / record[arm]["images"] for name in MEASURES] for record in group]
             accuracy = estimate([record[arm]["accuracy"] for record in group])
             rows.append((*key, arm, len(group), accuracy, *map(estimate, zip(*few, strict=True))))
-    return Table(("net", "ε", "arm", "seeds", "accuracy", "clean", "attacked", "certified, CROWN", "α-CROWN"), rows)
+    return Table(("net", "ε", "arm", "seeds", "accuracy", "clean", "not refuted", "certified, CROWN", "α-CROWN"), rows)
 
 
 def differences(found: Sequence[Record]) -> Table:
@@ -95,7 +95,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     )
     made.add(
         f"MNIST, {about}. Means over the seeds ± half a 95 % interval (Student's t). *accuracy*: over all test images. "
-        "The rest are parts of the first exact test images: *attacked*, not refuted by the attack; *certified*, proven "
+        "The rest are parts of the first exact test images: *not refuted*, by the attack; *certified*, proven "
         "by CROWN, and by α-CROWN. *swap*: ReLU in place of GELU, nothing else. *swap, fine-tuning*: the control.",
         table(found),
         "Hardened minus control, seed by seed (α-CROWN); then, over all seeds, the largest change of an output by the "

@@ -13,12 +13,12 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from benchmarks.common.questions import Balls, climb, first_exact
+from benchmarks.common.records import Record
 from verifiable_relu import harden
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.hardening.loop import default_optimizer
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import cnn, substitute_relu
-from verifiable_relu.study.records import Record
 from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.loop import accuracy, fit
 from verifiable_relu.verifiers.registry import make
@@ -58,8 +58,8 @@ def measured(title: Mapping[str, Any], bar: Progress) -> Record:
     """The figures of each arm for a network and seed.
 
     Each arm has ``accuracy``, over all test images; the number ``images`` of the first exact test images; and how many
-    of these are ``clean``, ``attacked`` (not refuted), and certified by ``crown`` and ``alpha-crown``. ``hardened`` has
-    the ``change`` by its swap, too.
+    of these are ``clean``, ``not refuted`` by the attack, and certified by ``crown`` and ``alpha-crown``. ``hardened``
+    has the ``change`` by its swap, too.
     """
     training, test = load("mnist", "train"), load("mnist", "test")
     count = title["train"]
@@ -86,7 +86,7 @@ def figures(
         "accuracy": accuracy(model, *held_out),
         "images": len(chosen),
         "clean": len(balls),
-        "attacked": ladder.standing,
+        "not refuted": ladder.standing,
         "crown": ladder.crown,
         "alpha-crown": ladder.alpha,
     }

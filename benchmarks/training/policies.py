@@ -17,11 +17,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.common.tables import estimate
 from benchmarks.training.policies_games import GAMES
 from verifiable_relu.report.table import Cell, Interval, Page, Table, spoken
-from verifiable_relu.study.records import Record, Records, notes, of
 
 TRAINED = ("lambda-gelu", "gelu", "gelu-swap-finetune", "relu")
 """The trainings; that of GELU gives two arms, with and without the swap."""
@@ -150,8 +150,8 @@ A return's margin is the game's; without a margin, the first is claimed to have 
 
 def claims(records: Sequence[Record]) -> Table:
     """A row for each claim and game, tested over the seeds, and corrected over all."""
-    from verifiable_relu.study.claims import LEVEL
-    from verifiable_relu.study.statistics import by_seed, equivalence, holm
+    from benchmarks.study.claims import LEVEL
+    from benchmarks.study.statistics import by_seed, equivalence, holm
 
     found, rows, values = groups(records), [], []
     for game in GAMES:
@@ -203,7 +203,7 @@ RULES = {
 
 def screening(records: Sequence[Record]) -> Table:
     """A row for each rule, a column for each set of runs."""
-    from verifiable_relu.study.screening import screened
+    from benchmarks.study.screening import screened
 
     runs: dict[str, list[Record]] = {}
     for record in of(records, "screened"):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.common.records import Record
 from benchmarks.common.study import NETWORKS
 from benchmarks.training.policies_games import GAMES, Game
 from benchmarks.training.policies_loop import reached
@@ -23,7 +24,6 @@ from verifiable_relu.bounds import Bounds, substitution_change
 from verifiable_relu.network import from_torch, read_onnx, write_onnx
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.spec import Instance, Property, box_property, write_instances, write_vnnlib
-from verifiable_relu.study.records import Record
 from verifiable_relu.train.loop import Diverged
 
 EPISODES = 50

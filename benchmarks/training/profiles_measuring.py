@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.records import Record
 from benchmarks.training.transformers_measuring import HEADS, trained
 from benchmarks.training.transformers_models import vit
 from verifiable_relu.data import load
 from verifiable_relu.nn import HardnessGate, LambdaGELU
-from verifiable_relu.study.records import Record
 from verifiable_relu.train.monitor import Monitor, settled
 from verifiable_relu.train.options import Options
 

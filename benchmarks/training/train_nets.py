@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.common.machine import command
 from benchmarks.common.study import ROOT, guarded
 from verifiable_relu.arguments import Parser
-from verifiable_relu.study.machine import command
 
 if TYPE_CHECKING:
     from torch import nn

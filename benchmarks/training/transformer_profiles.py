@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.common.tables import estimate
 from verifiable_relu.report.table import Cell, Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 DATA = ("mnist", "language")
 _SETTING = ("patch", "width", "hidden", "train", "epochs")
@@ -60,7 +60,7 @@ def grouped(found: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
 
 def profiles(found: Sequence[Record]) -> Table:
     """A row per data set and number of layers: the seeds' agreement on the layers' λ."""
-    from verifiable_relu.study.statistics import agreement
+    from benchmarks.study.statistics import agreement
 
     rows: list[tuple[Cell, ...]] = []
     for (data, layers), group in grouped(found).items():

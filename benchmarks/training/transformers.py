@@ -17,10 +17,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.common.tables import correlation, estimate
 from verifiable_relu.report.table import Cell, Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 EPS = ("0.001", "0.002", "0.005")
 """The radii of the balls."""
@@ -65,11 +65,11 @@ def table(found: Sequence[Record]) -> Table:
             counts = [record["certified"][eps] for record in group]
             shares = [
                 estimate([count[name] / record["images"] for count, record in zip(counts, group, strict=True)])
-                for name in ("clean", "attacked", "crown", "alpha-crown")
+                for name in ("clean", "not refuted", "crown", "alpha-crown")
             ]
             rows.append((layers, len(group), *accuracies, flipped, eps, *shares))
     columns = ("layers", "seeds", "accuracy, learned λ", "hardened", "with ReLU", "flipped", "ε")
-    return Table((*columns, "clean", "attacked", "certified, CROWN", "α-CROWN"), rows)
+    return Table((*columns, "clean", "not refuted", "certified, CROWN", "α-CROWN"), rows)
 
 
 def profiles(found: Sequence[Record]) -> Table:
@@ -121,7 +121,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     made.add(
         f"{about}. Means over the seeds ± half a 95 % interval (Student's t). Accuracies are over all test images; "
         "*flipped* are those, over all seeds, whose class the swap after hardening changes. The rest are parts of the "
-        "first exact test images, asked about the network with ReLU: *attacked*, not refuted by the attack; "
+        "first exact test images, asked about the network with ReLU: *not refuted*, by the attack; "
         "*certified*, proven by CROWN, and by α-CROWN.",
         table(found),
         "The λ that each layer has learned before hardening, and Spearman's ρ between the layers' orders in two seeds, "

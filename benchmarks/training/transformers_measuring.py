@@ -14,6 +14,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from benchmarks.common.questions import Balls, climb, first_exact
+from benchmarks.common.records import Record
 from benchmarks.training.transformers_models import vit
 from verifiable_relu import harden
 from verifiable_relu.bounds import Bounds
@@ -22,7 +23,6 @@ from verifiable_relu.data import load
 from verifiable_relu.hardening.loop import Hardened
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import HardnessGate, LambdaGELU
-from verifiable_relu.study.records import Record
 from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.loop import fit
 from verifiable_relu.train.options import Options
@@ -81,7 +81,7 @@ def measured(title: Mapping[str, Any], radii: Sequence[str], bar: Progress) -> R
         ``lam``, the learned λ of each layer; ``change``, what hardening and swap change over all test images;
         ``blocks``, a record for each feed-forward block and box of its inputs (``block_changes``); ``proven``, the
         largest change of an output over balls of the smallest radius around test images, None if nothing is known;
-        and ``certified``, for each radius the numbers of images that are ``clean``, ``attacked`` (not refuted), and
+        and ``certified``, for each radius the numbers of images that are ``clean``, ``not refuted`` by the attack, and
         certified by ``crown`` and by ``alpha-crown``.
     """
     training, test = load(title["data"], "train"), load(title["data"], "test")
@@ -102,7 +102,7 @@ def measured(title: Mapping[str, Any], radii: Sequence[str], bar: Progress) -> R
         ladder = climb(balls, make, bar)
         certified[eps] = {
             "clean": len(balls),
-            "attacked": ladder.standing,
+            "not refuted": ladder.standing,
             "crown": ladder.crown,
             "alpha-crown": ladder.alpha,
         }

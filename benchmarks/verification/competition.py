@@ -22,10 +22,10 @@ import os
 import sys
 from pathlib import Path
 
+from benchmarks.common.records import Records
 from benchmarks.common.study import Study, data_folder
 from benchmarks.verification import competition_asking, competition_instances, competition_tables
 from verifiable_relu.errors import InputError
-from verifiable_relu.study.records import Records
 
 MODES = {
     "campaign": competition_asking.campaign,

@@ -19,11 +19,11 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import verifiable_relu
+from benchmarks.common.machine import commit, load_average
+from benchmarks.common.records import Records
 from benchmarks.verification.competition_instances import Instance
 from verifiable_relu.certify_options import cores
 from verifiable_relu.errors import InputError
-from verifiable_relu.study.machine import commit, load_average
-from verifiable_relu.study.records import Records
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign import Result

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.records import Record, Records, of
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
-from verifiable_relu.study.records import Record, Records, of
 
 STANDING = (
     "test",

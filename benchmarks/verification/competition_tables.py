@@ -8,9 +8,9 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.records import Record, notes, of
 from benchmarks.verification.competition_instances import COMPETITORS
 from verifiable_relu.report.table import Cell, Page, Table
-from verifiable_relu.study.records import Record, notes, of
 
 SOLVED = ("sat", "unsat")
 PROOFS = ("rounded", "exact", "checked")

@@ -1,6 +1,6 @@
 """Does hardening give networks that are easier to verify? The table and the figure of the study ``e1``.
 
-    verifiable-relu study e1 --out benchmarks/studies/e1
+    python -m benchmarks.study e1 --out benchmarks/studies/e1
     python -m benchmarks.verification.easier
 
 The study asks the questions. This script sets the hardened network beside each other arm, in certified accuracy and in
@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.records import Record, Records, notes, of, read_records
 from benchmarks.common.study import ROOT, Study
 from verifiable_relu.report.table import Interval, Page, Table, spoken
-from verifiable_relu.study.records import Record, Records, notes, of, read_records
 
 if TYPE_CHECKING:
-    from verifiable_relu.study import joined
+    from benchmarks.study import joined
 
 ASKED = ROOT / "benchmarks" / "studies" / "e1"
 """The folder of the study."""
@@ -54,10 +54,10 @@ def describe(options: argparse.Namespace, records: Records) -> None:
     """Record, for each network and radius of the study, the margin and the unstable neurons of each image."""
     import torch
 
+    from benchmarks.study import joined
+    from benchmarks.study.training import images_of
     from verifiable_relu.bounds import preactivation_bounds, unstable
     from verifiable_relu.network import read_onnx
-    from verifiable_relu.study import joined
-    from verifiable_relu.study.training import images_of
     from verifiable_relu.train.losses import ball
 
     known = {(record["cell"], record["eps"]) for record in of(records.all, "features")}
@@ -83,11 +83,11 @@ def describe(options: argparse.Namespace, records: Records) -> None:
 
 def ask_again(options: argparse.Namespace, records: Records) -> None:
     """Ask a second complete method about a sample of the questions that were decided, and record both verdicts."""
+    from benchmarks.study import joined
+    from benchmarks.study.asking import ball
+    from benchmarks.study.training import images_of
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query
-    from verifiable_relu.study import joined
-    from verifiable_relu.study.asking import ball
-    from verifiable_relu.study.training import images_of
     from verifiable_relu.verifiers.base import Limits
     from verifiable_relu.verifiers.docket import answers
     from verifiable_relu.verifiers.registry import make
@@ -119,7 +119,7 @@ def ask_again(options: argparse.Namespace, records: Records) -> None:
 
 def questions(study: joined.Study, network: str, eps: str, features: Mapping[tuple[str, str], Record]) -> Rows:
     """The questions about images that all arms of a seed classify rightly, with their features."""
-    from verifiable_relu.study.tables import common
+    from benchmarks.study.tables import common
 
     found: Rows = []
     for setting, cells in study.settings.items():
@@ -145,7 +145,7 @@ def explained(rows: Rows, arms: Sequence[str]) -> dict[str, Any]:
     """
     import numpy as np
 
-    from verifiable_relu.study.statistics import interval
+    from benchmarks.study.statistics import interval
 
     x = np.array([[arm == other for other in arms if other != ARM] + list(terms) for *_, arm, _, terms in rows], float)
     y, seeds = np.array([row[3] for row in rows]), np.array([row[0] for row in rows])
@@ -182,7 +182,7 @@ def compared(study: joined.Study, network: str, eps: str, other: str) -> dict[st
     The time is the mean over the images that both classify rightly, an undecided question counted twice its limit; the
     ratio's mean and interval are those of its logarithm.
     """
-    from verifiable_relu.study.statistics import interval
+    from benchmarks.study.statistics import interval
 
     first, second = (
         {cell.seed: cell for cell in cells if cell.complete(eps, METHOD)}
@@ -208,8 +208,8 @@ def compared(study: joined.Study, network: str, eps: str, other: str) -> dict[st
 
 def page(records: Sequence[Record], folder: Path) -> Page:
     """The page: the table of arms, what explains the sub-problems, and the figure."""
-    from verifiable_relu.study import joined
-    from verifiable_relu.study.statistics import interval
+    from benchmarks.study import joined
+    from benchmarks.study.statistics import interval
 
     study = joined.joined(read_records(ASKED))
     features = {(record["cell"], record["eps"]): record for record in of(records, "features")}

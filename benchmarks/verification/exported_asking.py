@@ -16,13 +16,13 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.records import Record
 from benchmarks.verification.module_kinds import Shape, module
 from verifiable_relu import verify_properties
 from verifiable_relu.bounds import Relaxation, input_box, interval_bounds, preactivation_bounds
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
 from verifiable_relu.spec.property import Box, Property, Row
-from verifiable_relu.study.records import Record
 from verifiable_relu.trust.enclose import enclose
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 

@@ -13,13 +13,13 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.records import Record
 from benchmarks.verification.hub_kinds import CHANNELS, CLASSES, KINDS, LENGTH, SIZE, WORDS, Kind
 from verifiable_relu import harden, verify, verify_change
 from verifiable_relu.api import Around
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, from_torch, write_onnx
 from verifiable_relu.nn import Embedded
-from verifiable_relu.study.records import Record
 from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 SAMPLES, STEPS, RATE = 256, 300, 1e-3

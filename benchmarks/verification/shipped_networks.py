@@ -1,11 +1,11 @@
-"""What do the networks of specs/ prove? Clean, attacked and certified accuracy over test images, and what each took.
+"""What do the networks of specs/ prove? Clean, unrefuted and certified accuracy over test images, and what each took.
 
     python -m benchmarks.verification.shipped_networks
     python -m benchmarks.verification.shipped_networks --network mnist_mlp --images 100 --budget 5
 
-An image counts as *attacked* if it is classified rightly and the project's own attack finds no counterexample, and as
-*certified* by a method if that proves that there is none. Images known to differ from the official ones are left out.
-Each method's answers for a network and radius are a record, and are not asked for again. Needs the data sets (see
+An image counts as *not refuted* if it is classified rightly and the project's own attack finds no counterexample, and
+as *certified* by a method if that proves that there is none. Images known to differ from the official ones are left
+out. Each method's answers for a network and radius are a record, and are not asked for again. Needs the data sets (see
 README.md).
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
 from verifiable_relu.report.table import Cell, Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 PLAN = {
     "mnist_mlp": ("mnist", ("0.01", "0.02", "0.03")),
@@ -106,7 +106,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 def table(answers: Sequence[Record]) -> Table:
     """A row per network and radius. Accuracies are parts of all images."""
-    shares = ("clean", "attacked", *(f"certified, {method}" for method in METHODS[1:]), "undecided")
+    shares = ("clean", "not refuted", *(f"certified, {method}" for method in METHODS[1:]), "undecided")
     unstable, seconds = ("unstable, ibp", "unstable, crown"), tuple(f"{method} s" for method in METHODS)
     rows: list[tuple[Cell, ...]] = []
     for (name, eps), by in by_method(answers).items():
@@ -151,7 +151,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     made.add(
         f"The first exact test images, {budgets} s per image and method, the attack's seed 0, threads: {threads}.",
         table(answers),
-        "*clean*: classified rightly. *attacked*: of these, not refuted by `attack`, each refutation confirmed. "
+        "*clean*: classified rightly. *not refuted*: of these, not refuted by `attack`, each refutation confirmed. "
         "*certified*: proven by the method. *undecided*: neither proven nor refuted by `auto`. *unstable*: mean number "
         "of ReLUs per image whose input can have either sign. Every method starts from nothing; seconds are for all "
         "images together.",

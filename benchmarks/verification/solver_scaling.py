@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from verifiable_relu.report.table import Cell, Page, Table
-from verifiable_relu.study.records import Record, Records, notes, of
 
 if TYPE_CHECKING:
     from verifiable_relu.data import Dataset

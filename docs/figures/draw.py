@@ -106,8 +106,8 @@ def overview() -> str:
 
 
 LAYERS = (
-    (("certify, solver, spec, train, study, …", "the commands; completion"),),
-    (("study", "suites, cells, records, claims"), ("hardening", "of a network of one's own")),
+    (("certify, solver, spec, train, …", "the commands; completion"),),
+    (("hardening", "of a network of one's own"),),
     (("report", "pages, tables, figures"), ("api", "verify(model, images, …)")),
     (("campaign", "many questions: queue, records, certificates"),),
     (("verifiers", "auto, attack, split, bab, milp, smt, …"),),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from verifiable_relu.study.claims import outcomes
-from verifiable_relu.study.joined import joined
-from verifiable_relu.study.records import of, read_records
-from verifiable_relu.study.state import State
-from verifiable_relu.study.suite import find, read
-from verifiable_relu.study.tables import tables
+from benchmarks.common.records import of, read_records
+from benchmarks.study.claims import outcomes
+from benchmarks.study.joined import joined
+from benchmarks.study.state import State
+from benchmarks.study.suite import find, read
+from benchmarks.study.tables import tables
 from verifiable_relu.train.options import Options
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

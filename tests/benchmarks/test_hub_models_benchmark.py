@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.records import Records, of, read_records
 from benchmarks.verification import hub_models
 from benchmarks.verification.hub_kinds import CHANNELS, CLASSES, KINDS, SIZE, Kind
 from verifiable_relu.errors import InputError
-from verifiable_relu.study.records import Records, of, read_records
 
 
 def small(nn: Any) -> Any:

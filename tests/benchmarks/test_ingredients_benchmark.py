@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.records import Record, Records, of
 from benchmarks.verification import bab_ingredients
 from verifiable_relu.errors import InputError
-from verifiable_relu.study.records import Record, Records, of
 from verifiable_relu.verifiers.bab import Bab
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.common.records import Records, of, read_records
+from benchmarks.study.screening import Screened, band
+from benchmarks.study.screening import screened as held_out
 from benchmarks.training import policies, policies_loop, policies_measuring, policies_playing
 from benchmarks.training.policies_games import GAMES
 from benchmarks.training.policies_measuring import _kept, looped, regions, screened, swapped
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.network import from_torch
 from verifiable_relu.spec import read_vnnlib, vnnlib_text
-from verifiable_relu.study.records import Records, of, read_records
-from verifiable_relu.study.screening import Screened, band
-from verifiable_relu.study.screening import screened as held_out
 
 
 def stepped(states: np.ndarray, forces: np.ndarray) -> np.ndarray:

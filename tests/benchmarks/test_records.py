@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.records import NOTE, Records, notes, of, read_records
 from verifiable_relu.errors import InputError
-from verifiable_relu.study.records import NOTE, Records, notes, of, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,7 +75,7 @@ def test_conditions_are_noted_before_the_first_record_of_a_run_and_never_without
 def test_two_processes_do_not_measure_into_one_folder(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from verifiable_relu.study.records import Records\n"
+        "from benchmarks.common.records import Records\n"
         "with Records(Path(sys.argv[1])) as records:\n"
         "    records.append('run', {'name': 'theirs'})\n"
         "    print('open', flush=True)\n"

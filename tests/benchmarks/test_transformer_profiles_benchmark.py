@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.records import Records, of, read_records
 from benchmarks.training import transformer_profiles
 from benchmarks.training.profiles_measuring import LENGTH, SYMBOLS, TESTED, language
-from verifiable_relu.study.records import Records, of, read_records
 
 
 def test_small_transformers_are_trained_once_and_tabulated(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.records import Records, of, read_records
 from benchmarks.training import transformers
-from verifiable_relu.study.records import Records, of, read_records
 
 
 def test_a_small_transformer_is_measured_once_and_what_is_proven_holds_for_samples(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_small_transformer_is_measured_once_and_what_is_proven_holds_for_sampl
         assert 0 < block["sampled"] <= block["proven"] * (1 + 1e-6) < float("inf")
     assert found["blocks"][0]["proven"] <= found["blocks"][1]["proven"], "a wider box allows no smaller change"
     for counts in found["certified"].values():
-        assert counts["crown"] <= counts["alpha-crown"] <= counts["attacked"] <= counts["clean"] <= 3
+        assert counts["crown"] <= counts["alpha-crown"] <= counts["not refuted"] <= counts["clean"] <= 3
     page = str(transformers.page(read_records(tmp_path), tmp_path).write(tmp_path))
     assert f"{found['blocks'][1]['proven']:.4f}" in page and f"{found['lam'][0]:.2f}" in page
     assert len(transformers.table([found]).rows) == len(transformers.EPS)

@@ -165,7 +165,7 @@ def test_the_checker_reads_files_as_tools_write_them_and_the_summary_says_how(
     assert main([*command, "--certificates", str(tmp_path / "c"), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert said.out == "unsat\n" and "checked" in said.err
-    assert [line for line in said.err.splitlines() if line.startswith("  mended    ") and sentence in line]
+    assert [line for line in said.err.splitlines() if line.startswith("  file      ") and sentence in line]
     assert read_results(tmp_path / "out")[0].mended == network.mended
     (file,) = (tmp_path / "c").glob("*.jsonl.gz")
     certificate = gzip.decompress(file.read_bytes())

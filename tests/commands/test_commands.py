@@ -83,7 +83,7 @@ def test_the_help_of_the_commands_loads_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("word", ["certify --spec", "study", "report", "check --net n --spec s"])
+@pytest.mark.parametrize("word", ["certify --spec", "report", "check --net n --spec s"])
 def test_a_name_that_is_too_long_is_one_line(word: str) -> None:
     done = run(["-m", "verifiable_relu", *word.split(), "n" * 300])
     assert done.returncode == 2 and done.stdout == ""
@@ -91,7 +91,7 @@ def test_a_name_that_is_too_long_is_one_line(word: str) -> None:
 
 
 def test_a_reader_that_ends_early_is_no_error() -> None:
-    with Process(["-m", "verifiable_relu", "study", "smoke", "--plan"]) as process:
+    with Process(["-m", "verifiable_relu.train", "--help"]) as process:
         process.stdout.close()
         assert process.wait(60) == 0 and process.stderr.read() == ""
 

@@ -77,13 +77,30 @@ def test_every_method_and_data_set_is_named(page: str, name: str) -> None:
     assert f"`{name}`" in (DOCS / f"{page}.md").read_text(encoding="utf-8")
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def site(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site of a folder; mkdocs counts no warning with ``--quiet``."""
     pytest.importorskip("mkdocs", reason="needs mkdocs")
     pytest.importorskip("mkdocstrings", reason="needs mkdocstrings")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300,
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", out],
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
+
+
+def test_a_docstring_of_a_parameter_that_is_none_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\n::: told\n")
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(settings.replace("extra_css: [site.css]\n", ""), encoding="utf-8")
+    for named, status in (("x", 0), ("x, y", 1)):
+        text = f'def told(x: int) -> None:\n    """Tell.\n\n    Args:\n        {named}: it.\n    """\n'
+        (tmp_path / "told.py").write_text(text)
+        built = site(tmp_path, tmp_path / "site")
+        assert built.returncode == status, built.stdout + built.stderr
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    built = site(ROOT, tmp_path / "site")
     assert built.returncode == 0, built.stdout + built.stderr
     reference = (tmp_path / "site" / "reference.html").read_text(encoding="utf-8")
     assert "Decide for each image whether the model" in reference

@@ -23,9 +23,8 @@ QUICK = {"ibp": 1.0, "crown": 1.0, "milp": 1.0, "smt-exact": 1.0, "alpha-crown":
 """Methods asked about every fault, with seconds for each case; those first that take least."""
 
 
-_SMALL = Tuning(waiting_coefficients=0, interval_products=1, interval_widening=1e30)
-"""What is worth it in large networks or wide boxes alone, in others, too: sides that wait, terms that are counted,
-intervals in float32."""
+_SMALL = Tuning(interval_products=1, interval_widening=1e30)
+"""Use intervals in float32 in small networks and narrow boxes, too."""
 
 
 def _corners(report: Report) -> None:

@@ -98,16 +98,6 @@ def _other_window_empty(right: Right, window: Window, other: Window) -> Window:
     return right(window, replace(other, values=torch.zeros_like(other.values)))
 
 
-def _decided(right: Right, later: Tensor, both: Tensor) -> Tensor:
-    both.masked_fill_(later, 0)
-    return torch.zeros_like(later)
-
-
-def _exchanged(right: Right, later: Tensor, both: Tensor) -> Tensor:
-    both.copy_(both.where(~later, both.flip(0)))
-    return torch.zeros_like(later)
-
-
 def _error_of_rows_left_out(right: Right, *args: object) -> tuple[Tensor, Tensor]:
     error, lost = right(*args)
     return 0 * error, lost
@@ -301,16 +291,6 @@ IN_BOUNDS: tuple[Fault, ...] = (
         "rows of one of two nodes alone where both use a third, within windows",
         "corners",
         instead("bounds.windowed:Window.plus", _other_window_empty),
-    ),
-    Fault(
-        "a side that waits taken for one that decides",
-        "corners",
-        instead("bounds.crown:undecided", _decided),
-    ),
-    Fault(
-        "the sides of a neuron that waits exchanged",
-        "corners",
-        instead("bounds.crown:undecided", _exchanged),
     ),
     Fault(
         "rounding of radii in float32 left out",

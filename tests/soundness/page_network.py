@@ -259,6 +259,7 @@ def read_network(
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     (given,) = [info for info in graph.input if info.name not in stored]
     shape = [dim.dim_value or 1 for dim in given.type.tensor_type.shape.dim]
+    need(not joint or arithmetic is None or not ARITHMETICS[arithmetic].result, "a family with rounded weights")
     network = first or Network(math.prod(shape), joint=joint or [])
     need(network.inputs == math.prod(shape), "another number of inputs")
     x = np.empty(network.inputs, object)

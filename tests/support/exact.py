@@ -133,6 +133,7 @@ FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
     "Sqrt": lambda x, _: mpmath.sqrt(x),
     "Reciprocal": lambda x, _: 1 / x,
     "InverseRoot": lambda x, _: 1 / mpmath.sqrt(x),
+    **dict.fromkeys(("Power", "Root"), lambda x, p: x**p),
     "Sin": lambda x, _: mpmath.sin(x),
     "Cos": lambda x, _: mpmath.cos(x),
 }

@@ -75,7 +75,6 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }
 
 EAGER = Tuning(
-    waiting_coefficients=0,
     active_share=1.0,
     window_share=1.0,
     window_start=1.0,
@@ -85,9 +84,6 @@ EAGER = Tuning(
     interval_widening=1e-4,
     sparse_share=0.1,
     sparse_weights=1,
-    block_samples=1,
-    block_terms=1,
-    block_bytes=0,
 )
 """Whatever can be faster anywhere is used."""
 
@@ -96,9 +92,7 @@ OFF: dict[str, Callable[[Tuning], Tuning]] = {
     "windows": lambda tuning: replace(tuning, windows=False),
     "rows that become windows": lambda tuning: replace(tuning, window_start=0),
     "restriction to possibly active neurons": lambda tuning: replace(tuning, restrict=False),
-    "sides that wait": lambda tuning: replace(tuning, waiting_coefficients=1 << 60),
     "compressed rows": lambda tuning: replace(tuning, sparse_weights=1 << 60),
-    "convolutions by blocks": lambda tuning: replace(tuning, block_samples=1 << 60),
     "windows' adjoints as matrices": lambda tuning: replace(tuning, window_matrix_entries=0),
     "all of them": lambda tuning: PLAIN,
 }
@@ -117,9 +111,7 @@ CONCERNED = {
     "windows": ("images", "smooth images", "pooled images", "turned images"),
     "rows that become windows": ("images", "pooled images", "turned images"),
     "restriction to possibly active neurons": ("mlp", "images", "sparse"),
-    "sides that wait": ("mlp", "images"),
     "compressed rows": ("sparse",),
-    "convolutions by blocks": ("images",),
     "windows' adjoints as matrices": ("images",),
     "all of them": tuple(NETWORKS),
 }
@@ -144,11 +136,9 @@ def test_bounds_are_those_without_the_acceleration(concerned: tuple[str, str], t
         torch.testing.assert_close(one.lower, other.lower, **near)
         torch.testing.assert_close(one.upper, other.upper, **near)
     torch.testing.assert_close(fast[2], plain[2], **near)
-    # Of a side that waits for the other the interval may be left.
     for index, bounds in fast[1].items():
-        if off not in ("sides that wait", "all of them"):
-            torch.testing.assert_close(bounds.lower, plain[1][index].lower, **near)
-            torch.testing.assert_close(bounds.upper, plain[1][index].upper, **near)
+        torch.testing.assert_close(bounds.lower, plain[1][index].lower, **near)
+        torch.testing.assert_close(bounds.upper, plain[1][index].upper, **near)
 
 
 @pytest.mark.combined

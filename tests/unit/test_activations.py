@@ -56,12 +56,15 @@ def function(name: str, parameter: float = 1.0) -> Smooth:
 FUNCTIONS: dict[str, Smooth] = {
     **{name: function(name) for name in nodes_module.FUNCTIONS},
     "ELU, convex": function("ELU", 0.5),
+    "Power": function("Power", 1.5),
+    "Root": function("Root", 0.7),
     "ELU, with a kink": function("ELU", 1.6732632423543772),
 }
 DOMAINS = {
     "Asin": (-1.0, 1.0), "Acos": (-1.0, 1.0), "Acosh": (1.0, 1e6), "Atanh": (-0.999999, 0.999999),
     "Exp": (-60.0, 60.0), "Log": (1e-8, 1e6), "Sqrt": (1e-8, 1e6),
-    "Reciprocal": (1e-8, 1e6), "InverseRoot": (1e-8, 1e6), "Sin": (-1e3, 1e3), "Cos": (-1e3, 1e3),
+    "Reciprocal": (1e-8, 1e6), "InverseRoot": (1e-8, 1e6), "Power": (1e-8, 1e6), "Root": (1e-8, 1e6),
+    "Sin": (-1e3, 1e3), "Cos": (-1e3, 1e3),
 }  # fmt: skip
 """Where functions are defined that are not everywhere, are no larger than numbers are, and turn at numbers nearby."""
 SMOOTH: dict[str, Activation] = {
@@ -132,6 +135,7 @@ OTHERWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Sqrt": lambda x, _: x**0.5,
     "Reciprocal": lambda x, _: x**-1.0,
     "InverseRoot": lambda x, _: x**-0.5,
+    **dict.fromkeys(("Power", "Root"), lambda x, p: torch.exp2(p * torch.log2(x))),
     "Sin": lambda x, _: torch.sin(x),
     "Cos": lambda x, _: torch.cos(x),
 }

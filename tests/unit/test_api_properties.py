@@ -28,7 +28,7 @@ from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.network.build import Builder
-from verifiable_relu.spec import Ball, Property, Query, box_property, linf_properties, patch_masks, write_vnnlib
+from verifiable_relu.spec import Ball, Property, Query, box_property, linf_properties, write_vnnlib
 from verifiable_relu.spec.property import Box, Row
 from verifiable_relu.verifiers.balls import InBalls
 from verifiable_relu.verifiers.base import Trust, Verdict
@@ -119,7 +119,7 @@ def test_a_ball_is_part_of_the_question() -> None:
 
 
 @pytest.mark.thorough
-def test_radii_of_images_and_pixels_masks_and_patches() -> None:
+def test_radii_of_images_and_pixels_and_masks() -> None:
     # The sum of four pixels decides: class 1 from 2 on.
     net = linear([[0.0] * 4, [1.0] * 4], [2.0, 0.0])
     images = np.full((3, 1, 2, 2), 0.375)
@@ -140,20 +140,12 @@ def test_radii_of_images_and_pixels_masks_and_patches() -> None:
         "unsat",
         "sat",
     ]
-    assert (
-        said(1, around=Around(patch=(1, 1))) == ["sat"] * 3 and said(0.49, around=Around(patch=(1, 1))) == ["unsat"] * 3
-    )
-    assert said(0.25, around=Around(patch=(1, 2))) == ["sat"] * 3
-    masks = patch_masks((3, 4, 5), (2, 3))
-    assert masks.shape == (9, 3, 4, 5) and masks.any(0).all() and (masks.sum((1, 2, 3)) == 18).all()
 
 
-def test_targets_and_top_k() -> None:
+def test_targets() -> None:
     net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, 0.25])
     x = np.array([[0.75, 0.5]])  # The outputs are the inputs, and 1/4.
     assert answers(verify(net, x, [0], 0.2)) == ["sat"]
-    assert answers(verify(net, x, [0], 0.2, around=Around(top_k=2))) == ["unsat"]
-    assert answers(verify(net, x, [0], 0.6, around=Around(top_k=2))) == ["sat"]
     assert answers(verify(net, x, eps=0.2, around=Around(targets=[1]))) == ["sat"]
     assert answers(verify(net, x, eps=0.2, around=Around(targets=[2]))) == ["unsat"]
     assert answers(verify(net, x, [0], eps=0.5, around=Around(targets=[2]))) == ["sat"]
@@ -253,12 +245,8 @@ X = np.array([[0.5, 0.5]])
         (lambda: verify(PLANE, X, [0], 0.1, around=Around(mask=[True, True, True])), "a mask of shape"),
         (lambda: verify(PLANE, X, [0], 0.1, around=Around(mask=[True, True], norm=2)), "for norm=inf"),
         (lambda: verify(PLANE, X, [0], [[0.1, 0.2]], around=Around(norm=2)), "one for each image"),
-        (lambda: verify(PLANE, X, [0], 0.1, around=Around(patch=(1, 1))), "does not fit"),
-        (lambda: verify(PLANE, X, [0], 0.1, around=Around(patch=3)), "a patch is"),
         (lambda: verify(PLANE, X, [0], 0.1, around=Around(targets=[2])), "targets are"),
         (lambda: verify(PLANE, X, [0], 0.1, around=Around(targets=[0, 1])), "targets are"),
-        (lambda: verify(PLANE, X, [0], 0.1, around=Around(top_k=2)), "top_k is 2"),
-        (lambda: verify(PLANE, X, [0], 0.1, around=Around(top_k=1.5)), "no whole number"),
         (lambda: verify(PLANE, X, [0], 0.1, normalize=(0, 0)), "positive"),
         (lambda: verify(PLANE, X, [0], 0.1, normalize=("grey", 1)), "mean"),
         (lambda: verify_properties(PLANE, []), "no properties"),

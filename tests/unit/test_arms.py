@@ -439,7 +439,7 @@ def test_fixed_networks_train_with_every_swap(model: Model, arm: str, tmp_path: 
     torch.testing.assert_close(torch.from_numpy(y), hard(x).detach(), rtol=1e-5, atol=1e-5)
     assert len(monitor.patterns(hard, x)) == layers
     assert results["clean"] == (y.argmax(1) == data.labels).mean()
-    assert results["attacked_of_these"] <= results["clean_of_these"] and len(results["monitor"]) == 5
+    assert results["not_refuted_of_these"] <= results["clean_of_these"] and len(results["monitor"]) == 5
     assert abs(results["int8"]["clean"] - results["clean"]) < 0.1
 
 

@@ -269,21 +269,6 @@ def test_groups_are_of_one_sample(sample: list[int]) -> None:
         assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(of[part]) // len(mine)))
 
 
-def test_groups_come_in_round_numbers() -> None:
-    counts = torch.randint(1, 200, (60,), generator=torch.Generator().manual_seed(0))
-    of = torch.arange(60).repeat_interleave(counts)
-    sizes = {}
-    for few in (False, True):
-        (*chunks,) = groups(len(of), of, 300, 60, 5 if few else None)
-        assert {int(n) for part, _ in chunks for n in part} == {*range(len(of))}
-        for part, mine in chunks:
-            assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(part) // len(mine)))
-        sizes[few] = [len(part) for part, _ in chunks]
-    # At most a sixteenth is added to the largest one, for which none is left out.
-    assert max(sizes[False]) <= 300 and max(sizes[True]) <= 300 * 17 / 16
-    assert len({*sizes[True]}) < len({*sizes[False]}) and sum(sizes[True]) < 1.1 * sum(sizes[False])
-
-
 @networks
 def test_of_no_boxes_there_are_no_bounds(make: Callable[[Act], Network]) -> None:
     network = make(ACTS["relu"])
@@ -659,11 +644,9 @@ def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:
     torch.testing.assert_close((gradient * matrix).sum(1), found, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("worth", (0, 1 << 18))
 @pytest.mark.parametrize("memory", (1, 1 << 30))
-def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int, worth: int) -> None:
-    """In chunks and in two passes they are the same, and those of the weights are what differences say."""
-    tuning = Tuning(waiting_coefficients=worth)
+def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int) -> None:
+    """In chunks they are the same, and those of the weights are what differences say."""
     rng = Random(0)
     first, second = rng.normal(8, 6), rng.normal(8, 8)
     box = Bounds(-torch.ones(3, 6).double(), torch.ones(3, 6).double())
@@ -673,7 +656,7 @@ def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int, 
         x = ACTS["relu"](build, build.linear(0, weight, None, "in"))
         x = ACTS["relu"](build, build.linear(x, second, None, "hidden"))
         network = build.network(build.linear(x, torch.ones(1, 8).double(), None, "out"), name="mlp")
-        bounds = preactivation_bounds(network, box, memory=memory, tuning=tuning)
+        bounds = preactivation_bounds(network, box, memory=memory)
         last = bounds[max(bounds)]
         return (last.upper - last.lower).sum()
 

@@ -167,8 +167,8 @@ def test_without_slack_many_exact_values_are_excluded(dtype: torch.dtype, share:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_exact_value_is_excluded_with_sparse_weights_and_neurons_whose_sides_wait(dtype: torch.dtype) -> None:
-    tuning = replace(TUNING, sparse_weights=1, sparse_share=0.6, waiting_coefficients=1)
+def test_no_exact_value_is_excluded_with_sparse_weights(dtype: torch.dtype) -> None:
+    tuning = replace(TUNING, sparse_weights=1, sparse_share=0.6)
     for net, box in itertools.islice(cases(dtype), 8):
         nodes: list[Node] = []
         for node in net.nodes:

@@ -161,7 +161,7 @@ def kinds() -> dict[str, Callable[[Builder, int], int]]:
         },
     }
     for name in FUNCTIONS:
-        for parameter in (0.4, 1.0, 2.5) if name == "ELU" else (1.0,):
+        for parameter in {"ELU": (0.4, 1.0, 2.5), "Power": (1.5,), "Root": (0.7,)}.get(name, (1.0,)):
             made[f"{name} {parameter}"] = lambda build, x, n=name, p=parameter: build.append(
                 Smooth(name="behind", inputs=(x,), shape=build.shape(x), function=n, parameter=number(p))
             )
@@ -178,7 +178,7 @@ def test_slopes_over_an_interval_are_those_at_its_points(kind: str) -> None:
     ends[:, 150:] = (3 * ends[:, 150:]).round()
     ends = ends[:, ends[0] != ends[1]]
     lower, upper = ends.amin(0), ends.amax(0)
-    if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot", "Acosh"):
+    if kind.split()[0] in ("Log", "Reciprocal", "Sqrt", "InverseRoot", "Acosh", "Power", "Root"):
         lower, upper = lower + 10.5, upper + 10.5
     if kind.split()[0] in ("Asin", "Acos", "Atanh"):
         lower, upper = lower / 10, upper / 10

@@ -10,8 +10,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from torch import Tensor
 
 from tests.support.asking import claims
@@ -30,7 +32,7 @@ from tests.support.families import (
     residual,
     smooth,
 )
-from verifiable_relu import verify
+from verifiable_relu import compare, verify, verify_properties
 from verifiable_relu.bounds import (
     Ascent,
     Bounds,
@@ -38,15 +40,16 @@ from verifiable_relu.bounds import (
     interval_bounds,
     preactivation_bounds,
 )
-from verifiable_relu.bounds.activations import image as image_of
+from verifiable_relu.bounds.crown import crown_relaxation
 from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.certify import main
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import hardened, write_onnx
+from verifiable_relu.network import hardened, read_onnx, write_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Hardened, Input, LeakyRelu, Linear, Relu, Sigmoid, Tanh
+from verifiable_relu.network.onnx.running import meant
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
@@ -462,7 +465,7 @@ def _lower_line_of_relu(patch: pytest.MonkeyPatch) -> None:
 def _no_dip(patch: pytest.MonkeyPatch) -> None:
     def image(node: Hardened, bounds: Bounds) -> Bounds:
         gelu = dataclasses.replace(GELU, lam=node.lam)
-        ends = [interval_activation(gelu, image_of(gelu, Bounds(e, e))).lower for e in vars(bounds).values()]
+        ends = [interval_activation(gelu, Bounds(e, e)).lower for e in vars(bounds).values()]
         return Bounds(torch.minimum(*ends), bounds.upper.clamp(min=0))
 
     _row(patch, image=image)
@@ -504,3 +507,105 @@ def test_faults_are_seen(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError):
         hunt()
+
+
+def chain(*steps: tuple[str, float], erf: bool = False) -> bytes:
+    """A file with GELU of one number behind scalars, as an operator or spelled out."""
+    nodes, stored, x = [], [], "x"
+    for operator, number in (*steps, ("Gelu", 0.0)) if not erf else steps:
+        inputs = [x] if operator in ("Gelu", "Neg") else [x, f"c{len(nodes)}"]
+        stored += [numpy_helper.from_array(np.float32(number), name) for name in inputs[1:]]
+        x = f"v{len(nodes)}"
+        nodes.append(helper.make_node(operator, inputs, [x], name=x))
+    if erf:
+        stored += [numpy_helper.from_array(np.float32(value), name) for value, name in ((1.4142135, "r"), (1, "one"))]
+        nodes += [helper.make_node("Div", [x, "r"], ["d"]), helper.make_node("Erf", ["d"], ["e"])]
+        nodes += [helper.make_node("Add", ["e", "one"], ["g"]), helper.make_node("Mul", [x, "g"], ["y"])]
+        x = "y"
+    ports = (helper.make_tensor_value_info(name, 1, [1, 1]) for name in ("x", x))
+    graph = helper.make_graph(nodes, "g", [next(ports)], [next(ports)], stored)
+    return bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+    )
+
+
+CHAINS: dict[str, tuple[tuple[str, float], ...]] = {
+    "Mul, Div": (("Mul", 7.1), ("Div", 3.3)),
+    "two Divs": (("Div", 3.3), ("Div", 0.07)),
+    "three": (("Mul", 7.1), ("Div", 3.3), ("Mul", 1.7)),
+    "a sum between": (("Mul", 7.1), ("Add", 0.0), ("Div", 3.3)),
+    "negative": (("Mul", -7.1), ("Div", 3.3)),
+    "Neg": (("Neg", 0.0), ("Mul", 7.1), ("Div", 3.3)),
+}
+
+
+@pytest.mark.parametrize("erf", [False, True])
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_hardness_of_scalars_that_multiply_to_no_float_is_that_of_what_is_before(name: str, erf: bool) -> None:
+    data, scale = chain(*CHAINS[name], erf=erf), 1.0
+    for operator, number in CHAINS[name]:
+        by = float(np.float32(number))
+        scale *= {"Mul": by, "Div": 1 / (by or 1), "Neg": -1.0, "Add": 1.0}[operator]
+    x = math.copysign(1.0, -scale)
+    member = (1 + erf) * scale * x * 0.5 * math.erfc(abs(x) / math.sqrt(2))
+    for arithmetic in ("real",) if erf or abs(scale) < 1 else ("real", "float32", "tf32"):
+        try:
+            family = meant(read_onnx(data), arithmetic, 1.0)
+        except InputError as error:
+            assert erf and scale < 0 and "spelled out" in str(error)
+            continue
+        box = torch.full((1, 1), x, dtype=torch.float64)
+        low = crown_relaxation(family.to(torch.float64), Bounds(box, box)).outputs(torch.ones_like(box))
+        assert member - 0.1 < float(low[0]) <= member
+
+
+def test_a_family_is_refused_by_name_where_a_hardness_is_not_known() -> None:
+    far, several = chain(("Mul", 2.0**23), ("Mul", 2.0**23)), chain(("Mul", 2.0))
+    model = onnx.load_from_string(several)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.float32([[2.0]]).repeat(2, 1), "c0"))
+    for port in (*model.graph.input, *model.graph.output):
+        port.type.tensor_type.shape.dim[1].dim_value = 2
+    twice = chain(("Gelu", 0.0), ("Mul", 3.0))
+    for data, said in ((far, "too small or too large"), (model.SerializeToString(), "'v0'"), (twice, "a GELU, too")):
+        for joint in (1.0, 5.0):
+            with pytest.raises(InputError, match=said):
+                meant(read_onnx(data), "real", joint)
+    with pytest.raises(InputError, match="no family is known in bfloat16"):
+        meant(read_onnx(chain()), "bfloat16", 1.0)
+
+
+class Scaled(torch.nn.Module):
+    """GELU((x·7.1)/3.3) in torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu((x * 7.1) / 3.3)
+
+
+def test_every_caller_takes_the_hardness_for_that_of_what_is_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At x = −1, the member with λ' = 1 is −0.34; the file itself is −0.034."""
+    net, spec = tmp_path / "net.onnx", tmp_path / "p.vnnlib"
+    net.write_bytes(chain(*CHAINS["Mul, Div"]))
+    box = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 -1.1))(assert (<= X_0 -0.9))"
+    for most, lam, answer in ((-0.25, "1", "unknown"), (-0.45, "1", "unsat"), (-0.25, "2", "unsat")):
+        spec.write_text(f"{box}(assert (<= Y_0 {most}))")
+        assert verify_properties(net, spec, "crown", joint=float(lam))[0].answer == answer
+        assert verify_properties(Scaled(), spec, "crown", joint=float(lam))[0].answer == answer
+        asked = ["--spec", str(spec), "--net", str(net), "--method", "crown", "--joint", lam]
+        assert main([*asked, "--certificates", str(tmp_path / lam)]) == 0
+        shown = capsys.readouterr()
+        assert shown.out == f"{answer}\n" and ("checked" in shown.err) == (answer == "unsat")
+    assert compare.main([str(net), "--spec", str(spec), "--joint", "1"]) == 0
+    assert float(capsys.readouterr().out.split(",")[1]) > 0.34
+
+
+def test_a_file_that_is_none_of_its_family_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--spec", str(folder / "dip.vnnlib"), "--net", str(folder / "gelu.onnx"), "--joint"]
+    for lam, told in (("1", False), ("2", False), ("5", True)):
+        assert main([*asked, lam, "--method", "ibp"]) == 0
+        assert ("nothing is said about the file itself" in capsys.readouterr().err) == told
+        assert compare.main([str(folder / "gelu.onnx"), *asked[:2], "--joint", lam]) == 0
+        assert ("has λ = 2, which is none" in capsys.readouterr().err) == told

@@ -584,7 +584,7 @@ def test_every_activation_that_is_written_is_read_back(kind: type[node_kinds.Act
     parameters = {field.name: torch.tensor(2.0) for field in fields(kind) if field.type == "Tensor"}
     if function is not None:
         # Most functions have no parameter, and their node then has 1.
-        one = {"parameter": torch.tensor(1.0)} if kind is Smooth else {}
+        one = {"parameter": torch.tensor({"Power": 1.5, "Root": 0.75}.get(function, 1.0))} if kind is Smooth else {}
         parameters = {"function": function, **one}  # type: ignore[dict-item]
     network = Network(
         (node_kinds.Input(name="x", inputs=(), shape=(3,)), kind(name="y", inputs=(0,), shape=(3,), **parameters))

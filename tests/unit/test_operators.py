@@ -10,12 +10,9 @@ import torch
 
 from tests.support.draws import draws
 from verifiable_relu.bounds import sums
-from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator
-from verifiable_relu.bounds.tuning import PLAIN, TUNING, Tuning
-from verifiable_relu.network.nodes import Conv2d, Linear
-
-BLOCKS = Tuning(block_bytes=0, block_terms=1)
-"""A tuning in which every convolution of several samples is computed by blocks."""
+from verifiable_relu.bounds.operators import DenseOperator
+from verifiable_relu.bounds.tuning import PLAIN, TUNING
+from verifiable_relu.network.nodes import Linear
 
 
 def test_mostly_zero_weights_are_multiplied_as_sparse_matrices() -> None:
@@ -37,53 +34,6 @@ def test_mostly_zero_weights_are_multiplied_as_sparse_matrices() -> None:
     torch.testing.assert_close(x.grad, 2 * (x @ weight.T @ weight).detach())
     assert not DenseOperator(replace(node, weight=weight.clone().requires_grad_()), TUNING).sparse
     assert not DenseOperator(replace(node, weight=torch.ones(160, 200)), TUNING).sparse
-
-
-def test_a_convolution_by_blocks_whose_outputs_see_no_image() -> None:
-    """The image is one column after six of padding, and the first kernels, four wide, see padding alone."""
-    one = torch.ones(1, 1, 1, 4).double()
-    node = Conv2d(
-        name="conv",
-        inputs=(0,),
-        shape=(1, 1, 1),
-        weight=one,
-        bias=one.flatten()[:1],
-        stride=(4, 4),
-        padding=(0, 6, 0, 0),
-    )
-    found = ConvolutionOperator(node, BLOCKS).forward(torch.ones(20, 1, 1, 1).double())
-    assert found.flatten().tolist() == [1] * 20
-
-
-@pytest.mark.parametrize("seed", range(draws(40)))
-def test_a_convolution_by_blocks_is_the_convolution(seed: int) -> None:
-    """All numbers are integers, so that the results must be equal."""
-    rng = np.random.default_rng(seed)
-    kernel, stride = rng.integers(1, 5, 2).tolist(), tuple(rng.integers(1, 5, 2).tolist())
-    channels, out, height, width = (int(n) for n in rng.integers(1, (4, 5, 6, 6)))
-    top, left, bottom, right = rng.integers(0, 8, 4).tolist()
-    # A kernel may be larger than its image, which then lies in the padding.
-    top, left = max(top, kernel[0] - height), max(left, kernel[1] - width)
-    padding = (top, left, bottom, right)
-    shape = ((height + top + bottom - kernel[0]) // stride[0] + 1, (width + left + right - kernel[1]) // stride[1] + 1)
-
-    def whole(*size: int) -> torch.Tensor:
-        return torch.from_numpy(rng.integers(-9, 10, size)).double()
-
-    node = Conv2d(
-        name="conv",
-        inputs=(0,),
-        shape=(out, *shape),
-        weight=whole(out, channels, *kernel),
-        bias=whole(out),
-        stride=stride,
-        padding=padding,
-    )
-    x = whole(17, channels, height, width)
-    operator = ConvolutionOperator(node, BLOCKS)
-    assert operator.by_blocks(x) and not operator.by_blocks(x[:1]) and not ConvolutionOperator(node, PLAIN).by_blocks(x)
-    assert torch.equal(operator.forward(x), node.forward(x))
-    assert torch.equal(operator.linear(x), node.linear(x))
 
 
 @pytest.mark.parametrize("least", (1, 8, 48, 96))

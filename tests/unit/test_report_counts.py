@@ -83,7 +83,7 @@ def test_twins_count_and_have_records(files: list[Path], tmp_path: Path, batch: 
     out = tmp_path / "out"
     asked(files, out, batch=batch)
     found, text = page(out)
-    assert counted(found) == [{"unsat": 4, "sat": 4}] and text.count("8 instances: 4 verified, 4 violated") == 1
+    assert counted(found) == [{"unsat": 4, "sat": 4}] and text.count("8 instances: 4 unsat, 4 sat") == 1
     assert {Path(result.vnnlib) for result in read_results(out)} == set(files)
     for row in rows(out):
         name = row["counterexample"]
@@ -119,7 +119,7 @@ def test_two_methods_are_two_columns(files: list[Path], tmp_path: Path) -> None:
     asked(files[:2], out, TWO)
     found, text = page(out)
     assert counted(found) == [{"unsat": 4, "sat": 4}, {"unsat": 2}]
-    assert "8 instances, 2 methods." in text and "(asked 2): 2 verified" in text
+    assert "8 instances, 2 methods." in text and "(asked 2): 2 unsat" in text
     (table,) = next(section.tables for section in found.sections if section.id == "instances")
     assert len(table.rows) == 8 and table.columns[:2] == ("property", "network")
     answers = [column for column, name in enumerate(table.columns) if name.startswith("answer, ")]
@@ -163,7 +163,14 @@ def test_a_thousand_instances_with_twins_of_two_campaigns_stand_side_by_side(tmp
     only = sections["beside"].tables[1]
     assert len(only.rows) == 100 and {line[2] for line in only.rows} == {"m in strong"}
     assert [line[1:] for line in sections["answers"].tables[1].rows] == [(1_000, 899, 1, 100), (1_000, 999, 1, 0)]
-    assert list(sections["answers"].texts) == ["Of 1 instances the verdict is another one than expected."]
+    assert (
+        list(sections["answers"].texts)
+        == list(found.notes)
+        == [
+            "Expected verdicts: 1000 rows, 1000 match an instance.",
+            "1 instance with another verdict than expected: p7.vnnlib of net.onnx is unsat, expected sat.",
+        ]
+    )
     assert len(sections["instances"].tables[0].rows) == 1_000
 
 
@@ -214,6 +221,105 @@ def test_a_campaign_that_is_resumed_elsewhere_counts_its_files_once(
     # A later list is no reason to forget an earlier one.
     asked([Path(os.path.relpath(path)) for path in files[:3]], out)
     assert counted(page(out)[0]) == [{"unsat": 4, "sat": 4}]
+
+
+@pytest.mark.thorough
+def test_rows_that_cannot_be_read_count_once_in_each_campaign(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two campaigns of one list, asked from two folders, of which one is resumed in the other, mended and damaged."""
+    bad = [tmp_path / "bad.vnnlib", tmp_path / "deep" / "bad.vnnlib"]
+    (tmp_path / "deep").mkdir()
+    shutil.copy(tmp_path / "net.onnx", tmp_path / "deep")
+    for path in bad:
+        path.write_text("(assert")
+
+    def given(folder: Path, out: str, verifier: Verifier, onnx: bool = True) -> None:
+        monkeypatch.chdir(folder)
+        names = [Path(os.path.relpath(path)) for path in [*files, *bad]]
+        entries = [Entry(path, path.parent / "net.onnx" if onnx else None, 9.0) for path in names]
+        with Store(tmp_path / out) as store:
+            run([Loader(arithmetic="real").read(entry) for entry in entries], verifier, store)
+
+    def pages() -> list[Found]:
+        one, two = tmp_path / "one", tmp_path / "two"
+        return [of_source(one, 0), of_source(two, 0), of_source(one, 0, [two]), of_source(two, 0, [one])]
+
+    every = {"unsat": 4, "sat": 4, "unknown": 2}
+    given(tmp_path, "one", ONE)
+    given(tmp_path / "deep", "two", TWO)
+    given(tmp_path, "two", TWO)
+    for found in pages():
+        assert found.subtitle.startswith("10 instances") and all(counts == every for counts in counted(found))
+        assert "asked" not in found.subtitle
+    # One campaign is asked again once a file is mended, by another path.
+    shutil.copy(files[0], bad[0])
+    given(tmp_path / "deep", "one", ONE)
+    for found in pages():
+        assert found.subtitle.startswith("10 instances") and "asked" not in found.subtitle
+        assert {"unsat": 5, "sat": 4, "unknown": 1} in counted(found) or len(counted(found)) == 1
+    # The network of a property that cannot be read is not looked for.
+    files[0].write_text("(assert")
+    given(tmp_path, "two", TWO, onnx=False)
+    for found in pages():
+        assert found.subtitle.startswith("10 instances") and "asked" not in found.subtitle, found.subtitle
+
+
+@pytest.mark.thorough
+def test_what_cannot_be_read_belongs_to_the_method_that_was_asked(files: list[Path], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.vnnlib"
+    bad.write_text("(assert")
+    asked([*files, bad], tmp_path / "out", ONE)
+    asked(files[:2], tmp_path / "out", TWO)
+    found, _ = page(tmp_path / "out")
+    assert counted(found) == [{"unsat": 4, "sat": 4, "unknown": 1}, {"unsat": 2}]
+    result = Loader(arithmetic="float32").read(Entry(bad, tmp_path / "net.onnx", 9.0))
+    assert isinstance(result, Result) and result.arithmetic == "float32"
+
+
+COMPETITION = """category,onnx,vnnlib,prepare,result,time
+c,./b/c/onnx/net.onnx,./b/c/vnnlib/p0.vnnlib,0.1,{0},1.2
+c,./b/c/onnx/net.onnx,./b/c/vnnlib/p1.vnnlib,0.1,{1},1.2
+c,./b/c/onnx/net.onnx,./b/c/vnnlib/p2.vnnlib,0.1,timeout,9
+c,./b/d/onnx/net.onnx,./b/d/vnnlib/p0.vnnlib,0.1,{1},1.2
+"""
+
+
+@pytest.mark.parametrize("words", [("unsat", "sat"), ("holds", "violated"), ("HOLDS", " violated ")])
+@pytest.mark.parametrize("category", [True, False])
+def test_the_results_of_the_competition_are_expected_verdicts(
+    words: tuple[str, str], category: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(tmp_path / "out") as store:
+        for number in range(3):
+            names = "c/onnx/net.onnx", f"c/vnnlib/p{number}.vnnlib"
+            known = {"trust": Trust.EXACT, "query": str(number), "verifier": "M()"}
+            store.append(Result(*names, Verdict.UNSAT, Reason.PROVED, "m", 0.1, **known))  # type: ignore[arg-type]
+    table = tmp_path / "theirs.csv"
+    lines = COMPETITION.format(*words).splitlines()
+    table.write_text("\n".join(line if category else line.partition(",")[2] for line in lines))
+    assert report([str(tmp_path / "out"), "--expected", str(table)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "Expected verdicts: 4 rows, 3 match an instance, 1 of these without a verdict.",
+        "1 instance with another verdict than expected: p1.vnnlib of net.onnx is unsat, expected sat.",
+    ]
+    found = of_source(tmp_path / "out", 0, expected=table)
+    sections = {section.id: section for section in found.sections}
+    assert [line[1:] for line in sections["answers"].tables[1].rows] == [(2, 1, 1, 0)]
+    # Of files of other names, nothing is said of their verdicts, and that is said.
+    table.write_text(table.read_text().replace("net.onnx", "other.onnx"))
+    assert report([str(tmp_path / "out"), "--expected", str(table)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "Expected verdicts: 4 rows, 0 match an instance."
+    # Rows about the same files that contradict each other are no expected verdict.
+    table.write_text(f"net.onnx,p1.vnnlib,9,{words[0]}\nnet.onnx,p1.vnnlib,9,{words[1]}\n")
+    assert report([str(tmp_path / "out"), "--expected", str(table)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "Expected verdicts: 2 rows, 2 match an instance, 1 instance with rows that contradict each other."
+    )
+    table.write_text("a,b,c\n")
+    assert report([str(tmp_path / "out"), "--expected", str(table)]) == 2
+    assert "no row has a network and a property" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -161,7 +161,7 @@ def test_the_page_has_landmarks_captions_and_texts_for_pictures(page: str) -> No
 def test_the_page_says_what_was_answered(page: str) -> None:
     reader = Reader(page)
     text = " ".join(data for _, data in reader.texts)
-    assert "4 instances: 2 verified, 1 violated, 1 out of time" in text
+    assert "4 instances: 2 unsat, 1 sat, 1 timed-out" in text
     assert "largest output: Y0 at the middle, Y1 at the counterexample" in text
     for eps in ("0.01", "0.02", "0.2"):
         assert ("td", eps) in reader.texts

@@ -74,7 +74,7 @@ class Pip:
         ("mkdocs serve", {"docs"}),
         ("python -m verifiable_relu.train --data mnist", {"data"}),
         ("verifiable-relu train --data digits", {"data"}),
-        ("verifiable-relu study study.toml", {"data"}),
+        ("python -m benchmarks.study smoke", {"dev"}),
         ("verifiable-relu report results --figures f", set()),
         ("verifiable-relu completion bash", {"completion"}),
     ],

@@ -116,7 +116,7 @@ def test_a_counterexample_may_be_a_number_that_no_float_is() -> None:
     )
     nodes[2] = Relu(name="act", inputs=(1,), shape=(2,))
     (outcome,) = decide(Query(chain(nodes), Property(UNIT, ((row({0: -1}, -1), row({1: -1}, -1)),))))
-    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNCONFIRMED)
+    assert (outcome.verdict, outcome.trust) == (Verdict.SAT, Trust.EXACT)
     assert outcome.witness == (Fraction(1, 3),)
 
 
@@ -192,12 +192,12 @@ def test_a_deeper_counterexample_is_looked_for_until_one_survives_rounding(monke
     assert (outcome.verdict, outcome.witness) == (Verdict.SAT, (Fraction(-3, 4),))
 
 
-def test_an_exact_counterexample_that_is_none_in_floats_is_no_counterexample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exact_counterexample_on_the_boundary_that_floats_miss_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     query, edge = beyond_seven_tenths()
     asked = solver_that(monkeypatch, edge, *[Checked("unsat", {})] * 50)
     (outcome,) = decide(query)
     assert len(set(asked)) == len(asked) < 50 and asked[-1] is None
-    assert (outcome.reason, outcome.witness) == (Reason.UNCONFIRMED, (Fraction(-7, 10),))
+    assert (outcome.verdict, outcome.trust, outcome.witness) == (Verdict.SAT, Trust.EXACT, (Fraction(-7, 10),))
 
 
 @pytest.mark.parametrize("error", [OutOfTime(), MemoryError(), CallFailed("it crashed")])
@@ -207,7 +207,7 @@ def test_an_exact_counterexample_found_before_the_solver_ended_is_kept(
     query, edge = beyond_seven_tenths()
     solver_that(monkeypatch, edge, error)
     (outcome,) = decide(query)
-    assert (outcome.reason, outcome.witness) == (Reason.UNCONFIRMED, (Fraction(-7, 10),))
+    assert (outcome.verdict, outcome.trust, outcome.witness) == (Verdict.SAT, Trust.EXACT, (Fraction(-7, 10),))
 
 
 def decided_by_bounds(query: Query) -> bool:
@@ -338,14 +338,18 @@ def test_a_sub_problem_that_the_solver_does_not_decide_is_no_unsat(
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, reason)
 
 
-def test_an_exact_counterexample_of_a_sub_problem_that_is_none_in_floats_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("evaluable", [True, False])
+def test_an_exact_counterexample_of_a_sub_problem_that_floats_miss_is_told(
+    monkeypatch: pytest.MonkeyPatch, evaluable: bool
 ) -> None:
     query, edge = beyond_seven_tenths()
     solver_that(monkeypatch, edge, *[Checked("unsat", {})] * 50)
     monkeypatch.setattr(module.Candidates, "reached", lambda self, points: False)
+    if not evaluable:
+        monkeypatch.setattr(module, "evaluable", lambda network: False)
     (outcome,) = tree(query)
-    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNCONFIRMED)
+    expected = (Verdict.SAT, Reason.REFUTED) if evaluable else (Verdict.UNKNOWN, Reason.UNCONFIRMED)
+    assert (outcome.verdict, outcome.reason) == expected
 
 
 def test_a_search_of_sub_problems_whose_time_runs_out_is_unknown() -> None:

@@ -22,6 +22,7 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.errors import InputError
 from verifiable_relu.report import campaign
+from verifiable_relu.report.expected import Expected
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -344,7 +345,7 @@ def test_answers_about_two_arithmetics_stand_beside_each_other(folder: Path) -> 
     results = [campaign.about(result) for result in found]
     names = [*campaign.verifier_names(results).values()]
     assert [name.endswith(" about float32") for name in sorted(names, key=len)] == [False, True]
-    table = campaign.instances(results, {}, {})
+    table = campaign.instances(results, {}, Expected())
     heads = [f"answer, {name}" for name in names]
     assert set(heads) <= set(table.columns)
     assert not [pair for pair in campaign.pairs(results) if pair.contrary]

@@ -23,7 +23,7 @@ from verifiable_relu.network.graph import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
 from verifiable_relu.train import schedule
 from verifiable_relu.train.__main__ import main, parser
-from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, build, train
+from verifiable_relu.train.loop import Trained, accuracy, build, not_refuted, train
 from verifiable_relu.train.losses import augment
 from verifiable_relu.train.options import Options, number, sizes
 from verifiable_relu.train.schedule import make_optimizer, rate_of_s, set_rates
@@ -170,7 +170,7 @@ def test_training_learns_and_hardens(trained: Trained) -> None:
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
     hard = substitute_relu(trained.model)
     assert accuracy(hard, images, labels) > 0.9
-    assert attacked_accuracy(hard, images, labels, MLP.eps, 0) > 0.8
+    assert not_refuted(hard, images, labels, MLP.eps, 0) > 0.8
     gates = [module for module in trained.model if isinstance(module, LambdaGELU)]
     assert [gate.lam.item() for gate in gates] == pytest.approx([160, 160], rel=1e-5)
     lam = np.array([epoch["lam"] for epoch in trained.history])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import math
@@ -16,7 +17,7 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 from tests.support.asking import claims
-from verifiable_relu import certify, verify, verify_change
+from verifiable_relu import Around, certify, verify, verify_change
 from verifiable_relu.api.changing import compared
 from verifiable_relu.bounds import Bounds, crown_relaxation
 from verifiable_relu.campaign.certificates import Certificates
@@ -135,8 +136,44 @@ def test_one_certificate_of_the_whole_way(files: tuple[Path, Path], tmp_path: Pa
     forged.write_bytes("\n".join(json.dumps(r) for r in [records[0] | {"joint": ["1", "1"]}, *records[1:]]).encode())
     with pytest.raises(Refused):
         check(forged, files[0], spec, None, files[1])
-    with pytest.raises(InputError, match="two files"):
-        verify(files[0], IMAGES, labels, 0.01, certificates=tmp_path)
+    for model, more in ((files[0].read_bytes(), {}), (files[0], {"normalize": (0, 1)}), (files[0], {"also": files})):
+        with pytest.raises(InputError, match="certificates= needs model and at most one of also= as paths"):
+            verify(model, IMAGES, labels, 0.01, certificates=tmp_path, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("eps", "more"),
+    [
+        ("1/255", {}),
+        (0.05, {}),
+        (0.01, {"arithmetic": "float32"}),
+        (0.01, {"joint": LAM}),
+        (0.01, {"method": "crown"}),
+    ],
+    ids=str,
+)
+def test_one_file_has_certificates_of_its_own(
+    eps: str | float, more: dict[str, object], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Each comes with its property, so that the checker needs nothing else, and sat has one, too."""
+    wrong = eps == 0.05
+    labels = (read_onnx(files[0])(torch.tensor(IMAGES)).argmax(1) + wrong) % 3
+    found = verify(files[0], IMAGES, labels, eps, certificates=tmp_path / "kept", **more)  # type: ignore[arg-type]
+    decided = [result for result in found if result.answer == ("sat" if wrong else "unsat")]
+    assert decided
+    for result in decided:
+        assert str(result.trust) == "checked", result.detail
+        path = Path(result.certificate)
+        spec = path.with_name(path.name.rpartition("-")[0] + ".vnnlib")
+        assert result.answer in check(path, files[0], spec, str(more.get("arithmetic", "real")))
+    with (tmp_path / "kept" / "certificates.csv").open(newline="") as table:
+        assert [row["checked"] for row in csv.DictReader(table)] == ["true"] * len(decided)
+
+
+def test_a_counterexample_in_an_l2_ball_has_no_certificate(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (result,) = verify(files[0], IMAGES[:1], [0], 0.01, around=Around(norm=2), certificates=tmp_path)
+    assert not result.certificate and str(result.trust) != "checked"
+    assert "no certificate" in result.detail and "ball" in result.detail
 
 
 def test_models_that_differ_in_their_outputs_are_refused(files: tuple[Path, Path]) -> None:

@@ -77,13 +77,13 @@ def verify_change(
     Both get the same input. Where they have the same build (a network and what became of it by rounding, pruning or
     fine-tuning, or by another activation), bounds of all neurons' differences are propagated (``bounds.beside``).
 
+    Arguments that are not described are those of ``verify``; ``clip`` is that of its ``around``.
+
     Args:
-        first, second: as ``model`` in ``verify``. Without a second one, ``joint`` is given, and the second is the
-            network with ReLU.
-        images, eps, normalize, argument, memory, progress: as in ``verify``; ``clip`` as in its ``around``.
+        first: as ``model`` in ``verify``.
+        second: likewise. Without it, ``joint`` is given, and the second model is the network with ReLU.
         beyond: asks whether any output differs by this much or more.
         same_class: asks whether both give the largest output to different classes; a tie counts as different.
-        method, timeout: of the question, as in ``verify``.
         joint: the first stands for all networks with λ'-GELU, λ' ≥ λ, or ReLU in the place of its activations, as in
             ``verify``. Their *sat* is not decided, for a counterexample is an input of one network.
         arithmetic: of what runs both, as in ``verify``: the bounds are of any evaluation of each.

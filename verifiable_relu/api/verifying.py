@@ -24,12 +24,12 @@ from verifiable_relu.network.onnx.running import meant
 from verifiable_relu.network.product import Part, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
-from verifiable_relu.spec.balls import exact_number, outside_top, patch_masks, targeted, within_balls
+from verifiable_relu.spec.balls import exact_number, targeted, within_balls
 from verifiable_relu.spec.property import Polytope
 from verifiable_relu.verifiers.base import Verdict
 
 if TYPE_CHECKING:
-    from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.campaign.certificates import OfQuestions
 
 
 class Results(list[Result]):
@@ -37,12 +37,12 @@ class Results(list[Result]):
 
     @property
     def summary(self) -> dict[str, float]:
-        """How many were asked, certified (*unsat*), attacked (*sat*) and undecided, and the seconds charged to all."""
+        """How many were asked, certified (*unsat*), refuted (*sat*) and undecided, and the seconds charged to all."""
         counts = Counter(result.verdict for result in self)
         return {
             "asked": len(self),
             "certified": counts[Verdict.UNSAT],
-            "attacked": counts[Verdict.SAT],
+            "refuted": counts[Verdict.SAT],
             "undecided": counts[Verdict.UNKNOWN],
             "seconds": sum(result.seconds for result in self),
         }
@@ -81,19 +81,14 @@ class Around:
             do not decide, the method is asked about the box around the ball, and ``detail`` says so.
         clip: the least and the greatest valid value of a pixel.
         mask: bool, in a shape that broadcasts to that of the images: the pixels that may change. For L∞ only.
-        patch: (height, width): a rectangle of pixels may change by the radius, wherever in the image it lies, and
-            nothing else. All its places are one question, with one time limit. For L∞ only.
         targets: (n,), classes: asks whether an input of the ball is given the target, in place of whether one is given
             another class than the label.
-        top_k: asks whether the label is among the ``top_k`` largest outputs.
     """
 
     norm: float | str = math.inf
     clip: tuple[Number, Number] = (0, 1)
     mask: np.ndarray | Tensor | None = None
-    patch: tuple[int, int] | None = None
     targets: Sequence[int] | np.ndarray | Tensor | None = None
-    top_k: int = 1
 
     def of(self, chosen: Sequence[int], shape: tuple[int, ...]) -> Around:
         """The same for some of the images, (n, …), by their numbers: with the targets and masks of these."""
@@ -141,7 +136,7 @@ def verify(
             ``images``. All numbers may be numpy scalars, or tensors without axes.
         method: the name of a verifier.
         timeout: seconds for each image.
-        around: norm, valid pixels, masks, patches, targets and top-k.
+        around: norm, valid pixels, masks and targets.
         normalize: what the model expects to be subtracted from its input and what this is divided by then, one number
             or one for each channel each, if that is not part of the model; images and ``eps`` are in the units before
             that.
@@ -156,8 +151,9 @@ def verify(
             ``joint``, it is about every network of the set in real arithmetic, too.
         also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
             and one proof, about all. They are taken in the same arithmetic, without ``joint``.
-        certificates: a folder for certificates of *unsat* about the model and one of ``also``, both by their paths;
-            each is checked at once (``Result.certificate``), and one that is refused makes its verdict *unknown*.
+        certificates: a folder for certificates, with the property of each beside it; the model and at most one of
+            ``also`` are given by their paths. Each certificate is checked at once (``Result.certificate``), and one
+            that is refused makes its verdict *unknown*. Of two models, only *unsat* has one.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -181,23 +177,23 @@ def verify(
     first = arguments.normalize(normalize)
     network = _meant(arguments.network(model, pixels.shape[1:], first, argument), joint, arithmetic)
     order = _order(around.norm)
-    sets = _balls(network, pixels, labels, arguments.radii(eps), order, around)
+    properties = _balls(network, pixels, labels, arguments.radii(eps), order, around)
     whole = [network]
     others = [also] if isinstance(also, Path | str | bytes | torch.nn.Module | Network) else list(also)
     if others:
         read = [arguments.network(other, pixels.shape[1:], first, argument) for other in others]
         whole += [meant(other, arithmetic) for other in read]
-        network, sets = _together(whole, sets)
-    questions = [(f"image {i}", [Query(network, prop) for prop in props]) for i, props in enumerate(sets)]
+        network, properties = _together(whole, properties)
+    questions = [(f"image {i}", [Query(network, prop)]) for i, prop in enumerate(properties)]
     kept = None
     if certificates is not None:
         # Imported here, because few questions need the checker.
-        from verifiable_relu.campaign.certificates import OfTwo
+        from verifiable_relu.campaign.certificates import OfQuestions
 
         files = [model, *others]
-        if len(files) != 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
-            raise InputError("certificates need two files by their paths, the model and one of also, without normalize")
-        kept = OfTwo(Path(certificates), (str(model), str(others[0])), whole[0], whole[1])
+        if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
+            raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
+        kept = OfQuestions(Path(certificates), list(map(str, files)), whole)
     return answered(network, questions, order != math.inf, method, timeout, device, memory, progress, kept)
 
 
@@ -218,10 +214,10 @@ def verify_properties(
 ) -> Results:
     """Decide for each property whether an input of its box has outputs in its unsafe set.
 
+    All arguments but the properties are those of ``verify``.
+
     Args:
-        model: as in ``verify``, and so are all further arguments.
         properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
-        method, timeout, normalize, argument, joint, arithmetic, device, memory, progress: as in ``verify``.
 
     Returns:
         One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
@@ -246,7 +242,7 @@ def answered(
     device: object,
     memory: int | None,
     progress: object,
-    certificates: Certificates | None = None,
+    certificates: OfQuestions | None = None,
 ) -> Results:
     """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
     if not isinstance(method, str):
@@ -256,6 +252,10 @@ def answered(
     limit = time_limit(arguments.number(timeout, "the time limit"))
     shown = arguments.flag(progress, "progress")
     asked, limits = chosen(method, str(device), memory)
+    if certificates is not None and len(certificates.files) == 1:
+        from verifiable_relu.verifiers.auto import recording
+
+        asked = recording(asked)
     if balls:
         from verifiable_relu.verifiers.balls import InBalls
 
@@ -277,7 +277,7 @@ def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: 
     return meant(network, arithmetic, None if alone else arguments.hardness(joint) or True)
 
 
-def _together(parts: Sequence[Network], sets: list[list[Property]]) -> tuple[Network, list[list[Property]]]:
+def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Network, list[Property]]:
     """Several networks as one, and the properties of which each says of every one what it said of the first.
 
     Raises:
@@ -298,8 +298,8 @@ def _together(parts: Sequence[Network], sets: list[list[Property]]) -> tuple[Net
 
     starts = [count * number for number in range(len(parts))]
     return both, [
-        [replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe)) for p in props]
-        for props in sets
+        replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe))
+        for p in properties
     ]
 
 
@@ -320,52 +320,31 @@ def _balls(
     eps: object,
     order: float,
     around: Around,
-) -> list[list[Property]]:
-    """The properties of each image: several where a patch has several places."""
-    mask, patch, targets, top_k = around.mask, around.patch, around.targets, around.top_k
+) -> list[Property]:
+    """The property of each image."""
+    mask, targets = around.mask, around.targets
     if pixels.shape[1:] != network.input_shape:
         raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
     classes, count = network.output_size, len(pixels)
     if classes < 2:
         raise InputError(f"the network has {classes} output, but classes are compared")
     true = arguments.classes(targets, "targets") if labels is None else arguments.classes(labels)
-    if order != math.inf and (mask is not None or patch is not None):
-        raise InputError("masks and patches are for norm=inf")
-    if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer):
-        raise InputError(f"top_k is {top_k!r:.40}, no whole number")
-    if patch is not None and mask is not None:
-        raise InputError("either a mask or a patch is given, not both")
     if mask is not None:
+        if order != math.inf:
+            raise InputError("masks are for norm=inf")
         eps = arguments.masked(eps, mask, pixels.shape)
-    places = [eps]
-    if patch is not None:
-        places = [arguments.masked(eps, place, pixels.shape) for place in patch_masks(pixels.shape[1:], _size(patch))]
-    each = [linf_properties(pixels, true, radii, classes, around.clip) for radii in places]  # type: ignore[arg-type]
+    found = linf_properties(pixels, true, eps, classes, around.clip)  # type: ignore[arg-type]
     if order != math.inf:
         if np.ndim(eps) > 1:  # type: ignore[arg-type]
             raise InputError("radii of pixels are for norm=inf; L1 and L2 balls have one for each image")
         numbers = np.broadcast_to(np.asarray(eps, dtype=object), (count,)).tolist()
-        radii_of = [exact_number(radius, "eps") for radius in numbers]
-        each = [within_balls(each[0], pixels, radii_of, int(order))]
+        found = within_balls(found, pixels, [exact_number(radius, "eps") for radius in numbers], int(order))
     if targets is not None:
         wanted = arguments.classes(targets, "targets")
         if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
             raise InputError(f"targets are {count} numbers in 0 to {classes - 1}, one for each image")
-        if top_k != 1:
-            raise InputError("top_k has no meaning with targets")
-        each = [[replace(p, unsafe=targeted(int(t), classes)) for p, t in zip(e, wanted, strict=True)] for e in each]
-    elif top_k != 1:
-        outside = {int(label): outside_top(int(label), int(top_k), classes) for label in np.unique(true)}
-        each = [[replace(p, unsafe=outside[int(c)]) for p, c in zip(e, true, strict=True)] for e in each]
-    return [list(several) for several in zip(*each, strict=True)]
-
-
-def _size(patch: object) -> tuple[int, int]:
-    try:
-        height, width = (int(extent) for extent in patch)  # type: ignore[attr-defined]
-    except (ArithmeticError, TypeError, ValueError, np.ma.MaskError):
-        raise InputError(f"a patch is (height, width) in pixels, not {patch!r:.40}") from None
-    return height, width
+        found = [replace(p, unsafe=targeted(int(t), classes)) for p, t in zip(found, wanted, strict=True)]
+    return found
 
 
 def _specs(asked: Asked | Sequence[Asked]) -> list[tuple[str, Property | SpecFile]]:

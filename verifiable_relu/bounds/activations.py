@@ -471,6 +471,23 @@ def image(node: Activation, bounds: Bounds) -> Bounds:
     return row(node).image(node, bounds)
 
 
+def within_range(node: Activation, bounds: Bounds, image: Bounds) -> Bounds:
+    """An image of bounds cut to the range of f, and at 0 where the sign of f is known; nothing of that is rounded."""
+    least, most, zero = -math.inf, math.inf, None if isinstance(node, Beside) else 0.0
+    if isinstance(node, Curve):
+        least, most, zero = node.known.least, node.known.most, node.known.zero
+    lower = image.lower if least == -math.inf else image.lower.clamp(min=least)
+    upper = image.upper if most == math.inf else image.upper.clamp(max=most)
+    if zero is None:
+        return Bounds(lower, upper)
+    positive, negative = bounds.lower >= zero, bounds.upper <= zero
+    if isinstance(node, LeakyRelu):
+        # With a negative slope f(x) has no sign but that of |x|.
+        falls = node.slope <= 0
+        positive, negative = positive | falls, negative & ~falls
+    return Bounds(torch.where(positive, lower.clamp(min=0), lower), torch.where(negative, upper.clamp(max=0), upper))
+
+
 def relax(node: Activation, bounds: Bounds, slope: Tensor | None = None) -> Lines:
     """Sound lines below and above f on [l, u], element by element.
 

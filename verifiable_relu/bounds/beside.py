@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding, sums
-from verifiable_relu.bounds.activations import image, slope_range
+from verifiable_relu.bounds.activations import slope_range
 from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.tuning import Bounds, Lines
@@ -46,7 +46,7 @@ def gap(node: Activation, pre: Bounds) -> Tensor:
         return torch.zeros_like(pre.lower)
     near = torch.maximum(pre.lower, -pre.upper).clamp(min=0)
     far = torch.maximum(-pre.lower, pre.upper)
-    return -rounding.interval_activation(node, image(node, Bounds(-far, -near))).lower
+    return -rounding.interval_activation(node, Bounds(-far, -near)).lower
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from verifiable_relu.bounds.activations import unstable
 from verifiable_relu.bounds.beside import secants
 from verifiable_relu.bounds.forward import intersect, rough
 from verifiable_relu.bounds.relaxation import Relaxation
-from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups, receptive
+from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
@@ -164,7 +164,7 @@ def crown_relaxation(
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps its interval bounds, which are looser and just
             as sound.
-        search: better bounds for the neurons that CROWN leaves unstable (``alpha.neurons``).
+        search: better bounds for the neurons that CROWN leaves unstable (``neurons``).
         max_unstable: a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
             nearly everything is unstable is bounded badly whatever it costs. By default no layer does.
         float32: coefficients in float32 (``Relaxation``).
@@ -259,36 +259,19 @@ class _Layer:
         self.chosen = chosen
         # Lower bounds of every neuron and of its negative.
         self.both = torch.stack([bounds.lower.flatten(1), -bounds.upper.flatten(1)])
-        tuning, self.narrow = relaxation.tuning, relaxation.backward.float32.last_node > relaxation.nodes.start
+        tuning, narrow = relaxation.tuning, relaxation.backward.float32.last_node > relaxation.nodes.start
         windowed = search is None and len(bounds.lower.shape) == 4
         copies = tuning.windowed_copies if windowed else tuning.copies
-        self.multiple = tuning.row_multiple if self.narrow and relaxation.samples == 1 else 1
         # Coefficients in float32 take half the memory.
-        size = chunk_size(relaxation.network, self.both, memory, tuning, copies / 2 if self.narrow else copies)
-        self.size = -(-size // self.multiple) * self.multiple
+        self.size = chunk_size(relaxation.network, self.both, memory, tuning, copies / 2 if narrow else copies)
 
     def tightened(self) -> Bounds:
-        """The bounds, intersected with what rows find for both sides, lower and upper, of the chosen neurons.
-
-        The lower bound of a ReLU's input is of no use if the ReLU turns out inactive. Neither is the upper bound of an
-        input of the last ReLU that turns out active. Such sides, where they are so many that it pays, wait until the
-        other side is bounded.
-        """
-        chosen, both, relaxation = self.chosen, self.both, self.relaxation
-        last = self.index == relaxation.network.last_activation
-        places = chosen.flatten().nonzero().squeeze(1)
-        enough = relaxation.tuning.waiting_coefficients // receptive(relaxation.network)[self.source]
-        if isinstance(self.node, Relu) and len(places) > enough and int(chosen.sum(1).amax()) > enough:
-            negative = both[0] < both[1]
-            later = torch.stack([negative, ~negative & last]) & chosen
-            later &= later.sum((0, 2))[:, None] > enough
-            self._improve((chosen & ~later).flatten().nonzero().squeeze(1))
-            self._improve(undecided(later, both).flatten().nonzero().squeeze(1))
-        else:
-            self._improve(torch.cat([places, places + chosen.numel()]))
-        low, high = (side.reshape(self.bounds.lower.shape) for side in both.unbind())
+        """The bounds, intersected with lower and upper bounds of the chosen neurons that rows find."""
+        places = self.chosen.flatten().nonzero().squeeze(1)
+        self._improve(torch.cat([places, places + self.chosen.numel()]))
+        low, high = (side.reshape(self.bounds.lower.shape) for side in self.both.unbind())
         if isinstance(self.node, Relu):
-            relaxation.lines.identity_lower[self.index] = low > high
+            self.relaxation.lines.identity_lower[self.index] = low > high
         return intersect(self.bounds, Bounds(low, -high))
 
     def _improve(self, places: Tensor) -> None:
@@ -313,12 +296,8 @@ class _Layer:
         """Bound what lies at these places by rows."""
         samples, total, neurons = self.relaxation.samples, self.chosen.numel(), self.chosen.shape[1]
         sample = places // neurons % samples if samples > 1 else None
-        count = places.shape[0]
-        if count % self.multiple:
-            places = torch.cat([places, places[-1:].expand(-count % self.multiple)])
         one = self.both.new_ones(())
-        digits = self.relaxation.tuning.row_digits if self.narrow else None
-        for part, mine in groups(places.shape[0], sample, self.size, samples, digits):
+        for part, mine in groups(places.shape[0], sample, self.size, samples):
             if self.stop is not None and self.stop():
                 return
             place = places[part]
@@ -331,16 +310,6 @@ class _Layer:
                 found = self.search(self.relaxation, target, rows, every, constant)
             # Rows that overflowed say nothing; what intervals say of the neurons holds all the same.
             self.both.view(-1).index_copy_(0, place, found.masked_fill(found.isnan(), -torch.inf))
-
-
-def undecided(later: Tensor, both: Tensor) -> Tensor:
-    """Which of the sides that wait must be bounded after all: those of neurons that the other side leaves unstable.
-
-    Args:
-        later: (2, batch, neurons) bool.
-        both: (2, batch, neurons) lower bounds of every neuron and of its negative, so far.
-    """
-    return later & (both < 0).all(0)
 
 
 def signed(network: Network, index: int, neuron: Tensor, sign: Tensor) -> tuple[int, Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding
-from verifiable_relu.bounds.activations import image, relax
+from verifiable_relu.bounds.activations import relax
 from verifiable_relu.bounds.kinds import NODE_KINDS
 from verifiable_relu.bounds.operators import Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Bounds, Lines, Tuning
@@ -103,7 +103,7 @@ class Rules:
 
     def image(self, index: int, node: Activation, pre: Bounds) -> Bounds:
         """The box of the activation's output over that of its input, outward; (batch, *shape)."""
-        return rounding.interval_activation(node, image(node, pre))
+        return rounding.interval_activation(node, pre)
 
     def lines(self, index: int, node: Activation, pre: Bounds) -> Lines:
         """Lines below and above the activation over its input's box, (batch, *shape), but for their own rounding."""

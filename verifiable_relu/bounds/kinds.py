@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding, sums
-from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
@@ -75,6 +74,9 @@ def affine_image(
         return Bounds(node.forward(box.lower), node.forward(box.upper))
     center, radius = rounding.ball(box, None if about is None else about[0])
     middle, terms = None if about is None else about[1], _float32_terms(operator, radius, float32)
+    rows = operator.one_sign
+    if rows is not None and rows.all and not terms and bool((box.lower >= 0).all()):
+        return _by_ends(operator, box, rows.rising)
     narrow = center.float() if terms else center
     size, radius = narrow.abs(), radius.to(narrow)
     if terms and middle is None and _bearable(operator, size.flatten(1).sum(1), radius.flatten(1).sum(1)):
@@ -84,17 +86,87 @@ def affine_image(
         middle = operator.forward(center)
     radius, growth, extra = rounding.interval_affine(operator, size, radius, middle, terms)
     spread = torch.add(extra, operator.absolute32(radius) if terms else operator.absolute(radius), alpha=growth)
-    return Bounds(middle - spread, spread.add_(middle))
+    if rows is None:
+        return Bounds(middle - spread, spread.add_(middle))
+    found = Bounds(middle - spread, middle + spread)
+    near = (torch.minimum(found.lower.abs(), found.upper.abs()) <= _NEAR * spread) & rows.any
+    if not bool(near.any()):
+        return found
+    ends = _by_ends(operator, box, rows.rising)
+    return Bounds(torch.where(near, ends.lower, found.lower), torch.where(near, ends.upper, found.upper))
 
 
 def _scaled(node: Scale, operator: Operator[Affine], box: Bounds) -> Bounds:
     """The box of s·x + b, element by element: its ends are the values at the ends of the box of x."""
-    error = rounding.interval_scale(operator, rounding.size(box))
-    low, high = operator.offset - error, operator.offset + error
-    if operator.once("increasing", lambda: bool((node.scale >= 0).all())):
-        return Bounds(torch.addcmul(low, node.scale, box.lower), torch.addcmul(high, node.scale, box.upper))
-    ends = node.scale * box.lower, node.scale * box.upper
-    return Bounds(torch.minimum(*ends) + low, torch.maximum(*ends) + high)
+    low, high = box.lower, box.upper
+    rising = operator.once("rising", lambda: node.scale >= 0)
+    if not operator.once("increasing", lambda: bool(rising.all())):
+        low, high = torch.where(rising, low, high), torch.where(rising, high, low)
+    if not operator.careful:
+        error = rounding.interval_end(operator, 2 * operator.row_sums * rounding.size(box))
+        return Bounds(
+            torch.addcmul(operator.offset - error, node.scale, low),
+            torch.addcmul(operator.offset + error, node.scale, high),
+        )
+    least, most = node.scale * low, node.scale * high
+    lost = [rounding.interval_end(operator, 2 * part.abs()) for part in (least, most)]
+    if operator.once("copies", lambda: not node.weight_error and bool((node.scale.abs() == 1).all())):
+        # The sum of a number and its negative is 0, without an error: 1 − x at x = 1.
+        known = operator.once("offset range", lambda: rounding.offset_range(operator))
+        minus = torch.where(known.lower == known.upper, -operator.offset, torch.nan)
+        lost = [off.masked_fill(part == minus, 0) for off, part in zip(lost, (least, most), strict=True)]
+    found = Bounds(least + operator.offset - lost[0], most + operator.offset + lost[1])
+    sign = operator.once("sign", node.scale.sign)
+    return _beyond_offset(operator, found, sign * low >= 0, sign * high <= 0)
+
+
+def _beyond_offset(operator: Operator[Affine], box: Bounds, positive: Tensor, negative: Tensor) -> Bounds:
+    """The box of W·x + b cut where no term of W·x is negative, or none is positive (``rounding.offset_range``)."""
+    offset = operator.once("offset range", lambda: rounding.offset_range(operator))
+    return Bounds(
+        torch.where(positive, torch.maximum(box.lower, offset.lower), box.lower),
+        torch.where(negative, torch.minimum(box.upper, offset.upper), box.upper),
+    )
+
+
+_NEAR = 2.0**-10
+"""Up to this part of a box's radius an end is near zero: centre ± radius leaves it few digits."""
+
+
+def _by_ends(operator: Operator[Affine], box: Bounds, rising: Tensor) -> Bounds:
+    """The box of W·x + b as its values at the ends of the box of x, in rows whose weights have one sign.
+
+    Let W_i ≥ 0. Over l ≤ x ≤ u the least value is W_i·l + b_i, which is off by γ·(W_i·|l| + |b_i|): an end that is
+    small next to the width of the box keeps its digits. Where no term of W_i·l is negative, the value is not below
+    b_i, which no rounding moves. W_i ≤ 0 mirrors that.
+
+    Args:
+        operator: of the affine map.
+        box: of x.
+        rising: the rows of W that are not negative; others are taken for rows that are not positive.
+    """
+    signed = bool((box.lower >= 0).all()) or bool((box.upper <= 0).all())
+    ends = []
+    for x in (box.lower, box.upper):
+        part = operator.linear(x)
+        size = 2 * part.abs() if signed else operator.absolute(2 * x.abs())
+        ends.append((part + operator.offset, rounding.interval_end(operator, size)))
+    (low, lost_low), (high, lost_high) = ends
+    lower, upper = (
+        torch.where(rising, low - lost_low, high - lost_high),
+        torch.where(rising, high + lost_high, low + lost_low),
+    )
+    first, second = (_sees_none(operator, x) for x in (box.lower < 0, box.upper > 0))
+    positive, negative = torch.where(rising, first, second), torch.where(rising, second, first)
+    return _beyond_offset(operator, Bounds(lower, upper), positive, negative)
+
+
+def _sees_none(operator: Operator[Affine], inputs: Tensor) -> Tensor:
+    """Where every weight at these inputs, (batch, *shape) bool, is 0."""
+    if not bool(inputs.any()):
+        return torch.ones_like(operator.offset, dtype=torch.bool)
+    # By a factor that keeps products with the least weights from being taken for 0.
+    return operator.absolute(inputs.to(operator.offset) * 2.0**60) == 0
 
 
 def _float32_terms(operator: Operator[Affine], radius: Tensor, float32: bool | None) -> int:
@@ -129,6 +201,14 @@ def _corners(x: Bounds, y: Bounds) -> Bounds:
     for product in products[2:]:
         least, most = torch.minimum(least, product), torch.maximum(most, product)
     return Bounds(least, most)
+
+
+def _signed(box: Bounds, positive: Tensor, negative: Tensor) -> Bounds:
+    """A box cut at 0 where its values are known not to be negative, or not to be positive."""
+    return Bounds(
+        torch.where(positive, box.lower.clamp(min=0), box.lower),
+        torch.where(negative, box.upper.clamp(max=0), box.upper),
+    )
 
 
 def of_samples(values: Tensor, sample: Tensor | None) -> Tensor:
@@ -230,7 +310,7 @@ class _Activation(NodeKind):
     centred, covered = True, False
 
     def image(self, node: Activation, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        return rounding.interval_activation(node, image(node, boxes[0]))
+        return rounding.interval_activation(node, boxes[0])
 
     def box(self, bounds: NodeBounds, index: int, node: Activation, tighten: Tighten | None) -> Bounds:
         return bounds.rules.image(index, node, bounds.tightened(index, node.inputs[0], tighten))
@@ -258,9 +338,9 @@ class _Sum(NodeKind):
     passes = True
 
     def image(self, node: Add, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        total = Bounds(boxes[0].lower + boxes[1].lower, boxes[0].upper + boxes[1].upper)
-        error = rounding.interval_sum(total)
-        return Bounds(total.lower - error, total.upper + error)
+        x, y = boxes
+        total = rounding.widen(Bounds(x.lower + y.lower, x.upper + y.upper), 2)
+        return _signed(total, torch.minimum(x.lower, y.lower) >= 0, torch.maximum(x.upper, y.upper) <= 0)
 
     def error(self, slack: Slack, index: int, node: Add, after: int | None, alone: bool) -> Tensor:
         """Of both inputs, and of their points' sum."""
@@ -309,20 +389,26 @@ class _Bilinear(NodeKind):
 
 class _Product(_Bilinear):
     def image(self, node: Product, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        return rounding.widen(_corners(*boxes), 1)
+        x, y = boxes
+        above, below = [b.lower >= 0 for b in boxes], [b.upper <= 0 for b in boxes]
+        alike = (above[0] & above[1]) | (below[0] & below[1])
+        return _signed(rounding.widen(_corners(x, y), 1), alike, (above[0] & below[1]) | (below[0] & above[1]))
 
 
 class _MatMul(_Bilinear):
     def image(self, node: MatMul, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
         x, y = boxes
-        lower = upper = size = torch.zeros((), dtype=x.lower.dtype, device=x.lower.device)
+        lower = upper = low = high = torch.zeros((), dtype=x.lower.dtype, device=x.lower.device)
         for k in range(node.inner):
             column = Bounds(x.lower[..., k, None], x.upper[..., k, None])
             term = _corners(column, Bounds(y.lower[..., k, None, :], y.upper[..., k, None, :]))
             lower, upper = lower + term.lower, upper + term.upper
-            size = size + torch.maximum(-term.lower, term.upper)
-        error = rounding.interval_products(size, node.inner)
-        return Bounds(lower - error, upper + error)
+            low, high = low + term.lower.abs(), high + term.upper.abs()
+        low, high = (rounding.interval_products(size, node.inner) for size in (low, high))
+        above = [(x.lower >= 0).all(-1, keepdim=True), (y.lower >= 0).all(-2, keepdim=True)]
+        below = [(x.upper <= 0).all(-1, keepdim=True), (y.upper <= 0).all(-2, keepdim=True)]
+        alike, unlike = (above[0] & above[1]) | (below[0] & below[1]), (above[0] & below[1]) | (below[0] & above[1])
+        return _signed(Bounds(lower - low, upper + high), alike, unlike)
 
 
 class _Maximum(NodeKind):

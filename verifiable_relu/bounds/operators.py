@@ -29,6 +29,7 @@ from verifiable_relu.network.nodes import (
     Add,
     Affine,
     Conv2d,
+    Curve,
     Extreme,
     Linear,
     Node,
@@ -41,15 +42,34 @@ from verifiable_relu.rounding import tiny
 Kind = TypeVar("Kind", bound=Affine, covariant=True)
 
 
+@dataclass(frozen=True)
+class OneSign:
+    """The rows of a weight that have no numbers of both signs, as bool tensors broadcastable to the node's shape.
+
+    Attributes:
+        rising: those without a negative number.
+        any: those, and the ones without a positive number.
+        all: whether every row is one.
+    """
+
+    rising: Tensor
+    any: Tensor
+    all: bool
+
+
 class Operator(Generic[Kind]):
     """The products with W of a node y = W·x + b, and what is derived from W and b, which is made once.
 
     Attributes:
         node: the affine node; nothing of it is changed.
         terms32: how many additions in float32 a product takes part in, in ``linear32`` and in ``absolute32``.
+        careful: whether a function that is not defined everywhere, such as a root, may come after the node: then an end
+            of 0 is to be none that is a little below.
     """
 
     terms32: tuple[int, int] = (0, 0)
+
+    careful = True
 
     def __init__(self, node: Kind, tuning: Tuning) -> None:
         self.node = node
@@ -110,6 +130,17 @@ class Operator(Generic[Kind]):
     def offset_magnitude(self) -> Tensor:
         """≥ |b| (``Affine.offset_magnitude``)."""
         return self.once("offset magnitude", self.node.offset_magnitude)
+
+    @cached_property
+    def one_sign(self) -> OneSign | None:
+        """Its rows without weights of both signs; None if there is none, if their ends need no care (``careful``), or
+        if a gradient is wanted."""
+        weight = getattr(self.node, "weight", None)
+        if weight is None or not self.careful or not self.constant:
+            return None
+        rising, falling = ((part.flatten(1).all(1)).reshape(self.offset.shape) for part in (weight >= 0, weight <= 0))
+        any_ = rising | falling
+        return OneSign(rising, any_, bool(any_.all())) if bool(any_.any()) else None
 
     @property
     def row_sums(self) -> Tensor:
@@ -231,10 +262,10 @@ class ConvolutionOperator(Operator[Conv2d]):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._summed(x, self.node.bias) if self.by_blocks(x) else self.node.forward(x)
+        return self.node.forward(x)
 
     def linear(self, x: Tensor) -> Tensor:
-        return self._summed(x, None) if self.by_blocks(x) else self.node.linear(x)
+        return self.node.linear(x)
 
     def absolute(self, x: Tensor) -> Tensor:
         return self.node.convolved(x, self.once("absolute", self.node.weight.abs))
@@ -312,43 +343,6 @@ class ConvolutionOperator(Operator[Conv2d]):
         found = x.new_zeros(len(x), *self.cells_shape(self.node.shape[1:]))
         fill_cells(found, x, self.node.stride, self.node.corner)
         return found
-
-    def by_blocks(self, x: Tensor) -> bool:
-        """Whether ``_summed`` is faster than torch's convolution in float64 on a CPU."""
-        tuning = self.tuning
-        if x.dtype != torch.float64 or x.device.type != "cpu" or x.requires_grad or len(x) < tuning.block_samples:
-            return False
-        (_, *points), (_, channels, *kernel) = self.node.shape, self.node.weight.shape
-        if not self.plain or not self.constant or channels * math.prod(self.node.stride) < tuning.block_terms:
-            return False
-        whole = all(k % s == 0 for k, s in zip(kernel, self.node.stride, strict=True))
-        unfolded = x.element_size() * len(x) * channels * math.prod(kernel) * math.prod(points)
-        return unfolded > tuning.block_bytes or (whole and math.prod(self._blocks) <= tuning.block_count)
-
-    def _summed(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution as a sum of matrix products, one for each block of the kernel, of inputs in cells.
-
-        With as many columns of outputs as there are of cells, a block is a product with all cells from a constant
-        distance on.
-        """
-        (_, wide), (height, width) = self._blocks, self.node.shape[1:]
-        channels, down, right = self.cells_shape((height, width))
-        # The last outputs of the last row reach beyond; they are cut off.
-        cells = x.new_zeros(len(x), channels, down * right + wide - 1)
-        fill_cells(cells[:, :, : down * right].unflatten(2, (down, right)), x, self.node.stride, self.node.corner)
-        size = height * right
-        found: Tensor | None = None
-        for number, block in enumerate(self.once("blocks", lambda: self._blocked.flatten(0, 1).unsqueeze(1).unbind())):
-            start = number // wide * right + number % wide
-            mine, those = block.expand(len(x), -1, -1), cells[:, :, start : start + size]
-            if found is not None:
-                found.baddbmm_(mine, those)
-            elif bias is not None:
-                found = torch.baddbmm(bias[:, None], mine, those)
-            else:
-                found = torch.bmm(mine, those)
-        assert found is not None
-        return found.unflatten(2, (height, right))[:, :, :, :width]
 
     @property
     def _blocked(self) -> Tensor:
@@ -485,6 +479,8 @@ class Operators:
     def __init__(self, nodes: tuple[Node, ...], tuning: Tuning) -> None:
         # Not the network itself: it keeps this object, and a circle would wait for the garbage collector.
         self._nodes, self.tuning = nodes, tuning
+        partial = (i for i, node in enumerate(nodes) if isinstance(node, Curve) and node.known.partial)
+        self._last_partial = max(partial, default=-1)
         self._made: dict[int, Operator[Affine]] = {}
 
     def __getitem__(self, index: int) -> Operator[Affine]:
@@ -492,6 +488,7 @@ class Operators:
             node = self._nodes[index]
             assert isinstance(node, Affine)
             self._made[index] = _KINDS.get(type(node), Operator)(node, self.tuning)
+            self._made[index].careful = index < self._last_partial
         return self._made[index]
 
     def find(self, index: int) -> Operator[Affine] | None:

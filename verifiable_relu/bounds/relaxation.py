@@ -307,7 +307,7 @@ class Relaxation:
     """A network over a batch of boxes: each node's bounds and each activation's lines, made as they are needed.
 
     In every sample of the batch bounds are wanted of other neurons, and of another number of them. So rows come in
-    groups of equal size, each of one sample (``chunks.groups``), and what is known of a sample is held once for all
+    groups of equal size, each of one sample (``tuning.groups``), and what is known of a sample is held once for all
     rows of a group.
 
     Args:

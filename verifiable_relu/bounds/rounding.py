@@ -31,11 +31,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.activations import row
+from verifiable_relu.bounds.activations import row, within_range
 from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Conv2d
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Relu, Scale
 from verifiable_relu.rounding import OWN, epsilon, gamma, inflated, tiny, unit_roundoff
 
 
@@ -433,27 +433,38 @@ def interval_affine(
     return torch.add(radius, size, alpha=relative), growth, more
 
 
-def interval_scale(operator: Operator[Affine], size: Tensor) -> Tensor:
-    """How far the box of s·x + b, element by element, must be widened: by at most γ·(|s|·|x| + |b|).
+def interval_end(operator: Operator[Affine], size: Tensor) -> Tensor:
+    """How far W·x + b at one end x of a box may be off, as computed: at most γ·(|W|·|x| + |b|), and what underflows.
 
     Args:
         operator: of the map.
-        size: (batch, *shape) ≥ |x|.
+        size: (batch, *shape) 2·|W|·|x|, as computed: doubled, as |b| is, to overflow before any other sum does.
 
     Returns:
         (batch, *shape), infinite or NaN where a sum may overflow, be it only on the way.
     """
-    least, offset, slope = operator.once(
-        "interval",
-        # Doubled, so that their sum overflows before any other does.
-        lambda: (
-            _smallest(operator, size.dtype, 0),
-            2 * operator.offset_magnitude,
-            2 * operator.row_sums,
-        ),
-    )
-    reach = torch.addcmul(offset, slope, size)
-    return torch.add(least, reach, alpha=_interval_share(operator, size.dtype) / 2)
+    least, offset = operator.once("end", lambda: (_smallest(operator, size.dtype, 0), 2 * operator.offset_magnitude))
+    return torch.add(least, offset + size, alpha=_interval_share(operator, size.dtype) / 2)
+
+
+def offset_range(operator: Operator[Affine]) -> Bounds:
+    """Ends of b that no rounding widens: y = W·x + b is at or beyond them where no term of W·x has the other sign.
+
+    A stored b without an error is both of them, and so is s·c with s = ±1. One with a relative error keeps its sign.
+    Nothing is known of one that is computed otherwise, or has an absolute error.
+    """
+    node, b = operator.node, operator.offset
+    low, high = torch.full_like(b, -math.inf), torch.full_like(b, math.inf)
+    if node.offset_terms or not node.weight_error < 1:
+        return Bounds(low, high)
+    if node.weight_error:
+        low, high = low.masked_fill(b >= 0, 0), high.masked_fill(b <= 0, 0)
+    else:
+        low = high = b
+    if isinstance(node, Scale):
+        computed = (node.center != 0) & ~((node.shift == 0) & (node.scale.abs() == 1))
+        low, high = low.masked_fill(computed, -math.inf), high.masked_fill(computed, math.inf)
+    return Bounds(low, high)
 
 
 def _interval_share(operator: Operator[Affine], dtype: torch.dtype) -> float:
@@ -514,17 +525,11 @@ def interval_rows(operator: Operator[Affine] | None, reach: Tensor) -> tuple[Ten
     return backward_affine(operator, reach, 1), lost(operator, most, max(many, operator.node.size), reach.dtype)
 
 
-def interval_sum(total: Bounds) -> Tensor:
-    """How far the sum of two boxes, as computed, must be widened, (batch, *shape)."""
-    dtype = total.lower.dtype
-    return torch.add(tiny(dtype), size(total), alpha=4 * unit_roundoff(dtype))
-
-
 def interval_products(size: Tensor, terms: int) -> Tensor:
-    """How far sums of products of two intervals must be widened.
+    """How far ends of sums of products of two intervals must be moved.
 
     Args:
-        size: the sums of the products' largest absolute values, as computed.
+        size: the sums of the absolute values of the products at that end, as computed.
         terms: how many products are summed.
     """
     return 2 * gamma(terms + 2, size.dtype) * size + terms * tiny(size.dtype)
@@ -539,14 +544,18 @@ def widen(bounds: Bounds, ulps: int) -> Bounds:
     )
 
 
-def interval_activation(node: Activation, image: Bounds) -> Bounds:
-    """The image of an activation as computed, moved outward; that of a ReLU is computed without error."""
-    if node.op == "Relu":
-        return image
+def interval_activation(node: Activation, bounds: Bounds) -> Bounds:
+    """The image of an activation over bounds of its input, moved outward, but not out of its range (``within_range``).
+
+    That of a ReLU, and of what copies its input, is computed without error.
+    """
     known = row(node)
+    image = known.image(node, bounds)
+    if isinstance(node, Relu) or not known.ulps:
+        return image
     outward = widen(image, known.ulps)
     absolute = 2 * unit_roundoff(image.lower.dtype) * known.absolute(node)
-    return Bounds(outward.lower - absolute, outward.upper + absolute)
+    return within_range(node, bounds, Bounds(outward.lower - absolute, outward.upper + absolute))
 
 
 def lines_outward(node: Activation, bounds: Bounds, lines: Lines) -> Lines:

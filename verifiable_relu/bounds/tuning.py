@@ -1,14 +1,12 @@
 """What bound propagation passes around, every threshold in one value, and how many rows go together.
 
 No threshold decides whether a bound is sound; each decides how fast it is computed, and some by how much rounding
-widens it. The defaults were set with ``benchmarks/bounds_speed.py`` on a CPU. A test, or a device of another kind,
-hands in a ``Tuning`` of its own.
+widens it. The defaults were set with ``benchmarks/speed/bounds_speed.py`` on a CPU. A test, or a device of another
+kind, hands in a ``Tuning`` of its own.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Conv2d, Extreme, Scale, Shape
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,6 @@ class Tuning:
         chunk_bytes: bytes of coefficients propagated at once on a CPU: what stays in the cache goes faster.
         copies: arrays of a chunk's coefficients that are alive at once at the widest node.
         windowed_copies: the same for rows in windows, which take a part of the memory of whole rows.
-        row_multiple: a chunk in float32 has a multiple of so many rows, since convolution libraries prepare anew for
-            every number of rows.
-        row_digits: binary digits of the number of rows in a group that may differ from 0, for the same reason.
-        waiting_coefficients: from so many coefficients in a layer's rows on, the side of a neuron that is likely not to
-            be needed waits for the other side.
 
         active_share: rows are restricted to neurons that may be active up to this share of them.
         window_share: windows are used up to this share of the image's area.
@@ -97,11 +89,7 @@ class Tuning:
         sum_length: least numbers added one after another in a float32 sum of many: fewer take more time, more err more.
         weight_sum_length: the same in products with a weight matrix.
         sum_steps: from so many partial sums on they are themselves summed in two steps.
-        block_samples: from so many boxes on a float64 convolution may be a sum of matrix products, one for each block
-            of the kernel ...
-        block_terms: ... if each product sums so many terms ...
-        block_count: ... and the kernel fills at most so many blocks, or ...
-        block_bytes: ... the unfolded images of all boxes take more bytes than this.
+
 
         search_bytes: bytes that the search for slopes (α-CROWN) holds at once; more gain nothing.
         search_copies: arrays of every activation's size that the search holds for each row.
@@ -116,9 +104,6 @@ class Tuning:
     chunk_bytes: int = 1 << 24
     copies: float = 6
     windowed_copies: float = 2
-    row_multiple: int = 8
-    row_digits: int = 5
-    waiting_coefficients: int = 1 << 18
 
     active_share: float = 0.75
     window_share: float = 0.5
@@ -142,10 +127,6 @@ class Tuning:
     sum_length: int = 96
     weight_sum_length: int = 48
     sum_steps: int = 16
-    block_samples: int = 16
-    block_terms: int = 8
-    block_count: int = 4
-    block_bytes: int = 1 << 22
 
     search_bytes: int = 1 << 28
     search_copies: int = 13
@@ -159,59 +140,9 @@ PLAIN = Tuning(
     float32=False,
     windows=False,
     restrict=False,
-    waiting_coefficients=1 << 62,
     sparse_weights=1 << 62,
-    block_samples=1 << 62,
 )
 """Without any acceleration."""
-
-
-_FAR = 64
-"""A neuron is taken to depend on all values of the nodes that are so many or more nodes before it."""
-
-
-def receptive(network: Network) -> tuple[int, ...]:
-    """On about how many values of all earlier nodes together a neuron of each node depends, in node order.
-
-    Where two windows of one node are wanted, the larger one is counted, as if it held the other.
-    """
-
-    def count() -> tuple[int, ...]:
-        earlier = (0, *itertools.accumulate(node.size for node in network.nodes))
-        return tuple(_receptive(network, index, earlier) for index in range(len(network.nodes)))
-
-    return network.once(receptive, count)
-
-
-def _receptive(network: Network, index: int, earlier: tuple[int, ...]) -> int:
-    """The same for one node, counted within images by the windows that convolutions see, elsewhere by whole nodes.
-
-    ``earlier``: how many values all nodes before each node have. All of them are counted before a node that is seen as
-    a whole, and ``_FAR`` nodes back, so that networks of any depth are walked in linear time.
-    """
-    windows: dict[int, Shape] = {index: (1,) * len(network.nodes[index].shape[1:])}
-    count = 0
-    for current in range(index, -1, -1):
-        if current not in windows:
-            continue
-        node, window = network.nodes[current], windows.pop(current)
-        if not windows and current < index and (window == node.shape[1:] or index - current >= _FAR):
-            return count + earlier[current + 1]
-        if current < index:
-            count += min(node.size, math.prod((node.shape[0], *window)) if node.shape else 1)
-        for source in node.inputs:
-            before = network.nodes[source].shape[1:]
-            if isinstance(node, Conv2d):
-                sizes = zip(window, node.weight.shape[2:], node.stride, node.dilation, strict=True)
-                before = tuple((n - 1) * s + d * (k - 1) + 1 for n, k, s, d in sizes)
-            elif isinstance(node, Activation | Scale | Add | Extreme):
-                before = window
-            known = windows.get(source, before)
-            windows[source] = tuple(
-                min(max(pair), whole)
-                for *pair, whole in zip(known, before, network.nodes[source].shape[1:], strict=True)
-            )
-    return count
 
 
 def chunk_size(
@@ -233,7 +164,7 @@ def chunk_size(
 
 
 def groups(
-    count: int, sample: Tensor | None, size: int, samples: int, digits: int | None = None
+    count: int, sample: Tensor | None, size: int, samples: int
 ) -> Iterator[tuple[Tensor | slice, Tensor | None]]:
     """Rows in chunks of at most ``size``, each of some groups of equal size.
 
@@ -243,9 +174,6 @@ def groups(
             turn, equally many of every sample.
         size: at least 1.
         samples: how many there are.
-        digits: so many first binary digits alone of the number of rows in a group may differ from 0, where there are
-            several samples: chunks then have few different sizes, and with 5 digits grow by at most 1/16. By default
-            the number is not rounded.
 
     Yields:
         The rows, group after group, as an index, a group's last one repeated where it has too few; and (groups,) the
@@ -276,20 +204,11 @@ def groups(
         taken = 1
         while taken < len(pieces) and (taken + 1) * pieces[taken][0] <= size:
             taken += 1
-        if digits is not None:
-            taken -= taken % _last_digit(taken, 2)
         longest = pieces[taken - 1][0]
-        if digits is not None:
-            longest += -longest % _last_digit(longest, digits)
         lengths, starts, mine = torch.tensor(pieces[:taken], device=sample.device).unbind(1)
         del pieces[:taken]
         place = torch.minimum(torch.arange(longest, device=sample.device), lengths[:, None] - 1)
         yield order[starts[:, None] + place].flatten(), mine
-
-
-def _last_digit(number: int, digits: int) -> int:
-    """The power of two that the last of so many first binary digits of a number stands for."""
-    return 1 << max(0, number.bit_length() - digits)
 
 
 def in_turn(sample: Tensor, samples: int) -> bool:

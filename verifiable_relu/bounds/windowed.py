@@ -297,7 +297,7 @@ class Stepped:
 
 
 class Stepper(Protocol):
-    """A faster way to take rows back through some nodes (``windowed``, ``last_convolution``, ``restrict``)."""
+    """A faster way to take rows back through some nodes (``LastConvolution``, ``Windowed``, ``Restriction``)."""
 
     def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """One step back from node ``index``; None if the plain step is to be taken for these rows."""

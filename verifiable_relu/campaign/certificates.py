@@ -26,7 +26,7 @@ from verifiable_relu.network.head import headless
 from verifiable_relu.network.product import Part, product, rectified
 from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.spec.specfile import vnnlib_text
+from verifiable_relu.spec.specfile import SpecFile, Variable, vnnlib_text
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.trust.certificate_file import write_sat, write_unsat
 from verifiable_relu.verifiers.auto import prove
@@ -239,25 +239,37 @@ def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) 
         yield boxes.index(box), proof
 
 
-class OfTwo(Certificates):
-    """Certificates of what is asked about two networks at once.
+class OfQuestions(Certificates):
+    """Certificates of questions about one or two networks' files; each property is written beside its certificate.
 
     Args:
         folder: as in ``Certificates``.
         files: of the networks.
-        one, other: the networks; the second is that of its file.
+        networks: those of the files; the first may be a family.
     """
 
-    def __init__(self, folder: Path, files: tuple[str, str], one: Network, other: Network) -> None:
+    def __init__(self, folder: Path, files: Sequence[str], networks: Sequence[Network]) -> None:
         super().__init__(folder)
-        self._both = files, one, other
+        self.files, self._networks = tuple(files), tuple(networks)
 
     def _keep(
         self, onnx: str, vnnlib: str, queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float
     ) -> Kept:
-        if any(outcome.verdict is Verdict.SAT for outcome in outcomes) or len(queries) != 1:
-            return Kept(False, "of two networks, an unsat of one box alone has a certificate")
-        return self.keep_two(*self._both, replace(queries[0].property, name=vnnlib), limit)
+        if len(self.files) == 2:
+            if any(outcome.verdict is Verdict.SAT for outcome in outcomes) or len(queries) != 1:
+                return Kept(False, "of two networks, an unsat of one box alone has a certificate")
+            one, other = self._networks
+            both = self.files[0], self.files[1]
+            return self.keep_two(both, one, other, replace(queries[0].property, name=vnnlib), limit)
+        given = SpecFile(
+            Path(vnnlib), "1.0", tuple(query.property for query in queries),
+            Variable("X", (queries[0].network.input_size,)), Variable("Y", (queries[0].network.output_size,)),
+        )  # fmt: skip
+        text = vnnlib_text(given)
+        number = hashlib.sha256(text.encode()).hexdigest()[:8]
+        spec = self._folder / f"{re.sub(r'[^a-zA-Z0-9_.-]', '_', vnnlib[:80])}-{number}.vnnlib"
+        spec.write_text(text)
+        return super()._keep(self.files[0], str(spec), queries, outcomes, limit)
 
 
 def beside(

@@ -163,6 +163,7 @@ class Loader:
         prepare: a function that every network goes through once it was read, such as ``network.hardened``; it may raise
             an InputError. None leaves the networks as they are. A loader with a function that can be pickled can be
             pickled, too.
+        arithmetic: about which instances are asked; the results of those that cannot be read say it.
 
     Attributes:
         clock: returns the present time in seconds, by which reading is charged.
@@ -172,9 +173,11 @@ class Loader:
         self,
         networks: Mapping[str, Path] | None = None,
         prepare: Callable[[Network], Network] | None = None,
+        arithmetic: str = "real",
     ) -> None:
         self.networks = dict(networks or {})
         self.prepare = prepare
+        self.arithmetic = arithmetic
         self.clock: Callable[[], float] = time.perf_counter
         self._networks = _Recent[_Read](_KEPT_NETWORKS)
         self._properties = _Recent[_Property](_KEPT_PROPERTIES)
@@ -329,7 +332,7 @@ class Loader:
         except Exception as error:
             if debug and not isinstance(error, InputError):
                 raise
-            return unasked(str(entry.onnx or ""), str(entry.vnnlib), error, entry.timeout)
+            return unasked(str(entry.onnx or ""), str(entry.vnnlib), error, entry.timeout, self.arithmetic)
 
 
 def believe(

@@ -389,5 +389,5 @@ class _Queue:
             entry = self.open[number]
             asked = str(entry.onnx or ""), str(entry.vnnlib), entry.timeout
             error = Late(None) if late is None and isinstance(error, Late) else error
-            result = lost(*asked, self.job.verifier, self.job.limits, error)
+            result = lost(*asked, self.job.verifier, self.job.limits, error, self.job.loader.arithmetic)
             self.keep(Answered(number, result, False))

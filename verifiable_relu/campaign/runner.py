@@ -133,18 +133,21 @@ READING = "reading"
 """The ``Result.method`` of an instance whose reading failed by a fault of the program rather than by a bad file."""
 
 
-def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float) -> Result:
-    """The result of an instance that could not be read.
+def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float, arithmetic: str = "real") -> Result:
+    """The result of an instance that could not be read; ``run`` adds the verifier for which it was to be read.
 
     Args:
         onnx: the network's file, as the user named it.
         vnnlib: the property file, as the user named it.
         error: the exception; an InputError means bad input, any other exception a fault of the program.
         timeout: the instance's time limit in seconds.
+        arithmetic: about which it was to be asked.
     """
     bad = isinstance(error, InputError)
     method, detail = ("", str(error)) if bad else (READING, f"{type(error).__name__}: {error}")
-    return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout)
+    return Result(
+        onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, detail=detail, timeout=timeout, arithmetic=arithmetic
+    )
 
 
 class Late(Exception):
@@ -159,7 +162,9 @@ class Late(Exception):
         self.number = number
 
 
-def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Limits, error: Exception) -> Result:
+def lost(
+    onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Limits, error: Exception, arithmetic: str
+) -> Result:
     """The result of an instance whose process was ended, or ended by itself.
 
     Args:
@@ -169,6 +174,7 @@ def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Lim
         verifier: the verifier.
         limits: of its work.
         error: ``Late``, MemoryError, or how the process ended.
+        arithmetic: about which the instance was asked.
     """
     reason, method, seconds, detail = Reason.ERROR, verifier.name, 0.0, str(error)
     if isinstance(error, MemoryError):
@@ -180,8 +186,9 @@ def lost(onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Lim
     # Without the digest of the query, the record is no answer for later runs, which ask again.
     known = described(verifier, limits)
     return Result(
-        onnx, vnnlib, Verdict.UNKNOWN, reason, method, seconds, detail=detail, verifier=known, timeout=timeout
-    )
+        onnx, vnnlib, Verdict.UNKNOWN, reason, method, seconds, detail=detail, verifier=known, timeout=timeout,
+        arithmetic=arithmetic,
+    )  # fmt: skip
 
 
 @neutral()
@@ -196,7 +203,7 @@ def run(
     """Answer all instances in one batch, and record each result as soon as it is known.
 
     Args:
-        cases: the instances. A ``Result`` among them, such as one of ``unasked``, is only recorded.
+        cases: the instances. A ``Result`` among them, such as one of ``unasked``, is only recorded, as this verifier's.
         verifier: the verifier that answers the queries.
         store: an open store for the records, or None. An instance that a record there answers is not asked again.
         observer: the object that is told of stages and results.
@@ -265,7 +272,7 @@ class _Campaign:
         purses: dict[int, Purse] = {}
         for index, case in enumerate(self.cases):
             if isinstance(case, Result):
-                self.record(index, case)
+                self.record(index, replace(case, verifier=self.method))
                 continue
             key = (case.digest, self.method, versions()["verifiable_relu"])
             wanted = self.certificates is not None

@@ -129,7 +129,7 @@ class Store:
         return {key: result for result in read for key in result.keys}
 
     def holds(self, result: Result) -> bool:
-        """Whether there is a record of the same verifier for files of the same names."""
+        """Whether there is a record of the same verifier for files of the same names, which it could read."""
         return _short(_names(result)) in self._named
 
     def append(self, result: Result, counterexample: str | None = None) -> None:
@@ -187,7 +187,8 @@ class Store:
             raise unusable(self.folder, error) from None
 
     def _remember(self, place: int, result: Result) -> None:
-        self._named.add(_short(_names(result)))
+        if result.query:
+            self._named.add(_short(_names(result)))
         if not result.final:
             return
         self._count += _short(result.key) not in self._places
@@ -286,14 +287,11 @@ def counterexample_file(result: Result) -> str:
 def read_results(folder: Path | str) -> list[Result]:
     """The results that a folder holds: the latest of each verifier, arithmetic and instance, by its two files' names.
 
-    A record of files that could not be read has no verifier. It says nothing once they were answered.
-
     Raises:
         InputError: if the folder has no records, or if one is damaged.
     """
     found: dict[tuple[str, ...], Result] = {}
     for result in read_journal(folder, RESULTS):
-        found.pop(("", *_names(result)[1:]), None)
         found[_names(result)] = result
     return list(found.values())
 

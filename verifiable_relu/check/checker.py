@@ -62,6 +62,8 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
                 raise Refused(f"it is about {ran or 'real'} arithmetic, not about {arithmetic}")
             graph = _named(net, lambda: read_model(files["network"], running))
             if joint is not None:
+                if running is not None and running.result:
+                    raise Refused(f"no family is known in {ran}, where the stored weights are rounded")
                 least = [rational(value) for value in joint] if isinstance(joint, list) else []
                 graph = graph.hardened(least, running is not None)
             if other is not None:

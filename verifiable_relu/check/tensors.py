@@ -83,7 +83,10 @@ class Builder:
         """The tensor as a multiple of itself, and of each tensor before it that it is a multiple of."""
         found = [Multiple(tensor)]
         while (step := self.multiples.get(found[-1].x.node)) is not None:
-            last = found[-1]
+            last, source = found[-1], self.nodes[step.x.node]
+            if isinstance(source, Smooth) and source.kind in ("Round", "Sign"):
+                # Whole numbers are what is made of them.
+                break
             x = Tensor(step.x.node, step.x.index.ravel()[last.x.index])
             found.append(Multiple(x, last.factor * step.factor))
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -144,6 +145,7 @@ def run(options: argparse.Namespace) -> int:
     torch.manual_seed(options.seed)
     model = load(options.model, options.weights).to(device(options.device))
     training, test = _data(options.data)
+    held_out = None if training is test and len(test[0]) <= (options.samples or math.inf) else test
     training = (training[0][: options.samples], training[1][: options.samples])
     steps = options.epochs * len(loader(training, True))
     try:
@@ -151,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
             model,
             training,
             epochs=options.epochs,
-            held_out=test,
+            held_out=held_out,
             optimizer=lambda model: default_optimizer(model, steps, options.rate),
             target=options.target,
             schedule=options.schedule,
@@ -184,13 +186,11 @@ def run(options: argparse.Namespace) -> int:
             counts = results.summary
             print(
                 f"{name}: within {options.eps}, {counts['certified']} of {counts['asked']} images certified, "
-                f"{counts['attacked']} attacked, {counts['undecided']} undecided"
+                f"{counts['refuted']} refuted, {counts['undecided']} undecided"
             )
     print(f"wrote {' and '.join(map(str, files))}; next, write properties and answer them:")
-    print(
-        f"  python -m verifiable_relu.spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P"
-    )
-    print("  python -m verifiable_relu.certify --spec P")
+    print(f"  verifiable-relu spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P")
+    print("  verifiable-relu certify --spec P")
     if options.int8:
         print(f"and the same with --net {files[1]}")
     return 0

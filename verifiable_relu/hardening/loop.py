@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -251,6 +251,7 @@ def harden(
             argument=argument,
             watch=lambda seconds: show(int(seconds), "seconds of the proof of the change"),
         )
+    change = replace(change, training=held_out is None)
     return Hardened(hard, soft, tuple(places), change, tuple(means), batches.sample_shape(first, argument), argument)
 
 

@@ -36,7 +36,7 @@ from verifiable_relu.rounding import (
 )
 
 LAMBDA_ERROR = 4 * UNIT
-"""The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``scaled_hardness``).
+"""The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``simplify.bare``).
 
 Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: much less than what bounds and evaluation
 grant to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
@@ -404,12 +404,6 @@ def hardness(factor: Fraction, error: Fraction) -> Tensor | None:
     except UnsupportedError:
         return None
     return narrow(number.reshape(())) if off <= LAMBDA_ERROR else None
-
-
-def scaled_hardness(lam: Fraction, error: Fraction) -> Tensor | None:
-    """A λ that was multiplied by a factor, ``error`` being that of the factor; None where the error is too large."""
-    found = multiple(lam, error)
-    return found[0] if found is not None and found[1] <= LAMBDA_ERROR else None
 
 
 def multiple(factor: Fraction, error: Fraction) -> tuple[Tensor, float] | None:

@@ -35,6 +35,7 @@ from verifiable_relu.network.nodes import (
     Node,
     Permute,
     Reshape,
+    Scale,
     Seen,
     Sparse,
     Step,
@@ -96,7 +97,22 @@ class Arithmetic:
         error = found.error * ENCLOSE_OWN + self.tiny
         # What only moves numbers leaves those without an error as they are.
         moves = isinstance(node, Reshape | Permute | Identity | Seen) or (isinstance(node, Sparse) and node.moves)
-        return Enclosed(found.value, np.where(found.error == 0, 0, error) if moves else error)
+        certain = found.error == 0 if moves else self._certain(node, inputs[0], found)
+        return Enclosed(found.value, np.where(certain, 0, error))
+
+    def _certain(self, node: Node, x: Enclosed, found: Enclosed) -> np.ndarray:
+        """Where nothing is rounded: W·0 + b is the stored b, and a function is 0 at 0 if it is computed to be."""
+        if isinstance(node, Curve):
+            zero: np.ndarray = (x.magnitude == 0) & (found.value == 0)
+            return zero
+        if isinstance(node, Kinked):
+            below = node.below.detach().cpu().numpy()
+            moved: np.ndarray = (x.error == 0) & ((x.value >= 0) | (np.abs(below) == 1))
+            return moved | ((below == 0) & (x.value + x.error <= 0))
+        if not isinstance(node, Affine) or node.weight_error or (isinstance(node, Scale) and bool(node.center.any())):
+            return np.zeros(found.value.shape, dtype=bool)
+        terms = self.spread(node, (x.magnitude != 0).astype(x.value.dtype), 0.0)
+        return np.broadcast_to(terms == 0, found.value.shape)
 
 
 def whole(x: Enclosed) -> Enclosed:

@@ -100,7 +100,7 @@ class Network:
         arithmetic: how the file is computed by what runs it (``rounding.ARITHMETICS``); ``real`` where it is taken as a
             function of real numbers. Of any other the nodes' errors are those of that arithmetic.
         mended: how a file was read that the standard's checker refuses or that leaves something open, such as nodes out
-            of order: a sentence for each.
+            of order, and where a set of networks does not have that of the file: a sentence for each.
 
     Attributes:
         once: keeps what is computed from the nodes, by key, for as long as the network lives. A network never changes:

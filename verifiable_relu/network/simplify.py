@@ -8,7 +8,6 @@ several.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,11 +18,25 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.derived import both, hardness, multiple, narrow, product, scaled_hardness
+from verifiable_relu.network.derived import LAMBDA_ERROR, both, hardness, multiple, product
 from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Curve, Gelu, Linear, Node, Product, Relu, Scale, Smooth, curve
-from verifiable_relu.rounding import COMMON_STEP, MODERATE, not_below
+from verifiable_relu.network.graph import Network, whole
+from verifiable_relu.network.nodes import (
+    Curve,
+    Gelu,
+    Identity,
+    Linear,
+    Node,
+    Permute,
+    Product,
+    Relu,
+    Reshape,
+    Scale,
+    Smooth,
+    Sparse,
+    curve,
+)
+from verifiable_relu.rounding import COMMON_STEP, MODERATE
 
 Graph = tuple[list[Node], int]
 """Nodes in topological order, the input first, and the index of the output."""
@@ -222,66 +235,119 @@ def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
             base, lam, number, error = found
             made.append(Gelu(name=node.name, inputs=(base,), shape=node.shape, lam=lam))
             if float(number) != 1 or error:
-                zero = torch.zeros_like(number)
-                scale = Scale(
-                    name=node.name,
-                    inputs=(len(made) - 1,),
-                    shape=node.shape,
-                    center=zero,
-                    scale=number,
-                    shift=zero,
-                    weight_error=error,
-                )
-                made.append(scale)
+                made.append(_scaled(node, len(made) - 1, number, error))
         at.append(len(made) - 1)
     return made, at[output]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """The argument of an activation as factor·x, x being what is before all factors.
+
+    Attributes:
+        base: the node that x is made of by ``nodes`` alone, the first one last.
+        nodes: those between that are no factors.
+        factor: the product of the numbers of all Scales between that multiply or divide by one number.
+        error: relative, of ``factor``.
+        vague: the name of what stands before x and multiplies, too: by several numbers, or numbers of which some are
+            chosen, or of another GELU; or nothing.
+    """
+
+    base: int
+    nodes: tuple[Node, ...] = ()
+    factor: Fraction = Fraction(1)
+    error: Fraction = Fraction(0)
+    vague: str = ""
+
+
+def argument(nodes: Sequence[Node], index: int) -> Argument:
+    """Trace a node's value back to what is before all factors: λ of a GELU is about that, here and nowhere else.
+
+    Reshape and Permute may stand between, and in (x − c)·s, s is a factor of x − c. What a Scale makes of whole
+    numbers, such as a quantised network's, is no multiple of them, and a batch normalisation of several channels is a
+    layer as others are.
+
+    Args:
+        nodes: in topological order.
+        index: of the node.
+    """
+    found, passed, chosen = Argument(index), list[Node](), False
+    counted = whole(nodes[:index])
+    while True:
+        node = nodes[index]
+        if isinstance(node, Gelu):
+            return replace(found, vague=node.name)
+        if isinstance(node, Sparse) and node.moves:
+            chosen = True
+        elif isinstance(node, Reshape | Permute | Identity):
+            passed.append(node)
+        elif not isinstance(node, Scale) or not _is(node.shift, 0) or node.inputs[0] in counted:
+            return found
+        elif not _is(node.scale, 1):
+            if node.scale.numel() > 1 or chosen or not bool(torch.isfinite(node.scale).all()):
+                normalised = bool(node.weight_error) and node.divisor is None and not chosen
+                return found if normalised else replace(found, vague=node.name)
+            number, off = _number(node)
+            if not _is(node.center, 0):
+                passed.append(replace(node, scale=torch.ones_like(node.scale), weight_error=0.0, divisor=None))
+            error = (1 + found.error) * (1 + off) - 1
+            found = Argument(node.inputs[0], tuple(passed), found.factor * number, error)
+        if isinstance(node, Scale) and not _is(node.center, 0):
+            return found
+        (index,) = node.inputs
+
+
+def _number(node: Scale) -> tuple[Fraction, Fraction]:
+    """The one number that a Scale multiplies by, of a division the exact quotient, and its relative error."""
+    if node.divisor is not None:
+        return 1 / Fraction(float(node.divisor)), Fraction(0)
+    return Fraction(float(node.scale)), Fraction(node.weight_error)
 
 
 def bare(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
     """Put λ times λ-GELU of x in the place of GELU(λ·x), so that no GELU is one of a multiple.
 
-    Certificates speak of that x (``docs/certificates.md``), and so does the λ of a family of networks. The arguments
-    and the result are those of ``spelled``.
+    Certificates speak of that x (``docs/certificates.md``). A GELU of a negative multiple, or of one by a number beyond
+    ``MODERATE``, is left. The arguments and the result are those of ``spelled``.
     """
     made: list[Node] = []
     at: list[int] = []
     for node in nodes:
         moved = replace(node, inputs=tuple(at[i] for i in node.inputs))
-        if isinstance(moved, Gelu):
-            first = _before_factors(made, moved.inputs[0])
-            lam = first.slope * Fraction(float(moved.lam))
-            fits = not first.offset and made[first.base].shape == moved.shape and MODERATE[0] <= lam <= MODERATE[1]
-            number = scaled_hardness(lam, first.error) if fits else None
-            if number is not None and first.slope != 1 and Fraction(float(first.slope)) == first.slope:
-                wide = torch.tensor([float(first.slope), 0.0], dtype=torch.float64)
-                factor, zero = narrow(wide)
-                made.append(replace(moved, inputs=(first.base,), lam=number))
-                moved = Scale(
-                    name=node.name,
-                    inputs=(len(made) - 1,),
-                    shape=node.shape,
-                    center=zero,
-                    scale=factor,
-                    shift=zero,
-                    weight_error=not_below(first.error),
-                )
-        made.append(moved)
+        made.append(_bare(made, moved) if isinstance(moved, Gelu) else moved)
         at.append(len(made) - 1)
     return live(made, at[output])
 
 
-def _before_factors(made: list[Node], index: int) -> _Scaled:
-    """A node's value in terms of what is before all factors: of (x − c)·s that is x − c, of which a node is made."""
-    *_, first = itertools.takewhile(lambda step: not step.offset, _steps(made, index))
-    node = made[first.base]
-    if not isinstance(node, Scale) or node.scale.numel() != 1 or _is(node.scale, 1) or not _is(node.shift, 0):
-        return first
-    # A batch normalisation is no factor, and its number is off by an error.
-    if not bool(torch.isfinite(node.scale).all()) or (node.weight_error and node.divisor is None):
-        return first
-    made.append(replace(node, scale=torch.ones_like(node.scale), weight_error=0.0, divisor=None))
-    error = (1 + first.error) * (1 + Fraction(node.weight_error)) - 1
-    return _Scaled(len(made) - 1, first.slope * Fraction(float(node.scale)), Fraction(0), error)
+def _bare(made: list[Node], gelu: Gelu) -> Node:
+    """A GELU, or the factor behind the λ-GELU that is added to the nodes for it."""
+    found = argument(made, gelu.inputs[0])
+    lam = found.factor * Fraction(float(gelu.lam))
+    if found.factor == 1 or not MODERATE[0] <= lam <= MODERATE[1]:
+        return gelu
+    number, factor = multiple(lam, found.error), multiple(found.factor, found.error)
+    if number is None or factor is None or number[1] > LAMBDA_ERROR:
+        return gelu
+    source = found.base
+    for node in reversed(found.nodes):
+        made.append(replace(node, inputs=(source,)))
+        source = len(made) - 1
+    made.append(replace(gelu, inputs=(source,), lam=number[0]))
+    return _scaled(gelu, len(made) - 1, *factor)
+
+
+def _scaled(node: Node, source: int, factor: Tensor, error: float) -> Scale:
+    """A factor of the value of a node, under the name of another."""
+    zero = torch.zeros_like(factor)
+    return Scale(
+        name=node.name,
+        inputs=(source,),
+        shape=node.shape,
+        center=zero,
+        scale=factor,
+        shift=zero,
+        weight_error=error,
+    )
 
 
 def _other(nodes: Sequence[Node], product: Product) -> tuple[str, int] | None:
@@ -332,8 +398,8 @@ def _steps(nodes: Sequence[Node], index: int) -> list[_Scaled]:
     while isinstance(node := nodes[index], Scale) and all(
         part.numel() == 1 and bool(torch.isfinite(part).all()) for part in (node.center, node.scale, node.shift)
     ):
-        center, scale, shift = (Fraction(float(part)) for part in (node.center, node.scale, node.shift))
-        last, off = steps[-1], Fraction(node.weight_error)
+        center, shift, (scale, off) = Fraction(float(node.center)), Fraction(float(node.shift)), _number(node)
+        last = steps[-1]
         if (off or last.error) and (center or shift):
             break
         index = node.inputs[0]

@@ -45,8 +45,9 @@ def parser() -> Parser:
         "--expected",
         type=Path,
         metavar="LIST.csv",
-        help="a table whose rows begin with network and property and have a verdict, sat or unsat, in a later field, "
-        "such as an instances.csv with expected verdicts or the results.csv of another tool: answers are compared",
+        help="a table whose rows begin with network and property, or with a category and these, and have a verdict "
+        "(sat, unsat, violated, holds) in a later field, such as an instances.csv with expected verdicts or the "
+        "competition's results.csv: answers are compared",
     )
     made.add_argument(
         "--out", type=Path, metavar="FILE.html", help="the page (default: DIR/report.html, or RECORD.html)"
@@ -95,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=out) from None
     made = [out, *(draw(found, options.figures) if options.figures is not None else ())]
+    for note in found.notes:
+        print(printable(note))
     for path in made:
         print(printable(f"wrote {path}"))
     return 0

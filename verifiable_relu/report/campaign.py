@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import math
 import os
 import re
@@ -22,6 +20,7 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk, read_text
+from verifiable_relu.report.expected import Expected, common_end, counted
 from verifiable_relu.report.figures import ANSWERS, Axis, Bars, Chart, Series
 from verifiable_relu.report.table import Cell, Column, Link, Table, spelled, tabulate
 from verifiable_relu.spec.find import named
@@ -29,6 +28,9 @@ from verifiable_relu.spec.find import named
 _SOLVED = ("sat", "unsat")
 _SHORTEST = 1e-4
 """Seconds below which times are not told apart in charts."""
+
+_NAMED = 5
+"""The most instances with unexpected verdicts that a sentence names."""
 
 _PAIRS = 6
 """The most pairs of methods that are compared."""
@@ -42,9 +44,6 @@ _HEAD = 2_000
 
 _OF = " in "
 """Between the method and the folder of a campaign, where several are shown beside each other."""
-
-Expected = Mapping[tuple[str, str], str]
-"""Expected verdicts, ``sat`` or ``unsat``, by the names of the files of network and property."""
 
 _TICKS = 10
 """An axis of fewer radii names each of them."""
@@ -61,24 +60,6 @@ def verifier_names(results: Sequence[Result]) -> dict[str, str]:
             counts[short] += 1
             names[result.verifier] = short if counts[short] == 1 else f"{short} {counts[short]}"
     return names
-
-
-def asked(results: Sequence[Result]) -> list[Result]:
-    """The results with files that could not be read counted for every method, since they were given to all of them.
-
-    Args:
-        results: at most one for each verifier and instance; those of files that could not be read have no verifier.
-    """
-    verifiers = [verifier for verifier in verifier_names(results) if verifier]
-    known = {(result.verifier, result.onnx, result.vnnlib) for result in results}
-    found = []
-    for result in results:
-        if result.verifier or not verifiers:
-            found.append(result)
-            continue
-        lacking = (v for v in verifiers if (v, result.onnx, result.vnnlib) not in known)
-        found += [replace(result, verifier=verifier) for verifier in lacking]
-    return found
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -116,7 +97,7 @@ def by_network(results: Sequence[Result]) -> Table:
     """A row for each network and verifier."""
 
     def count(answer: str) -> Column[tuple[tuple[str, str], list[Result]]]:
-        return ANSWERS[answer][1], "", lambda row: sum(result.answer == answer for result in row[1])
+        return answer, "", lambda row: sum(result.answer == answer for result in row[1])
 
     return tabulate(
         _by_network(results).items(),
@@ -140,7 +121,7 @@ def answers(results: Sequence[Result]) -> Bars:
         ", ".join(key) if several else key[0]: [shares(members).get(answer, 0) for answer in ANSWERS]
         for key, members in groups.items()
     }
-    return Bars("", bars, list(ANSWERS.values()), "instances")
+    return Bars("", bars, [(style, answer) for answer, style in ANSWERS.items()], "instances")
 
 
 def stages(results: Sequence[Result]) -> Table:
@@ -193,25 +174,25 @@ def margins(results: Sequence[Result]) -> Chart | None:
     series = []
     for method, held in known.items():
         of = f", {method}" if len(known) > 1 else ""
-        for answer, (style, name) in ANSWERS.items():
+        for answer, style in ANSWERS.items():
             placed = [(place, *pair) for place, pair in enumerate(held, 1) if pair[1].answer == answer]
             if placed:
                 points = [(float(place), margin) for place, margin, _ in placed]
                 tips = [f"{Path(result.vnnlib).name}: {margin:.4g}" for _, margin, result in placed]
-                series.append(Series(name + of, points, False, tips, style))
+                series.append(Series(answer + of, points, False, tips, style))
     return Chart(
         "Margins of all instances",
         series,
         Axis("instances, by margin", ends=(0.0, max(map(len, known.values())) + 1.0)),
         Axis("margin", "about zero"),
-        f"{len(every)} margins from {min(every):.3g} to {max(every):.3g}: proven lower bounds for what is "
-        "verified or undecided, and the margin at the counterexample for what is violated.",
+        f"{len(every)} margins from {min(every):.3g} to {max(every):.3g}: the margin at the "
+        "counterexample for sat, otherwise a proven lower bound.",
     )
 
 
 def about(result: Result) -> Result:
     """A result whose verifier is named by the arithmetic of its question, too, where that is of what runs a network."""
-    if result.arithmetic == "real" or not result.verifier:
+    if result.arithmetic == "real":
         return result
     method, *options = result.verifier.partition("(")
     return replace(result, verifier=f"{method} about {result.arithmetic}{''.join(options)}")
@@ -220,58 +201,71 @@ def about(result: Result) -> Result:
 def beside(campaigns: Mapping[Path, Sequence[Result]]) -> list[Result]:
     """The results of several campaigns, whose methods have the names of their folders in theirs.
 
-    Questions of one digest whose files have the same names are one instance, as the first campaign names it.
+    An instance of a later campaign is that of an earlier one where their paths are equal, or else where the names of
+    their files are and they ask the same; files that could not be read say nothing of what they ask. It is named as the
+    first campaign names it.
     """
     short = {folder: folder.resolve().name for folder in campaigns}
-    files: dict[tuple[str, ...], tuple[str, str]] = {}
+    known: dict[str, list[Result]] = {}
     found = []
     for folder, results in campaigns.items():
         name = short[folder] if [*short.values()].count(short[folder]) == 1 else str(folder)
+        taken: dict[tuple[str, str], set[int]] = {}
         for result in results:
-            onnx, vnnlib = result.onnx, result.vnnlib
-            if result.query:
-                key = result.query, named(onnx), Path(vnnlib).name
-                onnx, vnnlib = files.setdefault(key, (onnx, vnnlib))
-            verifier = result.verifier and f"{result.verifier}{_OF}{name}"
-            found.append(replace(result, onnx=onnx, vnnlib=vnnlib, verifier=verifier))
+            property_ = Path(result.vnnlib).name
+            same, mine = known.setdefault(property_, []), taken.setdefault((result.verifier, property_), set())
+            likely = [(order, i) for i, other in enumerate(same) if i not in mine and (order := unlike(result, other))]
+            place = min(likely)[1] if likely else len(same)
+            same += [result] if place == len(same) else []
+            mine.add(place)
+            onnx, vnnlib = _paths(same[place])
+            found.append(replace(result, onnx=onnx, vnnlib=vnnlib, verifier=f"{result.verifier}{_OF}{name}"))
     return found
 
 
-def read_expected(path: Path) -> dict[tuple[str, str], str]:
-    """The expected verdicts of a table: the first field after two names of files that is ``sat`` or ``unsat``.
+def _paths(result: Result) -> tuple[str, str]:
+    return result.onnx, result.vnnlib
 
-    Raises:
-        InputError: if the file cannot be read, or has no such row.
+
+def unlike(result: Result, other: Result) -> tuple[bool, int, bool] | None:
+    """Order results that may be about one instance, the likeliest first; None where they cannot be.
+
+    Equal paths go before equal ends of paths, these before equal questions: copies of a file ask the same.
     """
-    found = {}
-    try:
-        for row in csv.reader(io.StringIO(read_text(path, _LARGEST), newline="")):
-            verdict = next((cell for each in row[2:] if (cell := each.strip().lower()) in _SOLVED), None)
-            if verdict is not None:
-                found[_files(row[0].strip(), row[1].strip())] = verdict
-    except csv.Error as error:
-        raise InputError(f"no table: {error}", path=path) from None
-    if not found:
-        raise InputError("no row has a network, a property and, after these, sat or unsat", path=path)
-    return found
-
-
-def _files(onnx: str, vnnlib: str) -> tuple[str, str]:
-    """The names under which expected verdicts are found."""
-    return named(onnx).removesuffix(".gz"), Path(vnnlib).name.removesuffix(".gz")
+    equal = _paths(result) == _paths(other)
+    # The network of a property that could not be read was not always searched for.
+    names = not (result.onnx and other.onnx) or named(result.onnx) == named(other.onnx)
+    asked = result.query == other.query
+    if not equal and not (names and (asked or not (result.query and other.query))):
+        return None
+    return not equal, -common_end(result.vnnlib, other.vnnlib) - common_end(result.onnx, other.onnx), not asked
 
 
 def _expected(result: Result, expected: Expected) -> str | None:
-    return expected.get(_files(result.onnx, result.vnnlib))
+    return expected.verdict(result.onnx, result.vnnlib)
 
 
 def _wrong(result: Result, expected: Expected) -> bool:
     return result.answer in _SOLVED and _expected(result, expected) not in (None, result.answer)
 
 
-def unexpected(results: Sequence[Result], expected: Expected) -> int:
-    """The number of instances with a verdict that is not the expected one."""
-    return len({(result.onnx, result.vnnlib) for result in results if _wrong(result, expected)})
+def contradicted(results: Sequence[Result]) -> int:
+    """The number of instances of which one method says *sat* and another *unsat* about the same arithmetic."""
+    given = [{(r.answer, r.arithmetic) for r in members} for members in by_instance(results).values()]
+    return sum(any(answer == "sat" and ("unsat", of) in each for answer, of in each) for each in given)
+
+
+def unexpected(results: Sequence[Result], expected: Expected) -> str:
+    """A sentence that counts the instances with an unexpected verdict and names some; empty without any."""
+    wrong = [members[0] for members in by_instance([r for r in results if _wrong(r, expected)]).values()]
+    if not wrong:
+        return ""
+    named_ = [
+        f"{Path(r.vnnlib).name} of {named(r.onnx)} is {r.answer}, expected {_expected(r, expected)}"
+        for r in wrong[:_NAMED]
+    ]
+    more = [f"{len(wrong) - _NAMED} more"] if len(wrong) > _NAMED else []
+    return f"{counted(len(wrong), 'instance')} with another verdict than expected: {'; '.join([*named_, *more])}."
 
 
 def met(results: Sequence[Result], expected: Expected) -> Table:
@@ -321,9 +315,7 @@ class Pair:
 
     def scatter(self) -> Chart | None:
         """The seconds of both, for what one of them decides; None where none decides."""
-        groups = {
-            f"both: {ANSWERS[answer][1]}": [ab for ab in self.both if ab[0].answer == answer] for answer in _SOLVED
-        }
+        groups = {f"both: {answer}": [ab for ab in self.both if ab[0].answer == answer] for answer in _SOLVED}
         groups |= {f"{name} alone": self.only(which) for which, name in enumerate(self.names)}
         series = []
         for style, (name, members) in enumerate(groups.items()):
@@ -411,8 +403,8 @@ class AtRadius:
     method: str
     eps: Fraction
     instances: int
-    verified: int
-    violated: int
+    certified: int
+    refuted: int
     images: frozenset[str] = frozenset()
 
 
@@ -431,7 +423,7 @@ def at_radii(results: Sequence[Result]) -> list[AtRadius]:
 
 
 def certified(rows: Sequence[AtRadius]) -> Chart | None:
-    """The share of instances that is verified against ε, and the share that is not violated.
+    """The share of instances that is certified against ε, and the share that is not refuted.
 
     A line joins the radii at which the same images were asked about. Networks whose instances all have different radii
     have no such share. None for less than two radii.
@@ -449,18 +441,18 @@ def certified(rows: Sequence[AtRadius]) -> Chart | None:
         name = ", ".join(line) if several else line[0]
         for number, images in enumerate(dict.fromkeys(row.images for row in members)):
             same = [row for row in members if row.images == images]
-            verified = [(float(row.eps), row.verified / row.instances) for row in same]
-            standing = [(float(row.eps), 1 - row.violated / row.instances) for row in same]
-            texts = ("", "") if number else (f"{name}: verified", f"{name}: not violated")
-            series.append(Series(texts[0], verified, style=style))
+            proven = [(float(row.eps), row.certified / row.instances) for row in same]
+            standing = [(float(row.eps), 1 - row.refuted / row.instances) for row in same]
+            texts = ("", "") if number else (f"{name}: certified", f"{name}: not refuted")
+            series.append(Series(texts[0], proven, style=style))
             series.append(Series(texts[1], standing, style=style, bound=True))
     return Chart(
         "Certified accuracy against the radius",
         series,
         Axis("radius ε", ticks={float(eps): spelled(eps) for eps in _apart(radii)} if len(radii) < _TICKS else None),
         Axis("share of the instances", percent=True, ends=(0.0, 1.02)),
-        "The share of the instances of each radius that is verified, and the share for which no counterexample was "
-        "found; the exact share lies between the two.",
+        "The share of the instances of each radius that is certified (unsat), and the share that is not refuted (no "
+        "counterexample was found); the exact share lies between the two.",
     )
 
 
@@ -482,9 +474,9 @@ def radii_table(rows: Sequence[AtRadius]) -> Table:
             ("method", "", lambda row: row.method),
             ("ε", "", lambda row: spelled(row.eps)),
             ("instances", "", lambda row: row.instances),
-            ("verified", "", lambda row: row.verified),
-            ("violated", "", lambda row: row.violated),
-            ("undecided", "", lambda row: row.instances - row.verified - row.violated),
+            ("certified", "", lambda row: row.certified),
+            ("refuted", "", lambda row: row.refuted),
+            ("undecided", "", lambda row: row.instances - row.certified - row.refuted),
         ],
         "Answers by radius",
     )
@@ -547,18 +539,18 @@ def instances(
         rows = []
         for (onnx, vnnlib), members in by_instance(results).items():
             row: list[Cell] = [asked(onnx, vnnlib), named(onnx)]
-            row += [_expected(members[0], expected)] if expected else []
+            row += [_expected(members[0], expected)] if expected.rows else []
             for verifier in names:
                 mine = next((result for result in members if result.verifier == verifier), None)
                 row += [None] * 4 if mine is None else [mine.answer, mine.seconds, mine.margin, mine.detail]
             rows.append(row)
         heads = [f"{what}, {name}" for name in names.values() for what in ("answer", "seconds", "margin", "note")]
-        wanted = ["expected"] if expected else []
+        wanted = ["expected"] if expected.rows else []
         return Table(("property", "network", *wanted, *heads), rows, caption="All instances")
     columns: list[Column[Result]] = [
         ("property", "", lambda result: asked(result.onnx, result.vnnlib)),
         ("answer", "", lambda result: result.answer),
-        *([("expected", "", lambda result: _expected(result, expected))] if expected else []),
+        *([("expected", "", lambda result: _expected(result, expected))] if expected.rows else []),
         ("network", "", lambda result: evidence.link(named(result.onnx), on_disk(result.onnx))),
         ("trust", "", lambda result: "" if result.trust is None else str(result.trust)),
         ("reason", "", lambda result: str(result.reason)),

@@ -47,13 +47,8 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "--")
 LINES = ("-", "--", "-.", ":")
 """The styles of lines, by matplotlib's names, in their order."""
 
-ANSWERS: Mapping[str, tuple[int, str]] = {
-    "unsat": (0, "verified"),
-    "sat": (1, "violated"),
-    "unknown": (6, "undecided"),
-    "timed-out": (4, "out of time"),
-}
-"""For each answer of ``Result.answer`` the number of its colour, marker and hatch, and its name for readers."""
+ANSWERS: Mapping[str, int] = {"unsat": 0, "sat": 1, "unknown": 6, "timed-out": 4}
+"""For each answer of ``Result.answer`` the number of its colour, marker and hatch."""
 
 COLUMN = 3.4
 """The width of a paper's column, in inches."""

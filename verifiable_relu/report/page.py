@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from verifiable_relu import __version__
@@ -20,6 +19,7 @@ from verifiable_relu.files import csv_cell, read_bytes, read_text
 from verifiable_relu.journal import Kind, plain, read_journal
 from verifiable_relu.report import campaign
 from verifiable_relu.report.counterexamples import Gallery, Shown, data_uri, spread
+from verifiable_relu.report.expected import Expected, counted, read_expected
 from verifiable_relu.report.figures import ANSWERS, COLOURS, Axis, Chart, Series
 from verifiable_relu.report.table import Cell, Link, Table, natural
 
@@ -74,12 +74,14 @@ class Found:
         subtitle: a line below the title.
         sections: the sections.
         results: the results of a campaign; none for a study or a training.
+        notes: sentences about the results that the command prints, too.
         curves: the charts of a training, by name; none for anything else.
     """
 
     subtitle: str
     sections: Sequence[Section]
     results: Sequence[Result] = ()
+    notes: Sequence[str] = ()
     curves: Mapping[str, Chart] = field(default_factory=dict)
 
     def html(self, title: str) -> str:
@@ -113,7 +115,7 @@ def of_source(
         source: a folder with a file ``records.jsonl``, of a campaign or a study; or a record of a training, ``.json``.
         pictures: the most counterexamples to show.
         others: folders of other campaigns, to be shown beside the first one.
-        expected: a table of verdicts with which a campaign's are compared (``campaign.read_expected``).
+        expected: a table of verdicts with which a campaign's are compared (``read_expected``).
         page: the folder in which the page will lie, whose rows then lead to the files of a campaign that are there.
 
     Raises:
@@ -131,7 +133,7 @@ def of_source(
     if others:
         results = campaign.beside({folder: _instances(folder) for folder in (source, *others)})
     evidence = campaign.Evidence(page, source if not others else None)
-    found = of_results(results, pictures, {} if expected is None else campaign.read_expected(expected), evidence)
+    found = of_results(results, pictures, Expected() if expected is None else read_expected(expected), evidence)
     if not found.sections:
         raise InputError("no results here", path=source)
     return found
@@ -152,7 +154,7 @@ def _campaign(folder: Path) -> bool:
 def of_results(
     results: Sequence[Result],
     pictures: int,
-    expected: campaign.Expected = MappingProxyType({}),
+    expected: Expected = Expected(),  # noqa: B008 -- frozen
     evidence: campaign.Evidence = campaign.NOWHERE,
 ) -> Found:
     """The page of a campaign's results.
@@ -166,51 +168,51 @@ def of_results(
     if not results:
         return Found("", ())
     # Records have the order in which answers were found.
-    results = sorted(campaign.asked(results), key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
-    total, methods = len(campaign.by_instance(results)), campaign.by_method(results)
+    results = sorted(results, key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
+    every, methods = list(campaign.by_instance(results)), campaign.by_method(results)
+    total, known = counted(len(every), "instance"), len(every)
     answers, said = {}, []
     for name, members in methods.items():
         mine = campaign.shares(members)
-        part = "" if len(members) == total else f" (asked {len(members)})"
+        part = "" if len(members) == known else f" (asked {len(members)})"
         answers["" if len(methods) == 1 else f"{name}{part}"] = mine
-        said.append(", ".join(f"{number} {ANSWERS[answer][1]}" for answer, number in mine.items()))
+        said.append(", ".join(f"{number} {answer}" for answer, number in mine.items()))
     if len(methods) == 1:
-        subtitle = f"{total} instances: {said[0]}"
+        subtitle = f"{total}: {said[0]}"
     else:
         told = "; ".join(f"{name}: {counts}" for name, counts in zip(answers, said, strict=True))
-        subtitle = f"{total} instances, {len(methods)} methods. {told}"
+        subtitle = f"{total}, {len(methods)} methods. {told}"
     disputed = len(campaign.by_instance([result for result in results if result.disputed]))
-    warnings = []
+    notes = [expected.summary(every)] if expected.rows else []
     if disputed:
-        warnings.append(
-            f"Verifier and checker disagree on {disputed} instances: {REFUSED}, so that they are undecided."
-        )
+        notes.append(f"Verifier and checker disagree on {counted(disputed, 'instance')}: {REFUSED}.")
     pairs = campaign.pairs(results)
-    if contrary := sum(len(pair.contrary) for pair in pairs):
-        warnings.append(f"Of {contrary} instances one method says that they are verified, another that they are not.")
+    if contrary := campaign.contradicted(results):
+        notes.append(f"Methods contradict each other (sat and unsat) about {counted(contrary, 'instance')}.")
     if wrong := campaign.unexpected(results, expected):
-        warnings.append(f"Of {wrong} instances the verdict is another one than expected.")
+        notes.append(wrong)
     at_radii = campaign.at_radii(results)
     charts = {
         "Instances that are decided within a number of seconds each; further right and lower is better.":
             campaign.cactus(results),
         "Margins: proven lower bounds, and the margin at counterexamples, which is at most 0.":
             campaign.margins(results),
-        "Certified accuracy: the share of the instances that is verified, and the share that is not violated. "
+        "Certified accuracy: the share of the instances that is certified, and the share that is not refuted. "
         "Instances are those that were asked, which may be images that the network classifies correctly alone.":
             campaign.certified(at_radii),
     }  # fmt: skip
     drawn = [(caption, chart) for caption, chart in charts.items() if chart is not None]
     tables = [campaign.stages(results), *([campaign.radii_table(at_radii)] if at_radii else [])]
     refuted = [result for result in results if result.counterexample is not None]
-    violated = [members[0] for members in campaign.by_instance(refuted).values()]
-    chosen = spread(violated, pictures)
+    refuted = [members[0] for members in campaign.by_instance(refuted).values()]
+    chosen = spread(refuted, pictures)
     shown = [replace(one, file=evidence.at(one.file)) for one in Gallery().show(chosen)]
     places = {(result.onnx, result.vnnlib): f"#{one.id}" for result, one in zip(chosen, shown, strict=True)}
     texts = ["Each has been checked by exact or verified arithmetic and by a run in onnxruntime."]
-    if len(shown) < len(violated):
-        texts.append(f"{len(shown)} of {len(violated)}, spread over the networks.")
-    counts = [campaign.by_network(results), *([campaign.met(results, expected)] if expected else [])]
+    if len(shown) < len(refuted):
+        texts.append(f"{len(shown)} of {len(refuted)}, spread over the networks.")
+    compared = campaign.met(results, expected)
+    counts = [campaign.by_network(results), *([compared] if compared.rows else [])]
     beside = Section(
         "beside",
         "Side by side",
@@ -218,7 +220,7 @@ def of_results(
         tables=[campaign.paired(pairs), campaign.alone(pairs, places)],
     )
     sections = [
-        Section("answers", "Answers", warnings, answers, tables=counts),
+        Section("answers", "Answers", notes, answers, tables=counts),
         *([beside] if pairs else []),
         Section("measures", "Time, margins and radii", charts=drawn, tables=tables),
         *([Section("counterexamples", "Counterexamples", texts, gallery=shown)] if shown else []),
@@ -227,11 +229,11 @@ def of_results(
         ),
         Section("made-with", "Made with", facts=campaign.facts(results), files=evidence.records()),
     ]
-    return Found(subtitle, sections, results)
+    return Found(subtitle, sections, results, notes)
 
 
 def _instances(folder: Path) -> list[Result]:
-    """The results that a folder holds, those of one file under two paths once, as the last run named it.
+    """The results that a folder holds, those of one instance under two paths once, as the last run named it.
 
     A campaign that is resumed in another folder names its files by other paths.
     """
@@ -243,16 +245,17 @@ def _instances(folder: Path) -> list[Result]:
     except (InputError, KeyError, csv.Error):
         return results
 
-    files: dict[tuple[str, ...], list[Result]] = {}
-    for result in results:
-        onnx, vnnlib = result.onnx, result.vnnlib
-        names = (Path(onnx).name, Path(vnnlib).name) if result.query else (onnx, vnnlib)
-        files.setdefault((result.verifier, result.query, *names), []).append(result)
-    found = []
-    for same in files.values():
-        last = [result for result in same if (csv_cell(result.onnx), csv_cell(result.vnnlib)) in listed]
-        found += last or same[-1:]
-    return found
+    def in_last_run(result: Result) -> bool:
+        return (csv_cell(result.onnx), csv_cell(result.vnnlib)) in listed
+
+    kept: dict[tuple[str, str], list[Result]] = {}
+    earlier = [result for result in reversed(results) if not in_last_run(result)]
+    for result in (*filter(in_last_run, results), *earlier):
+        same = kept.setdefault((result.verifier, Path(result.vnnlib).name), [])
+        if in_last_run(result) or not any(campaign.unlike(result, other) for other in same):
+            same.append(result)
+    chosen = {id(result) for same in kept.values() for result in same}
+    return [result for result in results if id(result) in chosen]
 
 
 def of_study(folder: Path) -> Found:

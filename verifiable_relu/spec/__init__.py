@@ -1,6 +1,6 @@
 """Properties of networks, their VNN-LIB files, and lists of instances."""
 
-from verifiable_relu.spec.balls import box_property, linf_properties, linf_property, patch_masks
+from verifiable_relu.spec.balls import box_property, linf_properties, linf_property
 from verifiable_relu.spec.find import Instance, find_network, instances, queries, read_instances, write_instances
 from verifiable_relu.spec.property import Ball, Box, Property, Query, Row
 from verifiable_relu.spec.read import read_vnnlib
@@ -20,7 +20,6 @@ __all__ = [
     "instances",
     "linf_properties",
     "linf_property",
-    "patch_masks",
     "queries",
     "read_instances",
     "read_vnnlib",

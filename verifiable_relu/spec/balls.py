@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from itertools import combinations
 from numbers import Rational
 from typing import Any
 
@@ -259,9 +258,6 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else f"{value!r:.60}"
 
 
-MOST_POLYTOPES = 10_000
-"""The most polytopes of the unsafe set of a top-k question."""
-
 Pair = tuple[Any, Any]
 """A pair (A, b) of a matrix and a vector, which stands for A·y ≤ b."""
 
@@ -269,20 +265,6 @@ Pair = tuple[Any, Any]
 def targeted(target: int, classes: int) -> tuple[Polytope, ...]:
     """The outputs with which a class is predicted: y_j ≤ y_target for every other class j."""
     return (tuple(_at_most(j, target) for j in range(classes) if j != target),)
-
-
-def outside_top(label: int, count: int, classes: int) -> tuple[Polytope, ...]:
-    """The outputs with which a class is not surely among the ``count`` largest: so many others reach it at least.
-
-    Raises:
-        InputError: if ``count`` is not in 1 … classes − 1, or if there are too many subsets of other classes.
-    """
-    if not 1 <= count < classes:
-        raise InputError(f"top_k is {count}, outside of 1 to {classes - 1}")
-    if math.comb(classes - 1, count) > MOST_POLYTOPES:
-        raise InputError(f"top_k = {count} of {classes} classes makes more than {MOST_POLYTOPES:,} cases")
-    others = [j for j in range(classes) if j != label]
-    return tuple(tuple(_at_most(label, j) for j in chosen) for chosen in combinations(others, count))
 
 
 def within_balls(
@@ -301,28 +283,6 @@ def within_balls(
         replace(prop, ball=Ball(center, radius, order))
         for prop, center, radius in zip(properties, centers, radii, strict=True)
     ]
-
-
-def patch_masks(shape: tuple[int, ...], size: tuple[int, int]) -> np.ndarray:
-    """The pixels of a rectangle at each of its places in an image, in all channels.
-
-    Args:
-        shape: (…, height, width) of an image.
-        size: (height, width) of the rectangle.
-
-    Returns:
-        Bool (places, *shape).
-
-    Raises:
-        InputError: if the rectangle does not fit the image.
-    """
-    if len(shape) < 2 or not all(0 < part <= whole for part, whole in zip(size, shape[-2:], strict=True)):
-        raise InputError(f"a patch of {size[0]}×{size[1]} pixels does not fit images of shape {shape}")
-    places = list(np.ndindex(*(whole - part + 1 for part, whole in zip(size, shape[-2:], strict=True))))
-    masks = np.zeros((len(places), *shape), dtype=bool)
-    for index, (top, left) in enumerate(places):
-        masks[index, ..., top : top + size[0], left : left + size[1]] = True
-    return masks
 
 
 def box_property(

@@ -133,7 +133,7 @@ def _show(results: Mapping[str, Any]) -> None:
     for name, value in results.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, each in parts:
-            share = isinstance(each, float) and name.startswith(("clean", "attacked", "pruned", "int8"))
+            share = isinstance(each, float) and name.startswith(("clean", "not_refuted", "pruned", "int8"))
             table.add_row(" ".join([*name.split("_"), *part.split("_")]).strip(), Text(_value(each, share)))
     Console(soft_wrap=True).print(table)
 

@@ -29,12 +29,12 @@ from verifiable_relu.files import write_whole
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.runtime import load, session
-from verifiable_relu.train.loop import Trained, accuracy, attacked_accuracy, measure_swap
+from verifiable_relu.train.loop import Trained, accuracy, measure_swap, not_refuted
 from verifiable_relu.train.monitor import settled, unstable_neurons
 from verifiable_relu.train.options import ARMS, Options, int8_file
 
 ATTACKED = 1000
-"""The number of test images, the first ones, on which attacked accuracy and unstable neurons are measured."""
+"""The number of test images, the first ones, that are attacked and on which unstable neurons are counted."""
 
 
 def finish(
@@ -53,8 +53,8 @@ def finish(
         * ``patterns_settled`` and ``weights_settled``: see ``monitor.settled``;
         * ``int8`` and ``int8_per_tensor``: ``Quantized`` on the test set, with a scale per channel or tensor;
         * ``pruned``: the accuracy on the test set by sparsity, for each of ``SPARSITIES``;
-        * where ε > 0: the attacked accuracy, in [0, 1], and the mean number of unstable neurons per image, on the first
-          ``ATTACKED`` test images.
+        * where ε > 0: the part that an attack does not refute, and the mean number of unstable neurons per image, on
+          the first ``ATTACKED`` test images.
     """
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
@@ -84,7 +84,7 @@ def finish(
         few, theirs = images[:ATTACKED], labels[:ATTACKED]
         results["images_attacked"] = len(few)
         results["clean_of_these"] = accuracy(hard, few, theirs)
-        results["attacked_of_these"] = attacked_accuracy(hard, few, theirs, options.eps, options.seed)
+        results["not_refuted_of_these"] = not_refuted(hard, few, theirs, options.eps, options.seed)
         results["unstable_neurons_by_intervals"] = unstable_neurons(hard, few, options.eps)
     record = {
         "options": asdict(options),

@@ -400,8 +400,11 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs) / len(labels)
 
 
-def attacked_accuracy(model: nn.Module, images: Tensor, labels: Tensor, eps: float, seed: int) -> float:
-    """The fraction of the images that a model classifies correctly, also under a 40-step attack of radius ``eps``."""
+def not_refuted(model: nn.Module, images: Tensor, labels: Tensor, eps: float, seed: int) -> float:
+    """The fraction of the images classified correctly that a 40-step attack of radius ``eps`` does not refute.
+
+    It is a fraction of all images, those classified wrongly included.
+    """
     generator = torch.Generator().manual_seed(seed)
     right = 0
     for x, y in zip(images.split(500), labels.split(500), strict=True):

@@ -135,7 +135,7 @@ class Options:
     l1: Annotated[float, "factor of the sum of the weights' absolute values in the loss"] = 0.0
     eps: Annotated[
         float,
-        "radius ε of the L∞ ball of the attack, of the intervals and of the attacked accuracy that is reported, such "
+        "radius ε of the L∞ ball of the attack, of the intervals and of the attack whose accuracy is reported, such "
         "as 2/255; 0: images alone",
     ] = 0.0
     warmup: Annotated[int, "epochs over which ε grows from 0"] = 0

@@ -51,6 +51,7 @@ class Change:
             None if there is none.
         unproven: why there is no such bound, or none that is less than the range of the outputs on the data; empty if
             there is one.
+        training: whether the samples are those of the training.
     """
 
     samples: int
@@ -63,18 +64,19 @@ class Change:
     region: Region | None
     proven: float | None
     unproven: str = ""
+    training: bool = False
 
     def __str__(self) -> str:
         lines = []
         if self.accuracy is not None:
             given = "" if self.accuracy_before is None else f"{self.accuracy_before:.2%} before, "
             lines.append(
-                f"accuracy on {self.samples} samples: {given}{self.accuracy_smooth:.2%} "
+                f"accuracy on {self.samples} {'training ' * self.training}samples: {given}{self.accuracy_smooth:.2%} "
                 f"with λ-gates, {self.accuracy:.2%} with ReLU"
             )
         lines.append(
             f"the swap changes outputs by {self.mean:.3g} in the mean and {self.worst:.3g} at most on these samples, "
-            f"and the predictions of {self.flipped}"
+            f"and {self.flipped} predictions"
         )
         if self.proven is not None and self.region is not None:
             low, high = self.region

@@ -143,8 +143,15 @@ CHECKED: dict[str, Checked] = {
         lambda x, _: 1 / np.sqrt(x), lambda low, high, _: np.where(low > 0, 0.5 * np.maximum(low, 0) ** -1.5, np.inf)
     ),
     "Sqrt": Checked(lambda x, _: np.sqrt(x), lambda low, high, _: _inverse_root(low)),
+    "Power": Checked(
+        lambda x, p: x**p, lambda low, high, p: np.where(low >= 0, p * np.maximum(high, 0) ** (p - 1), np.inf)
+    ),
+    "Root": Checked(
+        lambda x, p: x**p, lambda low, high, p: np.where(low > 0, p * np.maximum(low, 0) ** (p - 1), np.inf)
+    ),
 }
-"""By the names that nodes have for them; the parameter α is that of ELU and λ of GELU, and any number for the others.
+"""By the names that nodes have for them; the parameter is α of ELU, λ of GELU, the exponent of a
+power, and any number for the others.
 
 Written from the functions' definitions, apart from the tables of nodes and bounds, whose claims they serve to check.
 """

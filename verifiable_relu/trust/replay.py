@@ -41,8 +41,9 @@ class Confirmation:
 
     Attributes:
         confirmed: whether three conditions hold: the point is in the box, its outputs in real arithmetic are in the
-            unsafe set, and so are the outputs of the replay (``replay``), in its own floating-point format.
-        detail: which condition failed, and by how much; empty if confirmed.
+            unsafe set, and so are the outputs of the replay (``replay``), in its own floating-point format. Where the
+            exact outputs lie on the boundary of the set, it is enough that those of the replay are close to them.
+        detail: which condition failed, and by how much; a note where a point is confirmed though the replay misses.
         exact: whether rational arithmetic computed the outputs. If not, float64 did, with a proven error bound, and
             the point is confirmed only where every margin within that bound is negative.
         margin: the margin in real arithmetic, rounded to a float; where it is known as a range, the range's upper end.
@@ -74,7 +75,10 @@ def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgemen
     exactly = evaluable(network)
     if not exactly or multiplications(network) > _EXACT_PRODUCTS:
         for dtype in formats(network):
-            low, high = margin_range(prop, enclose(network, x, dtype))
+            y = enclose(network, x, dtype)
+            if not y.error.any() and np.isfinite(y.value).all():
+                return _at(prop, [Fraction(*v.as_integer_ratio()) for v in y.value])
+            low, high = margin_range(prop, y)
             if high < 0:
                 return _Judgement(True, False, nearest(high), None)
             if low > 0:
@@ -86,10 +90,14 @@ def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgemen
                 "and this network has no exact evaluation"
             )
             return _Judgement(False, False, nearest(high), None, said)
-    outputs = tuple(evaluate_exact(network, x))
-    margin = nearest(prop.margin(outputs))
-    violated = prop.violated(outputs)
-    return _Judgement(violated, True, margin, outputs, "" if violated else f"its exact margin is {margin:.6g}")
+    return _at(prop, evaluate_exact(network, x))
+
+
+def _at(prop: Property, outputs: Sequence[Fraction]) -> _Judgement:
+    """What exact outputs say."""
+    margin, violated = nearest(prop.margin(outputs)), prop.violated(outputs)
+    said = "" if violated else f"its exact margin is {margin:.6g}"
+    return _Judgement(violated, True, margin, tuple(outputs), said)
 
 
 def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
@@ -127,6 +135,10 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
     match judged.violated, repeated:
         case True, True:
             detail = ""
+        case True, False if _reached(prop, judged, replayed):
+            # Floating-point numbers cannot be expected to hit a set that exact outputs only touch.
+            detail = "the exact outputs reach the boundary of the unsafe set, which the replay in float32 misses"
+            return Confirmation(True, detail, True, judged.margin, judged.outputs, replayed)
         case True, False:
             detail = "real arithmetic confirms the counterexample, the replay does not"
         case False, True:
@@ -134,6 +146,18 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
         case _:
             detail = f"neither real arithmetic nor the replay confirms the counterexample: {judged.detail}"
     return Confirmation(judged.violated and repeated, detail, judged.exact, judged.margin, judged.outputs, replayed)
+
+
+_NEAR = 2.0**-10
+"""The part of the largest exact output by which the replay may differ where a point is confirmed in spite of it."""
+
+
+def _reached(prop: Property, judged: _Judgement, replayed: np.ndarray) -> bool:
+    """Return True if exact outputs lie on the boundary of the unsafe set, and the replay's are close to them."""
+    if judged.outputs is None or prop.margin(judged.outputs) != 0:
+        return False
+    exact = np.array([float(v) for v in judged.outputs])
+    return bool((np.abs(replayed - exact) <= _NEAR * np.abs(exact).max(initial=1.0)).all())
 
 
 def representable(prop: Property, point: Sequence[Fraction]) -> tuple[Fraction, ...]:

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from verifiable_relu.bounds.forward import input_box, rough
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.equalities import exact_point, is_thin
 
 _BATCH = 128
 """The most queries that are attacked at once."""
@@ -315,8 +316,20 @@ class Attack(Batched):
         """As ``Batched.answer``."""
         properties = [query.property for query in part.queries.values()]
         points, margins = self.pgd.search(part.network, properties, work.stop, work.device)
-        undecided = Outcome.unknown(Reason.INCOMPLETE, self.name, "no counterexample was found", subproblems=0)
         return [
-            (claim(part.network, prop, point, self.name) if margin <= 0 else None) or undecided
-            for prop, point, margin in zip(properties, points.numpy(), margins.tolist(), strict=True)
+            self._claimed(query, point, margin)
+            for query, point, margin in zip(part.queries.values(), points.numpy(), margins.tolist(), strict=True)
         ]
+
+    def _claimed(self, query: Query, point: np.ndarray, margin: float) -> Outcome:
+        """The claim that a point of least margin allows, or an exact point near it."""
+        network, prop = query.network, query.property
+        if margin <= self.pgd.clearance or any(is_thin(polytope) for polytope in prop.unsafe):
+            exact = exact_point(network, prop, point) if margin > -self.pgd.clearance else None
+            if exact is not None:
+                return Outcome(Verdict.SAT, Reason.REFUTED, self.name, Trust.EXACT, 0.0, exact, subproblems=0)
+        found = claim(network, prop, point, self.name) if margin <= 0 else None
+        if found is None and bool(((prop.box.lower < 0) & (prop.box.upper > 0)).any()):
+            # Norms and their like are least at 0, where no descent ends.
+            found = claim(network, prop, np.zeros(network.input_size), self.name)
+        return found or Outcome.unknown(Reason.INCOMPLETE, self.name, "no counterexample was found", subproblems=0)

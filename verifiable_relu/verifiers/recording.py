@@ -345,7 +345,7 @@ def _rounded(
 
 
 def _neurons(relaxation: Relaxation, target: int, rows: Tensor, constant: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which neurons of the next activation's input rows stand for, and with which sign (``tighten.signed``)."""
+    """Which neurons of the next activation's input rows stand for, and with which sign (``crown.signed``)."""
     network = relaxation.network
     index = next(i for i in network.activations if i not in relaxation.pre)
     node = network.nodes[index]

@@ -292,12 +292,14 @@ class _Search:
         """A counterexample, or that there is an exact one alone; None if z3 has found none."""
         if self.first is None or self.first.answer != "sat":
             return None
-        return self._found or Outcome.unknown(
-            Reason.UNCONFIRMED,
-            self._method,
-            "the exact counterexample is none after rounding to floating point",
-            witness=self._formula.point(self.first.model),
-        )
+        if self._found is not None:
+            return self._found
+        query, witness = self._formula.query, self._formula.point(self.first.model)
+        if evaluable(query.network) and query.property.margin(evaluate_exact(query.network, witness)) == 0:
+            # A set that is only touched has no other points.
+            return Outcome(Verdict.SAT, Reason.REFUTED, self._method, Trust.EXACT, 0.0, witness)
+        detail = "the exact counterexample is none after rounding to floating point"
+        return Outcome.unknown(Reason.UNCONFIRMED, self._method, detail, witness=witness)
 
 
 def exact_claim(query: Query, point: Witness, method: str) -> Outcome | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import deviations, quotient, scaled, share
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.capture import GATE, NotFollowed, Program, Ref, Step
-from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh, curve
+from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Scale, Shape, Sigmoid, Tanh, curve
 from verifiable_relu.network.simplify import needed
 
 _ORDER = ("center", "scale", "shift")
@@ -262,7 +263,11 @@ def _div(t: Translator, step: Step, a: Any) -> int:
     number = t.constant(step, a.other)
     if t.exact:
         factor, error = quotient(1.0, number)
-        return t.scaled(step, t.node(a.self), "scale", factor.to(number.device), error)
+        index = t.scaled(step, t.node(a.self), "scale", factor.to(number.device), error)
+        made = t.build.nodes[index]
+        assert isinstance(made, Scale)
+        t.build.nodes[index] = replace(made, divisor=number)
+        return index
     return t.scaled(step, t.node(a.self), "scale", (1 / number.double()).to(number.dtype))
 
 

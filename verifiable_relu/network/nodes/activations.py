@@ -43,6 +43,10 @@ class Function:
         period: after which bends and turns repeat; they are those of one period then. None if they do not.
         stretched: whether f(x, λ) = f(λx, 1)/λ, so that bends and turns are those for λ = 1 divided by λ.
         increasing: whether f increases everywhere.
+        least: a number that f(x) is never below, whatever rounding makes of it.
+        most: a number that f(x) is never above.
+        partial: whether f is not defined, or not finite, for some x.
+        zero: f(x) ≥ 0 for every x ≥ ``zero`` and f(x) ≤ 0 for every x ≤ ``zero``; None if there is no such number.
         gated: whether f(x) = x·P(x) with a P that never falls, from 0 to 1, and 1 − P(x) ≤ P(−x) for x ≥ 0. Then
             0 ≤ ReLU(x) − f(x) ≤ −f(−|x|), and x·P(λx) never falls as λ > 0 grows.
         operator: of ONNX that computes f; empty where several are needed.
@@ -62,6 +66,10 @@ class Function:
     period: float | None = None
     stretched: bool = False
     increasing: bool = False
+    least: float = -math.inf
+    most: float = math.inf
+    partial: bool = False
+    zero: float | None = None
     gated: bool = False
     operator: str = ""
     versions: tuple[int, ...] = ()
@@ -152,6 +160,14 @@ def _gelu_slope(x: Tensor, lam: Tensor) -> Tensor:
     return 0.5 * torch.special.erfc(-t / math.sqrt(2)) + t * torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
 
 
+def _power(x: Tensor, exponent: Tensor) -> Tensor:
+    return torch.where(x < 0, torch.nan, x**exponent)
+
+
+def _power_slope(x: Tensor, exponent: Tensor) -> Tensor:
+    return torch.where(x < 0, torch.nan, exponent * x ** (exponent - 1))
+
+
 _RECTIFIER = (False, True, False)
 """Concave, convex, concave."""
 
@@ -166,6 +182,8 @@ FUNCTIONS: dict[str, Function] = {
         operator="Sigmoid",
         versions=(6, 13),
         certified=("Sigmoid",),
+        least=0.0,
+        most=1.0,
     ),
     "Tanh": Function(
         lambda x, _: torch.tanh(x),
@@ -177,6 +195,9 @@ FUNCTIONS: dict[str, Function] = {
         operator="Tanh",
         versions=(6, 13),
         certified=("Tanh",),
+        least=-1.0,
+        most=1.0,
+        zero=0.0,
     ),
     # λ-GELU, x·Φ(λx). Files may write it with the error function, whose outputs then name its neurons.
     "GELU": Function(
@@ -191,6 +212,7 @@ FUNCTIONS: dict[str, Function] = {
         stretched=True,
         gated=True,
         certified=("Gelu", "Erf"),
+        zero=0.0,
     ),
     "SiLU": Function(
         _silu,
@@ -200,6 +222,7 @@ FUNCTIONS: dict[str, Function] = {
         turns=(-1.2784645427610738,),
         steepest=1.09984,
         gated=True,
+        zero=0.0,
     ),
     # P(x) = tanh(softplus(x)). With w = eˣ, 1 − P(x) = 2/(w² + 2w + 2) and P(−x) = (2w + 1)/(2w² + 2w + 1).
     "Mish": Function(
@@ -212,6 +235,7 @@ FUNCTIONS: dict[str, Function] = {
         gated=True,
         operator="Mish",
         versions=(18, 22),
+        zero=0.0,
     ),
     "tanh-GELU": Function(
         _tanh_gelu,
@@ -222,6 +246,7 @@ FUNCTIONS: dict[str, Function] = {
         steepest=1.13,
         absolute=1.0,
         gated=True,
+        zero=0.0,
     ),
     # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
     "ELU": Function(
@@ -235,6 +260,7 @@ FUNCTIONS: dict[str, Function] = {
         operator="Elu",
         versions=(6, 22),
         attribute="alpha",
+        zero=0.0,
     ),
     "Softplus": Function(
         _softplus,
@@ -244,6 +270,7 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Softplus",
         versions=(1, 22),
+        least=0.0,
     ),
     "Softsign": Function(
         lambda x, _: x / (1 + x.abs()),
@@ -254,6 +281,9 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Softsign",
         versions=(1, 22),
+        least=-1.0,
+        most=1.0,
+        zero=0.0,
     ),
     "HardSwish": Function(
         _hard_swish,
@@ -265,6 +295,7 @@ FUNCTIONS: dict[str, Function] = {
         gated=True,
         operator="HardSwish",
         versions=(14, 22),
+        zero=0.0,
     ),
     "Erf": Function(
         lambda x, _: torch.erf(x),
@@ -275,6 +306,9 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Erf",
         versions=(9, 13),
+        least=-1.0,
+        most=1.0,
+        zero=0.0,
     ),
     "Atan": Function(
         lambda x, _: torch.atan(x),
@@ -285,6 +319,7 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Atan",
         versions=(7, 22),
+        zero=0.0,
     ),
     # Outside of [−1, 1], (−1, 1) or [1, ∞), where it is not defined, a function is NaN, and nothing is known of it.
     "Asin": Function(
@@ -294,6 +329,8 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Asin",
         versions=(7, 22),
+        partial=True,
+        zero=0.0,
     ),
     "Acos": Function(
         lambda x, _: torch.acos(x),
@@ -302,6 +339,8 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Acos",
         versions=(7, 22),
+        partial=True,
+        least=0.0,
     ),
     "Atanh": Function(
         lambda x, _: torch.atanh(x),
@@ -310,6 +349,8 @@ FUNCTIONS: dict[str, Function] = {
         bends=(0.0,),
         operator="Atanh",
         versions=(9, 22),
+        partial=True,
+        zero=0.0,
     ),
     "Acosh": Function(
         _acosh,
@@ -317,6 +358,8 @@ FUNCTIONS: dict[str, Function] = {
         (False,),
         operator="Acosh",
         versions=(9, 22),
+        partial=True,
+        least=0.0,
     ),
     "Asinh": Function(
         _asinh,
@@ -327,6 +370,7 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Asinh",
         versions=(9, 22),
+        zero=0.0,
     ),
     "Exp": Function(
         lambda x, _: torch.exp(x),
@@ -335,12 +379,29 @@ FUNCTIONS: dict[str, Function] = {
         increasing=True,
         operator="Exp",
         versions=(6, 13),
+        least=0.0,
     ),
-    "Square": Function(lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,)),
-    "Cube": Function(lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), bends=(0.0,), increasing=True),
-    "Log": Function(lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), operator="Log", versions=(6, 13)),
+    "Square": Function(lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,), least=0.0),
+    "Cube": Function(
+        lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), bends=(0.0,), increasing=True, zero=0.0
+    ),
+    "Log": Function(
+        lambda x, _: torch.log(x),
+        lambda x, _: 1 / x,
+        (False,),
+        partial=True,
+        zero=1.0,
+        operator="Log",
+        versions=(6, 13),
+    ),
     "Sqrt": Function(
-        lambda x, _: torch.sqrt(x), lambda x, _: 0.5 / torch.sqrt(x), (False,), operator="Sqrt", versions=(6, 13)
+        lambda x, _: torch.sqrt(x),
+        lambda x, _: 0.5 / torch.sqrt(x),
+        (False,),
+        partial=True,
+        least=0.0,
+        operator="Sqrt",
+        versions=(6, 13),
     ),
     "Reciprocal": Function(
         # At 0, nothing is known: an interval about 0 has NaN for an image.
@@ -351,8 +412,15 @@ FUNCTIONS: dict[str, Function] = {
         turns=(0.0,),
         operator="Reciprocal",
         versions=(6, 13),
+        partial=True,
+        zero=0.0,
     ),
-    "InverseRoot": Function(lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,)),
+    "InverseRoot": Function(
+        lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,), partial=True, least=0.0
+    ),
+    # x^p for x ≥ 0 and a p that is no whole number: above 1 it is convex, below 1 concave.
+    "Power": Function(_power, _power_slope, (True,), partial=True, least=0.0),
+    "Root": Function(_power, _power_slope, (False,), partial=True, least=0.0),
     "Sin": Function(
         lambda x, _: torch.sin(x),
         lambda x, _: torch.cos(x),
@@ -364,6 +432,8 @@ FUNCTIONS: dict[str, Function] = {
         period=2 * math.pi,
         operator="Sin",
         versions=(7, 22),
+        least=-1.0,
+        most=1.0,
     ),
     "Cos": Function(
         lambda x, _: torch.cos(x),
@@ -376,9 +446,12 @@ FUNCTIONS: dict[str, Function] = {
         period=2 * math.pi,
         operator="Cos",
         versions=(7, 22),
+        least=-1.0,
+        most=1.0,
     ),
 }
-"""By the name that nodes have for them. The parameter is α of ELU and λ of GELU; the others take none: 1 is given."""
+"""By the name that nodes have for them. The parameter is α of ELU, λ of GELU, and the exponent of powers and roots; the
+others take none: 1 is given."""
 
 
 @dataclass(frozen=True)
@@ -598,7 +671,9 @@ def curve(function: str, name: str, inputs: tuple[int, ...], shape: Shape, param
     """A node of a function, by its name in ``FUNCTIONS``."""
     if function in ("Sigmoid", "Tanh"):
         return (Sigmoid if function == "Sigmoid" else Tanh)(name=name, inputs=inputs, shape=shape)
-    number = torch.tensor(parameter, dtype=torch.float32)
+    number = torch.tensor(parameter, dtype=torch.float64)
+    single = number.float()
+    number = single if bool(single == number) else number
     return Smooth(name=name, inputs=inputs, shape=shape, function=function, parameter=number)
 
 

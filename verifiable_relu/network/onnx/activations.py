@@ -121,13 +121,12 @@ def _pow(call: Call) -> Value:
     if exponent in POWERS:
         return x if POWERS[exponent] is None else _smooth(call, str(POWERS[exponent]))
     whole = int(abs(exponent)) if exponent == int(exponent) else 0
-    if exponent != int(exponent):
-        # Defined for positive numbers alone, as the logarithm is.
-        inside = call.build.scale(_smooth(call, "Log").index, call.name, scale=torch.tensor(exponent).double())
-        return _smooth(call, "Exp", Value(inside, x.leading))
-    if not 0 < whole <= MAX_POWER:
-        raise UnsupportedError(f"the exponent {exponent:g}, where whole numbers up to ±{MAX_POWER} are read")
-    power = Value(_power(call, x.index, whole), x.leading)
+    if not 0 < abs(exponent) <= MAX_POWER:
+        raise UnsupportedError(f"the exponent {exponent:g}, where numbers up to ±{MAX_POWER} are read")
+    if whole:
+        power = Value(_power(call, x.index, whole), x.leading)
+    else:
+        power = _smooth(call, "Power" if abs(exponent) > 1 else "Root", parameter=abs(exponent))
     return power if exponent > 0 else _smooth(call, "Reciprocal", power)
 
 
@@ -137,7 +136,7 @@ POWERS: dict[float, str | None] = {
 """The functions that are powers, by their exponents."""
 
 MAX_POWER = 64
-"""The largest whole exponent that is read."""
+"""The largest exponent that is read."""
 
 
 def _power(call: Call, x: int, exponent: int) -> int:

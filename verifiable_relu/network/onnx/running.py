@@ -40,7 +40,6 @@ from verifiable_relu.network.nodes import (
     Affine,
     Curve,
     Gelu,
-    Hardened,
     Kinked,
     Node,
     Permute,
@@ -53,7 +52,7 @@ from verifiable_relu.network.onnx.call import Value
 from verifiable_relu.network.onnx.model import load_model
 from verifiable_relu.network.onnx.read import Reading
 from verifiable_relu.network.onnx.write import write_onnx
-from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_above, not_below, tie, tiny
+from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie, tiny
 from verifiable_relu.settings import neutral
 
 SUMS = frozenset({
@@ -128,45 +127,19 @@ def meant(network: Network, arithmetic: str = "real", joint: float | Sequence[fl
         joint: λ, as ``hardened`` takes it; True for that of the network's own λ-GELUs, None or False for none.
 
     Raises:
-        InputError: as ``deployed`` and ``hardened`` do; and if the file runs, and a GELU of its own has a smaller λ
-            than its family.
+        InputError: as ``deployed`` and ``hardened`` do; and for a family in an arithmetic that rounds weights.
     """
     found = deployed(network, arithmetic)
     if joint is None or joint is False:
         return found
-    family = hardened(found, None if joint is True else joint)
-    return family if arithmetic == "real" else _running(network, found, family, joint is not True)
-
-
-def _running(network: Network, found: Network, family: Network, given: bool) -> Network:
-    """A family of what runs, as that of the network: of a GELU of c·x, λ is x's, and λ/c that of what goes into it.
-
-    Args:
-        network: in real arithmetic, where GELU(c·x) is a multiple of c-GELU of x (``simplify.bare``).
-        found: as it runs, where GELU is an operator.
-        family: of ``found``, with λ as it is given.
-        given: whether it is given, rather than that of the GELUs themselves.
-
-    Raises:
-        InputError: if some GELU of the network is no operator, or none of its family.
-    """
-    own = [node for node in network.nodes if isinstance(node, Gelu)]
-    places = [index for index, node in enumerate(found.nodes) if isinstance(node, Gelu)]
-    if len(own) != len(places):
-        raise InputError(f"'{network.name}' has a GELU that is spelled out: no family of it is known as it runs")
-    nodes = list(family.nodes)
-    for node, index in zip(own, places, strict=True):
-        any_of = nodes[index]
-        if given and isinstance(any_of, Hardened):
-            factor, least = Fraction(float(node.lam)), Fraction(float(any_of.lam))
-            # The file's evaluations are within the bounds only where its own function is one of the family.
-            if factor < least:
-                raise InputError(
-                    f"'{node.name}' runs with λ = {float(factor):g}, which is none of the family from "
-                    f"λ = {float(least):g} on"
-                )
-            nodes[index] = replace(any_of, lam=torch.tensor(not_above(least / factor), dtype=torch.float64))
-    return replace(family, nodes=tuple(nodes))
+    lam = None if joint is True else joint
+    family = hardened(network, lam)
+    if arithmetic == "real":
+        return family
+    if ARITHMETICS[arithmetic].result:
+        # Members in real arithmetic have the stored weights, and bounds are those of rounded ones.
+        raise InputError(f"no family is known in {arithmetic}, which rounds weights; ask in real arithmetic or float32")
+    return hardened(found, lam)
 
 
 @dataclass

@@ -235,6 +235,10 @@ def _cube(writer: _Writer, node: Curve, inputs: list[str], output: str) -> None:
     writer.emit("Mul", [writer.emit("Mul", inputs * 2, f"{output}.square"), *inputs], output)
 
 
+def _pow(writer: _Writer, node: Curve, inputs: list[str], output: str) -> None:
+    writer.emit("Pow", [*inputs, writer.parameter(node, f"{output}.exponent", node.parameter)], output)
+
+
 _SPELLED: dict[str, Callable[[_Writer, Curve, list[str], str], object]] = {
     "GELU": _gelu,
     "tanh-GELU": lambda writer, _, x, output: writer.emit("Gelu", x, output, approximate="tanh"),
@@ -246,6 +250,7 @@ _SPELLED: dict[str, Callable[[_Writer, Curve, list[str], str], object]] = {
     ),
     "Square": lambda writer, _, x, output: writer.emit("Mul", x * 2, output),
     "Cube": _cube,
+    **dict.fromkeys(("Power", "Root"), _pow),
 }
 """How functions are written that are no operator of their own."""
 

@@ -23,7 +23,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.activations import image
 from verifiable_relu.bounds.rounding import interval_activation
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.nodes import Activation
@@ -244,7 +243,7 @@ class Folded:
             node = self.functions.get(int(self.places[start, 0]))
             if node is not None:
                 bounds = Bounds(self.lower[start:end], self.upper[start:end])
-                values = interval_activation(node, image(node, bounds))
+                values = interval_activation(node, bounds)
                 found[start:end] = torch.maximum(values.lower.abs(), values.upper.abs())
         return found
 

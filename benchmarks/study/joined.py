@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from benchmarks.common.records import Record
+from benchmarks.study.outcomes import SHARES, number
+from benchmarks.study.state import State
+from benchmarks.study.statistics import par2
 from verifiable_relu.errors import missing
-from verifiable_relu.study.outcomes import SHARES, number
-from verifiable_relu.study.records import Record
-from verifiable_relu.study.state import State
-from verifiable_relu.study.statistics import par2
 from verifiable_relu.train.options import ARMS
 from verifiable_relu.verifiers.registry import METHODS
 

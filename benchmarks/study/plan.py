@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.records import Record
-from verifiable_relu.study.state import State
-from verifiable_relu.study.suite import Method, Suite
-from verifiable_relu.study.training import data_of
+from benchmarks.common.records import Record
+from benchmarks.study.cells import Cell, Places
+from benchmarks.study.state import State
+from benchmarks.study.suite import Method, Suite
+from benchmarks.study.training import data_of
 from verifiable_relu.train.loop import build
 from verifiable_relu.train.losses import objective
 

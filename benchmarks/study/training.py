@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from benchmarks.study.cells import Cell, Places
 from verifiable_relu.campaign.worker import Ask
 from verifiable_relu.data import DATASETS, Dataset, load
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
-from verifiable_relu.study.cells import Cell, Places
 from verifiable_relu.train.batches import training_and_test
 from verifiable_relu.train.export import finish, written
 from verifiable_relu.train.loop import Diverged, train
@@ -126,7 +126,7 @@ class Measuring:
         Raises:
             InputError: for data or networks that cannot be read.
         """
-        from verifiable_relu.study.measures import measure_network
+        from benchmarks.study.measures import measure_network
 
         smooth = self.places.smooth(self.cell)
         return measure_network(

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.study.measures import HARDNESSES, joint, measure_network, unstable_layers, weight_norms
+from benchmarks.study.outcomes import early_accuracy, number
 from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network, from_torch, hardened
 from verifiable_relu.nn import mlp
-from verifiable_relu.study.measures import HARDNESSES, joint, measure_network, unstable_layers, weight_norms
-from verifiable_relu.study.outcomes import early_accuracy, number
 from verifiable_relu.train.options import Options
 
 EPS = "1/20"

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.common.records import Record
+from benchmarks.study.cells import Cell
+from benchmarks.study.suite import Method, Suite
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.study.cells import Cell
-from verifiable_relu.study.records import Record
-from verifiable_relu.study.suite import Method, Suite
 from verifiable_relu.verifiers.base import Reason, Verdict
 
 ONE = "answer"

@@ -13,15 +13,15 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.common.records import Record
+from benchmarks.study.claims import LEVEL, Outcome, findings, other, outcomes
+from benchmarks.study.joined import Cell, Setting, Study, attacks, joined, proves, runs
+from benchmarks.study.measures import HARDNESSES
+from benchmarks.study.screening import RECALL, screened
+from benchmarks.study.statistics import agreement, interval
 from verifiable_relu.errors import InputError
 from verifiable_relu.report.table import Cell as Value
 from verifiable_relu.report.table import Column, Interval, Page, Table, tabulate
-from verifiable_relu.study.claims import LEVEL, Outcome, findings, other, outcomes
-from verifiable_relu.study.joined import Cell, Setting, Study, attacks, joined, proves, runs
-from verifiable_relu.study.measures import HARDNESSES
-from verifiable_relu.study.records import Record
-from verifiable_relu.study.screening import RECALL, screened
-from verifiable_relu.study.statistics import agreement, interval
 
 CLOSE = {"clean": 0.01, "norm": 0.05}
 """The distance at which two networks are matched, in clean accuracy, and in the norm of the weights by the second's."""
@@ -538,7 +538,7 @@ def write(records: Sequence[Record], folder: Path) -> list[Path]:
         InputError: if a file cannot be written.
     """
     # Figures are drawn of what is tabulated here.
-    from verifiable_relu.study import figures
+    from benchmarks.study import figures
 
     study = joined(records)
     claimed = outcomes(study)

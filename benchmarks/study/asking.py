@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.common.records import Records
+from benchmarks.study.state import ONE, fields
+from benchmarks.study.training import data_of, images_of
 from verifiable_relu.campaign.inputs import Entry, Loader, believe
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.runner import Case
@@ -22,9 +25,6 @@ from verifiable_relu.files import write_whole
 from verifiable_relu.network import Network
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.study.records import Records
-from verifiable_relu.study.state import ONE, fields
-from verifiable_relu.study.training import data_of, images_of
 from verifiable_relu.train.export import CALIBRATED, quantize
 from verifiable_relu.verifiers.base import Reason
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from verifiable_relu.study.statistics import by_seed, equivalence, holm, interval, least_margin, mcnemar, par2, wilcoxon
+from benchmarks.study.statistics import by_seed, equivalence, holm, interval, least_margin, mcnemar, par2, wilcoxon
 
 
 def test_the_interval_is_students() -> None:

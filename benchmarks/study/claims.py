@@ -8,11 +8,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from verifiable_relu.report.table import Interval
-from verifiable_relu.study.joined import Cell, Setting, Study
-from verifiable_relu.study.outcomes import COSTS, SHARES
-from verifiable_relu.study.records import Record
-from verifiable_relu.study.statistics import (
+from benchmarks.common.records import Record
+from benchmarks.study.joined import Cell, Setting, Study
+from benchmarks.study.outcomes import COSTS, SHARES
+from benchmarks.study.statistics import (
     Paired,
     by_seed,
     equivalence,
@@ -22,6 +21,7 @@ from verifiable_relu.study.statistics import (
     mcnemar,
     wilcoxon,
 )
+from verifiable_relu.report.table import Interval
 
 LEVEL = 0.05
 """The chance of one false claim or more in a family."""

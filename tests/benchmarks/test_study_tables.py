@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.study import figures, tables
+from benchmarks.study.claims import Outcome, findings, outcomes
+from benchmarks.study.joined import Setting, joined
+from benchmarks.study.outcomes import CLAIMED, NUMBERS
+from benchmarks.study.tables import Point, fronts, screening_table, undominated
 from tests.support.study import ARMS, EPS, LIMIT, METHODS, Record, claim, failed, network, suite
 from verifiable_relu.report.table import Interval, Table
-from verifiable_relu.study import figures, tables
-from verifiable_relu.study.claims import Outcome, findings, outcomes
-from verifiable_relu.study.joined import Setting, joined
-from verifiable_relu.study.outcomes import CLAIMED, NUMBERS
-from verifiable_relu.study.tables import Point, fronts, screening_table, undominated
 
 ALL = range(20)
 

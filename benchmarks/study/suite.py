@@ -11,19 +11,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.study.cells import VARIANTS, Cell, variant_options
+from benchmarks.study.outcomes import CLAIMED, COSTS
+from benchmarks.study.toml_table import Keys, count, number, one_of, positive, text, texts
 from verifiable_relu.arguments import fraction
 from verifiable_relu.data import DATASETS, VALIDATION
 from verifiable_relu.errors import InputError
 from verifiable_relu.rounding import ARITHMETICS
-from verifiable_relu.study.cells import VARIANTS, Cell, variant_options
-from verifiable_relu.study.outcomes import CLAIMED, COSTS
-from verifiable_relu.study.toml_table import Keys, count, number, one_of, positive, text, texts
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.options import number as radius
 from verifiable_relu.verifiers.registry import methods
 
-SHIPPED = Path(__file__).parent / "suites"
-"""The folder of the suites that come with the package."""
+SHIPPED = Path(__file__).parents[1] / "suites"
+"""The folder of the suites."""
 
 EXPECTED = ("more", "fewer", "no difference")
 """What a claim can expect of its arm, compared with another one."""
@@ -229,7 +229,7 @@ class Suite:
 def find(name: str) -> Path:
     """The file of a suite: a path, or the name of a suite that comes with the package."""
     shipped = SHIPPED / f"{name}.toml"
-    return shipped if re.fullmatch("[a-z0-9]+", name) and os.path.isfile(shipped) else Path(name)
+    return shipped if re.fullmatch("[a-z0-9_]+", name) and os.path.isfile(shipped) else Path(name)
 
 
 def read(path: Path) -> Suite:

@@ -11,19 +11,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from benchmarks.common.records import Records
+from benchmarks.study import asking
+from benchmarks.study.asking import Answers, Ball, Balls
+from benchmarks.study.cells import Cell, Places
+from benchmarks.study.state import FAILED, State, gathered, of_seed
+from benchmarks.study.suite import INT8, Method, Suite
+from benchmarks.study.training import Measuring, Training, data_of, images_of, untrained
 from verifiable_relu.campaign.queue import Hand, run_parallel, share
 from verifiable_relu.campaign.worker import Job
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
 from verifiable_relu.network import read_onnx
 from verifiable_relu.network.onnx.running import deployed
-from verifiable_relu.study import asking
-from verifiable_relu.study.asking import Answers, Ball, Balls
-from verifiable_relu.study.cells import Cell, Places
-from verifiable_relu.study.records import Records
-from verifiable_relu.study.state import FAILED, State, gathered, of_seed
-from verifiable_relu.study.suite import INT8, Method, Suite
-from verifiable_relu.study.training import Measuring, Training, data_of, images_of, untrained
 from verifiable_relu.train.loop import build
 from verifiable_relu.verifiers.registry import limited, make
 from verifiable_relu.verifiers.solvers.process import processor_seconds

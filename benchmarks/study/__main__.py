@@ -1,4 +1,4 @@
-"""The command ``verifiable-relu study``: run a study that a file describes, or say what it would do."""
+"""The command ``python -m benchmarks.study``: run a study that a file describes, or say what it would do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.streams import complain, guarded
 
 if TYPE_CHECKING:
-    from verifiable_relu.study.suite import Suite
+    from benchmarks.study.suite import Suite
 
 
 def parser() -> Parser:
     """The parser of the command line."""
     made = Parser(
         label="study",
-        prog="verifiable-relu study",
+        prog="python -m benchmarks.study",
         description="Train the networks of a study, ask the same images of all of them, and make tables and figures. "
         "What has a record is not done again: the same command goes on after Ctrl-C or a kill.",
         allow_abbrev=False,
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """
     if not 1 <= options.jobs <= 1_000:
         raise InputError(f"must be from 1 to 1,000, not {options.jobs}", place="--jobs")
-    from verifiable_relu.study.suite import find, read
+    from benchmarks.study.suite import find, read
 
     suite = read(find(options.suite))
     cells = suite.cells()
@@ -80,20 +80,20 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         cells = [cell for cell in cells if not asked or cell.record[of] in asked]
     if not cells:
         raise InputError("no network of the suite has these arms and seeds", place="--only")
-    from verifiable_relu.study.cells import Places
-    from verifiable_relu.study.records import Records, read_records
+    from benchmarks.common.records import Records, read_records
+    from benchmarks.study.cells import Places
 
     places = Places(options.out or Path(f"study-{suite.name}"))
     known = places.folder / "records.jsonl"
     if options.plan:
-        from verifiable_relu.study.plan import plan
+        from benchmarks.study.plan import plan
 
         print("\n".join(plan(suite, places, read_records(places.folder) if known.is_file() else [], options.jobs)))
         return 0
     if not options.table:
+        from benchmarks.common.machine import conditions
+        from benchmarks.study.runner import Runner
         from verifiable_relu.campaign.queue import hired
-        from verifiable_relu.study.machine import conditions
-        from verifiable_relu.study.runner import Runner
 
         def say(line: str) -> None:
             if not options.quiet:
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
         try:
             with (
-                Records(places.folder, lambda: conditions("verifiable_relu.study", list(arguments))) as records,
+                Records(places.folder, lambda: conditions("benchmarks.study", list(arguments))) as records,
                 hired(options.jobs, options.executor) as hands,
             ):
                 Runner(suite, places, records, hands, say, cells).run()
@@ -118,9 +118,9 @@ def tabulate(suite: Suite, folder: Path, quiet: bool) -> None:
     Raises:
         InputError: if there are no records, or if they cannot be read.
     """
-    from verifiable_relu.study import tables
-    from verifiable_relu.study.records import read_records
-    from verifiable_relu.study.state import State
+    from benchmarks.common.records import read_records
+    from benchmarks.study import tables
+    from benchmarks.study.state import State
 
     records = State.of(read_records(folder)).records(suite.cells())
     written = tables.write(records, folder)

@@ -1,0 +1,108 @@
+"""Equalities of outputs that are reached at rational points: found, judged exactly, and told where floats miss them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support.exact import exact_outputs
+from tests.support.hooks import Hook
+from verifiable_relu.network import from_torch
+from verifiable_relu.network.graph import Network
+from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
+from verifiable_relu.verifiers.attack import Attack
+from verifiable_relu.verifiers.base import Limits, Outcome, Trust, Verdict
+from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.equalities import exact_point, is_thin
+
+
+def row(coefficients: dict[int, float], bound: Fraction, strict: bool = False) -> Row:
+    return Row(tuple((i, Fraction(c)) for i, c in sorted(coefficients.items())), bound, strict)
+
+
+def equal(coefficients: dict[int, float], value: Fraction) -> Polytope:
+    return row(coefficients, value), row({i: -c for i, c in coefficients.items()}, -value)
+
+
+def network(seed: int, inputs: int = 3, outputs: int = 3) -> Network:
+    torch.manual_seed(seed)
+    return from_torch(
+        nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, 6), nn.LeakyReLU(0.1), nn.Linear(6, outputs)),
+        (inputs,),
+    )
+
+
+def asked(net: Network, polytope: Polytope) -> Outcome:
+    prop = Property(Box(-np.ones(net.input_size), np.ones(net.input_size)), (polytope,))
+    return answers(Attack(), [Query(net, prop)], Limits(seconds=20.0))[0]
+
+
+def values(net: Network, x: tuple[float, ...]) -> list[Fraction]:
+    """Exact outputs at a point, rounded to a third digit that no float has."""
+    with torch.no_grad():
+        return [Fraction(round(1000 * float(v)), 1000) for v in net(torch.tensor([x])).flatten()]
+
+
+KINDS = {
+    "one output": lambda y: equal({0: 1.0}, y[0]),
+    "two outputs": lambda y: (*equal({0: 1.0}, y[0]), *equal({1: 1.0}, y[1])),
+    "two outputs and a bound": lambda y: (*equal({0: 1.0}, y[0]), *equal({1: 3.0}, 3 * y[1]), row({2: 1.0}, y[2] + 1)),
+    "a difference": lambda y: equal({0: 1.0, 2: -1.0}, y[0] - y[2]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_equalities_that_are_reached_are_sat(seed: int, kind: str) -> None:
+    net = network(seed)
+    polytope = KINDS[kind](values(net, (0.1, -0.2, 0.3)))
+    outcome = asked(net, polytope)
+    assert (outcome.verdict, outcome.trust) == (Verdict.SAT, Trust.EXACT)
+    assert outcome.witness is not None and all(-1 <= v <= 1 for v in outcome.witness)
+    y = exact_outputs(net, outcome.witness)
+    assert all(r.holds(y) for r in polytope)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equalities_beyond_what_is_reached_are_not_sat(seed: int) -> None:
+    assert asked(network(seed), equal({0: 1.0}, Fraction(1001, 10))).verdict is Verdict.UNKNOWN
+
+
+def test_a_point_that_floats_miss_is_sat_with_a_note() -> None:
+    """relu(x) − 1/2 is 3/10 at x = 4/5, which no float32 number is."""
+    module = nn.Sequential(nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        module[1].weight.fill_(1.0)
+        module[1].bias.fill_(-0.5)
+    outcome = asked(from_torch(module, (1,)), equal({0: 1.0}, Fraction(3, 10)))
+    assert (outcome.verdict, outcome.trust, outcome.margin) == (Verdict.SAT, Trust.EXACT, 0.0)
+    assert outcome.witness == (Fraction(4, 5),)
+    assert "float32 misses" in outcome.detail
+
+
+def test_only_opposite_rows_are_thin() -> None:
+    third = Fraction(1, 3)
+    assert is_thin(equal({0: 1.0}, third)) and is_thin((row({0: 2.0}, 2 * third), row({0: -1.0}, -third)))
+    assert not is_thin((row({0: 1.0}, third), row({0: -1.0}, third))) and not is_thin(())
+
+
+def test_a_wrong_solution_is_not_returned() -> None:
+    net = network(0)
+    polytope = KINDS["one output"](values(net, (0.1, -0.2, 0.3)))
+    prop = Property(Box(-np.ones(3), np.ones(3)), (polytope,))
+    assert exact_point(net, prop, np.zeros(3)) is not None
+    wrong = Hook("verifiers.equalities:linear_solution", lambda right, *args: [v + 1 for v in right(*args) or []])
+    with wrong.applied():
+        assert exact_point(net, prop, np.zeros(3)) is None
+
+
+def test_exact_outputs_do_not_excuse_a_replay_that_is_far_off() -> None:
+    net = network(0)
+    polytope = KINDS["one output"](values(net, (0.1, -0.2, 0.3)))
+    off = Hook("network.source:replay", lambda right, *args: right(*args) + 1)
+    with off.applied():
+        assert asked(net, polytope).verdict is Verdict.UNKNOWN
