@@ -82,6 +82,8 @@ class Function:
         knots: where its second derivative changes its sign, each as an interval that holds the place.
         convex: of the parts between the knots, whether they are convex.
         steepest: its slope is at most so large.
+        range: its values are between these.
+        sign: 1 where f(z) has the sign of z, −1 where −f(z) has it, 0 where neither is so.
     """
 
     values: Callable[[Number], tuple[Valued, Valued]]
@@ -89,6 +91,8 @@ class Function:
     knots: tuple[tuple[float, float], ...]
     convex: tuple[bool, ...]
     steepest: float
+    range: tuple[float, float] = (-np.inf, np.inf)
+    sign: int = 0
 
     def least(self, low: Number, high: Number, t: Number) -> Number:
         """A lower bound of f(z) − t·z over low ≤ z ≤ high; t is shaped (…, neurons), the result like it."""
@@ -112,7 +116,10 @@ class Function:
                     bound = np.minimum(bound, value - t * end - error)
                     size = np.maximum(size, np.abs(value) + np.abs(t * end))
             found = np.where(there, np.minimum(found, bound - 16 * UNIT * size - TINY), found)
-        return found
+        # No rounding takes the function itself out of its range, or over zero.
+        positive = low >= 0 if self.sign > 0 else (high <= 0) & (self.sign < 0)
+        floor = np.where(positive, 0.0, self.range[0])
+        return np.where(t == 0, np.maximum(found, floor), found)
 
     def _tangent(self, a: Number, b: Number, t: Number) -> tuple[Number, Number]:
         """A lower bound of f(z) − t·z over a ≤ z ≤ b, where f is convex; and the size of the numbers it is made of."""
@@ -136,7 +143,10 @@ class Function:
             return (-value, error), (-slope, off)
 
         convex = tuple(not part for part in self.convex)
-        return Function(values, lambda z: -self.guess(z), self.knots, convex, self.steepest)
+        least, most = self.range
+        return Function(
+            values, lambda z: -self.guess(z), self.knots, convex, self.steepest, (-most, -least), -self.sign
+        )
 
 
 @dataclass(frozen=True)
@@ -276,7 +286,7 @@ def gelu(scale: float) -> Function:
         return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
 
     near, far = (1 - BESIDE) / scale, (1 + BESIDE) / scale
-    return Function(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13)
+    return Function(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, sign=1)
 
 
 def same(function: Function) -> Curve:
@@ -284,10 +294,13 @@ def same(function: Function) -> Curve:
     return Curve(function, function)
 
 
-SIGMOID = same(Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), ((0.0, 0.0),), (True, False), 0.25))
-TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, ((0.0, 0.0),), (True, False), 1.0))
+_INFLECTION = ((0.0, 0.0),)
+SIGMOID = same(
+    Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _INFLECTION, (True, False), 0.25, (0.0, 1.0))
+)
+TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, _INFLECTION, (True, False), 1.0, (-1.0, 1.0), 1))
 ROUNDED, SIGNS = Rounded(), Signs()
-RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0)
+RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, sign=1)
 
 
 def family(hardness: float) -> Curve:

@@ -6,13 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number, above
 from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
-from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.errors import BadInput, Refused
 
 
 @dataclass(eq=False)
@@ -60,6 +61,12 @@ class Affine:
         """The size of the least coefficient other than zero; 1 where all are zero."""
         sizes = (matrix.data if sparse.issparse(matrix) else matrix for _, matrix in self.absolute)
         return min((float(part[part > 0].min()) for part in sizes if (part > 0).any()), default=1.0)
+
+    @cached_property
+    def signs(self) -> Number:
+        """(2, size) where no coefficient of a row is below zero, and where none is above it."""
+        least = [np.asarray([_dense(part.min(1)), -_dense(part.max(1))]) for _, part in self.terms]
+        return np.minimum.reduce(least) >= 0
 
     @cached_property
     def count(self) -> int:
@@ -177,14 +184,14 @@ class Graph:
         A head is what increases with every output, and a softmax: before it the outputs compare as they do behind it.
 
         Raises:
-            Refused: if nothing but the order is known of some value on the way to the output.
+            BadInput: if nothing but the order is known of some value on the way to the output.
         """
         output = self.output
         while comparing and isinstance(node := self.nodes[output], Ordered | Smooth) and _keeps_order(node):
             output = node.source
         found = Graph(self.nodes, output)
         if any(isinstance(self.nodes[number], Ordered) for number in found.needed):
-            raise Refused("of a softmax, or a function like it, nothing is known but which output is the larger one")
+            raise BadInput("of a softmax, or a function like it, nothing is known but which output is the larger one")
         return found
 
     @property
@@ -265,6 +272,11 @@ def _least_of(numbers: Number, matrix: Matrix) -> Number:
         if len(some):
             found[some] = np.minimum.reduceat(numbers[matrix.indices], matrix.indptr[some])
     return found
+
+
+def _dense(column: Any) -> Number:
+    """The numbers of a column, sparse or not."""
+    return np.ravel(column.toarray() if sparse.issparse(column) else column)
 
 
 def _keeps_order(node: Ordered | Smooth) -> bool:

@@ -411,7 +411,21 @@ class Relaxation:
             size += absolute @ (np.abs(center) + radius)
             spread += float(np.abs(center).sum() + radius.sum())
         slack = OWN * ((2 * gamma(node.count + 8) + node.relative) * size + node.lost) + TINY * (1 + spread)
-        return middle - reach - slack, middle + reach + slack
+        return self._signed(node, middle - reach - slack, middle + reach + slack)
+
+    def _signed(self, node: Affine, low: Number, high: Number) -> tuple[Number, Number]:
+        """Bounds cut at zero where neither the bias nor a term has the other sign, which no rounding changes."""
+        rising, falling = node.signs
+        if node.lost.any() or node.relative >= 1 or not (rising | falling).any():
+            return low, high
+        below, beyond = np.zeros(node.size), np.zeros(node.size)
+        for source, absolute in node.absolute:
+            ends = self.ends(source)
+            below += absolute @ (ends[0] < 0)
+            beyond += absolute @ (ends[1] > 0)
+        positive = (node.bias >= 0) & ((rising & (below == 0)) | (falling & (beyond == 0)))
+        negative = (node.bias <= 0) & ((rising & (beyond == 0)) | (falling & (below == 0)))
+        return np.where(positive, np.maximum(low, 0), low), np.where(negative, np.minimum(high, 0), high)
 
     def most(self, number: int) -> Number:
         """(size,) how large the value of a node is, at most, in the box, and ``SMALL`` more."""
