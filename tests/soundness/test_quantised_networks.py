@@ -6,6 +6,7 @@ computes another function than the file says are refused by name.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ import pytest
 import torch
 
 from tests.soundness import page_network
+from tests.soundness.test_certified_quantised import enclosed
 from tests.support.asking import claims
 from tests.support.certificates import Case, checked
 from tests.support.draws import draws
+from tests.support.hooks import Hook
 from tests.support.quantised_nets import RandomNetwork
 from tests.support.solver_cases import row
 from tests.unit.test_quantised import Graph, u8
 from verifiable_relu.bounds import Bounds, interval_bounds
-from verifiable_relu.check import BadInput
+from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.requantised import Uses
@@ -69,7 +72,7 @@ def outside(made: RandomNetwork, network: Network, seed: int) -> int:
 @pytest.mark.parametrize("kept", [True, False])
 def test_evaluations_are_within_the_model(kept: bool) -> None:
     read = 0
-    for seed in range(draws(240)):
+    for seed in range(draws(120)):
         made = RandomNetwork(seed, kept)
         try:
             network = deployed(read_onnx(made.data), "float32")
@@ -92,39 +95,92 @@ def test_files_that_are_not_refused_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     raise AssertionError("no evaluation shows the fault")
 
 
+def proofs(seed: int, folder: Path) -> int:
+    """Require of thresholds between evaluations and bounds that no proof is wrong or refused; returns the proofs."""
+    made, proved = RandomNetwork(seed, True), 0
+    network, rng = deployed(read_onnx(made.data), "float32"), np.random.default_rng(seed)
+    size, radius = network.input_size, rng.choice([0, 1e-3, 0.1])
+    centre = rng.normal(size=size) / 2
+    low, high = (centre - radius).astype(np.float32), (centre + radius).astype(np.float32)
+    share = np.concatenate([rng.random((6, size)), rng.integers(0, 2, (6, size))])
+    points = np.clip((low + share * (high - low)).astype(np.float32), low, high)
+    sign = int(rng.choice([1, -1]))
+    reached = max(float((sign * y[:, 0]).max()) for y in ran(made.data, points, made.shape))
+    far, bound = 4096.0, 0.0
+    for part in (None, 1.0, 0.5, 0.0):
+        beyond = 1e-9 * (1 + abs(bound)) if part == 1 else 0.0
+        asked = Fraction(far if part is None else reached + part * (bound - reached) + beyond)
+        prop = Property(Box(low.astype(float), high.astype(float)), ((row({0: -float(sign)}, -asked),),))
+        (outcome,) = claims(Crown(record=True), [Query(network, prop)], 5.0)
+        if part is None:
+            assert outcome.margin is not None
+            bound = far - outcome.margin
+        if outcome.verdict is not Verdict.UNSAT:
+            continue
+        assert asked > Fraction(reached), seed
+        if outcome.proof is None:
+            continue
+        others = "".join(f"(declare-const Y_{i} Real)\n" for i in range(1, network.output_size))
+        text = (others + vnnlib_text(prop)).encode()
+        write_unsat(folder / "kept", made.data, text, [(0, outcome.proof)], arithmetic="float32")
+        checked(folder, Case(made.data, text, []), (folder / "kept").read_bytes())
+        proved += 1
+    return proved
+
+
 def test_thresholds_between_evaluations_and_bounds(tmp_path: Path) -> None:
     """Nothing is proved that an evaluation contradicts, and the checker accepts what is."""
-    proved = 0
-    for seed in range(draws(100)):
-        made = RandomNetwork(seed, True)
-        network, rng = deployed(read_onnx(made.data), "float32"), np.random.default_rng(seed)
-        size, radius = network.input_size, rng.choice([0, 1e-3, 0.1])
-        centre = rng.normal(size=size) / 2
-        low, high = (centre - radius).astype(np.float32), (centre + radius).astype(np.float32)
-        share = np.concatenate([rng.random((6, size)), rng.integers(0, 2, (6, size))])
-        points = np.clip((low + share * (high - low)).astype(np.float32), low, high)
-        sign = int(rng.choice([1, -1]))
-        reached = max(float((sign * y[:, 0]).max()) for y in ran(made.data, points, made.shape))
-        far, bound = 4096.0, 0.0
-        for part in (None, 1.0, 0.5, 0.0):
-            beyond = 1e-6 * (1 + abs(bound)) if part == 1 else 0.0
-            at = far if part is None else reached + part * (bound - reached) + beyond
-            asked = Fraction(round(at * 2**40), 2**40)
-            prop = Property(Box(low.astype(float), high.astype(float)), ((row({0: -float(sign)}, -asked),),))
-            (outcome,) = claims(Crown(record=True), [Query(network, prop)], 5.0)
-            if part is None:
-                assert outcome.margin is not None
-                bound = far - outcome.margin
-            if outcome.verdict is not Verdict.UNSAT:
-                continue
-            assert asked > Fraction(reached), seed
-            if outcome.proof is not None:
-                others = "".join(f"(declare-const Y_{i} Real)\n" for i in range(1, network.output_size))
-                text = (others + vnnlib_text(prop)).encode()
-                write_unsat(tmp_path / "kept", made.data, text, [(0, outcome.proof)], arithmetic="float32")
-                checked(tmp_path, Case(made.data, text, []), (tmp_path / "kept").read_bytes())
-                proved += 1
-    assert proved
+    assert sum(proofs(seed, tmp_path) for seed in range(draws(40)))
+
+
+def charged(seed: int) -> float:
+    """How many times the checker's range of the first output the verifier's is at a point; 1 where the output is 0."""
+    made = RandomNetwork(seed, True)
+    network, rng = deployed(read_onnx(made.data), "float32"), np.random.default_rng(seed)
+    point = rng.normal(size=network.input_size).astype(np.float32)
+    at = torch.from_numpy(point).double().reshape(-1, *network.input_shape)
+    ours = interval_bounds(network.to(torch.float64), Bounds(at, at))[-1]
+    low, high = enclosed(made.data, point, point, "float32")
+    if not (low[0] > 0 or high[0] < 0):
+        return 1.0
+    return float((ours.upper - ours.lower).reshape(-1)[0] / (high[0] - low[0]))
+
+
+def test_the_verifier_charges_what_the_checker_does() -> None:
+    for seed in range(draws(60)):
+        assert charged(seed) >= 1, seed
+
+
+def test_a_third_of_the_error_of_sums_shows() -> None:
+    """Half does not: bounds count twice what is unknown of weights."""
+    wrong = Hook("rounding:RuntimeArithmetic.relative", lambda right, *given: right(*given) / 3)
+    with wrong.applied():
+        assert min(map(charged, range(5))) < 0.9
+
+
+FAULTS = {
+    # With a seed from which a network shows it soon.
+    "half of what a kernel adds to a quotient": (
+        25,
+        Hook("rounding:tie", lambda right, *given: right(*given) / 2),
+    ),
+    "a quarter of a step on both sides": (
+        26,
+        Hook("network.nodes:Step.known", lambda right, node: replace(right(node), band=(0.25, 0.25))),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_in_the_model_and_in_bounds_show(fault: str, tmp_path: Path) -> None:
+    first, hook = FAULTS[fault]
+    with hook.applied():
+        for seed in range(first, first + 60):
+            try:
+                proofs(seed, tmp_path)
+            except (AssertionError, Refused):
+                return
+    raise AssertionError("nothing shows the fault")
 
 
 def _biased(g: Graph, bias: str | np.ndarray, operator: str = "Gemm") -> str:
