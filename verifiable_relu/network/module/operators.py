@@ -281,6 +281,15 @@ def _transpose(t: Translator, step: Step, a: Any) -> int:
     return _permuted(t, step, a.self, axes)
 
 
+def _as_strided(t: Translator, step: Step, a: Any) -> int:
+    """A mark of a memory format, as torch gives it to what it pools: each element stays at its place in memory."""
+    x, made = step.arguments["self"], step.result
+    kept = all(n == 1 or old == new for n, old, new in zip(made.shape, x.stride(), made.stride(), strict=True))
+    if not kept or made.shape != x.shape or made.storage_offset() != x.storage_offset():
+        raise UnsupportedError("another view of a tensor's memory")
+    return t.node(a.self)
+
+
 OPERATORS: dict[str, Converter] = {
     "mm": lambda t, step, a: _linear(t, step, a.self, a.mat2),
     "addmm": _addmm,
@@ -308,6 +317,7 @@ OPERATORS: dict[str, Converter] = {
     **dict.fromkeys(("view", "_unsafe_view", "squeeze", "unsqueeze"), _reshape),
     "permute": lambda t, step, a: _permuted(t, step, a.self, a.dims),
     "transpose": _transpose,
+    "as_strided": _as_strided,
     # The shape of the result tells if all of the tensor is taken, or changed.
     **dict.fromkeys(("alias", "clone", "detach", "expand", "slice", "_to_copy"), lambda t, step, a: t.node(a.self)),
     **dict.fromkeys(("copy", "slice_scatter"), lambda t, step, a: t.node(a.src)),
