@@ -305,7 +305,7 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
 
 @pytest.mark.thorough
 def test_a_layer_that_is_not_supported_is_named() -> None:
-    with pytest.raises(UnsupportedError, match="FractionalMaxPool2d"):
+    with pytest.raises(UnsupportedError, match="fractional_max_pool2d"):
         verify(nn.Sequential(nn.FractionalMaxPool2d(1, output_size=1), nn.Flatten()), IMAGES, LABELS, 0.1)
 
 
