@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.machine import command, conditions
+from benchmarks.common.markup import Page
 from benchmarks.common.records import Record, Records, read_records
 from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 """The root of the clone."""

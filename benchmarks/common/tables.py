@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
-from verifiable_relu.report.table import Interval
+from benchmarks.common.markup import Interval
 
 
 @dataclass(frozen=True)

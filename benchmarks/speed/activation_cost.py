@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
-from verifiable_relu.report.table import Page, Table
 
 _COLUMNS = {
     "network": "network",

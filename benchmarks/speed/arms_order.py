@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.table import Page, Table
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.result import Result

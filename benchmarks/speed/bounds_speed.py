@@ -19,10 +19,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.speed.bounds_cases import CASES, DTYPES, EQUAL, GELU_CASE, ITERATIONS, METHODS
-from verifiable_relu.report.table import Page, Table
 
 _LINE = {
     "network": ("network", ""),

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.machine import load_average
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study, data_folder
 from verifiable_relu.errors import InputError, missing
 from verifiable_relu.files import read_text
-from verifiable_relu.report.table import Page, Table
 
 FAMILIES = {"acasxu": 110, "mnist_fc": 90}
 """The number of instances of each family, the first ones of its ``instances.csv``."""

@@ -20,11 +20,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.networks import network_file
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Page, Table
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Query

@@ -18,9 +18,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.table import Page, Table
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,11 +25,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common.machine import load_average
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study, data_folder
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
-from verifiable_relu.report.table import Page, Table
 from verifiable_relu.watched import resident
 
 FAMILY = "rl_benchmarks"

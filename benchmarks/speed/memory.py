@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.networks import network_file
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.table import Page, Table
 
 METHODS = ("crown", "alpha-crown", "split")
 LIMITS = {"64M": 64 << 20, "256M": 256 << 20, "1G": 1 << 30}

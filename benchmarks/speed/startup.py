@@ -17,9 +17,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.table import Page, Table
 
 EASY = "specs/cifar_cnn_cifar10_25_eps1_255.vnnlib.gz"
 """A property that CROWN verifies."""

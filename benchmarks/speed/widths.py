@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.clock import Late, limited
+from benchmarks.common.markup import Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
-from verifiable_relu.report.table import Page, Table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

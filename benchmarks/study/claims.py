@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.common.markup import Interval
 from benchmarks.common.records import Record
 from benchmarks.study.joined import Cell, Setting, Study
 from benchmarks.study.outcomes import COSTS, SHARES
@@ -21,7 +22,6 @@ from benchmarks.study.statistics import (
     mcnemar,
     wilcoxon,
 )
-from verifiable_relu.report.table import Interval
 
 LEVEL = 0.05
 """The chance of one false claim or more in a family."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.common.charts import Axis, Bars, Chart, Panel, Profiles, Series, cactus, draw
+from benchmarks.common.markup import spoken
 from benchmarks.study.joined import Cell, Setting, Study
 from benchmarks.study.tables import common, decides, fronts, mean, undominated
 from verifiable_relu.arguments import fraction
-from verifiable_relu.report.figures import Axis, Bars, Chart, Panel, Profiles, Series, cactus, draw
-from verifiable_relu.report.table import spelled, spoken
+from verifiable_relu.report.summary import radius_text as spelled
 
 DOMINATED = "faint: dominated"
 """What a legend says of settings that another of their arm surpasses in both accuracies."""

@@ -19,7 +19,7 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
-from verifiable_relu.report.table import Interval
+from benchmarks.common.markup import Interval
 
 RESAMPLES = 5000
 """The number of shuffled data sets."""

@@ -13,6 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.common.markup import Cell as Value
+from benchmarks.common.markup import Column, Interval, Page, Table, tabulate
 from benchmarks.common.records import Record
 from benchmarks.study.claims import LEVEL, Outcome, findings, other, outcomes
 from benchmarks.study.joined import Cell, Setting, Study, attacks, joined, proves, runs
@@ -20,8 +22,6 @@ from benchmarks.study.measures import HARDNESSES
 from benchmarks.study.screening import RECALL, screened
 from benchmarks.study.statistics import agreement, interval
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell as Value
-from verifiable_relu.report.table import Column, Interval, Page, Table, tabulate
 
 CLOSE = {"clean": 0.01, "norm": 0.05}
 """The distance at which two networks are matched, in clean accuracy, and in the norm of the weights by the second's."""

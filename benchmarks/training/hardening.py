@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.common.tables import estimate
-from verifiable_relu.report.table import Cell, Page, Table
 
 EPS = {"mlp": "0.02", "cnn": "0.05"}
 """The radius of the balls, by network."""

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Cell, Interval, Page, Table, spoken
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.common.tables import estimate
 from benchmarks.training.policies_games import GAMES
-from verifiable_relu.report.table import Cell, Interval, Page, Table, spoken
 
 TRAINED = ("lambda-gelu", "gelu", "gelu-swap-finetune", "relu")
 """The trainings; that of GELU gives two arms, with and without the swap."""
@@ -245,7 +245,7 @@ def loops(records: Sequence[Record]) -> Table:
 
 def figure(records: Sequence[Record], path: Path) -> None:
     """What the swap does to the decisions beside what it does to the return, a point for each policy."""
-    from verifiable_relu.report.figures import Axis, Chart, Series, draw
+    from benchmarks.common.charts import Axis, Chart, Series, draw
 
     panels = []
     for game in GAMES:

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from benchmarks.common.tables import correlation, estimate
-from verifiable_relu.report.table import Cell, Page, Table
 
 EPS = ("0.001", "0.002", "0.005")
 """The radii of the balls."""

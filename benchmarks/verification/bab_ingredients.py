@@ -20,11 +20,11 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study, data_folder
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Page, Table
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Query

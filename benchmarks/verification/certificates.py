@@ -21,11 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study, data_folder
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Page, Table
 
 FAMILIES = (
     "test",

@@ -21,10 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study, data_folder
 from benchmarks.verification.competition_instances import Instance, instances
-from verifiable_relu.report.table import Cell, Page, Table
 
 FAMILIES = ("safenlp", "rl_benchmarks", "acasxu")
 SCRIPTS = ROOT / "benchmarks" / "competition"

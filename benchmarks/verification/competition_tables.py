@@ -8,9 +8,9 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, notes, of
 from benchmarks.verification.competition_instances import COMPETITORS
-from verifiable_relu.report.table import Cell, Page, Table
 
 SOLVED = ("sat", "unsat")
 PROOFS = ("rounded", "exact", "checked")
@@ -269,7 +269,7 @@ def competitors(records: Sequence[Record]) -> Table:
 def figure(records: Sequence[Record], path: Path) -> bool:
     """How many instances were solved within how many seconds, a panel per family; whether there is anything to show."""
     # Imported here, since --help need not wait for the import.
-    from verifiable_relu.report.figures import cactus, draw
+    from benchmarks.common.charts import cactus, draw
 
     panels = []
     for (family, subset, limit), group in grouped(of(records, "answer"), "family", "set", "limit").items():

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.markup import Interval, Page, Table, spoken
 from benchmarks.common.records import Record, Records, notes, of, read_records
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.table import Interval, Page, Table, spoken
 
 if TYPE_CHECKING:
     from benchmarks.study import joined
@@ -300,8 +300,8 @@ def undecided(cells: Sequence[joined.Cell], eps: str) -> float:
 
 def draw(found: Mapping[str, Sequence[tuple[str, Mapping[str, Interval | None]]]], folder: Path) -> None:
     """The figure: differences in certified accuracy and ratios of times, a colour for each network."""
-    from verifiable_relu.report.figures import Axis, Chart, Series
-    from verifiable_relu.report.figures import draw as drawn
+    from benchmarks.common.charts import Axis, Chart, Series
+    from benchmarks.common.charts import draw as drawn
 
     names = list(dict.fromkeys(arm for compared in found.values() for arm, _ in compared))
     panels = []

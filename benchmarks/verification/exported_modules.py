@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Page, Table
 
 WAYS = ("default", "dynamo=False", "module")
 """The ways in which a module is read."""

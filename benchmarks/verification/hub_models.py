@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Page, Table
 
 EPS = ("1e-4", "1e-3", "1e-2")
 """The radii of the balls."""

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import ROOT, Study
-from verifiable_relu.report.table import Cell, Page, Table
 
 PLAN = {
     "mnist_mlp": ("mnist", ("0.01", "0.02", "0.03")),

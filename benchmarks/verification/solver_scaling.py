@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common.markup import Cell, Page, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.study import Study
-from verifiable_relu.report.table import Cell, Page, Table
 
 if TYPE_CHECKING:
     from verifiable_relu.data import Dataset

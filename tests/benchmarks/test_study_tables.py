@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.markup import Interval, Table
 from benchmarks.study import figures, tables
 from benchmarks.study.claims import Outcome, findings, outcomes
 from benchmarks.study.joined import Setting, joined
 from benchmarks.study.outcomes import CLAIMED, NUMBERS
 from benchmarks.study.tables import Point, fronts, screening_table, undominated
 from tests.support.study import ARMS, EPS, LIMIT, METHODS, Record, claim, failed, network, suite
-from verifiable_relu.report.table import Interval, Table
 
 ALL = range(20)
 

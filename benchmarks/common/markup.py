@@ -1,4 +1,4 @@
-"""Tables, their forms in Markdown, LaTeX, CSV and on an HTML page, and pages of tables in Markdown.
+"""Tables, their forms in Markdown, LaTeX and CSV, and pages of tables in Markdown.
 
 A table is made of rows and of columns (title, unit, measure): what stands above the column, how its numbers are shown,
 and the function from a row to its cell (``tabulate``).
@@ -9,10 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -49,22 +47,6 @@ class Interval:
         return format(self, "")
 
 
-class Link(str):
-    """A text that leads to another place, on an HTML page.
-
-    Attributes:
-        address: of the place; empty for none.
-    """
-
-    address: str
-
-    def __new__(cls, text: str, address: str) -> Link:
-        """The text with its address."""
-        made = super().__new__(cls, text)
-        made.address = address
-        return made
-
-
 Cell = str | int | float | Interval | None
 """A cell of a table. None and NaN are shown as a dash, and are empty in CSV."""
 
@@ -98,7 +80,7 @@ class Table:
         rows: the rows, each with a cell for each column.
         forms: for some columns, the format specification with which Markdown and LaTeX show the numbers, such as
             ``.1%``. Without one, numbers have three significant digits. In CSV, every number has six.
-        caption: what the table shows, for LaTeX and HTML.
+        caption: what the table shows, for LaTeX.
 
     Raises:
         ValueError: for a row of another length.
@@ -159,14 +141,6 @@ class Table:
         """Which columns have numbers."""
         return [not any(isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
 
-    def sortable(self) -> Iterator[list[tuple[str, str, str]]]:
-        """For each row and cell the text, the number by which a page sorts the cell (empty for texts), and a link.
-
-        Numbers have four significant digits where ``forms`` asks for nothing else.
-        """
-        for row, texts in zip(self.rows, self._shown(".4g"), strict=True):
-            yield [(text, _key(cell), getattr(cell, "address", "")) for text, cell in zip(texts, row, strict=True)]
-
     def _shown(self, form: str = ".3g") -> list[list[str]]:
         forms = [self.forms.get(column) for column in self.columns]
         return [[_shown(cell, own, form) for cell, own in zip(row, forms, strict=True)] for row in self.rows]
@@ -190,13 +164,6 @@ def _shown(cell: Cell, own: str | None, form: str) -> str:
     if own is not None and not isinstance(cell, str):
         return format(cell, own)
     return format(cell, form) if isinstance(cell, float) else printable(str(cell))
-
-
-def _key(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return ""
-    number = cell.mean if isinstance(cell, Interval) else cell
-    return "-inf" if number is None or math.isnan(number) else repr(float(number))
 
 
 def _escaped(text: str) -> str:
@@ -280,9 +247,6 @@ NAMES = {
 }
 """The printable name of each identifier that is more than its words."""
 
-_LARGEST_BELOW = 1_000
-"""The largest denominator of a radius that is printed as a fraction."""
-
 
 def spoken(text: str) -> str:
     """A text with identifiers, parted by ", ", as a reader expects it; what has no name keeps its words."""
@@ -294,17 +258,3 @@ def _word(part: str) -> str:
         return NAMES[part]
     first, blank, rest = part.partition(" ")
     return NAMES.get(first, first.replace("_", " ")) + blank + rest
-
-
-def natural(text: str) -> list[str | int]:
-    """A key by which texts are sorted as a reader expects it, numbers in them as numbers."""
-    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", text))]
-
-
-def spelled(eps: Fraction | float) -> str:
-    """A radius as people write it: a decimal number of at most six digits, or ``1/255`` where none is equal to it.
-
-    What is neither, a decimal number of more digits, is rounded to six.
-    """
-    decimal, nearest = f"{float(eps):g}", Fraction(eps).limit_denominator(_LARGEST_BELOW)
-    return str(nearest) if float(nearest) == float(eps) and Fraction(decimal) != nearest else decimal
