@@ -20,7 +20,6 @@ from verifiable_relu.verifiers.registry import methods
 if TYPE_CHECKING:
     from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.spec.find import Networks
-    from verifiable_relu.verifiers.solvers.process import Worker
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
@@ -140,9 +139,6 @@ def parser() -> Parser:
         help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
         "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
     )
-    kept.add_argument(
-        "--check", type=Path, metavar="DIR", help="check the certificates of a folder again, and do nothing else"
-    )
     shown = made.add_argument_group("what is shown")
     shown.add_argument(
         "--explain",
@@ -161,12 +157,12 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.file is not None and options.spec is not None:
         made.error(f"'{options.file}' and --spec both name what is asked")
     options.spec = options.spec or options.file
-    if (options.spec is None) == (options.check is None):
-        made.error("one of --spec and --check is needed")
+    if options.spec is None:
+        made.error("--spec is needed")
     if options.method not in methods():
         made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
-    if options.explain and (options.method != "auto" or options.spec is None):
-        made.error("--explain needs --spec and the method auto")
+    if options.explain and options.method != "auto":
+        made.error("--explain needs the method auto")
     if options.arithmetic != "real":
         # Imported here, because numpy comes with it.
         from verifiable_relu.rounding import ARITHMETICS
@@ -230,18 +226,6 @@ def entries(
 
     for spec, onnx, limit in listed:
         yield Entry(spec, net(options) or onnx, options.timeout or limit or TIMEOUT)
-
-
-def launched(jobs: int, threads: int | None) -> list[Worker]:
-    """Processes that answer instances, which import torch while this process does."""
-    from verifiable_relu.verifiers.solvers.process import Worker
-
-    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    # A process that is kept between two parts keeps the networks that it has prepared.
-    made = [Worker("verifiable_relu.campaign.worker:perform_task", environment, kept_memory=1.0) for _ in range(jobs)]
-    for worker in made:
-        worker.launch()
-    return made
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:

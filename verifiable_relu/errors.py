@@ -52,7 +52,15 @@ class UnsupportedError(InputError):
 
 
 class OutOfTime(Exception):
-    """Work whose time budget was spent did not stop by itself when it was told to."""
+    """Work whose time budget was spent did not stop by itself when it was told to.
+
+    Args:
+        subject: what was being done, where that is known.
+    """
+
+    def __init__(self, subject: object = None) -> None:
+        super().__init__(subject)
+        self.subject = subject
 
 
 class CallFailed(Exception):

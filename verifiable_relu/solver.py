@@ -13,9 +13,9 @@ declared`` they are about the declared type instead, or refused.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +27,7 @@ from verifiable_relu import __version__
 from verifiable_relu.arguments import Parser, named_file, seconds
 from verifiable_relu.errors import InputError
 from verifiable_relu.streams import complain, guarded
+from verifiable_relu.supervisor.forks import SetLimits, default_shares, run_limited
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Variable
@@ -91,7 +92,8 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
 
     Args:
         arguments: the command line's arguments; by default those of the process.
-        alone: whether the process runs this command only, so that its time limit counts from the process's start.
+        alone: whether the process runs this command only, so that its time limit counts from the process's start, and
+            a copy of it, which can be killed, answers.
     """
     made = parser()
     options = made.parse_args(arguments)
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
         if options.command == "supports":
             print(_supported(options.capability))
             return 0
-        return _verify(options, elapsed() if alone else 0.0)
+        return _verify(options, alone)
 
     return guarded("solver", work)
 
@@ -133,61 +135,32 @@ def elapsed() -> float:
         return time.perf_counter() - _BEGAN
 
 
-class _Clock:
-    """An answer that is printed once: by whoever comes first, the work or the clock.
-
-    Args:
-        limit: the seconds after which ``timed-out`` is printed and the process ends.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._lock = threading.Lock()
-        self._timer = threading.Timer(max(0.0, limit), self._late)
-        self._timer.daemon = True
-        if limit < _UNLIMITED / 2:
-            self._timer.start()
-
-    def say(self, lines: Sequence[str]) -> None:
-        """Print the answer."""
-        with self._lock:
-            self._timer.cancel()
-            print("\n".join(lines), flush=True)
-
-    def stop(self) -> None:
-        """Print nothing any more."""
-        with self._lock:
-            self._timer.cancel()
-
-    def _late(self) -> None:
-        with self._lock:
-            if self._timer.finished.is_set():
-                return
-            print("timed-out", flush=True)
-            # Libraries cannot be broken off in another way; processes of solvers end with this one.
-            os._exit(0)
-
-
-def _verify(options: argparse.Namespace, started: float) -> int:
-    """Answer a query; returns the exit status.
-
-    Args:
-        options: of the command line.
-        started: the seconds that the process has been running.
-    """
-    began = time.perf_counter()
+def _verify(options: argparse.Namespace, alone: bool) -> int:
+    """Answer a query; returns the exit status. A process that is alone answers in a copy, which is killed in time."""
+    began = time.perf_counter() - (elapsed() if alone else 0.0)
 
     def left() -> float:
-        """The seconds that are left for methods."""
-        return max(1e-3, options.timeout - started - (time.perf_counter() - began) - _SPARE)
+        """The seconds that are left."""
+        return options.timeout - (time.perf_counter() - began)
 
-    clock = _Clock(options.timeout - started)
-    try:
-        lines = _answer(options, left)
-    except BaseException:
-        clock.stop()
-        raise
-    clock.say(lines)
-    return 0
+    def answer(set_limits: SetLimits) -> int:
+        set_limits(left() if options.timeout < _UNLIMITED / 2 else math.inf, math.inf)
+        lines = _answer(options, lambda: max(1e-3, left() - _SPARE))
+        set_limits(math.inf, math.inf)
+        print("\n".join(lines), flush=True)
+        return 0
+
+    if not alone:
+        return answer(lambda seconds, memory: None)
+    ended = run_limited(answer)
+    if ended.status is None:
+        print("timed-out", flush=True)
+        return 0
+    if ended.status < 0:
+        print("unknown", flush=True)
+        complain("solver", f"its process ended with the status {ended.status}")
+        return 1
+    return ended.status
 
 
 def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]:
@@ -200,9 +173,8 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
     from verifiable_relu.network import deployed
     from verifiable_relu.spec.find import Networks, onnx_files
     from verifiable_relu.spec.specfile import KINDS, decimal
-    from verifiable_relu.verifiers.copies import sharing
 
-    method, limits = chosen(options.method, processes=sharing())
+    method, budget = chosen(options.method, processes=default_shares())
     files = Networks(tuple(options.network)) if options.net is None else onnx_files(options.net)
     entry = Entry(options.query, files, _UNLIMITED)
     case = Loader().case(entry)
@@ -221,7 +193,7 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
         case = Loader(prepare=partial(deployed, arithmetic=arithmetic)).case(entry)
     elif kinds != {"real"}:
         print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
-    (result,) = run([replace(case, timeout=left(), spent=0.0)], method, limits=limits)
+    (result,) = run([replace(case, timeout=left(), spent=0.0)], method, budget=budget)
     if result.reason in ("unconfirmed", "error"):
         complain("solver", f"{result.reason} by {result.method}: {result.detail}")
     if result.answer != "sat" or result.witness is None or result.outputs is None:

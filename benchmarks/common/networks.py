@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.common.study import ROOT, data_folder
+from benchmarks.common.script import ROOT, data_folder
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
 

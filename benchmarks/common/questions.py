@@ -23,10 +23,10 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.network import Network
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import Limits, Outcome, Verdict, Verifier
-from verifiable_relu.verifiers.docket import Docket, answers
+from verifiable_relu.supervisor.workers import processor_seconds
+from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verdict, Verifier
+from verifiable_relu.verifiers.batch import QueryBatch, answers
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.solvers.process import processor_seconds
 
 _BATCH = 256
 
@@ -82,11 +82,11 @@ class Balls:
         label = f"{self.network.name} ε={self.eps} {verifier.name}".strip()
         wall, cpu = time.perf_counter(), processor_seconds()
         with Bar(bar, label, len(self)) as shown:
-            docket = Docket(self.queries, Limits(seconds))
-            for _ in docket.ask(verifier):
+            batch = QueryBatch(self.queries, TimeBudget(seconds))
+            for _ in batch.ask(verifier):
                 shown.advance()
         wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu
-        outcomes = tuple(docket.outcomes[number] for number in docket.queries)
+        outcomes = tuple(batch.outcomes[number] for number in batch.queries)
         return Answers(outcomes, tuple(outcome.verdict for outcome in outcomes), wall, cpu)
 
 
@@ -124,7 +124,7 @@ class Answers:
 def timed(query: Query, verifier: Verifier, limit: float) -> tuple[Outcome, float, float]:
     """The outcome of one query alone with a budget of ``limit`` seconds, and the wall-clock and processor seconds."""
     wall, cpu = time.perf_counter(), processor_seconds()
-    (outcome,) = answers(verifier, [query], Limits(limit))
+    (outcome,) = answers(verifier, [query], TimeBudget(limit))
     return outcome, time.perf_counter() - wall, processor_seconds() - cpu
 
 
@@ -138,7 +138,7 @@ class Counting(Crown):
 
     counts: list[list[int]] = field(default_factory=list)
 
-    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
         """CROWN's bounds of the rows; the unstable neurons of the relaxation are counted."""
         nodes, pre = relaxation.network.nodes, relaxation.pre
         self.counts.append([int(unstable(nodes[i], pre[i]).sum()) for i in sorted(pre)])

@@ -1,12 +1,22 @@
-"""The records of a study: a file of JSON lines, one for each finished piece of work."""
+"""Records of measurements: a file of JSON lines while something is measured, one compressed file when it is finished.
+
+A record is a JSON object whose field ``kind`` says what it records. What must be found again is named by a *versioned
+key*: the version, the name of the method (of an arm, a verifier, …) and those of its options that differ from their
+defaults. Nothing depends on how a class is written: whoever renames an option, or changes a default, raises ``VERSION``
+and has ``upgraded`` translate the keys of earlier versions.
+"""
 
 from __future__ import annotations
 
+import json
+import lzma
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from verifiable_relu.errors import InputError
+from verifiable_relu.files import write_whole
 from verifiable_relu.journal import Journal, Kind, read_journal
 
 Record = dict[str, Any]
@@ -14,6 +24,31 @@ Record = dict[str, Any]
 
 NOTE = "note"
 """The kind of records that name the command and the machine of the records after them."""
+
+SUFFIX = ".jsonl.xz"
+"""The suffix of a file of compressed records."""
+
+VERSION = 1
+"""The version of the names and defaults in keys."""
+
+
+def versioned_key(method: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Record:
+    """The key of a method with options, as it stands in records."""
+    changed = {name: value for name, value in sorted(options.items()) if value != defaults.get(name)}
+    # As JSON has it: tuples are lists.
+    found: Record = json.loads(json.dumps({"version": VERSION, "method": method, "options": changed}))
+    return found
+
+
+def upgraded(key: Record) -> Record:
+    """A key in the names of the present version.
+
+    Raises:
+        InputError: for a version that is not known.
+    """
+    if key["version"] != VERSION:
+        raise InputError(f"a key of version {key['version']}, where {VERSION} is known")
+    return key
 
 
 def _decode(found: Any) -> Record:
@@ -26,14 +61,13 @@ RECORDS: Kind[Record] = Kind(b'{"kind": "', lambda record: record, _decode)
 
 
 class Records:
-    """The records of a study, open for a run that adds to them.
+    """The records of a folder, open for a run that adds to them; a context manager.
 
     Each record is on the disk when ``append`` returns: a run that is interrupted or killed loses none, and the same
-    command resumes after them. While the records are open, no other process can add to the file. The object is a
-    context manager that closes itself.
+    command resumes after them. While the records are open, no other process can add to the file.
 
     Args:
-        folder: the folder of the study, which is made if it does not exist.
+        folder: the folder, which is made if it does not exist.
         conditions: returns a line on the command and the machine of this run, which is noted before the first record
             that the run adds; None notes nothing.
 
@@ -64,7 +98,7 @@ class Records:
         return of(self.all, kind)
 
     def has(self, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Whether there is a record of a kind whose fields have these values."""
+        """Return True if there is a record of a kind whose fields have these values."""
         return any(all(record.get(name) == value for name, value in fields.items()) for record in self.of(kind))
 
     def append(self, kind: str, record: Mapping[str, Any]) -> None:
@@ -80,23 +114,25 @@ class Records:
         self._journal.append(whole)
         self.all.append(whole)
 
-    def replace(self, records: Sequence[Record]) -> None:
-        """Replace all records by others, which say the same: a kill at any moment leaves the old ones or the new ones.
 
-        Raises:
-            InputError: if the records cannot be written; the file is then as it was before.
-        """
-        self._journal.replace(records)
-        self.all = list(records)
-
-
-def read_records(folder: Path) -> list[Record]:
-    """The records of a study, read without opening them for a run.
+def read_records(place: Path) -> list[Record]:
+    """The records of a folder, or of a compressed file.
 
     Raises:
-        InputError: if there is no file of records, or if the file has lines that are no records.
+        InputError: if there are none, or if the file has lines that are no records.
     """
-    return read_journal(folder, RECORDS)
+    if not place.name.endswith(SUFFIX):
+        return read_journal(place, RECORDS)
+    try:
+        with lzma.open(place, "rb") as file:
+            return [RECORDS.record(line) for line in file]
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        raise InputError(f"cannot be read: {error}", path=place) from None
+
+
+def keep_records(records: Sequence[Record], path: Path) -> None:
+    """Write records to a compressed file, completely or not at all."""
+    write_whole(path, lzma.compress(b"".join(map(RECORDS.line, records)), preset=9 | lzma.PRESET_EXTREME))
 
 
 def of(records: Sequence[Record], kind: str) -> list[Record]:

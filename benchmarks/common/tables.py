@@ -1,15 +1,102 @@
-"""Means over few runs as cells of tables, and how well runs agree."""
+"""Tables in Markdown, the pages that they stand on, printable names, and means over few runs as cells."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from benchmarks.common.markup import Interval
+from benchmarks.common.markup import Cell, Interval, Table
+
+
+def markdown_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], forms: Mapping[str, str] | None = None
+) -> str:
+    """A table in GitHub's dialect of Markdown, with columns of numbers aligned to the right; empty without rows.
+
+    Args:
+        columns: the headings.
+        rows: the rows, with a cell for each column; None and NaN are shown as a dash.
+        forms: the format of the numbers of some columns, such as ``.1%``; without one they have three digits.
+    """
+    given, forms = [tuple(row) for row in rows], forms or {}
+    if not given:
+        return ""
+    rule = ["---" if any(isinstance(cell, str) for cell in cells) else "---:" for cells in zip(*given, strict=True)]
+    shown = [[_shown(cell, forms.get(name)) for name, cell in zip(columns, row, strict=True)] for row in given]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rule, *shown])
+
+
+def _shown(cell: Cell, form: str | None) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, str):
+        return cell.replace("|", "\\|")
+    return format(cell, form) if form is not None else f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+NAMES = {
+    "lambda-gelu": "λ-GELU, hardened",
+    "lambda-gelu-frozen": "λ-GELU, λ not learned",
+    "lambda-gelu-kept": "λ-GELU, kept",
+    "swish": "λ-Swish, hardened",
+    "gelu": "GELU",
+    "gelu-swap": "GELU, swapped",
+    "gelu-swap-finetune": "GELU, swapped, fine-tuned",
+    "gelu-swap-finetune-extra": "GELU, swapped, fine-tuned longer",
+    "relu": "ReLU",
+    "prelu": "PReLU",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "adult": "Adult",
+    "digits": "digits",
+    "mlp": "MLP",
+    "cnn": "CNN",
+    "crown": "CROWN",
+    "alpha-crown": "α-CROWN",
+    "ibp": "IBP",
+    "milp": "MILP",
+    "smt": "SMT",
+    "bab": "branch and bound",
+    "split": "input split",
+}
+"""The printable name of each identifier that is more than its words."""
+
+
+def spoken(text: str) -> str:
+    """A text with identifiers, parted by ", ", as a reader expects it; what has no name keeps its words."""
+    return ", ".join(_word(part) for part in text.split(", "))
+
+
+def _word(part: str) -> str:
+    if part in NAMES:
+        return NAMES[part]
+    first, blank, rest = part.partition(" ")
+    return NAMES.get(first, first.replace("_", " ")) + blank + rest
+
+
+@dataclass
+class Page:
+    """A page in Markdown under construction; empty parts are left out."""
+
+    parts: list[str] = field(default_factory=list)
+
+    def add(self, *parts: str | Table) -> None:
+        """Append paragraphs and tables."""
+        for part in parts:
+            made = markdown_table(part.columns, part.rows, part.forms) if isinstance(part, Table) else part.strip("\n")
+            self.parts += [made] if made else []
+
+    def bullets(self, lines: Iterable[str]) -> None:
+        """Append a list, one item per line."""
+        self.add("\n".join(f"- {line}" for line in lines))
+
+    @property
+    def text(self) -> str:
+        """The page."""
+        return "\n\n".join(self.parts) + "\n"
 
 
 @dataclass(frozen=True)
@@ -18,13 +105,6 @@ class Estimate(Interval):
 
     half: float
 
-    SUFFIXES: ClassVar[tuple[str, ...]] = ("", "_half")
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The mean and half the width."""
-        return self.mean, self.half
-
     def shown(self, form: str) -> str:
         """Half the width behind the mean, in a format of numbers."""
         return f" ± {self.half:{form}}"
@@ -32,20 +112,9 @@ class Estimate(Interval):
 
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean of one or more numbers, with its 95 % interval."""
+    # Imported here, because scripts import this module at their heads, and --help need not wait for scipy.
     from scipy import stats
 
     n, mean = len(values), statistics.fmean(values)
     half = float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan
     return Estimate(mean, mean - half, mean + half, n, half)
-
-
-def correlation(profiles: Sequence[Sequence[float]]) -> float:
-    """The mean Spearman correlation over all pairs of profiles.
-
-    The result is NaN for one profile, for fewer than 3 layers, and if a profile has the same λ in all layers.
-    """
-    if len(profiles) < 2 or len(profiles[0]) < 3 or any(len(set(profile)) == 1 for profile in profiles):
-        return math.nan
-    from scipy import stats
-
-    return statistics.fmean(float(stats.spearmanr(a, b).statistic) for a, b in combinations(profiles, 2))

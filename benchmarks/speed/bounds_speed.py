@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.bounds_speed
     python -m benchmarks.speed.bounds_speed --net cifar_cnn --batch 1 16 --method crown --runs 9
-    python -m benchmarks.speed.bounds_speed --library FOLDER --results benchmarks/results/bounds_speed_newest
+    python -m benchmarks.speed.bounds_speed --library FOLDER --results runs/bounds_speed_newest
 
 Both compute lower bounds of the label's output minus every other one, over L∞ balls around the first test images that
 the network classifies correctly. auto_LiRPA is the installed version, or the one in FOLDER. It runs with the settings,
@@ -17,11 +17,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common.markup import Page, Table
+from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page
 from benchmarks.speed.bounds_cases import CASES, DTYPES, EQUAL, GELU_CASE, ITERATIONS, METHODS
 
 _LINE = {
@@ -69,10 +69,10 @@ def table(records: Sequence[Record], columns: dict[str, tuple[str, str]]) -> Tab
     return Table(tuple(columns), rows, {title: form for title, (_, form) in columns.items() if form})
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The page with the tables, the meaning of their columns and what was left out; the lines also as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """The page with the tables, the meaning of their columns and what was left out."""
     lines, rounding, widths = (of(records, kind) for kind in ("line", "rounding", "widths"))
-    made = Page(folder.name)
+    made = Page()
     made.add("# Bounds beside auto_LiRPA")
     made.bullets(notes(records))
     versions = ", ".join(dict.fromkeys(record["library"] for record in (*lines, *widths)))
@@ -80,8 +80,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     made.add(f"auto_LiRPA {versions}. Peak: {peaks}.")
     if lines:
         made.add(table(lines, _LINE), ABOUT)
-        names = ("runs", "settings")
-        made.save(folder.name, table(lines, {**_LINE, **{name: (name, "") for name in names}}))
     if rounding:
         made.add(
             "Rows of the output only, batch 16: without regard to rounding, with it, and with it as bounds are proven, "
@@ -102,7 +100,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
 ABOUT = f"""\
 Lower bounds of nine margins per image. IBP and CROWN start from the boxes, intermediate bounds included. α-CROWN is the
 search alone: {ITERATIONS} iterations, both given our CROWN's intermediate bounds, no early stop, each library's own
-learning rate. auto_LiRPA gets a batch whole or in parts, as is fastest: see its settings in the CSV. Our bounds account
+learning rate. auto_LiRPA gets a batch whole or in parts, as is fastest (`settings` in the records). Our bounds account
 for rounding; auto_LiRPA's do not. With dtype float64 our coefficients of the first layers are in float32 all the same,
 with float32 all coefficients, and nothing else; α-CROWN's search, which proves nothing, runs in float32 in any case.
 
@@ -136,7 +134,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     bounds_measuring.measure(asked, records)
 
 
-STUDY = Study("benchmarks.speed.bounds_speed", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.speed.bounds_speed", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

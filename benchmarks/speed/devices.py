@@ -17,13 +17,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.markup import Page, Table
+from benchmarks.common.markup import Table
 from benchmarks.common.networks import network_file
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page
 from verifiable_relu.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ def queries(name: str, count: int) -> list[Query]:
 
 def timed(method: str, asked: list[Query], device: str, limit: float, runs: int) -> tuple[float, list[Outcome]]:
     """The least wall-clock seconds of several runs after one that does not count, and the outcomes of the last."""
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import limited, make
 
-    limits, times = replace(limited(method, device), seconds=limit), []
+    budget, times = replace(limited(method, device), seconds=limit), []
     for _ in range(runs + 1):
         start = time.perf_counter()
-        found = list(answers(make(method), asked, limits))
+        found = list(answers(make(method), asked, budget))
         times.append(time.perf_counter() - start)
     return min(times[1:]), found
 
@@ -115,9 +115,9 @@ def _apart(one: Sequence[Outcome], other: Sequence[Outcome]) -> float:
     return max((abs(a - b) / (1 + abs(a)) for a, b in pairs if a is not None and b is not None), default=0.0)
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
+def page(records: Sequence[Record]) -> Page:
     """The page with the seconds of each network, method, number of images and place of the work."""
-    made = Page("devices")
+    made = Page()
     made.add(
         "# Devices",
         "Wall-clock seconds for a batch of images; *rounded* are the verdicts whose rounding errors are accounted for, "
@@ -139,7 +139,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=3, help="runs of bounds (default 3)")
 
 
-STUDY = Study("benchmarks.speed.devices", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.speed.devices", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -23,10 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.common.markup import Page, Table
+from benchmarks.common.markup import Table
 from benchmarks.common.networks import network_file
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import ROOT, Study
+from benchmarks.common.script import ROOT, Script
+from benchmarks.common.tables import Page
 
 METHODS = ("crown", "alpha-crown", "split")
 LIMITS = {"64M": 64 << 20, "256M": 256 << 20, "1G": 1 << 30}
@@ -54,7 +55,7 @@ def measured(task: Task, method: str, limit: int, seconds: float) -> Record:
 
     from verifiable_relu.network import read_onnx
     from verifiable_relu.spec import Query, linf_properties
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import limited, make
 
     torch.set_num_threads(1)
@@ -110,7 +111,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
         records.append("run", {**about, "balls": task.count, "eps": task.eps, **json.loads(done.stdout)})
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
+def page(records: Sequence[Record]) -> Page:
     """The page with a row for each network and method, by the latest record of each limit."""
     by = {(record["network"], record["method"], record["limit"]): record for record in of(records, "run")}
     rows = []
@@ -119,7 +120,7 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         first = next(record for record in found if record is not None)
         balls = f"{first['balls']} of {first['eps']:.2g}"
         rows.append((network, balls, f"`{method}`", *(_cell(record) for record in found)))
-    made = Page("memory")
+    made = Page()
     made.add("# Memory")
     made.bullets(notes(records))
     longest = ", ".join(f"{seconds:g}" for seconds in dict.fromkeys(record["at_most"] for record in by.values()))
@@ -142,7 +143,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=20, help="for a run's properties together (default 20)")
 
 
-STUDY = Study("benchmarks.speed.memory", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.speed.memory", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from benchmarks.common.markup import Page, Table
+from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import ROOT, Study
+from benchmarks.common.script import ROOT, Script
+from benchmarks.common.tables import Page
 
 EASY = "specs/cifar_cnn_cifar10_25_eps1_255.vnnlib.gz"
 """A property that CROWN verifies."""
@@ -64,12 +64,12 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
         records.append("command", {"command": name, "runs": asked.runs, **rounded})
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
+def page(records: Sequence[Record]) -> Page:
     """The page with the latest figures of each command, and whether they keep the limits."""
     latest = {record["command"]: record for record in of(records, "command")}
     columns = ("median", "fastest", "slowest")
     rows = [(f"`{name}`", record["runs"], *(record[key] for key in columns)) for name, record in latest.items()]
-    made = Page("startup")
+    made = Page()
     made.add("# Starting up", "Wall clock; the commands took turns.")
     made.bullets(notes(records))
     titles = tuple(f"{name} s" for name in columns)
@@ -93,7 +93,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=10, help="of each command (default 10)")
 
 
-STUDY = Study("benchmarks.speed.startup", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.speed.startup", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

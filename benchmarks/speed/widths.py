@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.clock import Late, limited
-from benchmarks.common.markup import Page, Table
+from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -220,9 +221,9 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
                 records.append("refused", {**about, "why": f"{type(error).__name__}: {said}"})
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
+def page(records: Sequence[Record]) -> Page:
     """The page with a row for each operator and mode."""
-    made = Page("widths")
+    made = Page()
     made.add("# Widths of bounds beside auto_LiRPA's")
     made.bullets(notes(records))
     latest = {(r["operator"], r["mode"], r["library"]): r for r in of(records, "width")}
@@ -266,7 +267,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, default=20, metavar="SECONDS", help="for one set of bounds (default 20)")
 
 
-STUDY = Study("benchmarks.speed.widths", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.speed.widths", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -1,19 +1,21 @@
-"""The command ``python -m benchmarks.study``: run a study that a file describes, or say what it would do."""
+"""The command ``python -m benchmarks.study``: run a study that a file describes, or make its page of the records."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, add_debug, scheduler
+from benchmarks.common.machine import conditions
+from benchmarks.common.records import SUFFIX, Records, keep_records, of, read_records
+from verifiable_relu.arguments import Parser, add_debug
 from verifiable_relu.errors import InputError
 from verifiable_relu.streams import complain, guarded
 
-if TYPE_CHECKING:
-    from benchmarks.study.suite import Suite
+STUDIES = Path(__file__).parents[1] / "studies"
+"""The folder of the records of finished studies."""
 
 
 def parser() -> Parser:
@@ -25,27 +27,16 @@ def parser() -> Parser:
         "What has a record is not done again: the same command goes on after Ctrl-C or a kill.",
         allow_abbrev=False,
     )
-    made.add_argument("suite", metavar="SUITE", help="a TOML file, or a suite of the package, such as smoke")
-    made.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of networks, records, tables and figures (study-NAME)"
-    )
-    hands = made.add_mutually_exclusive_group()
-    hands.add_argument("--jobs", type=int, default=1, help="processes that train and answer, of one thread each (1)")
-    hands.add_argument(
-        "--executor",
-        type=scheduler,
-        metavar="dask://HOST:PORT",
-        help="a running Dask scheduler, whose workers train and answer; they need the same files under the same paths "
-        "(needs the package distributed)",
-    )
-    made.add_argument(
-        "--only", metavar="NETWORK", action="append", default=[], help="work on this network alone (repeatable)"
-    )
-    made.add_argument("--arm", action="append", default=[], help="work on this arm alone (repeatable)")
-    made.add_argument("--seed", type=int, action="append", default=[], help="work on this seed alone (repeatable)")
+    made.add_argument("suite", metavar="SUITE", help="a TOML file, or the name of one in benchmarks/suites")
+    made.add_argument("--out", type=Path, metavar="DIR", help="folder of networks, records and the page (runs/NAME)")
+    made.add_argument("--jobs", type=int, default=1, help="processes that train and answer, of one thread each (1)")
+    made.add_argument("--only", metavar="NETWORK", action="append", help="work on this network alone (repeatable)")
+    made.add_argument("--arm", action="append", help="work on this arm alone (repeatable)")
+    made.add_argument("--seed", type=int, action="append", help="work on this seed alone (repeatable)")
     chosen = made.add_mutually_exclusive_group()
-    chosen.add_argument("--plan", action="store_true", help="print the cells, what they have and the time; do nothing")
-    chosen.add_argument("--table", action="store_true", help="make tables and figures of the records, and nothing else")
+    chosen.add_argument("--plan", action="store_true", help="print what is done and what is left; do nothing")
+    chosen.add_argument("--table", action="store_true", help="make the page and its figures, and nothing else")
+    chosen.add_argument("--keep", action="store_true", help="move the records to benchmarks/studies, compressed")
     made.add_argument("--quiet", action="store_true", help="print errors only")
     add_debug(made)
     return made
@@ -63,69 +54,64 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     Raises:
         InputError: for a suite, data or a folder that cannot be used.
     """
+    # Imported here, because --help need not wait for torch and pandas.
+    from benchmarks.study.suite import SUITES, read
+
     if not 1 <= options.jobs <= 1_000:
         raise InputError(f"must be from 1 to 1,000, not {options.jobs}", place="--jobs")
-    from benchmarks.study.suite import find, read
-
-    suite = read(find(options.suite))
+    suite, name = read(options.suite)
+    folder, kept = options.out or Path("runs") / name, STUDIES / f"{name}{SUFFIX}"
     cells = suite.cells()
-    for place, asked, of in (
+    for place, asked, field in (
         ("--only", options.only, "network"),
         ("--arm", options.arm, "arm"),
         ("--seed", options.seed, "seed"),
     ):
-        there = list(dict.fromkeys(cell.record[of] for cell in suite.cells()))
-        if unknown := [each for each in asked if each not in there]:
+        there = list(dict.fromkeys(getattr(cell, field) for cell in suite.cells()))
+        if unknown := [each for each in asked or () if each not in there]:
             raise InputError(f"'{unknown[0]}' is none of {', '.join(map(str, there))}", place=place)
-        cells = [cell for cell in cells if not asked or cell.record[of] in asked]
-    if not cells:
-        raise InputError("no network of the suite has these arms and seeds", place="--only")
-    from benchmarks.common.records import Records, read_records
-    from benchmarks.study.cells import Places
-
-    places = Places(options.out or Path(f"study-{suite.name}"))
-    known = places.folder / "records.jsonl"
+        cells = [cell for cell in cells if not asked or getattr(cell, field) in asked]
+    own = (folder / "records.jsonl").is_file()
     if options.plan:
-        from benchmarks.study.plan import plan
-
-        print("\n".join(plan(suite, places, read_records(places.folder) if known.is_file() else [], options.jobs)))
+        records = read_records(folder if own else kept) if own or kept.is_file() else []
+        status = Counter(record["status"] for record in of(records, "training"))
+        print(f"{name}: {len(cells)} trainings in {folder}; recorded are {status['trained']} networks, "
+              f"{len(of(records, 'answer'))} answers")  # fmt: skip
+        return 0
+    if options.keep:
+        keep_records(read_records(folder), kept)
         return 0
     if not options.table:
-        from benchmarks.common.machine import conditions
+        import torch
+
         from benchmarks.study.runner import Runner
-        from verifiable_relu.campaign.queue import hired
 
         def say(line: str) -> None:
             if not options.quiet:
                 print(line, file=sys.stderr, flush=True)
 
+        torch.set_num_threads(1)
+        path = Path(options.suite) if Path(options.suite).is_file() else SUITES / f"{name}.toml"
         try:
-            with (
-                Records(places.folder, lambda: conditions("benchmarks.study", list(arguments))) as records,
-                hired(options.jobs, options.executor) as hands,
-            ):
-                Runner(suite, places, records, hands, say, cells).run()
+            with Records(folder, lambda: conditions("benchmarks.study", list(arguments))) as opened:
+                Runner(suite, path, folder, opened, options.jobs, say, cells).run()
         except KeyboardInterrupt:
             complain("study", "interrupted; the same command goes on from here")
             return 130
-    tabulate(suite, places.folder, options.quiet)
+        own = True
+    from benchmarks.study import figures
+    from benchmarks.study.frames import Study
+    from benchmarks.study.tables import page_of
+
+    study = Study(name, suite, read_records(folder if own else kept))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.md").write_text(page_of(study, figures.write(study, folder)), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", path=folder) from None
+    if not options.quiet:
+        print(folder / "report.md")
     return 0
-
-
-def tabulate(suite: Suite, folder: Path, quiet: bool) -> None:
-    """Make the tables and figures of the records of a suite's cells.
-
-    Raises:
-        InputError: if there are no records, or if they cannot be read.
-    """
-    from benchmarks.common.records import read_records
-    from benchmarks.study import tables
-    from benchmarks.study.state import State
-
-    records = State.of(read_records(folder)).records(suite.cells())
-    written = tables.write(records, folder)
-    if not quiet:
-        print("\n".join(map(str, written)))
 
 
 if __name__ == "__main__":

@@ -1,76 +1,81 @@
-"""The questions of a study: balls around test images, asked of trained networks as campaigns do it."""
+"""The questions of a study: balls around test images, each asked by itself of a trained network."""
 
 from __future__ import annotations
 
-import hashlib
+import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from benchmarks.common.records import Records
-from benchmarks.study.state import ONE, fields
-from benchmarks.study.training import data_of, images_of
-from verifiable_relu.campaign.inputs import Entry, Loader, believe
-from verifiable_relu.campaign.result import Key, Result
-from verifiable_relu.campaign.runner import Case
+from benchmarks.common.records import Record
+from benchmarks.study.suite import INT8, Method
+from benchmarks.study.training import images_of
+from verifiable_relu.campaign.inputs import believe
 from verifiable_relu.data import Dataset
-from verifiable_relu.files import write_whole
-from verifiable_relu.network import Network
+from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.network.onnx.running import deployed
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
-from verifiable_relu.train.export import CALIBRATED, quantize
-from verifiable_relu.verifiers.base import Reason
+from verifiable_relu.supervisor.workers import processor_seconds
+from verifiable_relu.verifiers.base import Verdict
+from verifiable_relu.verifiers.batch import answers
+from verifiable_relu.verifiers.registry import limited, make
 
 DECIMALS = 9
 """The decimals to which bounds of boxes are rounded outward, so that property files need no quotients."""
 
-_BATCH = 250
-
-
-def shuffled(balls: Iterable[Ball], seed: str) -> list[Ball]:
-    """Balls in an order that ``seed`` draws, whatever order they are given in: images in random order, and each of them
-    asked of all networks, before the next.
-
-    An arm that comes first would meet another state of process and machine than the last one. Answers that are compared
-    are next to each other, so that a machine that gets slower touches all arms alike. The first question about an image
-    takes longer than the others: each network is early as often as late, and chance decides the rest.
-    """
-    blocks: dict[tuple[str, str, int], list[Ball]] = {}
-    for one in sorted(balls, key=lambda one: (one.source, one.eps, one.image, str(one.onnx))):
-        blocks.setdefault((one.source, one.eps, one.image), []).append(one)
-    drawn, order = random.Random(seed), list(blocks.values())
-    drawn.shuffle(order)
-    late: Counter[str] = Counter()
-    for block in order:
-        drawn.shuffle(block)
-        block.sort(key=lambda one: -late[str(one.onnx)])
-        for place, one in enumerate(block):
-            late[str(one.onnx)] += 2 * place - len(block) + 1
-    return [one for block in order for one in block]
+DIGITS = 3
+"""The significant digits of seconds and margins, which are told for tables and prove nothing."""
 
 
 @dataclass(frozen=True)
-class Ball(Entry):
-    """The question about the L∞ ball around a test image; ``vnnlib`` is the file that asks the same.
+class Question:
+    """The task of deciding whether a test image keeps its class within an L∞ ball.
 
     Attributes:
-        source: the data, a name or the path of a file.
+        cell: the name of the cell.
+        onnx: the file of its network.
+        method: the method that is asked.
+        source: the data (``training.source_of``).
         eps: the radius, as text.
         image: the number of the test image.
-        outputs: the number of the network's outputs.
     """
 
-    source: str = ""
-    eps: str = ""
-    image: int = 0
-    outputs: int = 0
+    cell: str
+    onnx: Path
+    method: Method
+    source: str
+    eps: str
+    image: int
+
+    def __call__(self) -> Record:
+        """The fields of the record of the answer; a limit is one of processor time."""
+        network = network_of(self.onnx, self.method.arithmetic, self.source, self.image, self.eps)
+        query = Query(network, ball(images_of(self.source), self.image, self.eps, network.output_size))
+        began = processor_seconds()
+        limits = replace(limited(self.method.name), seconds=self.method.limit, clock=processor_seconds)
+        (outcome,) = answers(make(self.method.name), [query], limits)
+        return {
+            "cell": self.cell,
+            "eps": self.eps,
+            "method": self.method.label,
+            "image": self.image,
+            "limit": self.method.limit,
+            "verdict": str(outcome.verdict),
+            "reason": str(outcome.reason),
+            "by": outcome.method,
+            "trust": None if outcome.trust is None else str(outcome.trust),
+            "detail": outcome.detail if outcome.verdict is Verdict.UNKNOWN else "",
+            "seconds": short(processor_seconds() - began),
+            "subproblems": outcome.subproblems,
+            "unstable": outcome.unstable,
+            "margin": short(outcome.margin),
+        }
 
 
 def ball(test: Dataset, image: int, eps: str, outputs: int) -> Property:
@@ -79,100 +84,56 @@ def ball(test: Dataset, image: int, eps: str, outputs: int) -> Property:
     return linf_property(test.images[image], label, Fraction(eps), outputs, name=f"image {image}", decimals=DECIMALS)
 
 
-class Balls(Loader):
-    """A reader of instances that makes the property of a ``Ball`` from the data: large files take long to read."""
-
-    def files(self, entry: Entry) -> str:
-        """No digest: earlier answers are no part of a campaign."""
-        return ""
-
-    def case(self, entry: Entry) -> Case:
-        """The instance of a ball; the first of each network is used to compare the network with its ONNX file."""
-        assert isinstance(entry, Ball) and isinstance(entry.onnx, Path)
-        new = not self.knows(entry.onnx)
-        network = self.network(entry.onnx)
-        asked = ball(images_of(entry.source), entry.image, entry.eps, entry.outputs)
-        if new:
-            believe(network, (asked,), entry.onnx)
-        return Case(str(entry.onnx), str(entry.vnnlib), (Query(network, asked),), entry.timeout)
+def network_of(onnx: Path, arithmetic: str, source: str, image: int, eps: str) -> Network:
+    """A network as an arithmetic runs it, compared with its file at points of a ball when it is read."""
+    network, new = _network(onnx, arithmetic)
+    if new:
+        new.clear()
+        believe(network, (ball(images_of(source), image, eps, network.output_size),), onnx)
+    return network
 
 
-class Answers:
-    """The keeper of a campaign's results that writes each as a record of kind ``answer``.
+@lru_cache(maxsize=64)
+def _network(onnx: Path, arithmetic: str) -> tuple[Network, list[bool]]:
+    network = read_onnx(onnx)
+    return network if arithmetic == INT8 else deployed(network, arithmetic), [True]
 
-    Args:
-        records: the records of the study.
-        about: the fields with which the record of an instance begins, by the absolute paths of its two files.
 
-    Attributes:
-        results: the results so far.
+def short(number: float | None) -> float | None:
+    """A number with ``DIGITS`` digits; None for none and for one that is not finite."""
+    return None if number is None or not math.isfinite(number) else float(f"{number:.{DIGITS}g}")
+
+
+def shuffled(questions: Iterable[Question], seed: str) -> list[Question]:
+    """Questions in an order that ``seed`` draws: images in random order, each asked of all networks before the next.
+
+    Answers that are compared are next to each other, so that a machine that gets slower touches all arms alike. The
+    first question about an image takes longest: each network is early as often as late, and chance decides the rest.
     """
-
-    def __init__(self, records: Records, about: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
-        self._records = records
-        self._about = about
-        self.results: list[Result] = []
-
-    def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
-        """None: instances with an answer are not part of the campaign."""
-        return None
-
-    def holds(self, result: Result) -> bool:
-        """True: no answer here is of an earlier run."""
-        return True
-
-    def append(self, result: Result, counterexample: str | None) -> None:
-        """Write the record of a result, unless the user interrupted the work on it."""
-        if result.reason is not Reason.INTERRUPTED:
-            files = str(Path(result.onnx).resolve()), str(Path(result.vnnlib).resolve())
-            self._records.append(ONE, {**self._about[files], **fields(result)})
-
-    def enter(self, number: int, result: Result) -> None:
-        """Take a result, which was recorded before."""
-        self.results.append(result)
-
-    def tabulate(self) -> None:
-        """Do nothing: the tables are made at the end."""
+    blocks: dict[tuple[str, str, int], list[Question]] = {}
+    for one in sorted(questions, key=lambda one: (one.source, one.eps, one.image, one.cell)):
+        blocks.setdefault((one.source, one.eps, one.image), []).append(one)
+    drawn, order = random.Random(seed), list(blocks.values())
+    drawn.shuffle(order)
+    late: Counter[str] = Counter()
+    for block in order:
+        drawn.shuffle(block)
+        block.sort(key=lambda one: -late[one.cell])
+        for place, one in enumerate(block):
+            late[one.cell] += 2 * place - len(block) + 1
+    return [one for block in order for one in block]
 
 
-def right(network: Network, test: Dataset, images: np.ndarray) -> np.ndarray:
-    """Those of the test images, given by their numbers, that a network classifies rightly."""
-    with torch.inference_mode():
-        classes = [
-            network(torch.from_numpy(test.images[part])).flatten(1).argmax(1).numpy()
-            for part in np.split(images, range(_BATCH, len(images), _BATCH))
-        ]
-    return images[np.concatenate(classes) == test.labels[images]]
+def is_final(answer: Record | None, limit: float) -> bool:
+    """Return True if another run with a time limit in seconds would add nothing to an answer."""
+    if answer is None or answer["reason"] in ("error", "memory"):
+        return False
+    return bool(answer["verdict"] != "unknown" or answer["limit"] >= limit)
 
 
-def exact_images(test: Dataset, count: int) -> np.ndarray:
-    """The numbers of the first ``count`` test images whose pixels equal the official ones."""
-    return np.flatnonzero(test.exact)[:count]
-
-
-def int8_file(path: Path, network: Path, source: str) -> str:
-    """Write the int8 network made of a network unless it is there; returns the file's SHA-256.
-
-    Args:
-        path: the file.
-        network: the file of the network.
-        source: the data, on whose training images the ranges of activations are calibrated.
-    """
-    if not path.is_file():
-        write_whole(path, quantize(network.read_bytes(), data_of(source)[0].images[:CALIBRATED]))
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def property_file(path: Path, test: Dataset, image: int, eps: str, outputs: int) -> None:
-    """Write the property file of a ball, unless it is there.
-
-    Raises:
-        InputError: if it cannot be written.
-    """
-    from verifiable_relu.spec.specfile import write_vnnlib
-
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}")
-        write_vnnlib(ball(test, image, eps, outputs), part)
-        part.replace(path)
+def failed(question: Question, error: Exception) -> dict[str, Any]:
+    """The fields of the record of a question whose work failed."""
+    about = {"cell": question.cell, "eps": question.eps, "method": question.method.label, "image": question.image}
+    told = {"verdict": "unknown", "reason": "error", "by": "", "trust": None, "limit": question.method.limit}
+    numbers = dict.fromkeys(("seconds", "subproblems", "unstable", "margin"))
+    return {**about, **told, "detail": f"{type(error).__name__}: {error}", **numbers}

@@ -1,147 +1,86 @@
-"""The figures of a study, as PDF and PNG in the style of ``report.figures``."""
+"""The figures of a study: certified accuracy against ε, and the first arm beside each other arm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.common.charts import Axis, Bars, Chart, Panel, Profiles, Series, cactus, draw
-from benchmarks.common.markup import spoken
-from benchmarks.study.joined import Cell, Setting, Study
-from benchmarks.study.tables import common, decides, fronts, mean, undominated
+from benchmarks.common.charts import Axis, Chart, Series, draw
+from benchmarks.common.tables import spoken
+from benchmarks.study.frames import Study
+from benchmarks.study.statistics import scaled
+from benchmarks.study.tables import mean, versus
 from verifiable_relu.arguments import fraction
 from verifiable_relu.report.summary import radius_text as spelled
 
-DOMINATED = "faint: dominated"
-"""What a legend says of settings that another of their arm surpasses in both accuracies."""
+
+def write(study: Study, folder: Path) -> list[str]:
+    """Draw the figures for which the records suffice into a folder; returns the names of the files."""
+    drawn = {f"certified-{network.name}": list(certified(study, network.name)) for network in study.suite.network}
+    drawn["versus"] = list(beside(study))
+    made = [
+        path
+        for name, panels in drawn.items()
+        if panels
+        for path in draw(panels, folder / f"{study.name}-{name}.png", height=2.8 if name == "versus" else 2.5)
+    ]
+    for path in made:
+        if path.suffix != ".png":
+            path.unlink()
+    return [path.name for path in made if path.suffix == ".png"]
 
 
-def write(study: Study, folder: Path) -> list[Path]:
-    """Draw the figures of a study, as many as its records suffice for, into a folder.
-
-    Returns:
-        The files.
-
-    Raises:
-        InputError: if a file cannot be written.
-    """
-    drawn: list[Path] = []
-    for name, make in FIGURES.items():
-        for network in study.networks:
-            panels = list(make(study, network))
-            if panels:
-                bars = [len(panel.bars) for panel in panels if isinstance(panel, Bars)]
-                height = 1.9 if name == "profiles" else 0.9 + 0.24 * max(bars) if bars else 2.5
-                drawn += draw(panels, folder / f"{name}-{network}.png", height=height)
-    return drawn
-
-
-def _settings(study: Study, network: str) -> list[tuple[Setting, Sequence[Cell]]]:
-    return [(setting, cells) for setting, cells in study.settings.items() if setting.network == network]
-
-
-def _first(study: Study, network: str) -> list[tuple[Setting, Sequence[Cell]]]:
-    """The settings of a network's first objective and weight."""
-    every = _settings(study, network)
-    return [each for each in every if each[0][:3] == every[0][0][:3]]
-
-
-def certified(study: Study, network: str) -> Iterator[Panel]:
-    """Certified accuracy against ε, a panel for each objective and weight; points of one radius are side by side.
-
-    A single radius makes no curve: its accuracies are in the tables.
-    """
-    radii = {eps: float(fraction(eps)) for eps in study.radii(network)}
-    gap = min((b - a for a, b in pairwise(sorted(radii.values()))), default=0.0)
-    aims: dict[str, dict[str, Sequence[Cell]]] = {}
-    for setting, cells in _settings(study, network) if len(radii) > 1 else ():
-        title = f"trained by: {spoken(setting.objective)}" + (f", weight {setting.weight:g}" if setting.weight else "")
-        aims.setdefault(title, {})[setting.arm] = cells
-    for title, arms in aims.items():
+def certified(study: Study, network: str) -> Iterator[Chart]:
+    """Certified accuracy against ε, a panel for each objective and weight; points of one radius are side by side."""
+    radii = {eps: float(fraction(eps)) for eps in study.suite.architecture(network).eps}
+    if len(radii) == 1:
+        return
+    gap = min(b - a for a, b in pairwise(sorted(radii.values())))
+    frame = study.overall[study.overall.network == network]
+    for (objective, weight), rows in frame.groupby(["objective", "weight"], sort=False):
         series = []
-        for number, (arm, cells) in enumerate(arms.items()):
+        arms = study.suite.architecture(network).arms
+        for number, arm in enumerate(arms):
             shift = gap / 2 * ((number + 0.5) / len(arms) - 0.5)
-            known = [(x + shift, mean(cells, "certified", eps)) for eps, x in radii.items()]
+            mine = rows[rows.arm == arm]
+            known = [(x + shift, mean(mine[mine.eps == eps].certified)) for eps, x in radii.items()]
             points = [(x, value) for x, value in known if value is not None]
             if points:
                 # Lines between shifted points would suggest differences that do not exist.
                 series.append(Series(spoken(arm), points, joined=False, style=number))
         if series:
+            title = f"trained by: {spoken(objective)}" + (f", weight {weight:g}" if weight else "")
             ticks = {x: spelled(x) for x in radii.values()}
             yield Chart(title, series, Axis("radius ε", ticks=ticks), Axis("certified accuracy", percent=True))
 
 
-def pareto(study: Study, network: str) -> Iterator[Panel]:
-    """Clean against certified accuracy of each arm's settings, joined on its front, a panel for each ε."""
-    panels: dict[str, list[Series]] = {}
-    for (of, eps, arm), points in fronts(study).items():
-        if of == network:
-            series, kept = panels.setdefault(eps, []), undominated(points)
-            style, rest = len(series) // 2, [point for point in points if point not in kept]
-            series += [
-                Series(name, [(point.clean, point.certified) for point in each], not faint, (), style, faint=faint)
-                for name, each, faint in ((DOMINATED if rest else "", rest, True), (spoken(arm), kept, False))
-            ]
-    for eps, series in panels.items():
-        yield Chart(
-            f"ε = {eps}", series, Axis("clean accuracy", percent=True), Axis("certified accuracy", percent=True)
-        )
+def beside(study: Study) -> Iterator[Chart]:
+    """Differences in certified accuracy and ratios of times at the middle radius, a colour for each network.
 
-
-def times(study: Study, network: str) -> Iterator[Panel]:
-    """The seconds of the strongest method's answers, a panel for each ε, of the first objective and weight.
-
-    Every arm is asked about the images that all arms classify rightly. There are no panels of a network that no
-    complete method is asked about: bounds and attacks alone decide too little for a time to tell anything; nor of one
-    whose seconds are void (``Study.timed``).
+    Grey lines are the margins within which claims call arms equivalent.
     """
-    method = next(filter(decides, reversed(study.asked_with(network))), "") if study.timed else ""
-    for eps in study.radii(network) if method else ():
-        lines, limit = {}, 0.0
-        for setting, cells in _first(study, network):
-            asked = [(cell, common(study, cell, eps, method)) for cell in cells if cell.complete(eps, method)]
-            answers = [cell.answers[eps, method][image] for cell, images in asked for image in images]
-            if answers:
-                limit = answers[0]["limit"]
-                lines[spoken(setting.arm)] = [max(a["seconds"], 1e-4) for a in answers if a["verdict"] != "unknown"]
-        if lines:
-            yield cactus(spoken(f"{method}, ε = {eps}"), lines, limit)
-
-
-def unstable(study: Study, network: str) -> Iterator[Panel]:
-    """The unstable neurons of each layer and arm, a panel for each ε, of the first objective and weight."""
-    for eps in study.radii(network):
-        bars = {}
-        for setting, cells in _first(study, network):
-            layers = [known for cell in cells if (known := cell.unstable(eps)) is not None]
-            if layers:
-                bars[spoken(setting.arm)] = [sum(layer) / len(layer) for layer in zip(*layers, strict=True)]
-        if bars:
-            parts = [(number, f"layer {number + 1}") for number in range(max(map(len, bars.values())))]
-            yield Bars(f"ε = {eps}", bars, parts, "unstable neurons per image")
-
-
-def profiles(study: Study, network: str) -> Iterator[Panel]:
-    """λ of each layer by epoch, a panel for each arm with a hardness, of the first objective and weight."""
-    found: dict[str, list[list[float]]] = {}
-    for setting, cells in _first(study, network):
-        histories = [[epoch["lam"] for epoch in cell.training["epochs"]] for cell in cells]
-        if histories and all(history and all(history) for history in histories):
-            found[spoken(setting.arm)] = [
-                [sum(layer) / len(layer) for layer in zip(*epochs, strict=True)]
-                for epochs in zip(*histories, strict=True)
-            ]
-    every = [lam for epochs in found.values() for layers in epochs for lam in layers]
-    for title, epochs in found.items():
-        yield Profiles(title, epochs, (min(every), max(every)))
-
-
-FIGURES: Mapping[str, Callable[[Study, str], Iterator[Panel]]] = {
-    "pareto": pareto,
-    "certified": certified,
-    "cactus": times,
-    "unstable": unstable,
-    "profiles": profiles,
-}
-"""The figures by the first part of their files' names; the second is the network's name."""
+    middle = {each.name: each.eps[len(each.eps) // 2] for each in study.suite.network}
+    found = [(network, arm, each) for (network, eps, _, arm), each in versus(study) if eps == middle[network]]
+    names = list(dict.fromkeys(arm for _, arm, _ in found))
+    first = spoken(study.suite.network[0].arms[0])
+    for what, measure, axis in (
+        ("points", "certified", Axis(f"certified accuracy, {first} − arm, points")),
+        ("ratio", "seconds", Axis(f"time, {first} : arm", "log", ends=(0.05, 20))),
+    ):
+        series = []
+        factor = 100.0 if what == "points" else 1.0
+        margin = max((claim.margin for claim in study.suite.claim if claim.measure == measure), default=0.0)
+        for number, network in enumerate(middle):
+            shift = 0.25 * (number - (len(middle) - 1) / 2)
+            known = [(each[what], names.index(arm) + shift) for of, arm, each in found if of == network]
+            points = [(scaled(v, factor.__mul__), y) for v, y in known if v is not None]
+            if points:
+                series.append(Series(f"{network}, ε = {middle[network]}", points, joined=False, style=number))
+        if not series:
+            return
+        ends = (-0.6, len(names) - 0.4)
+        for x in () if not margin else (-100 * margin, 100 * margin) if what == "points" else (1 / margin, margin):
+            series.append(Series("", [(x, y) for y in ends], style=6))
+        ticks = {float(place): spoken(arm) for place, arm in enumerate(names)}
+        yield Chart(axis.label, series, axis, Axis("", ends=ends, ticks=ticks))

@@ -14,12 +14,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
-from benchmarks.common.tables import estimate
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page, estimate
 
 EPS = {"mlp": "0.02", "cnn": "0.05"}
 """The radius of the balls, by network."""
@@ -80,10 +79,10 @@ def settings(found: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
     return groups
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """Both tables, and the first as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """Both tables."""
     found = of(records, "measured")
-    made = Page("hardening")
+    made = Page()
     made.add("# Hardening a trained GELU network")
     made.bullets(notes(records))
     about = "; ".join(
@@ -103,7 +102,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "images whose predicted class changes.",
         differences(found),
     )
-    made.save("hardening", table(found))
     return made
 
 
@@ -117,7 +115,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=200, help="exact test images asked about (default 200)")
 
 
-STUDY = Study("benchmarks.training.hardening", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.training.hardening", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

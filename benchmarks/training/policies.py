@@ -15,12 +15,11 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-from benchmarks.common.markup import Cell, Interval, Page, Table, spoken
+from benchmarks.common.markup import Cell, Interval, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
-from benchmarks.common.tables import estimate
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page, estimate, spoken
 from benchmarks.training.policies_games import GAMES
 
 TRAINED = ("lambda-gelu", "gelu", "gelu-swap-finetune", "relu")
@@ -243,24 +242,6 @@ def loops(records: Sequence[Record]) -> Table:
     return Table(columns, rows, {"seconds": ".1f"})
 
 
-def figure(records: Sequence[Record], path: Path) -> None:
-    """What the swap does to the decisions beside what it does to the return, a point for each policy."""
-    from benchmarks.common.charts import Axis, Chart, Series, draw
-
-    panels = []
-    for game in GAMES:
-        series = []
-        for style, arm in enumerate(ARMS[:3]):
-            of_arm = [record["swap"] for record in groups(records).get((game, arm), ()) if record["swap"]]
-            points = [(max(swap["visited"], 1e-4), swap["after"] - swap["before"]) for swap in of_arm]
-            series.append(Series(spoken(arm), points, joined=False, style=style))
-        if any(each.points for each in series):
-            x = Axis("share of decisions that the swap changes", "log")
-            panels.append(Chart(game, series, x, Axis("change of the return"), limit=0.0))
-    if panels:
-        draw(panels, path)
-
-
 _ABOUT = """\
 Policies of two hidden layers of 64 neurons, trained by PPO; λ grows from half of a training to nine tenths, ReLU takes
 GELU's place at the end, or at half (*fine-tuned*: there, the swap is the one at half). Means over the seeds ± half a
@@ -293,17 +274,15 @@ ends too early; a dash where none was found. *boxes*: most after the last step.
 """
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The tables, the figure, and the first table as CSV."""
-    made = Page("policies")
+def page(records: Sequence[Record]) -> Page:
+    """The tables."""
+    made = Page()
     made.add("# Policies")
     made.bullets(notes(records))
     made.add(_ABOUT, policies(records))
-    figure(records, folder / "policies.png")
-    made.add("![change of the return by change of decisions](policies.png)", "## Claims", _CLAIMS, claims(records))
+    made.add("## Claims", _CLAIMS, claims(records))
     made.add("## Screening", _RULES, screening(records))
     made.add("## More than one step", _LOOPS, loops(records))
-    made.save("policies", policies(records))
     return made
 
 
@@ -316,7 +295,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random", type=int, default=30, help="runs with random settings (default 30)")
 
 
-STUDY = Study("benchmarks.training.policies", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.training.policies", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

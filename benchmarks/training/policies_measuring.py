@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.common.records import Record
-from benchmarks.common.study import NETWORKS
+from benchmarks.common.script import RUNS
 from benchmarks.training.policies_games import GAMES, Game
 from benchmarks.training.policies_loop import reached
 from benchmarks.training.policies_playing import EARLY, Settings, late, played, trained
@@ -168,7 +168,7 @@ def looped(title: Mapping[str, Any]) -> Record:
 
 
 def _file(game: str, arm: str, seed: int) -> Path:
-    return NETWORKS / "policies" / game / f"{arm}_{seed}.onnx"
+    return RUNS / "policies" / game / f"{arm}_{seed}.onnx"
 
 
 def drawn(number: int) -> Settings:

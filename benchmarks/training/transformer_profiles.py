@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
-from benchmarks.common.tables import estimate
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page, estimate
 
 DATA = ("mnist", "language")
 _SETTING = ("patch", "width", "hidden", "train", "epochs")
@@ -83,10 +82,10 @@ def settling(found: Sequence[Record]) -> Table:
     return Table(("data", "layers", "seeds", "patterns", "weights", "weights : patterns", "first"), rows)
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """Both tables, and the first as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """Both tables."""
     found = of(records, "profiled")
-    made = Page("transformer_profiles")
+    made = Page()
     made.add("# Profiles of small Transformers")
     made.bullets(notes(records))
     settings = "; ".join(
@@ -98,7 +97,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     )
     made.add(f"{settings}. {_ABOUT}", "## Do seeds agree on the layers' λ?", profiles(found))
     made.add("## When activation patterns settle, and when weights do", settling(found))
-    made.save("transformer_profiles", profiles(found))
     return made
 
 
@@ -114,7 +112,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, default=8, help="of training with learned λ (default 8)")
 
 
-STUDY = Study("benchmarks.training.transformer_profiles", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.training.transformer_profiles", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -15,12 +15,11 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
-from benchmarks.common.tables import correlation, estimate
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page, estimate
 
 EPS = ("0.001", "0.002", "0.005")
 """The radii of the balls."""
@@ -74,14 +73,17 @@ def table(found: Sequence[Record]) -> Table:
 
 def profiles(found: Sequence[Record]) -> Table:
     """A row per network: the learned λ of each layer; then the mean correlation of all pairs of seeds."""
+    from benchmarks.study.statistics import agreement
+
     rows: list[tuple[Cell, ...]] = []
     for layers, group in by_layers(found).items():
-        agreement = correlation([record["lam"] for record in group])
+        lams = [record["lam"] for record in group]
+        rho = agreement(lams)[0] if len(lams) > 1 and len(lams[0]) > 2 else None
         for record in group:
             shown = " ".join(f"{lam:.2f}" for lam in record["lam"])
-            rows.append((layers, record["seed"], shown, None if math.isnan(agreement) else agreement))
-    rho = "mean ρ of all pairs"
-    return Table(("layers", "seed", "learned λ, layer by layer", rho), rows, {rho: ".2f"})
+            rows.append((layers, record["seed"], shown, rho))
+    columns = ("layers", "seed", "learned λ, layer by layer", "mean ρ of all pairs")
+    return Table(columns, rows, {"mean ρ of all pairs": ".2f"})
 
 
 def blocks(found: Sequence[Record]) -> Table:
@@ -104,10 +106,10 @@ def worst(figures: Iterable[float | None]) -> str:
     return f"{max(known):.3g}" if max(known) < math.inf else "unknown"
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The tables, and the first as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """The tables."""
     found = of(records, "measured")
-    made = Page("transformers")
+    made = Page()
     made.add("# Small vision Transformers")
     made.bullets(notes(records))
     about = "; ".join(
@@ -139,7 +141,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         )
         + ".",
     )
-    made.save("transformers", table(found))
     return made
 
 
@@ -157,7 +158,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=40, help="exact test images asked about (default 40)")
 
 
-STUDY = Study("benchmarks.training.transformers", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.training.transformers", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

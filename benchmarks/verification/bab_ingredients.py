@@ -17,12 +17,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study, data_folder
+from benchmarks.common.script import Script, data_folder
+from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
 
@@ -143,16 +143,16 @@ def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mappin
     import time
 
     from verifiable_relu.campaign.result import join
-    from verifiable_relu.verifiers.base import Limits
-    from verifiable_relu.verifiers.docket import Docket, Purse
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
+    from verifiable_relu.supervisor.workers import processor_seconds
+    from verifiable_relu.verifiers.base import TimeBudget
+    from verifiable_relu.verifiers.batch import Account, QueryBatch
 
     wall, cpu = time.perf_counter(), processor_seconds()
-    docket = Docket(queries, Limits(), dict.fromkeys(range(len(queries)), Purse(limit)))
-    for _ in docket.ask(verifier):
+    batch = QueryBatch(queries, TimeBudget(), dict.fromkeys(range(len(queries)), Account(limit)))
+    for _ in batch.ask(verifier):
         pass
     wall, cpu = time.perf_counter() - wall, processor_seconds() - cpu
-    joined = join([docket.outcomes[number] for number in docket.queries])
+    joined = join([batch.outcomes[number] for number in batch.queries])
     return {
         "verdict": str(joined.verdict),
         "reason": str(joined.reason),
@@ -211,10 +211,10 @@ def _by_variant(answers: Sequence[Record]) -> dict[str, dict[tuple[str, str], Re
     return {name: {key: r for key, r in mine.items() if key in chosen} for name, mine in by.items()}
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The tables, and the answers as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """The tables."""
     answers = of(records, "answer")
-    made = Page("bab_ingredients")
+    made = Page()
     made.add("# What each ingredient of branch and bound brings")
     made.bullets(notes(records))
     made.add(
@@ -225,19 +225,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         f"## Sub-problems per second by batch size (`{BATCH}`)",
         speeds(answers),
     )
-    names = (
-        "family",
-        "onnx",
-        "vnnlib",
-        "variant",
-        "verdict",
-        "reason",
-        "unstable",
-        "sub_problems",
-        "search",
-        "seconds",
-    )
-    made.save("bab_ingredients", Table((*names, "cpu"), [[r[name] for name in (*names, "cpu")] for r in answers]))
     return made
 
 
@@ -251,7 +238,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-STUDY = Study("benchmarks.verification.bab_ingredients", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.verification.bab_ingredients", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

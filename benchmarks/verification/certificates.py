@@ -21,9 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import ROOT, Study, data_folder
+from benchmarks.common.script import ROOT, Script, data_folder
+from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
 
@@ -110,12 +111,12 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.campaign.inputs import Entry, Loader
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
+    from verifiable_relu.supervisor.workers import processor_seconds
     from verifiable_relu.trust.certificate_file import write_unsat
     from verifiable_relu.verifiers.auto import recording
-    from verifiable_relu.verifiers.base import Limits, Verdict
-    from verifiable_relu.verifiers.docket import answers
+    from verifiable_relu.verifiers.base import TimeBudget, Verdict
+    from verifiable_relu.verifiers.batch import answers
     from verifiable_relu.verifiers.registry import make
-    from verifiable_relu.verifiers.solvers.process import processor_seconds
 
     clock = [processor_seconds()]
 
@@ -125,7 +126,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
 
     case = Loader().case(Entry(vnnlib, onnx, asked.limit))
     reading, queries = lap(), [query.without_head for query in case.queries]
-    outcomes = answers(recording(make(asked.method)), queries, Limits(asked.limit))
+    outcomes = answers(recording(make(asked.method)), queries, TimeBudget(asked.limit))
     verdicts = {outcome.verdict for outcome in outcomes}
     verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"
     found: dict[str, Any] = {"verdict": verdict, "read": reading, "prove": lap()}
@@ -184,10 +185,10 @@ def reasons(cases: Sequence[Record]) -> list[str]:
     return [f"{family}: {detail} ({count})" for (family, detail), count in found.items()]
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The table, the reasons, and the records as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """The table, the reasons."""
     cases = of(records, "case")
-    made = Page("certificates")
+    made = Page()
     made.add("# Certificates of unsat")
     made.bullets(notes(records))
     made.add(
@@ -199,24 +200,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "reads counts as a part of the proof, as what the checker reads is a part of its check.",
     )
     made.bullets(reasons(cases))
-    names = [
-        "family",
-        "method",
-        "limit",
-        "onnx",
-        "vnnlib",
-        "verdict",
-        "recorded",
-        "accepted",
-        "bytes",
-        "read",
-        "prove",
-        "again",
-        "write",
-        "check",
-        "detail",
-    ]
-    made.save("certificates", Table(names, [[case.get(name) for name in names] for case in cases]))
     return made
 
 
@@ -231,7 +214,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
 
 
-STUDY = Study("benchmarks.verification.certificates", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.verification.certificates", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

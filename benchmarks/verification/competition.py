@@ -3,7 +3,7 @@
     python -m benchmarks.verification.competition
     python -m benchmarks.verification.competition oval21 mnist_fc --modes campaign --pin 1
     python -m benchmarks.verification.competition --set peers --modes process
-    python -m benchmarks.verification.competition --set peers --modes process cores --results benchmarks/results/cores
+    python -m benchmarks.verification.competition --set peers --modes process cores --results runs/cores
     python -m benchmarks.verification.competition --set every --modes certified --count 2 --limit 10 [FOLDER …]
 
 Verdicts are judged by the competition's consensus. Each family is answered twice: as one campaign in one process, and
@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.common.records import Records
-from benchmarks.common.study import Study, data_folder
+from benchmarks.common.script import Script, data_folder
 from benchmarks.verification import competition_asking, competition_instances, competition_tables
 from verifiable_relu.errors import InputError
 
@@ -87,7 +87,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-STUDY = Study("benchmarks.verification.competition", __doc__, options, measure, competition_tables.page)
+SCRIPT = Script("benchmarks.verification.competition", __doc__, options, measure, competition_tables.page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -21,9 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import ROOT, Study, data_folder
+from benchmarks.common.script import ROOT, Script, data_folder
+from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import Instance, instances
 
 FAMILIES = ("safenlp", "rl_benchmarks", "acasxu")
@@ -120,10 +121,10 @@ def table(found: Sequence[Record]) -> Table:
     return Table((*columns, "within own limit", "CPU s", "most CPU s"), rows, {"CPU s": ".1f", "most CPU s": ".1f"})
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The table, and a row per instance as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """The table."""
     found = of(records, "answer")
-    made = Page("competition_scripts")
+    made = Page()
     made.add("# The competition's scripts")
     made.bullets(notes(records))
     limits = ", ".join(dict.fromkeys(f"{record['limit']:g} s" for record in found))
@@ -136,8 +137,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "limit.",
         table(found),
     )
-    names = ("family", "onnx", "vnnlib", "verdict", "truth", "counterexample", "own limit", "cpu")
-    made.save("competition_scripts", Table(names, [[record[name] for name in names] for record in found]))
     return made
 
 
@@ -148,7 +147,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, help="seconds for an instance (default: the competition's)")
 
 
-STUDY = Study("benchmarks.verification.competition_scripts", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.verification.competition_scripts", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, notes, of
+from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import COMPETITORS
 
 SOLVED = ("sat", "unsat")
@@ -22,24 +23,6 @@ ALONE = ("process", "cores")
 KEYS = ("family", "set", "mode", "method", "limit")
 """Of an answer: what was asked, and how."""
 
-_FIELDS: tuple[str, ...] = (
-    *("family", "set", "mode", "method", "limit", "onnx", "vnnlib", "truth", "verdict", "trust", "decided_by"),
-    *(
-        "reason",
-        "unstable",
-        "sub_problems",
-        "margin",
-        "seconds",
-        "cpu",
-        "load",
-        "version",
-        "commit",
-        "stages",
-        "detail",
-    ),
-)
-"""Columns of the CSV with all answers."""
-
 _NAMES = {
     "abcrown": "α,β-CROWN",
     "abcrown-auto": "α,β-CROWN, auto",
@@ -48,9 +31,6 @@ _NAMES = {
 }
 _LONG = 10.0
 """Seconds of a command: of shorter ones the most goes into starting up, which is not shared."""
-
-_SHORTEST = 1e-3
-"""Seconds; the figure shows shorter ones as this."""
 
 Key = tuple[str, str, str]
 """Family, and the names of the network's and the property's file."""
@@ -266,36 +246,9 @@ def competitors(records: Sequence[Record]) -> Table:
     return Table((*columns, "best tool"), rows, {"limit, s": "g"})
 
 
-def figure(records: Sequence[Record], path: Path) -> bool:
-    """How many instances were solved within how many seconds, a panel per family; whether there is anything to show."""
-    # Imported here, since --help need not wait for the import.
-    from benchmarks.common.charts import cactus, draw
-
-    panels = []
-    for (family, subset, limit), group in grouped(of(records, "answer"), "family", "set", "limit").items():
-        lines = dict(_lines(group)) if subset == "standing" else {}
-        if lines:
-            title = f"{family}, {len({(r['onnx'], r['vnnlib']) for r in group})} instances, at most {limit:g} s"
-            panels.append(cactus(title, lines, limit))
-    if panels:
-        draw(panels, path)
-    return bool(panels)
-
-
-def _lines(group: Sequence[Record]) -> Iterator[tuple[str, list[float]]]:
-    """Seconds of what was solved: ours by mode and method, then α,β-CROWN's in the competition."""
-    for (mode, method), mine in grouped(group, "mode", "method").items():
-        times = [max(_SHORTEST, r["seconds"]) for r in mine if r["verdict"] in SOLVED and not wrong(r)]
-        if times:
-            yield f"{method}, {mode}", times
-    instances = {(record["onnx"], record["vnnlib"]): record["competition"].get("abcrown") for record in group}
-    if any(instances.values()):
-        yield "α,β-CROWN in the competition", [time for time in instances.values() if time is not None]
-
-
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """The tables, the figure, and the answers as CSV."""
-    made = Page("competition")
+def page(records: Sequence[Record]) -> Page:
+    """The tables."""
+    made = Page()
     made.add("# Families of the verification competition")
     made.bullets(notes(records))
     made.add(
@@ -310,8 +263,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "they disagree. *errors*: the command crashed or could not read a file. A dash for the time of a campaign: it "
         "was interrupted and resumed.",
     )
-    if figure(records, folder / "competition.png"):
-        made.add("![instances solved within so many seconds](competition.png)")
     all_families = every(records)
     if all_families.rows:
         made.add(
@@ -342,7 +293,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "## What is not decided",
         undecided(records),
     )
-    made.save("competition", Table(_FIELDS, [[_cell(record[name]) for name in _FIELDS] for record in _sorted(records)]))
     return made
 
 
@@ -364,15 +314,3 @@ def _beside(made: Page, records: Sequence[Record]) -> None:
             "clock that the campaign charges to the instances:",
             all_,
         )
-
-
-def _sorted(records: Sequence[Record]) -> list[Record]:
-    return sorted(of(records, "answer"), key=lambda record: tuple(str(record[name]) for name in KEYS))
-
-
-def _cell(value: Any) -> Cell:
-    """A field as a cell; stages as text."""
-    if isinstance(value, dict):
-        return " ".join(f"{name}={seconds:g}" for name, seconds in value.items())
-    cell: Cell = value
-    return cell

@@ -20,7 +20,7 @@ from verifiable_relu.api import Around
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, from_torch, write_onnx
 from verifiable_relu.nn import Embedded
-from verifiable_relu.verifiers.solvers.process import processor_seconds
+from verifiable_relu.supervisor.workers import processor_seconds
 
 SAMPLES, STEPS, RATE = 256, 300, 1e-3
 """Of the training before the hardening: samples, all in each step, and AdamW's rate."""

@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import Study
+from benchmarks.common.script import Script
+from benchmarks.common.tables import Page
 from verifiable_relu.errors import InputError
 
 EPS = ("1e-4", "1e-3", "1e-2")
@@ -92,10 +92,10 @@ def worse(found: Sequence[Record]) -> list[str]:
     ]
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """Both tables, what ended early and why, and the first table as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """Both tables, what ended early and why."""
     found = of(records, "asked")
-    made = Page("hub_models")
+    made = Page()
     made.add("# Models of timm, transformers and torchvision, the whole way")
     made.bullets(notes(records))
     packages = sorted({record["package"] for record in found})
@@ -121,7 +121,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
     if ended:
         made.add("Ended early:")
         made.bullets(ended)
-    made.save("hub_models", way(found))
     return made
 
 
@@ -132,7 +131,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=15.0, help="seconds for a question (default 15)")
 
 
-STUDY = Study("benchmarks.verification.hub_models", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.verification.hub_models", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common.markup import Cell, Page, Table
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
-from benchmarks.common.study import ROOT, Study
+from benchmarks.common.script import ROOT, Script
+from benchmarks.common.tables import Page
 
 PLAN = {
     "mnist_mlp": ("mnist", ("0.01", "0.02", "0.03")),
@@ -140,10 +140,10 @@ def by_method(answers: Sequence[Record]) -> dict[tuple[str, str], dict[str, Reco
     return {place: by for place, by in found.items() if wanted <= set(by)}
 
 
-def page(records: Sequence[Record], folder: Path) -> Page:
-    """Both tables, and a row per network, radius and method as CSV."""
+def page(records: Sequence[Record]) -> Page:
+    """Both tables."""
     answers = of(records, "answers")
-    made = Page("shipped_networks")
+    made = Page()
     made.add("# The networks of specs/")
     made.bullets(notes(records))
     budgets = ", ".join(f"{budget:g}" for budget in dict.fromkeys(record["budget"] for record in answers))
@@ -160,8 +160,6 @@ def page(records: Sequence[Record], folder: Path) -> Page:
         "certificate holds for that network and every network with λ'-GELU, λ' ≥ λ in each layer, in its place; then "
         "the seconds.",
     )
-    names = (*_FIELDS, "cpu")
-    made.save("shipped_networks", Table(names, [[record[name] for name in names] for record in answers]))
     return made
 
 
@@ -173,7 +171,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
 
 
-STUDY = Study("benchmarks.verification.shipped_networks", __doc__, options, measure, page)
+SCRIPT = Script("benchmarks.verification.shipped_networks", __doc__, options, measure, page)
 
 if __name__ == "__main__":
-    sys.exit(STUDY.main())
+    sys.exit(SCRIPT.main())

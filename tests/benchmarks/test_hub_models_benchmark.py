@@ -24,7 +24,7 @@ def test_a_model_is_measured_once_and_what_is_proven_of_the_change_holds_for_sam
 ) -> None:
     monkeypatch.setitem(KINDS, "small", Kind("torch", "torch.nn", small))
     monkeypatch.setitem(KINDS, "broken", Kind("torch", "torch.nn", lambda nn: nn.Linear(2, 2)))
-    asked = hub_models.STUDY.parser().parse_args(["--model", "small", "broken", "--timeout", "20"])
+    asked = hub_models.SCRIPT.parser().parse_args(["--model", "small", "broken", "--timeout", "20"])
     for _ in range(2):
         with Records(tmp_path) as records:
             hub_models.measure(asked, records)
@@ -36,13 +36,13 @@ def test_a_model_is_measured_once_and_what_is_proven_of_the_change_holds_for_sam
     for method in hub_models.METHODS:
         assert [found["answers"][method][eps]["answer"] for eps in hub_models.EPS] == ["unsat"] * 3
     assert broken["failed"].startswith("training: RuntimeError: ")
-    page = str(hub_models.page(read_records(tmp_path), tmp_path).write(tmp_path))
+    page = str(hub_models.page(read_records(tmp_path)).text)
     assert f"broken, seed 0: {broken['failed']}" in page and "what `auto` does not: nowhere" in page
     found["answers"]["auto"]["1e-3"]["answer"] = "timed-out"
     assert hub_models.worse([found, broken]) == ["small at 1e-3"]
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    asked = hub_models.STUDY.parser().parse_args(["--model", "nothing"])
+    asked = hub_models.SCRIPT.parser().parse_args(["--model", "nothing"])
     with Records(tmp_path) as records, pytest.raises(InputError, match="no model is called 'nothing'"):
         hub_models.measure(asked, records)

@@ -71,7 +71,7 @@ def test_an_instance_is_asked_once_by_every_variant_and_its_sub_problems_are_cou
     (folder / "instances.csv").write_text(f"{line},60\n")
     (folder / "truth.csv").write_text(f"onnx,vnnlib,ce_check,consensus_verdict,note\n{line},,unsat,\n")
     monkeypatch.setenv("VERIFIABLE_RELU_DATA", str(tmp_path))
-    asked = bab_ingredients.STUDY.parser().parse_args(
+    asked = bab_ingredients.SCRIPT.parser().parse_args(
         ["--families", "shipped", "--limit", "600", "--vary", "search.batch=16"]
     )
     with Records(tmp_path / "out") as records:

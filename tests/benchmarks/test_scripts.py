@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.records import read_records
-from benchmarks.common.study import RESULTS
+from benchmarks.common.records import SUFFIX, read_records
+from benchmarks.common.script import RESULTS, page_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -21,9 +21,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.rglob("*.py")
     if path.name != "__main__.py" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
 )
-EARLIER = {"ablations", "arms", "certified_training", "comparison", "correlations"}
-"""The pages of version 0.1, which no script prints any more: the README says what did."""
-HEAVY = ("torch", "numpy", "scipy", "onnx", "matplotlib", "sklearn")
+HEAVY = ("torch", "numpy", "scipy", "pandas", "onnx", "matplotlib", "sklearn")
 """What takes longer to import than a help should take."""
 
 
@@ -42,7 +40,7 @@ def test_help_imports_nothing_heavy_and_changes_no_file(tmp_path: Path) -> None:
     # Run as by "python -m", and then asked what it has imported.
     code = (
         "import runpy, sys\n"
-        f"for script in {SCRIPTS!r}:\n"
+        f"for script in {[*SCRIPTS, 'benchmarks.study']!r}:\n"
         "    sys.argv = ['', '--help']\n"
         "    try: runpy.run_module(script, run_name='__main__', alter_sys=True)\n"
         "    except SystemExit as end: assert not end.code, script\n"
@@ -57,14 +55,14 @@ def test_help_imports_nothing_heavy_and_changes_no_file(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.findall(r"^usage: python -m (\S+)", done.stdout, re.M) == SCRIPTS
+    assert re.findall(r"^usage: python -m (\S+)", done.stdout, re.M) == [*SCRIPTS, "benchmarks.study"]
     assert files(BENCHMARKS) == before and not files(tmp_path)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_unknown_option_is_one_line_and_status_2(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(script)
-    main = module.STUDY.main if hasattr(module, "STUDY") else module.main
+    main = module.SCRIPT.main if hasattr(module, "SCRIPT") else module.main
     with pytest.raises(SystemExit) as end:
         main(["--colour", "red"])
     error = capsys.readouterr().err
@@ -88,23 +86,15 @@ def test_the_readme_has_every_script_and_no_other() -> None:
     assert set(re.findall(r"benchmarks\.\w+\.\w+", text)) == set(SCRIPTS)
 
 
-@pytest.mark.parametrize("folder", sorted({path.name for path in RESULTS.iterdir()} - EARLIER))
-def test_committed_tables_are_those_of_the_committed_records(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committed = RESULTS / folder
-    if folder == "competition":
-        figure = pytest.importorskip("matplotlib.figure", reason="needs matplotlib")
-        # What is compared is tables and the names of figures; other tests look at figures (test_report_tables.py).
-        monkeypatch.setattr(figure.Figure, "savefig", lambda self, path, **options: Path(path).touch())
-    scripts = [name for name in SCRIPTS if folder.startswith(name.rpartition(".")[2])]
-    assert scripts, f"results of no script: {folder}"
-    study = importlib.import_module(max(scripts, key=len)).STUDY
-    out = tmp_path / folder
-    out.mkdir()
-    study.page(read_records(committed), out).write(out)
-    made = {path.name for path in out.iterdir()}
-    assert {path.name for path in committed.iterdir()} - {".lock"} == {*made, "records.jsonl"}
-    for name in made:
-        if not name.endswith((".png", ".pdf")):
-            assert (out / name).read_text(encoding="utf-8") == (committed / name).read_text(encoding="utf-8"), name
+@pytest.mark.parametrize("place", sorted(RESULTS.glob(f"*{SUFFIX}")), ids=lambda path: path.name.removesuffix(SUFFIX))
+def test_committed_pages_are_those_of_the_committed_records(place: Path) -> None:
+    scripts = [name for name in SCRIPTS if place.name.startswith(name.rpartition(".")[2])]
+    assert scripts, f"results of no script: {place.name}"
+    script = importlib.import_module(max(scripts, key=len)).SCRIPT
+    assert script.page(read_records(place)).text == page_of(place).read_text(encoding="utf-8")
+
+
+def test_every_result_is_a_page_and_its_records() -> None:
+    kept = sorted(RESULTS.glob(f"*{SUFFIX}"))
+    assert {path.name for path in RESULTS.iterdir()} == {each.name for path in kept for each in (path, page_of(path))}
+    assert all(path.stat().st_size < 3_000_000 for path in BENCHMARKS.rglob(f"*{SUFFIX}"))

@@ -1,4 +1,4 @@
-"""verifiable_relu/study/measures.py and outcomes.py: measures of networks against brute force, numbers of trainings."""
+"""benchmarks/study/training.py: measures of networks against brute force, numbers of trainings, options of suites."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.study.measures import HARDNESSES, joint, measure_network, unstable_layers, weight_norms
-from benchmarks.study.outcomes import early_accuracy, number
+from benchmarks.study.training import HARDNESSES, joint, measure, numbers
 from verifiable_relu.data import Dataset
-from verifiable_relu.network import Network, from_torch, hardened
+from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import mlp
-from verifiable_relu.train.options import Options
 
 EPS = "1/20"
 
@@ -46,8 +44,8 @@ def test_unstable_neurons_of_the_first_layer_are_those_of_intervals(model: nn.Se
     x = data.images.reshape(25, 4).astype(float)
     low, high = np.clip(x - 0.05, 0, 1), np.clip(x + 0.05, 0, 1)
     middle, radius = (low + high) / 2 @ weight.T + bias, (high - low) / 2 @ abs(weight).T
-    found = unstable_layers(read(model), data.images, EPS)
-    assert found is not None and len(found) == 2
+    found = measure(read(model), data, np.arange(25), [EPS])["unstable"][EPS]
+    assert len(found) == 2
     assert found[0] == np.sum(abs(middle) < radius) / 25
 
 
@@ -56,8 +54,7 @@ def test_no_neuron_that_changes_sign_in_the_ball_is_counted_as_stable(model: nn.
     x = torch.from_numpy(data.images)
     within = (x[:, None] + (2 * torch.rand(25, 500, 1, 2, 2, generator=generator) - 1) * 0.05).clamp(0, 1)
     relus = [place for place, module in enumerate(model) if isinstance(module, nn.ReLU)]
-    found = unstable_layers(read(model), data.images, EPS)
-    assert found is not None
+    found = measure(read(model), data, np.arange(25), [EPS])["unstable"][EPS]
     for count, place in zip(found, relus, strict=True):
         active = model[:place](within.flatten(0, 1)).reshape(25, 500, -1) > 0
         seen = (active.any(1) & ~active.all(1)).sum().item() / 25
@@ -65,15 +62,10 @@ def test_no_neuron_that_changes_sign_in_the_ball_is_counted_as_stable(model: nn.
         assert count > 0
 
 
-def test_without_images_nothing_is_counted(model: nn.Sequential, data: Dataset) -> None:
-    found = measure_network(read(model), None, Options("digits"), data, np.array([], dtype=int), [EPS])
-    assert found["unstable"] == {EPS: None} and found["joint"]["images"] == 0
-
-
-def test_weight_norms_are_frobenius(model: nn.Sequential) -> None:
-    layers = [module for module in model if isinstance(module, nn.Linear)]
-    norms = [math.sqrt(sum(w**2 for w in layer.weight.flatten().tolist())) for layer in layers]
-    assert weight_norms(read(model)) == pytest.approx(norms)
+def test_the_norm_is_that_of_all_weights_together(model: nn.Sequential, data: Dataset) -> None:
+    weights = [w for layer in model if isinstance(layer, nn.Linear) for w in layer.weight.flatten().tolist()]
+    found = measure(read(model), data, np.array([], dtype=int), [EPS])
+    assert found == {"norm": pytest.approx(math.sqrt(sum(w**2 for w in weights))), "unstable": {}}
 
 
 def test_joint_certificates_are_fewer_for_larger_families(model: nn.Sequential, data: Dataset) -> None:
@@ -83,33 +75,23 @@ def test_joint_certificates_are_fewer_for_larger_families(model: nn.Sequential, 
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
 
 
-def test_joint_certificates_are_of_relu_networks_alone(data: Dataset) -> None:
-    torch.manual_seed(0)
-    for activation in (nn.PReLU, nn.GELU):
-        network = read(mlp([4, 5, 3], activation).eval())
-        assert joint(network, data.images[:2], data.labels[:2], EPS) is None
-    relu = read(mlp([4, 5, 3], nn.ReLU).eval())
-    assert joint(hardened(relu, 20.0), data.images[:2], data.labels[:2], EPS) is None
-
-
-def test_the_measures_of_a_network_are_over_the_asked_images(model: nn.Sequential, data: Dataset) -> None:
+def test_measures_are_over_the_given_images_and_joint_certificates_of_relu_alone(
+    model: nn.Sequential, data: Dataset
+) -> None:
     few = np.array([3, 5, 8])
-    found = measure_network(read(model), None, Options("digits"), data, few, ["0.01", EPS, "0.1"])
-    assert found["unstable"][EPS] == unstable_layers(read(model), data.images[few], EPS)
-    assert list(found["unstable"]) == ["0.01", EPS, "0.1"] and found["joint"]["eps"] == EPS
+    found = measure(read(model), data, few, ["0.01", EPS, "0.1"])
+    assert found["joint"]["eps"] == EPS and found["joint"]["images"] == 3
     totals = [sum(layers) for layers in found["unstable"].values()]
-    assert totals == sorted(totals) and found["joint"]["images"] == 3
+    assert totals == sorted(totals) and len(totals) == 3
+    assert "joint" not in measure(read(mlp([4, 5, 3], nn.GELU).eval()), data, few, [EPS])
 
 
-def test_the_early_accuracy_is_that_of_the_epoch_in_which_a_tenth_is_passed() -> None:
-    epochs = [{"accuracy": accuracy} for accuracy in (0.1, 0.2, 0.3)]
-    assert early_accuracy({"epochs": epochs}) == 0.1
-    assert early_accuracy({"epochs": [*epochs, *[{"accuracy": 1.0}] * 22]}) == 0.3
-    assert math.isnan(early_accuracy({"epochs": []}))
-
-
-def test_a_number_that_a_record_lacks_is_none() -> None:
-    record = {"results": {"pruned": {"0.5": 0.4}, "proven_logit_change": None}, "options": {"lam_init": 1.0}}
-    assert number(record, "pruned_0.5") == 0.4
-    for name in ("pruned_0.9", "int8", "proven_logit_change", "drift", "oui_early"):
-        assert number(record, name) is None
+def test_numbers_of_a_training() -> None:
+    epochs = [{"accuracy": accuracy} for accuracy in (0.1, 0.2, 0.3, *[1.0] * 22)]
+    results = {"clean": 0.9, "pruned": {"0.5": 0.4}, "proven_logit_change": None, "lam_learned": [1.5, 2.0]}
+    results["monitor"] = [{"part": 0.05, "oui": 0.3}, {"part": 0.1, "oui": 0.5}]
+    found = numbers({"results": results, "options": {"lam_init": 1.0, "rate": 0.01}, "epochs": epochs})
+    assert found == {
+        "clean_test": 0.9, "pruned_0.5": 0.4, "lam_learned": [1.5, 2.0], "drift": 0.75, "rate": 0.01,
+        "oui_early": 0.5, "accuracy_early": 0.3,
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""verifiable_relu/study/statistics.py: by hand, and against independent computations."""
+"""benchmarks/study/statistics.py: by hand, and against independent computations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.study.statistics import by_seed, equivalence, holm, interval, least_margin, mcnemar, par2, wilcoxon
+from benchmarks.study.statistics import by_seed, equivalence, holm, interval, least_margin, mcnemar, wilcoxon
 
 
 def test_the_interval_is_students() -> None:
@@ -105,11 +105,6 @@ def test_wilcoxon_with_ties_and_without_differences() -> None:
     assert tied.p == pytest.approx(2 * stats.norm.sf((30 * 20.5 - 410) / math.sqrt(40 * 20.5**2 / 4)), rel=1e-6)
     assert tied.effect == pytest.approx(0.5)
     assert (wilcoxon([0.0, 0.0]).p, wilcoxon([]).p) == (1, 1)
-
-
-def test_an_undecided_query_counts_twice_its_limit() -> None:
-    assert par2(1.5, True, 10) == 1.5 and par2(1.5, False, 10) == 20
-    assert par2(10.4, True, 10) == 10, "an answer a moment after the limit counts with the limit"
 
 
 def test_holm_by_hand() -> None:

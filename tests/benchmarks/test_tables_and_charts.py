@@ -1,34 +1,19 @@
 """Tables and figures from tiny records."""
 
-import csv
-import io
 import math
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common.charts import (
-    COLOURS,
-    HATCHES,
-    LINES,
-    MARKERS,
-    Axis,
-    Bars,
-    Chart,
-    Panel,
-    Profiles,
-    Series,
-    cactus,
-    draw,
-)
-from benchmarks.common.markup import NAMES, Interval, Table, spoken
-from benchmarks.common.tables import estimate
+from benchmarks.common.charts import LINES, MARKERS, Axis, Chart, Series, draw
+from benchmarks.common.markup import Interval, Table
+from benchmarks.common.tables import NAMES, Page, estimate, spoken
+from verifiable_relu.report.figures import COLOURS
 from verifiable_relu.train.options import ARMS
 
 TABLE = Table(
     ("arm", "ε", "clean_%", "seconds"),
     [("relu", 0.01, estimate([0.5, 0.7]), 12), ("a|b & c", math.nan, estimate([0.25]), None)],
-    caption="50 % of it",
 )
 
 
@@ -43,37 +28,16 @@ def test_an_interval_is_students() -> None:
 
 
 def test_markdown() -> None:
-    assert TABLE.markdown().splitlines() == [
+    page = Page()
+    page.add("# A page", "", TABLE, Table(("none",), []))
+    assert page.text.splitlines() == [
+        "# A page",
+        "",
         "| arm | ε | clean_% | seconds |",
         "| --- | ---: | ---: | ---: |",
         "| relu | 0.01 | 0.6000 ± 1.2706 | 12 |",
         r"| a\|b & c | – | 0.2500 | – |",
     ]
-
-
-def test_latex_escapes() -> None:
-    assert TABLE.latex("arms").splitlines() == [
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{50 \% of it}",
-        r"\label{tab:arms}",
-        r"\begin{tabular}{@{}lrrr@{}}",
-        r"\toprule",
-        r"arm & $\varepsilon$ & clean \% & seconds \\",
-        r"\midrule",
-        r"ReLU & 0.01 & 0.6000 $\pm$ 1.2706 & 12 \\",
-        r"a|b \& c & -- & 0.2500 & -- \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-
-
-def test_csv_keeps_mean_and_half_apart() -> None:
-    head, first, second = csv.reader(io.StringIO(TABLE.csv()))
-    assert head == ["arm", "ε", "clean_%", "clean_%_half", "seconds"]
-    assert first == ["relu", "0.01", "0.6", "1.27062", "12"]
-    assert second == ["a|b & c", "", "0.25", "", ""]
 
 
 def test_a_row_of_another_length_is_refused() -> None:
@@ -86,15 +50,12 @@ def test_a_row_of_another_length_is_refused() -> None:
 @pytest.mark.parametrize(
     "panels",
     [
-        [cactus("milp", {"relu": [0.2, 0.1], "none": []}, 5.0)],
-        [Bars("ε = 0.1", {"relu": [1.0, 2.0], "gelu": [3.0, 0.0]}, [(0, "layer 1"), (1, "layer 2")], "neurons")],
-        [Profiles(name, [[1.0, 2.0], [160.0, 160.0]], (1.0, 160.0)) for name in ("swish", "λ-GELU")],
         [
             Chart(
                 "certified",
                 [
                     Series("one", [(0.01, Interval(0.8, 0.7, 0.9, 2)), (0.02, Interval(0.5, math.nan, math.nan, 1))]),
-                    Series("far", [(0.01, 1e300), (0.02, -math.inf)], joined=False, style=9, faint=True),
+                    Series("far", [(0.01, 1e300), (0.02, -math.inf)], joined=False, style=9),
                 ],
                 Axis("ε", ticks={0.01: "0.01", 0.02: "1/50"}),
                 Axis("accuracy", "symlog"),
@@ -102,14 +63,14 @@ def test_a_row_of_another_length_is_refused() -> None:
         ],
     ],
 )
-def test_figures_are_drawn(panels: list[Panel], tmp_path: Path) -> None:
+def test_figures_are_drawn(panels: list[Chart], tmp_path: Path) -> None:
     made = draw(panels, tmp_path / "figures" / "one.png")
     assert [path.suffix for path in made] == [".pdf", ".png"] and set(made) == set((tmp_path / "figures").iterdir())
     assert made[0].read_bytes().startswith(b"%PDF") and made[1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_series_differ_without_colours() -> None:
-    for looks in (MARKERS, HATCHES, COLOURS):
+    for looks in (MARKERS, COLOURS):
         assert len(set(looks)) == len(looks) == 8
     assert len(set(LINES)) == len(LINES)
 

@@ -13,7 +13,7 @@ from benchmarks.training.profiles_measuring import LENGTH, SYMBOLS, TESTED, lang
 
 def test_small_transformers_are_trained_once_and_tabulated(tmp_path: Path) -> None:
     command = "--data language --width 4 --hidden 6 --layers 3 --seeds 2 --train 300 --epochs 2"
-    asked = transformer_profiles.STUDY.parser().parse_args(command.split())
+    asked = transformer_profiles.SCRIPT.parser().parse_args(command.split())
     for _ in range(2):
         with Records(tmp_path) as records:
             transformer_profiles.measure(asked, records)
@@ -22,7 +22,7 @@ def test_small_transformers_are_trained_once_and_tabulated(tmp_path: Path) -> No
     for record in found:
         assert len(record["lam"]) == 3 and all(lam > 1 for lam in record["lam"])
         assert 0 < record["patterns"] <= 1 and 0 < record["weights"] <= 1 and 0 <= record["accuracy"] <= 1
-    page = str(transformer_profiles.page(read_records(tmp_path), tmp_path).write(tmp_path))
+    page = str(transformer_profiles.page(read_records(tmp_path)).text)
     assert f"{(found[0]['lam'][0] + found[1]['lam'][0]) / 2:.2f}" in page and "| language | 3 | 2 |" in page
 
 

@@ -13,7 +13,7 @@ from benchmarks.training import transformers
 def test_a_small_transformer_is_measured_once_and_what_is_proven_holds_for_samples(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     command = "--data digits --patch 4 --width 4 --hidden 6 --layers 1 --seeds 1 --train 200 --epochs 1 --images 3"
-    asked = transformers.STUDY.parser().parse_args([*command.split(), "--finetuning", "1"])
+    asked = transformers.SCRIPT.parser().parse_args([*command.split(), "--finetuning", "1"])
     for _ in range(2):
         with Records(tmp_path) as records:
             transformers.measure(asked, records)
@@ -26,7 +26,7 @@ def test_a_small_transformer_is_measured_once_and_what_is_proven_holds_for_sampl
     assert found["blocks"][0]["proven"] <= found["blocks"][1]["proven"], "a wider box allows no smaller change"
     for counts in found["certified"].values():
         assert counts["crown"] <= counts["alpha-crown"] <= counts["not refuted"] <= counts["clean"] <= 3
-    page = str(transformers.page(read_records(tmp_path), tmp_path).write(tmp_path))
+    page = str(transformers.page(read_records(tmp_path)).text)
     assert f"{found['blocks'][1]['proven']:.4f}" in page and f"{found['lam'][0]:.2f}" in page
     assert len(transformers.table([found]).rows) == len(transformers.EPS)
 

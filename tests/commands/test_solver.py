@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.processes import run
 from verifiable_relu import __version__
 from verifiable_relu.certify import main as certify
 from verifiable_relu.network import from_torch, write_onnx
@@ -239,6 +240,26 @@ def test_the_limit_counts_the_start_of_the_process(folder: Path) -> None:
     command = [sys.executable, "-m", "verifiable_relu.solver", "verify", str(folder / "late.vnnlib"), *files]
     done = subprocess.run([*command, "--timeout", "0.05"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "timed-out\n"), done.stderr
+
+
+AT_FAULT = """
+import ctypes, os, sys
+from verifiable_relu.campaign import inputs
+inputs.read_onnx = lambda *_, **__: {fault}
+from verifiable_relu.solver import main
+sys.exit(main(alone=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer", "status"), [("os.abort()", "unknown", 1), ("ctypes.PyDLL(None).pause()", "timed-out", 0)]
+)
+def test_a_library_that_crashes_or_hangs_costs_one_answer(fault: str, answer: str, status: int, folder: Path) -> None:
+    (folder / "fault.vnnlib").write_text(PAIR.format(relation="", more=SHARED + "(assert (>= V[0] 9.0))"))
+    line = ["verify", "fault.vnnlib", "--network", "f=f.onnx", "--network", "g=f.onnx", "--timeout", "4"]
+    done = run(["-c", AT_FAULT.format(fault=fault), *line], cwd=folder)
+    assert (done.stdout, done.returncode) == (f"{answer}\n", status), done.stderr
+    assert done.stderr.count("\n") == status
 
 
 def test_the_declared_type_is_the_arithmetic_where_the_user_says_so(

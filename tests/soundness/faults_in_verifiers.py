@@ -15,12 +15,12 @@ from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
-from verifiable_relu.verifiers.root import Root, Roots
+from verifiable_relu.verifiers.root_bounds import BoundsCache, RootBounds
 from verifiable_relu.verifiers.solvers import highs, z3
-from verifiable_relu.verifiers.solvers.process import Worker
 from verifiable_relu.verifiers.split import Frontier
 
 from .fault import Fault, instead
@@ -42,9 +42,9 @@ def _constants_dropped(right: Right, folding: Folding, index: int, name: str) ->
     return Dyadic(0 * found.numbers, found.exponent) if name in ("bias", "shift") else found
 
 
-def _root_of_any(right: Right, roots: Roots, number: int) -> Root | None:
+def _root_of_any(right: Right, bounds_cache: BoundsCache, number: int) -> RootBounds | None:
     """The root of the query that was asked about last before, whichever it is."""
-    found = (right(roots, other) for other in range(number, -1, -1))
+    found = (right(bounds_cache, other) for other in range(number, -1, -1))
     return next((root for root in found if root is not None), None)
 
 
@@ -52,21 +52,21 @@ def _highs_with(**options: float) -> Hook:
     """HiGHS is called with some options."""
 
     def wrong(right: Right, worker: Worker, task: object, *args: Any) -> Any:
-        if isinstance(task, highs.Task):
+        if isinstance(task, highs.HighsTask):
             task = replace(task, options={**task.options, **options})
         return right(worker, task, *args)
 
-    return Hook("verifiers.solvers.process:Worker.call", wrong)
+    return Hook("supervisor.workers:Worker.call", wrong)
 
 
 def _z3_gives_up(right: Right, worker: Worker, task: object, *args: Any) -> Any:
-    if isinstance(task, z3.Task):
+    if isinstance(task, z3.Z3Task):
         task = replace(task, options={**task.options, "rlimit": 1000})
     return right(worker, task, *args)
 
 
 def _z3_too_slow(right: Right, worker: Worker, task: object, seconds: float, *args: Any) -> Any:
-    return right(worker, task, 0.0 if isinstance(task, z3.Task) else seconds, *args)
+    return right(worker, task, 0.0 if isinstance(task, z3.Z3Task) else seconds, *args)
 
 
 def _proved_by(method: str) -> Hook:
@@ -152,7 +152,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a root that serves every query of its network",
         "points",
-        instead("verifiers.root:Roots.of", _root_of_any),
+        instead("verifiers.root_bounds:BoundsCache.get", _root_of_any),
     ),
     Fault(
         "stale intermediate bound in the encoding: that of the batch's first box",
@@ -183,7 +183,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "smt reads unsat from an unknown status",
         "planted",
         (
-            Hook("verifiers.solvers.process:Worker.call", _z3_gives_up),
+            Hook("supervisor.workers:Worker.call", _z3_gives_up),
             Hook("verifiers.smt:excludes", lambda right, checked: checked.answer != "sat"),
         ),
     ),
@@ -191,7 +191,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver does not return in time.
         "smt reads unsat from a time-out",
         "planted",
-        (Hook("verifiers.solvers.process:Worker.call", _z3_too_slow), _proved_by("smt-exact")),
+        (Hook("supervisor.workers:Worker.call", _z3_too_slow), _proved_by("smt-exact")),
     ),
     Fault(
         "strict for non-strict in the SMT formula",

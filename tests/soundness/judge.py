@@ -19,10 +19,10 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Query
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.registry import make
-from verifiable_relu.verifiers.root import Roots
+from verifiable_relu.verifiers.root_bounds import BoundsCache
 
 LIRPA = ("auto_lirpa-ibp", "auto_lirpa-crown", "auto_lirpa-alpha-crown")
 """The methods of a library without outward rounding, whose verdicts are labelled ``float``."""
@@ -185,9 +185,9 @@ class HandedOn:
 
     name = "crown, then bab"
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
-        known = docket.part(list(docket.queries), roots=Roots(MEMORY))
+        known = batch.part(list(batch.queries), bounds_cache=BoundsCache(MEMORY))
         for _ in Crown().claims(known):
             pass
         yield from Bab().claims(known)

@@ -306,6 +306,18 @@ class Draw:
         c, w = self.constant(*shape), self.constant(3, shape[-1])
         wide = self.constant(1, *shape)
         square = self.constant(shape[-1], 2)
+
+        def exchanged(x: Tensor, v: Values) -> Tensor:
+            y = x * 1
+            y.data = x * 2 + 1
+            return y
+
+        def late(x: Tensor, v: Values) -> Tensor:
+            constant = torch.ones(shape[-1], dtype=x.dtype)
+            y = x * constant
+            constant.mul_(3)
+            return y
+
         options: dict[str, Callable[[Tensor, Values], Tensor]] = {
             "F.relu": lambda x, v: F.relu(x),
             "torch.relu": lambda x, v: torch.relu(x),
@@ -331,6 +343,9 @@ class Draw:
             "F.dropout": lambda x, v: F.dropout(x, 0.5, self.moves.training),
             "autograd.Function": lambda x, v: Scaling.apply(x),
             "no_grad": lambda x, v: torch.no_grad()(torch.relu)(x),
+            "data exchanged": exchanged,
+            "constant changed later": late,
+            "type": lambda x, v: x if type(x) is Tensor else -x,
             "zeros_like": lambda x, v: x + torch.zeros_like(x) - torch.full_like(x, a),
         }
         if not self.exact:
@@ -341,7 +356,7 @@ class Draw:
                 "/number": lambda x, v: x / 3,
                 "/parameter": lambda x, v: x.div(c().exp()),
                 "F.batch_norm": lambda x, v: F.batch_norm(
-                    x, c().flatten()[: shape[0]].detach(), c().exp().flatten()[: shape[0]], training=self.moves.training
+                    x, *(v.detach().flatten()[: shape[0]] for v in (c(), c().exp())), training=self.moves.training
                 ),
             }
         if len(shape) == 3:
@@ -350,7 +365,7 @@ class Draw:
             options["F.avg_pool2d"] = lambda x, v: F.avg_pool2d(x, 2)
         if len(shape) == 1:
             bias = self.constant(2)
-            options["addmm"] = lambda x, v: torch.addmm(bias(), x, square(), beta=a, alpha=b)
+            options["addmm"] = lambda x, v: torch.addmm(bias(), x, square())
         return options
 
     def in_place(self, shape: tuple[int, ...], other: int) -> dict[str, Callable[[Tensor, Values], Tensor]]:
@@ -428,17 +443,6 @@ class Draw:
             except Exception:
                 return x
 
-        def exchanged(x: Tensor) -> Tensor:
-            y = x * 1
-            y.data = x * 2 + 1
-            return y
-
-        def late(x: Tensor) -> Tensor:
-            constant = torch.ones(shape[-1], dtype=x.dtype)
-            y = x * constant
-            constant.mul_(3)
-            return y
-
         options: dict[str, Callable[[Tensor], Tensor]] = {
             "if sum > 0": lambda x: x if x.sum() > 0 else -x,
             "item": lambda x: x * x.abs().max().item(),
@@ -464,10 +468,7 @@ class Draw:
             "softplus": lambda x: F.softplus(x),
             "max": lambda x: x + x.max(),
             "counter": counted,
-            "data exchanged": exchanged,
-            "constant changed later": late,
             "grad mode": lambda x: x if torch.is_grad_enabled() else -x,
-            "type": lambda x: x if type(x) is Tensor else -x,
             "memory": lambda x: x + float(x.untyped_storage()[0]),
         }
         name = list(options)[self.rng.integers(len(options))]

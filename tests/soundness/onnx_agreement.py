@@ -17,9 +17,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -47,8 +49,21 @@ LONGEST_LINE = 500
 onnxruntime.set_default_logger_severity(4)
 
 
+def _session(data: bytes, level: Any) -> onnxruntime.InferenceSession:
+    """Load a file with one thread, optimised as the level says."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = level
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
 class Source:
     """A file as onnxruntime, or onnx's reference evaluator, runs it.
+
+    Attributes:
+        session: onnxruntime without optimisation; None if it lacks an operator.
+        default: onnxruntime as it comes, with its own optimisations; None if it fails to optimise the file.
 
     Raises:
         ValueError: if onnx's checker or onnxruntime refuses the file, with the first line of what they say.
@@ -65,16 +80,15 @@ class Source:
             onnx.checker.check_model(self.model if lacking else data, full_check=True)
         except Exception as refusal:
             raise ValueError("onnx.checker: " + " ".join(str(refusal).split())[:200]) from refusal
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self.session = None
+        self.session = self.default = None
         try:
-            self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            self.session = _session(data, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
         except Exception as refusal:
             if type(refusal).__name__ != "NotImplemented":
                 raise ValueError("onnxruntime: " + " ".join(str(refusal).split())[:200]) from refusal
+        # A version may fail to optimise a file that it runs.
+        with suppress(Exception):
+            self.default = _session(data, onnxruntime.SessionOptions().graph_optimization_level)
         stored = {tensor.name for tensor in self.model.graph.initializer}
         self.inputs = [declared for declared in self.model.graph.input if declared.name not in stored]
 
@@ -122,11 +136,11 @@ class Source:
         infos = [*graph.input, *graph.value_info, *graph.output]
         return all(i.type.tensor_type.elem_type not in (TensorProto.FLOAT, TensorProto.FLOAT16) for i in infos)
 
-    def run(self, x: np.ndarray) -> np.ndarray:
-        """The first output at a point of the input's shape."""
+    def run(self, x: np.ndarray, default: bool = False) -> np.ndarray:
+        """Return the first output at a point, by the session without optimisation or the default one."""
         feed = {self.inputs[0].name: x.astype(self.dtype)}
         with np.errstate(all="ignore"):
-            made = (self.session or self.reference()).run(None, feed)
+            made = ((self.default if default else self.session) or self.reference()).run(None, feed)
         return np.asarray(made[0])
 
 
@@ -261,6 +275,12 @@ def differences(network: Network, source: Source, seed: int, compared: Counter[s
             if detail := furthest(theirs, ROUNDINGS * unit * reach):
                 yield Disagreement(f"referees: {source.runner} against rational evaluation", detail)
                 return
+            if source.default is not None:
+                compared["onnxruntime, default options"] += 1
+                optimised = source.run(x, default=True).astype(np.float64).reshape(-1)
+                if detail := furthest(optimised, ROUNDINGS * unit * reach):
+                    yield Disagreement("onnxruntime with default options against rational evaluation", detail)
+                    return
         if smallest > 1e-280 and largest < 1e290:
             compared["float64"] += 1
             error = network.weight_error

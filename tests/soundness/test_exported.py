@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.verification.module_kinds import MODULES, module
 from tests.support.draws import draws
+from tests.support.module_kinds import MODULES, module
 from verifiable_relu.bounds import input_box, interval_bounds
 from verifiable_relu.network import Network, read_onnx
 from verifiable_relu.spec.property import Box, Property, Query, Row

@@ -15,7 +15,7 @@ import torch
 from tests.support.draws import draws
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, from_torch
-from verifiable_relu.network.module import capture, operators, reading
+from verifiable_relu.network.module import operators, reading
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 
 from .modules import Drawn, draw
@@ -105,27 +105,16 @@ def test_random_modules_are_read_right_or_refused() -> None:
     assert outcomes["agreed"] > CASES / 2 and outcomes["refused"] > CASES / 8
 
 
-def unnoticed_by_others(recorder: Any, target: capture.Traced, index: int) -> capture.Traced:
-    """A change in place that only the changed tensor itself shows."""
-    target.number = index
-    return target
-
-
-def unnoticed(recorder: Any, target: capture.Traced, index: int) -> capture.Traced:
-    """A change in place that shows in what the operator returns, and nowhere else."""
-    return capture.Traced.of(recorder, target.carried, index)
-
-
-def as_laid_out(real: torch.Tensor) -> list[int]:
-    """Tensors taken for contiguous."""
-    return list(range(real.ndim))
+def before(t: operators.Translator, step: Any, a: Any) -> int:
+    """What stood where something was written."""
+    return t.node(a.self)
 
 
 def in_float32(t: operators.Translator, step: Any, value: Any) -> torch.Tensor:
     """Python's numbers in float32."""
     if isinstance(value, torch.Tensor):
         return CONSTANT(t, step, value)
-    return torch.tensor(value, dtype=torch.float32).to(step.dtype)
+    return torch.tensor(value, dtype=torch.float32).to(step.result.dtype)
 
 
 @contextmanager
@@ -139,9 +128,7 @@ def without_hooks(module: torch.nn.Module, *args: Any) -> Any:
 
 CONSTANT = operators.Translator.constant
 FAULTS: dict[str, tuple[object, str, object]] = {
-    "views do not see changes in place": (capture._Recorder, "overwritten", unnoticed_by_others),
-    "changes in place make new tensors": (capture._Recorder, "overwritten", unnoticed),
-    "views are read as if contiguous": (capture._Recorder, "order", lambda recorder, real: as_laid_out(real)),
+    "changes in place left out": (operators.OPERATORS, "slice_scatter", before),
     "numbers in float32": (operators.Translator, "constant", in_float32),
     "module in the mode that it is in": (reading, "_evaluating", in_any_mode),
     "hooks left out": (torch.nn.Module, "__call__", without_hooks),
@@ -164,7 +151,9 @@ def test_random_modules_would_show_a_fault_in_the_reader(name: str, monkeypatch:
         if drawn.bad:
             continue
         with monkeypatch.context() as patch:
-            patch.setattr(owner, attribute, wrong)
+            patch.setitem(owner, attribute, wrong) if isinstance(owner, dict) else patch.setattr(
+                owner, attribute, wrong
+            )
             try:
                 network = from_torch(drawn.module, drawn.shape, compared=False)
             except InputError:

@@ -22,7 +22,7 @@ from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.network.product import Part, product
 from verifiable_relu.network.source import replay
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
-from verifiable_relu.verifiers.base import Limits
+from verifiable_relu.verifiers.base import TimeBudget
 from verifiable_relu.verifiers.registry import make
 
 HEAD = "(vnnlib-version <2.0>)\n(declare-network f (declare-input X real [2]) (declare-output Y real [2]))\n"
@@ -93,7 +93,7 @@ def test_no_verdict_on_a_polynomial_property_is_wrong(version: str, tmp_path: Pa
         write_onnx(net.network, tmp_path / f"{seed}.onnx")
         (tmp_path / f"{seed}.vnnlib").write_text(text if version == "2.0" else of_1(text))
         asked = Loader().read(Entry(tmp_path / f"{seed}.vnnlib", tmp_path / f"{seed}.onnx", 0.3))
-        (result,) = run([asked], make(rng.choice(["auto", "split", "crown"])), limits=Limits(0.3))
+        (result,) = run([asked], make(rng.choice(["auto", "split", "crown"])), budget=TimeBudget(0.3))
         # Bounds of inputs among the conditions may leave none.
         answer = "unsat" if "is empty" in result.detail else result.answer
         said[answer] += 1

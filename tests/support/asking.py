@@ -7,28 +7,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from verifiable_relu.spec.property import Query
-from verifiable_relu.verifiers.base import Limits, Outcome, Verifier
-from verifiable_relu.verifiers.docket import Docket, Purse
-from verifiable_relu.verifiers.root import NONE, Roots
+from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verifier
+from verifiable_relu.verifiers.batch import Account, QueryBatch
+from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache
 
 
-def docket(
+def query_batch(
     queries: Sequence[Query],
     seconds: float | Sequence[float] = math.inf,
     owner: Sequence[int] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-    roots: Roots = NONE,
+    bounds_cache: BoundsCache = NO_BOUNDS,
     **limits: Any,
-) -> Docket:
-    """Queries with so many seconds each; a sequence has those of purses, ``owner`` which of them is a query's."""
+) -> QueryBatch:
+    """Queries with so many seconds each; a sequence has those of accounts, ``owner`` which of them is a query's."""
     if isinstance(seconds, Sequence):
-        purses = [Purse(each) for each in seconds]
-        of = {number: purses[number if owner is None else owner[number]] for number in range(len(queries))}
-        return Docket(queries, Limits(**limits), of, progress, roots)
-    return Docket(queries, Limits(seconds, **limits), None, progress, roots)
+        accounts = [Account(each) for each in seconds]
+        of = {number: accounts[number if owner is None else owner[number]] for number in range(len(queries))}
+        return QueryBatch(queries, TimeBudget(**limits), of, progress, bounds_cache)
+    return QueryBatch(queries, TimeBudget(seconds, **limits), None, progress, bounds_cache)
 
 
 def claims(method: Verifier, queries: Sequence[Query], *arguments: Any, **named: Any) -> list[Outcome]:
-    """What a verifier claims of queries, in their order; further arguments are those of ``docket``."""
-    found = dict(method.claims(docket(queries, *arguments, **named)))
+    """What a verifier claims of queries, in their order; further arguments are those of ``batch``."""
+    found = dict(method.claims(query_batch(queries, *arguments, **named)))
     return [found[number] for number in range(len(queries))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import time
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -25,13 +24,12 @@ from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Candidates, Forest, Rounds
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Verdict, Verifier
+from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.split import RecordedSplit
 
@@ -138,15 +136,14 @@ def over_planes(
         processes: how many processes share the work from the beginning.
     """
     prop, recorder = query.property, Recorder.of(query.network)
-    never, end = (lambda: False), time.monotonic() + seconds
-    limits = Limits(1 << 30, lambda: end - time.monotonic(), processes, alone=0)
+    never, budget = (lambda: False), TimeBudget(memory=1 << 30, processes=processes, solo_work=0).begun(seconds)
     with torch.no_grad():
         box = input_box([prop], query.network)
         relaxation = crown_relaxation(query.network.to(torch.float64), box, coarse=recorder.coarse)
         polytopes = list(range(len(prop.unsafe)))
         system = FoldedQuery.of(query, relaxation, 0, polytopes, Slopes(), never)
-        system = system.with_relaxations(above or Above(), polytopes, limits)
-        forest = Forest(system, polytopes, Candidates(query, "bab"), search, limits, keep=True)
+        system = system.with_relaxations(above or Above(), polytopes, budget)
+        forest = Forest(system, polytopes, Candidates(query, "bab"), search, budget, keep=True)
         forest.search()
         if len(forest.recorded) < len(polytopes):
             return None

@@ -29,7 +29,7 @@ class Elsewhere(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", str(func))
-        there = any(isinstance(t, _There) for t in _tensors((args, kwargs)))
+        there = any(_is_there(t) for t in _tensors((args, kwargs)))
         if func == Tensor.device.__get__ and there:  # type: ignore[attr-defined]
             return DEVICE
         if name == "_has_compatible_shallow_copy_type":
@@ -53,7 +53,7 @@ def _check(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dic
     if name in ("numpy", "__array__") or "mkldnn" in str(func):
         raise TypeError(f"{name} of a tensor on {DEVICE}")
     indexed = name in ("__getitem__", "__setitem__") and isinstance(args[0], _There)
-    if not all(isinstance(t, _There) for t in _tensors(args[2:] if indexed else (args, kwargs))):
+    if not all(_is_there(t) for t in _tensors(args[2:] if indexed else (args, kwargs))):
         raise RuntimeError(f"{name} of tensors on {DEVICE} and on the CPU")
 
 
@@ -85,5 +85,10 @@ def _tensors(values: Any) -> Iterator[Tensor]:
     return (t for t in tree_leaves(values) if isinstance(t, Tensor))
 
 
+def _is_there(tensor: Tensor) -> bool:
+    """Return True for a tensor on the device; torch's functional tensors, which stand for others, are there, too."""
+    return isinstance(tensor, _There) or torch._is_functional_tensor(tensor)
+
+
 def _on_device(value: Any) -> Any:
-    return value.as_subclass(_There) if isinstance(value, Tensor) and not isinstance(value, _There) else value
+    return value.as_subclass(_There) if isinstance(value, Tensor) and not _is_there(value) else value

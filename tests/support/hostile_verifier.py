@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiable_relu.verifiers.base import Outcome
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.incomplete import Ibp
 
 KILL, FILL, WAIT = 41.0, 43.0, 47.0
@@ -29,12 +29,12 @@ class Hostile:
 
     name = "hostile"
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
-        bounds = [abs(float(query.property.unsafe[0][0].bound)) for query in docket.queries.values()]
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        bounds = [abs(float(query.property.unsafe[0][0].bound)) for query in batch.queries.values()]
         if self.log is not None:
             with self.log.open("a") as file:
                 file.write(f"{os.getpid()} {' '.join(f'{bound:g}' for bound in bounds)}\n")
-        for done, (number, bound) in enumerate(zip(docket.queries, bounds, strict=True), start=1):
+        for done, (number, bound) in enumerate(zip(batch.queries, bounds, strict=True), start=1):
             if bound == KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             if bound == WAIT:
@@ -42,5 +42,5 @@ class Hostile:
             held = []
             while bound == FILL:
                 held.append(bytes(b"x" * (16 << 20)))
-            docket.stage("look", done, len(docket.queries))
-            yield from Ibp().claims(docket.part([number]))
+            batch.stage("look", done, len(batch.queries))
+            yield from Ibp().claims(batch.part([number]))

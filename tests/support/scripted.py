@@ -14,7 +14,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu
 from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.batch import QueryBatch
 
 
 def tiny(slope: float = 1.0) -> Network:
@@ -62,17 +62,17 @@ class Scripted:
     answer: Answer = field(default=truth, repr=False)
     asked: list[Sequence[Query]] = field(default_factory=list, repr=False)
     left: list[list[float]] = field(default_factory=list, repr=False)
-    dockets: list[Docket] = field(default_factory=list, repr=False)
+    batches: list[QueryBatch] = field(default_factory=list, repr=False)
 
     label: str = ""
 
     name = "scripted"
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
-        self.dockets.append(docket)
-        self.asked.append(list(docket.queries.values()))
-        self.left.append([docket.left([number]) for number in docket.queries])
-        for done, (number, query) in enumerate(docket.queries.items(), start=1):
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        self.batches.append(batch)
+        self.asked.append(list(batch.queries.values()))
+        self.left.append([batch.left([number]) for number in batch.queries])
+        for done, (number, query) in enumerate(batch.queries.items(), start=1):
             claim = self.answer(query)
-            docket.stage("look", done, len(docket.queries))
+            batch.stage("look", done, len(batch.queries))
             yield number, claim

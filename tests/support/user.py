@@ -14,8 +14,8 @@ from verifiable_relu.api import Results
 from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.spec import Property, Query, read_vnnlib
-from verifiable_relu.verifiers.base import Limits, Outcome, Verdict
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verdict
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.registry import make
 
 
@@ -33,7 +33,7 @@ def asked(network_file: Path, property_file: Path) -> list[Outcome]:
     properties = read_vnnlib(property_file).properties
     assert_type(properties, tuple[Property, ...])
     queries = [Query(network, prop) for prop in properties]
-    return answers(make("crown"), queries, Limits(10.0))
+    return answers(make("crown"), queries, TimeBudget(10.0))
 
 
 def deployed(path: Path) -> None:

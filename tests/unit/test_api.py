@@ -21,9 +21,9 @@ from verifiable_relu.campaign.inputs import chosen
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.trust.replay import Confirmation
-from verifiable_relu.verifiers import docket as module
+from verifiable_relu.verifiers import batch as module
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, described
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.split import InputSplit
 
@@ -147,9 +147,9 @@ def test_one_row_at_a_time_always_fits(method: str) -> None:
 def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, int] = {}
 
-    def undecided(self: Crown | InputSplit, docket: Docket) -> Iterator[tuple[int, Outcome]]:
-        seen[self.name] = docket.limits.memory
-        for number in docket.queries:
+    def undecided(self: Crown | InputSplit, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        seen[self.name] = batch.budget.memory
+        for number in batch.queries:
             yield number, Outcome.unknown(Reason.INCOMPLETE, self.name, "", unstable=100)
 
     for kind in (Crown, InputSplit):
@@ -161,9 +161,9 @@ def test_every_stage_of_auto_keeps_to_the_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_seconds_of_every_turn_of_a_verifier_count(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
 
-    def undecided(self: InputSplit, docket: Docket) -> Iterator[tuple[int, Outcome]]:
-        turns.append(len(docket.queries))
-        for number in docket.queries:
+    def undecided(self: InputSplit, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        turns.append(len(batch.queries))
+        for number in batch.queries:
             yield number, Outcome.unknown(Reason.INCOMPLETE, self.name, "", seconds={self.name: 0.5})
 
     # A counterexample that is refused is the most telling outcome so far, and no reason to forget what others cost.
@@ -305,7 +305,7 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
 
 @pytest.mark.thorough
 def test_a_layer_that_is_not_supported_is_named() -> None:
-    with pytest.raises(UnsupportedError, match="FractionalMaxPool2d"):
+    with pytest.raises(UnsupportedError, match="fractional_max_pool2d"):
         verify(nn.Sequential(nn.FractionalMaxPool2d(1, output_size=1), nn.Flatten()), IMAGES, LABELS, 0.1)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.soundness.judge import Report
 from tests.soundness.trees import TIGHT, covers, trees
-from tests.support.asking import claims, docket
+from tests.support.asking import claims, query_batch
 from tests.support.draws import draws, some
 from tests.support.exact import exact_values
 from tests.support.solver_cases import (
@@ -327,7 +327,7 @@ def test_an_interrupt_loses_nothing_that_was_decided(monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     monkeypatch.setattr(PhaseTree, "advance", interrupt)
-    asked = docket([Query(chain(hinge()), Property(UNIT, ((row({0: 1}, -1),),))), hard(), query])
+    asked = query_batch([Query(chain(hinge()), Property(UNIT, ((row({0: 1}, -1),),))), hard(), query])
     with pytest.raises(KeyboardInterrupt):
         for _ in asked.ask(Bab()):
             pass

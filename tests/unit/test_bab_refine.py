@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -18,16 +17,15 @@ from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.base import Verdict
+from verifiable_relu.verifiers.base import TimeBudget, Verdict
 
 DEEP = (5, 14, 14, 14, 14, 3)
 
 
-ALL = Limits(1 << 30, lambda: math.inf)
-NONE = Limits(1 << 30, lambda: 0.0)
+ALL = TimeBudget()
+NONE = TimeBudget(0.0)
 
 
 def network_of(seed: int, kind: str) -> Network:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from fractions import Fraction
 
@@ -26,10 +25,9 @@ from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.ascent import children, depth
 from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Slopes
-from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
 from verifiable_relu.verifiers.smt import Smt
 
 CASES = draws(24)
@@ -99,7 +97,7 @@ def test_refined_intervals_hold_what_is_attained() -> None:
         box = Box(np.full(2, -0.6), np.full(2, 0.6))
         relaxation = crown_relaxation(network.to(torch.float64), input_box([Property(box, ())], network))
         folded, rows = fold(relaxation, 0, box, torch.eye(1))
-        tighter, _ = Refinement(leaves=8).refine(folded, rows, Limits(1 << 30, lambda: math.inf))
+        tighter, _ = Refinement(leaves=8).refine(folded, rows, TimeBudget())
         assert torch.equal(tighter.places, folded.places)
         e = torch.rand(2000, 2, dtype=torch.float64) * 2 - 1
         z, _ = folded.values(e)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.asking import claims, docket
+from tests.support.asking import claims, query_batch
 from verifiable_relu.bounds import Relaxation, crown_relaxation
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
@@ -20,15 +20,15 @@ from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import split
 from verifiable_relu.verifiers.attack import Attack, Pgd
-from verifiable_relu.verifiers.base import Limits, Reason, Verdict, fault
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.base import Reason, TimeBudget, Verdict, fault
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.registry import make
 
 
-def budget(*seconds: float, owner: Sequence[int] | None = None, **limits: Any) -> Docket:
-    """A docket whose queries do not matter."""
+def budget(*seconds: float, owner: Sequence[int] | None = None, **limits: Any) -> QueryBatch:
+    """A batch whose queries do not matter."""
     count = len(seconds if owner is None else owner)
-    return docket([asked(deep(1), -1.0)] * count, seconds, owner, **limits)
+    return query_batch([asked(deep(1), -1.0)] * count, seconds, owner, **limits)
 
 
 def test_queries_with_a_common_time_limit_spend_it_together() -> None:
@@ -101,7 +101,7 @@ def asked(network: Network, threshold: float) -> Query:
 
 def test_work_is_told_to_stop_and_ended_if_it_goes_on() -> None:
     seconds = [1.0]
-    work = Limits(clock=lambda: seconds[0]).begun(2.0)
+    work = TimeBudget(clock=lambda: seconds[0]).begun(2.0)
     assert not work.stop() and not work.over() and work.share(0.25).left() == 0.5
     seconds[0] = 3.25
     assert work.stop() and work.over()
@@ -169,7 +169,7 @@ def test_an_attack_on_a_wide_network_takes_fewer_properties_at_once() -> None:
     def wide(size: int) -> Network:
         return Network((Input(name="x", inputs=(), shape=(size,)), Relu(name="r", inputs=(0,), shape=(size,))))
 
-    sizes = [Attack().size(wide(size), Limits()) for size in (10, 1000, 100_000, 10_000_000)]
+    sizes = [Attack().size(wide(size), TimeBudget()) for size in (10, 1000, 100_000, 10_000_000)]
     assert sizes[0] == sizes[1] == 128 and 1 < sizes[2] < 128 and sizes[3] == 1
     # Values, gradients and what is kept for these, of all starts.
     assert sizes[2] * 200_000 * Pgd().starts * 4 * 3 <= 1 << 30

@@ -23,8 +23,8 @@ from verifiable_relu.campaign.runner import unasked
 from verifiable_relu.campaign.store import COLUMNS
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec import Query
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.batch import QueryBatch
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
 ROOT = Path(__file__).parents[2]
@@ -61,10 +61,10 @@ def test_queries_of_a_case_share_its_time_limit() -> None:
 
     @dataclass(frozen=True)
     class Spender(Scripted):
-        def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
-            docket.charge([0], 4.0)
-            seen.append([docket.left([number]) for number in docket.queries])
-            yield from ((number, truth(query)) for number, query in docket.queries.items())
+        def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+            batch.charge([0], 4.0)
+            seen.append([batch.left([number]) for number in batch.queries])
+            yield from ((number, truth(query)) for number, query in batch.queries.items())
 
     (result, _) = run([case(2, 3, timeout=10), case(2, timeout=5)], Spender())
     assert seen == [[6, 6, 5]] and result.seconds == 4
@@ -73,7 +73,7 @@ def test_queries_of_a_case_share_its_time_limit() -> None:
 def test_a_decided_case_leaves_nothing_to_spend_on_its_other_boxes() -> None:
     verifier = Scripted()
     run([case(0.5, 2, 3), case(2)], verifier)
-    assert [verifier.dockets[0].left([i]) for i in range(3)] == [0, 0, 0]
+    assert [verifier.batches[0].left([i]) for i in range(3)] == [0, 0, 0]
 
 
 def test_a_record_has_the_answer_its_reason_and_its_counterexample() -> None:
@@ -180,7 +180,7 @@ def test_a_verifier_that_breaks_costs_one_query(error: Exception, reason: Reason
 def test_a_verifier_with_too_few_answers_is_at_fault() -> None:
     @dataclass(frozen=True)
     class Mute(Scripted):
-        def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+        def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
             yield from ()
 
     assert [r.reason for r in run([case(2), case(3)], Mute())] == [Reason.ERROR] * 2
@@ -308,15 +308,15 @@ class _Terminal(io.StringIO):
 class _Talkative(Scripted):
     """A verifier that tells where it stands, in a copy of its process too."""
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
-        docket.limits.tell({"margin": -0.25, "sub-problems": 1234, "closed": 0.5})
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        batch.budget.report_progress({"margin": -0.25, "sub-problems": 1234, "closed": 0.5})
         if os.fork() == 0:
-            docket.limits.tell({"sub-problems": 7})
-            docket.limits.clock()
+            batch.budget.report_progress({"sub-problems": 7})
+            batch.budget.clock()
             os._exit(0)
         os.wait()
-        docket.limits.clock()
-        yield from super().claims(docket)
+        batch.budget.clock()
+        yield from super().claims(batch)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -328,7 +328,12 @@ def test_a_terminal_shows_where_the_work_on_one_question_stands(
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(console, "_REDRAWN", 0.0)
     with console.Line(10.0) as line:
-        run([case(0.5)], _Talkative(), observer=line, limits=Limits(clock=line.clock, tell=line.tell))
+        run(
+            [case(0.5)],
+            _Talkative(),
+            observer=line,
+            budget=TimeBudget(clock=line.clock, report_progress=line.report_progress),
+        )
     drawn = stream.getvalue().split("\r\x1b[2K")
     if not terminal:
         assert drawn == [""]

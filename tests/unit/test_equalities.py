@@ -15,8 +15,8 @@ from verifiable_relu.network import from_torch
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 from verifiable_relu.verifiers.attack import Attack
-from verifiable_relu.verifiers.base import Limits, Outcome, Trust, Verdict
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.base import Outcome, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.equalities import exact_point, is_thin
 
 
@@ -38,7 +38,7 @@ def network(seed: int, inputs: int = 3, outputs: int = 3) -> Network:
 
 def asked(net: Network, polytope: Polytope) -> Outcome:
     prop = Property(Box(-np.ones(net.input_size), np.ones(net.input_size)), (polytope,))
-    return answers(Attack(), [Query(net, prop)], Limits(seconds=20.0))[0]
+    return answers(Attack(), [Query(net, prop)], TimeBudget(seconds=20.0))[0]
 
 
 def values(net: Network, x: tuple[float, ...]) -> list[Fraction]:

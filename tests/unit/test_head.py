@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.verification.module_kinds import Does
+from tests.support.module_kinds import Does
 from verifiable_relu.campaign.runner import HEADLESS, Case, run
 from verifiable_relu.network import from_torch, hardened
 from verifiable_relu.network.build import Builder

@@ -17,6 +17,7 @@ from tests.support.asking import claims
 from tests.support.solver_cases import ball, mlp, random_query, row
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.spec.property import Property, Query
+from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers import milp, smt
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.search import Rounds
@@ -25,7 +26,6 @@ from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs
-from verifiable_relu.verifiers.solvers.process import Worker
 
 WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
 """By method: the module that asks the solver, its name for the solver's process, and what hostile ones are called."""
@@ -157,9 +157,9 @@ def test_a_linear_program_on_which_the_arithmetic_fails_is_a_hint_less(monkeypat
     """The search goes on without, and decides where there is something left to split."""
     asked = []
 
-    def call(*_: object) -> highs.Solved:
+    def call(*_: object) -> highs.HighsResult:
         asked.append(1)
-        return highs.Solved("kSolveError", np.zeros(0), 0.0, np.zeros(0))
+        return highs.HighsResult("kSolveError", np.zeros(0), 0.0, np.zeros(0))
 
     monkeypatch.setattr(highs, "HIGHS", SimpleNamespace(start=lambda: None, call=call))
     cases = [random_query(seed) for seed in (19, 25, 28)]
@@ -190,7 +190,7 @@ def test_of_a_run_that_failed_nothing_is_believed(
 
     one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
     program = highs.Program(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
-    task = highs.Task(program, {"output_flag": False, "presolve": "off"}, 60.0, ray)
+    task = highs.HighsTask(program, {"output_flag": False, "presolve": "off"}, 60.0, ray)
     sound = highs.solve(task)
     assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible") and (sound.ray is not None) is ray
     monkeypatch.setattr(highspy, "Highs", Failing)

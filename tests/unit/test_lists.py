@@ -14,24 +14,22 @@ from tests.unit.test_parallel import SPEC, Here, Kept, entries, ran
 from verifiable_relu.campaign import Result, Store, inputs
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.queue import run_parallel
-from verifiable_relu.campaign.runner import Late
-from verifiable_relu.campaign.worker import Answered, Ask, Job, Limit
-from verifiable_relu.errors import InputError
+from verifiable_relu.campaign.worker import Answered, InstancePart, Job
+from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.network import hardened
 from verifiable_relu.spec import instances
+from verifiable_relu.supervisor.executors import Deadline, Report
 from verifiable_relu.verifiers.base import Reason, Verdict
 
 
-class Instant:
-    """A worker that answers at once, and reads nothing."""
+class Instant(Here):
+    """Answers at once, and reads nothing."""
 
-    def perform(self, task: Any, tell: Ask) -> None:
+    def perform(self, task: InstancePart, report: Report) -> Any:
         for number, entry in task.entries:
             result = Result(str(entry.onnx), str(entry.vnnlib), Verdict.UNSAT, Reason.PROVED, "instant", 0.0)
-            tell(Answered(number, result, False))
-
-    def stop(self) -> None:
-        pass
+            report(Answered(number, result, False))
+        return []
 
 
 def test_a_list_is_drawn_as_it_is_answered(tmp_path: Path) -> None:
@@ -50,7 +48,7 @@ def test_a_list_is_drawn_as_it_is_answered(tmp_path: Path) -> None:
             ahead.append(drawn - len(self.results))
 
     seen = Seen()
-    run_parallel(source(), Job(Hostile(), Loader()), [Instant()], None, seen)
+    run_parallel(source(), Job(Hostile(), Loader()), Instant(), None, seen)
     assert len(seen.results) == 3000 and {r.verdict for r in seen.results.values()} == {Verdict.UNSAT}
     assert max(ahead) <= 1024 and ahead[0] <= 512
 
@@ -64,7 +62,7 @@ def test_what_stands_before_a_bad_row_is_answered(tmp_path: Path) -> None:
     seen = Kept()
     asked = (Entry(spec, onnx, limit or 1.0) for spec, onnx, limit in found)
     with pytest.raises(InputError, match=r"instances\.csv: line 3001: the row has 2 fields"):
-        run_parallel(asked, Job(Hostile(), Loader()), [Instant(), Instant()], None, seen)
+        run_parallel(asked, Job(Hostile(), Loader()), Instant(size=2), None, seen)
     assert len(seen.results) == 3000
 
 
@@ -74,7 +72,7 @@ def test_a_bad_row_in_a_short_list_comes_before_any_answer(tmp_path: Path) -> No
     found, _ = instances(tmp_path / "instances.csv")
     seen = Kept()
     with pytest.raises(InputError, match="line 2: 'x' is no number of seconds"):
-        run_parallel((Entry(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), [Here()], None, seen)
+        run_parallel((Entry(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), Here(), None, seen)
     assert not seen.results
 
 
@@ -115,7 +113,7 @@ def test_few_networks_are_kept_where_they_are_large(tmp_path: Path, monkeypatch:
 def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path: Path) -> None:
     made = entries(tmp_path, [5, 6, 7])
     with Store(tmp_path / "out") as store:
-        ran(made, Job(Hostile(), Loader()), [Here()], store)
+        ran(made, Job(Hostile(), Loader()), Here(), store)
     loader, verifier = Loader(), Hostile()
     if change == "network":
         (tmp_path / "net0.onnx").write_bytes((tmp_path / "net0.onnx").read_bytes() + b"\x12\x01x")
@@ -129,7 +127,7 @@ def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path
         made = [replace(entry, timeout=99.0) for entry in made]
     slot = Here()
     with Store(tmp_path / "out") as store:
-        results = ran(made, Job(verifier, loader), [slot], store)
+        results = ran(made, Job(verifier, loader), slot, store)
     expected = {"": [], "limit": [], "property": [1]}.get(change, [0, 1, 2])
     assert sorted(number for part in slot.parts for number in part) == expected
     assert [Path(r.vnnlib).stem for r in results] == ["0", "1", "2"]
@@ -142,16 +140,16 @@ def test_what_is_late_costs_itself_alone(reading: bool, tmp_path: Path) -> None:
     class Slow(Here):
         """A worker that instance 4 keeps from reading, or from answering."""
 
-        def perform(self, task: Any, tell: Ask) -> None:
+        def perform(self, task: InstancePart, report: Report) -> Any:
             numbers = [number for number, _ in task.entries]
             self.parts.append(numbers)
             if 4 in numbers:
-                raise Late(4 if reading else None)
+                raise OutOfTime(4 if reading else None)
             self.parts.pop()
-            super().perform(task, tell)
+            return super().perform(task, report)
 
     slot = Slow()
-    results = ran(made, Job(Hostile(), Loader()), [slot])
+    results = ran(made, Job(Hostile(), Loader()), slot)
     assert [r.answer for r in results] == ["timed-out" if number == 4 else "unsat" for number in range(20)]
     assert results[4].reason is Reason.TIMEOUT and results[4].seconds == 30.0
     # What was not read in time is known; what was not answered is found by halves.
@@ -162,13 +160,13 @@ def test_a_worker_names_the_limits_of_what_it_does(tmp_path: Path) -> None:
     made, said = entries(tmp_path, [5, 6]), list[Any]()
 
     class Heard(Here):
-        def perform(self, task: Any, tell: Ask) -> None:
-            super().perform(task, lambda message: (said.append(message), tell(message))[1])
+        def perform(self, task: InstancePart, report: Report) -> Any:
+            return super().perform(task, lambda message: (said.append(message), report(message))[1])
 
     for certificates in (None, tmp_path / "certificates"):
         said.clear()
-        ran(made[:1], Job(Hostile(), Loader(), certificates), [Heard()])
-        limits = [(m.number, m.seconds) for m in said if isinstance(m, Limit)]
+        ran(made[:1], Job(Hostile(), Loader(), certificates), Heard())
+        limits = [(m.subject, m.seconds) for m in said if isinstance(m, Deadline)]
         assert [number for number, _ in limits] == [0, None] and limits[0][1] == pytest.approx(30.8)
         assert limits[1][1] == float("inf") if certificates else 30 < limits[1][1] <= 31.6
         assert isinstance(said[-1], Answered)

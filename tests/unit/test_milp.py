@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.asking import claims, docket
+from tests.support.asking import claims, query_batch
 from tests.support.draws import draws, some
 from tests.support.solver_cases import (
     UNIT,
@@ -37,7 +37,7 @@ from verifiable_relu.verifiers.bab.program import Program
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.solvers import highs
-from verifiable_relu.verifiers.solvers.highs import Solved, Task
+from verifiable_relu.verifiers.solvers.highs import HighsResult, HighsTask
 
 
 def decide(*queries: Query, seconds: float = 20.0) -> list[Outcome]:
@@ -130,16 +130,16 @@ def solver_that(call: Callable[..., object]) -> SimpleNamespace:
 @pytest.mark.parametrize("status", list(some(sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))))
 def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
-    solved = Solved(status, np.zeros(1000), 1.0, np.zeros(0))
+    solved = HighsResult(status, np.zeros(1000), 1.0, np.zeros(0))
     monkeypatch.setattr(module, "HIGHS", solver_that(lambda *_: solved))
     (outcome,) = decide(query)
     # A solver whose arithmetic fails has not decided; an error would be the program's.
     assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is not Reason.ERROR
 
 
-def infeasible(*_: object) -> Solved:
+def infeasible(*_: object) -> HighsResult:
     """What HiGHS says of every program, if its word were worth nothing."""
-    return Solved("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
+    return HighsResult("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
 
 
 @pytest.mark.thorough
@@ -173,7 +173,7 @@ def test_a_counterexample_found_before_the_solver_ended_is_kept(
 ) -> None:
     query = Query(chain(hinge()), Property(ball(np.zeros(1), 1.0), ((row({0: -1}, -0.9),),)))
 
-    def call(task: Task, seconds: float, memory: int | None, judge: Callable[[np.ndarray], bool]) -> object:
+    def call(task: HighsTask, seconds: float, memory: int | None, judge: Callable[[np.ndarray], bool]) -> object:
         # Inputs are scaled to be between -1 and 1.
         assert not judge(np.zeros_like(task.program.cost)) and judge(np.ones_like(task.program.cost))
         raise error
@@ -210,7 +210,7 @@ def test_a_fault_stays_with_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_is_told_of_a_query_that_is_finished() -> None:
     query, margin = next(case for case in map(random_query, range(50)) if case[1] > 0)
     stages: list[tuple[str, int, int]] = []
-    asked = docket([query], 10, progress=lambda *stage: stages.append(stage))
+    asked = query_batch([query], 10, progress=lambda *stage: stages.append(stage))
     ((_, outcome),) = Milp().claims(asked)
     assert stages == [("milp", 1, 1)]
     assert asked.left([0]) < 10

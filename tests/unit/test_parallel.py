@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,20 @@ from tests.support.processes import Process
 from tests.support.scripted import tiny
 from verifiable_relu.campaign import Result, Store
 from verifiable_relu.campaign.inputs import Entry, Loader
-from verifiable_relu.campaign.queue import Hand, Local, run_parallel, share
-from verifiable_relu.campaign.worker import Answered, Ask, Job, Numbered
-from verifiable_relu.certify_options import launched
-from verifiable_relu.errors import CallFailed, InputError
+from verifiable_relu.campaign.queue import run_parallel
+from verifiable_relu.campaign.worker import Answered, InstancePart, Job, Numbered
+from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.network import write_onnx
+from verifiable_relu.supervisor import cluster
+from verifiable_relu.supervisor.cluster import DaskExecutor
+from verifiable_relu.supervisor.executors import (
+    Executor,
+    InlineExecutor,
+    LocalExecutor,
+    Report,
+    launch_workers,
+    run_tasks,
+)
 from verifiable_relu.verifiers.base import Reason, Verdict
 from verifiable_relu.verifiers.registry import limited
 
@@ -47,31 +56,37 @@ def entries(folder: Path, bounds: Sequence[float], networks: int = 1) -> list[En
     return listed
 
 
-class Here:
-    """A worker that is this process. It fails as it is told to, after the given number of messages of a part."""
+class Here(InlineExecutor):
+    """Performs parts in this process. It fails as it is told to, after the given number of messages of a part."""
 
-    def __init__(self, fault: Callable[[Sequence[Numbered]], int | None] = lambda part: None) -> None:
-        self.fault = fault
+    def __init__(self, fault: Callable[[Sequence[Numbered]], int | None] = lambda part: None, size: int = 1) -> None:
+        self.fault, self.size = fault, size
         self.parts: list[list[int]] = []
 
-    def perform(self, task: Any, tell: Ask) -> None:
+    def submit(self, task: Any, report: Report) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(self.perform(task, report))
+        except (CallFailed, OutOfTime, MemoryError) as error:
+            done.set_exception(error)
+        return done
+
+    def perform(self, task: InstancePart, report: Report) -> Any:
         self.parts.append([number for number, _ in task.entries])
         after, answered = self.fault(task.entries), 0
 
-        def ask(message: object) -> Any:
+        def failing(message: object) -> Any:
             nonlocal answered
             if isinstance(message, Answered):
                 if answered == after:
                     raise CallFailed("its process was ended by the signal SIGBOOM")
                 answered += 1
-            return tell(message)
+            return report(message)
 
-        task(ask)
+        result = task(failing)
         if after is not None:
             raise CallFailed("its process was ended by the signal SIGBOOM")
-
-    def stop(self) -> None:
-        pass
+        return result
 
 
 class Kept:
@@ -90,10 +105,10 @@ class Kept:
         self.recorded += [number] * recorded
 
 
-def ran(entries: Iterable[Entry], job: Job, hands: Sequence[Hand], store: Store | None = None) -> list[Result]:
+def ran(entries: Iterable[Entry], job: Job, executor: Executor, store: Store | None = None) -> list[Result]:
     """The results of a run, in the order of the instances."""
     kept = Kept()
-    run_parallel(entries, job, hands, store, kept)
+    run_parallel(entries, job, executor, store, kept)
     return [kept.results[number] for number in sorted(kept.results)]
 
 
@@ -105,31 +120,33 @@ def all_proved(count: int) -> list[tuple[str, Verdict, Reason]]:
     return [(str(number), Verdict.UNSAT, Reason.PROVED) for number in range(count)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_instances_that_are_alone_are_parts_of_their_own_in_the_order_of_the_list(workers: int, tmp_path: Path) -> None:
+def local_cluster(workers: int) -> Any:
+    """A Dask cluster in this process, a context manager."""
+    distributed = pytest.importorskip("distributed")
+    return distributed.LocalCluster(
+        n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_instances_that_are_alone_are_parts_of_their_own_in_the_order_of_the_list(size: int, tmp_path: Path) -> None:
     listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
     order = [(7 * number) % 24 for number in range(24)]
-    hands: list[Any] = [Here() for _ in range(workers)]
-    kept = Kept()
-    run_parallel([listed[number] for number in order], Job(Hostile(), Loader()), hands, None, kept, alone=True)
+    here, kept = Here(size=size), Kept()
+    run_parallel([listed[number] for number in order], Job(Hostile(), Loader()), here, None, kept, alone=True)
     assert [Path(kept.results[place].vnnlib).stem for place in range(24)] == [str(number) for number in order]
-    assert all(len(part) == 1 for hand in hands for part in hand.parts)
-    for hand in hands:
-        assert hand.parts == sorted(hand.parts)
+    assert here.parts == [[number] for number in range(24)]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_parts_get_smaller_and_have_one_network_together(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 3])
+def test_parts_get_smaller_and_have_one_network_together(size: int, tmp_path: Path) -> None:
     listed = entries(tmp_path, [5 + i for i in range(24)], networks=4)
-    hands: list[Any] = [Here() for _ in range(workers)]
-    results = ran(listed, Job(Hostile(), Loader()), hands)
-    assert answers(results) == all_proved(24)
-    # The threads may take parts in any order, and one of them all: what holds is told by the places in the line.
+    here = Here(size=size)
+    assert answers(ran(listed, Job(Hostile(), Loader()), here)) == all_proved(24)
     line = sorted(range(24), key=lambda number: (number % 4, number))
-    parts = sorted((part for hand in hands for part in hand.parts), key=lambda part: line.index(part[0]))
-    assert [number for part in parts for number in part] == line
-    sizes = [len(part) for part in parts]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] == -(-24 // (4 * workers)) and sizes[-1] == 1
+    assert [number for part in here.parts for number in part] == line
+    sizes = [len(part) for part in here.parts]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == -(-24 // (4 * size)) and sizes[-1] == 1
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
@@ -142,14 +159,13 @@ def test_a_worker_that_ends_costs_the_instance_at_fault_alone(after: int, tmp_pa
         return min(after, numbers.index(guilty)) if guilty in numbers else None
 
     with Store(tmp_path / "out") as store:
-        results = ran(listed, Job(Hostile(), Loader()), [Here(fault), Here(fault)], store)
+        results = ran(listed, Job(Hostile(), Loader()), Here(fault, 2), store)
     expected = all_proved(30)
     expected[guilty] = (str(guilty), Verdict.UNKNOWN, Reason.ERROR)
     assert answers(results) == expected and "SIGBOOM" in results[guilty].detail
     with Store(tmp_path / "out") as store:
         # The instance at fault is asked again, and it alone.
-        hand = Here()
-        again = ran(listed, Job(Hostile(), Loader()), [hand], store)
+        again = ran(listed, Job(Hostile(), Loader()), Here(), store)
     assert answers(again) == all_proved(30)
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 31
@@ -157,11 +173,11 @@ def test_a_worker_that_ends_costs_the_instance_at_fault_alone(after: int, tmp_pa
 
 def test_an_answer_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
     class Twice(Here):
-        def perform(self, task: Any, tell: Ask) -> None:
-            super().perform(task, lambda message: (tell(message), tell(message))[1])
+        def perform(self, task: InstancePart, report: Report) -> Any:
+            return super().perform(task, lambda message: (report(message), report(message))[1])
 
     with Store(tmp_path / "out") as store:
-        results = ran(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Twice()], store)
+        results = ran(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), Twice(), store)
     assert answers(results) == all_proved(3)
     assert len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) == 3
 
@@ -173,15 +189,16 @@ def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.Monke
     with Store(tmp_path / "out") as store:
         monkeypatch.setattr(store, "append", full)
         with pytest.raises(InputError, match="No space"):
-            run_parallel(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), [Here(), Here()], store)
+            run_parallel(entries(tmp_path, [5, 6, 7]), Job(Hostile(), Loader()), Here(size=2), store)
 
 
 @pytest.mark.thorough
 def test_processes_that_are_killed_or_take_too_much_memory_cost_their_instances_alone(tmp_path: Path) -> None:
     # One worker with four instances or fewer gets them one by one.
     made, log = entries(tmp_path, [5, KILL, 6, FILL]), tmp_path / "log"
-    (worker,) = launched(1, 1)
-    results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), [Local(worker, 600 << 20)])
+    executor = LocalExecutor(launch_workers(1), 600 << 20)
+    results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), executor)
+    executor.stop()
     assert answers(results) == [
         ("0", Verdict.UNSAT, Reason.PROVED),
         ("1", Verdict.UNKNOWN, Reason.ERROR),
@@ -207,8 +224,9 @@ sys.exit(main(["--spec", "instances.csv", "--out", "out", "--jobs", "2"]))
 
 
 @pytest.mark.thorough
-def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_campaign_that_is_ended_keeps_every_answer_and_leaves_no_process(
+    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = entries(tmp_path, [5, 6, 7, WAIT, 9, WAIT])
     (tmp_path / "instances.csv").write_text("".join(f"{e.onnx},{e.vnnlib},30\n" for e in made))
@@ -217,9 +235,10 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
         end = time.monotonic() + 200
         while not (records.exists() and records.read_bytes().count(b"\n") == 4) and time.monotonic() < end:
             time.sleep(0.05)
-        process.kill()
+        process.send_signal(sent)
         # The rows came as the answers did.
         rows = [line.split(",") for line in process.stdout.read().splitlines()]
+    assert process.returncode == (130 if sent is signal.SIGINT else -sent)
     assert {(Path(row[1]).stem, row[2]) for row in rows} == {(number, "unsat") for number in "0124"}
     workers = {int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()}
     end = time.monotonic() + 60
@@ -231,82 +250,23 @@ def test_a_campaign_that_is_killed_keeps_every_answer_and_leaves_no_process(
     kept = Kept()
     monkeypatch.chdir(tmp_path)
     with Store("out") as store:
-        run_parallel(made, Job(Hostile(Path("log")), Loader(), limits=limited("auto")), [Here()], store, kept)
+        run_parallel(made, Job(Hostile(Path("log")), Loader(), budget=limited("auto")), Here(), store, kept)
     results = [kept.results[number] for number in sorted(kept.results)]
     assert answers(results) == all_proved(6) and sorted(kept.recorded) == [0, 1, 2, 4]
 
 
-class Waiting(Here):
-    """A worker that answers nothing until it is stopped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started, self.stopped = threading.Event(), threading.Event()
-
-    def perform(self, task: Any, tell: Ask) -> None:
-        self.started.set()
-        assert self.stopped.wait(60)
-        raise CallFailed("it was stopped")
-
-    def stop(self) -> None:
-        self.stopped.set()
-
-
-def test_an_interrupt_ends_all_workers_and_keeps_what_was_answered(tmp_path: Path) -> None:
-    waiting = Waiting()
-
-    def interrupt() -> None:
-        assert waiting.started.wait(60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with Store(tmp_path / "out") as store, pytest.raises(KeyboardInterrupt):
-            threading.Thread(target=interrupt).start()
-            run_parallel(entries(tmp_path, range(5, 14)), Job(Hostile(), Loader()), [Here(), waiting], store)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
-    assert len(rows) - 1 == len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) < 9
-
-
-def test_an_interrupt_while_workers_are_started_ends_those_that_were(tmp_path: Path) -> None:
-    waiting = Waiting()
-
-    class Interrupted(list[Here]):
-        """Workers; the user interrupts when the first is at work and the next is to be started."""
-
-        def __iter__(self) -> Iterator[Here]:
-            yield waiting
-            assert waiting.started.wait(60)
-            if not waiting.stopped.is_set():
-                raise KeyboardInterrupt
-            yield from self[1:]
-
-    with pytest.raises(KeyboardInterrupt):
-        run_parallel(entries(tmp_path, [5]), Job(Hostile(), Loader()), Interrupted([waiting, Here()]))
-    assert waiting.stopped.is_set()
-
-
 @pytest.mark.thorough
-@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
 def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributed import LocalCluster
-
-    from verifiable_relu.campaign.cluster import Cluster
-
     monkeypatch.chdir(tmp_path)
     made = [Entry(Path(e.vnnlib.name), Path("net0.onnx"), 30.0) for e in entries(tmp_path, [0.5, 5, 6, 7, 8, 9])]
     job = Job(Hostile(), Loader())
-    with LocalCluster(  # type: ignore[no-untyped-call]
-        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
-    ) as dask:
+    with local_cluster(2) as dask:
         address = dask.scheduler_address.replace("tcp://", "dask://")
         for answered in (6, 0):
-            with Store(tmp_path / "out") as store, Cluster(address, store) as cluster:
-                results = ran(made, job, cluster.hands, store)
+            with Store(tmp_path / "out") as store, closing(DaskExecutor(address)) as executor:
+                results = ran(made, job, executor, store)
             assert len(results) == 6 and answers(results)[1:] == all_proved(6)[1:]
             assert [(r.onnx, r.vnnlib) for r in results] == [("net0.onnx", f"{i}.vnnlib") for i in range(6)]
             with (tmp_path / "out" / "records.jsonl").open() as file:
@@ -315,24 +275,17 @@ def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
 
 def test_a_dask_scheduler_that_is_not_there_is_named() -> None:
     pytest.importorskip("distributed")
-    from verifiable_relu.campaign import cluster
-
     with pytest.raises(InputError, match="no Dask scheduler answers"):
-        cluster.Cluster("dask://127.0.0.1:9", patience=0.5)
+        DaskExecutor("dask://127.0.0.1:9", patience_s=0.5)
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
 @pytest.mark.parametrize("gone", ["scheduler", "workers"])
 def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
     gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is answered before is kept, and the rest is answered by the next campaign."""
-    from distributed import LocalCluster
-
-    from verifiable_relu.campaign import cluster
-
-    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    monkeypatch.setattr(cluster, "PATIENCE_S", 1.0)
     made = entries(tmp_path, [6, 7, 8, 9])
 
     class Ends(Kept):
@@ -342,21 +295,16 @@ def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
             else:
                 dask.scale(0)
 
-    def started() -> Any:
-        return LocalCluster(  # type: ignore[no-untyped-call]
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
-        )
-
-    with started() as dask, Store(tmp_path / "out") as store:
+    with local_cluster(1) as dask, Store(tmp_path / "out") as store:
         address = dask.scheduler_address.replace("tcp://", "dask://")
         began = time.monotonic()
-        with cluster.Cluster(address, store) as there, pytest.raises(InputError, match=r"any more: .* resumes"):
-            run_parallel(iter(made), Job(Hostile(), Loader()), there.hands, store, Ends())
+        with pytest.raises(InputError, match=r"any more: .* resumes"):
+            run_parallel(iter(made), Job(Hostile(), Loader()), DaskExecutor(address), store, Ends())
         assert time.monotonic() - began < 60 and 1 <= len(store) < 4
-    with started() as dask, Store(tmp_path / "out") as store:
+    with local_cluster(1) as dask, Store(tmp_path / "out") as store:
         address = dask.scheduler_address.replace("tcp://", "dask://")
-        with cluster.Cluster(address, store) as there:
-            results = ran(made, Job(Hostile(), Loader()), there.hands, store)
+        with closing(DaskExecutor(address)) as executor:
+            results = ran(made, Job(Hostile(), Loader()), executor, store)
         assert answers(results) == all_proved(4) and len(store) == 4
 
 
@@ -372,54 +320,42 @@ class Scripted:
     def __init__(self, result: Any) -> None:
         self.result = result
 
-    def __call__(self, ask: Ask) -> Any:
-        ask(f"at {self.result}")
+    def __call__(self, report: Report) -> Any:
+        report(f"at {self.result}")
         if isinstance(self.result, Exception):
             raise self.result
         return self.result
 
 
-@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask (distributed)")
-def test_a_cluster_performs_any_task_and_one_that_fails_ends_no_other() -> None:
-    from distributed import LocalCluster
+@contextmanager
+def closing(executor: Executor) -> Iterator[Executor]:
+    yield executor
+    executor.stop()
 
-    from verifiable_relu.campaign.cluster import Cluster
 
+@pytest.mark.parametrize("where", ["processes", "cluster"])
+def test_an_executor_performs_any_task_and_one_that_fails_ends_no_other(where: str) -> None:
     tasks = [Scripted(result) for result in (1, InputError("bad data"), MemoryError("full"), ValueError("odd"), 2)]
-    found: list[Any] = []
-    left = iter(tasks)
-    with LocalCluster(  # type: ignore[no-untyped-call]
-        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
-    ) as dask:
-        address = dask.scheduler_address.replace("tcp://", "dask://")
-        with Cluster(address) as cluster:
-            share(cluster.hands, lambda: next(left, None), lambda task, result: found.append(result))
-    assert sorted(map(repr, found)) == sorted(
+    found, said, left = list[Any](), list[Any](), iter(tasks)
+    with ExitStack() as stack:
+        if where == "processes":
+            executor: Executor = LocalExecutor(launch_workers(2))
+        else:
+            dask = stack.enter_context(local_cluster(2))
+            executor = DaskExecutor(dask.scheduler_address.replace("tcp://", "dask://"))
+        stack.callback(executor.stop)
+        run_tasks(executor, lambda: next(left, None), lambda task, result: found.append(result), said.append)
+    assert sorted(repr(each).replace("its process got no more memory", "full") for each in found) == sorted(
         ["1", "2", "CallFailed('InputError: bad data')", "CallFailed('ValueError: odd')", "MemoryError('full')"]
     )
+    assert where == "cluster" or len(said) == 5
 
 
-def test_tasks_are_begun_in_order_and_one_that_fails_ends_no_other() -> None:
-    class Fails:
-        """A hand that is this process."""
-
-        def perform(self, task: Scripted, ask: Ask) -> Any:
-            try:
-                return task(ask)
-            except ValueError as error:
-                raise CallFailed(str(error)) from None
-
-        def stop(self) -> None:
-            pass
-
-    found, left = list[Any](), iter(map(Scripted, (1, ValueError("odd"), 3)))
-    share([Fails()], lambda: next(left, None), lambda task, result: found.append(str(result)))
-    assert found == ["1", "odd", "3"]
-
+def test_what_is_raised_of_results_ends_all_tasks() -> None:
     def full(task: Scripted, result: Any) -> None:
         raise InputError("no space")
 
     left = iter(map(Scripted, range(9)))
     with pytest.raises(InputError, match="no space"):
-        share([Fails(), Fails()], lambda: next(left, None), full)
+        run_tasks(LocalExecutor(launch_workers(2)), lambda: next(left, None), full)
     assert next(left).result < 9

@@ -27,7 +27,7 @@ from verifiable_relu.trust.enclose import enclose
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.trust.replay import confirm
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.incomplete import Crown
 
 MS = "com.microsoft"

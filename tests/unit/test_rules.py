@@ -24,7 +24,7 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers.auto import STAGES, TURNS, Auto, Traits, explanation
-from verifiable_relu.verifiers.base import Limits, Reason, Verdict
+from verifiable_relu.verifiers.base import Reason, TimeBudget, Verdict
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.registry import make, methods
 
@@ -151,7 +151,7 @@ def boundary() -> Query:
 @pytest.mark.thorough
 def test_auto_goes_through_the_stages_that_it_explains() -> None:
     query = boundary()
-    told = Auto().explain(query, Limits(5))
+    told = Auto().explain(query, TimeBudget(5))
     (outcome,) = claims(Auto(), [query], 3.0)
     assert outcome.verdict is not Verdict.SAT
     assert outcome.reason in (Reason.PROVED, Reason.INCOMPLETE, Reason.TIMEOUT, Reason.UNCONFIRMED)
@@ -164,14 +164,14 @@ def test_auto_goes_through_the_stages_that_it_explains() -> None:
 def test_the_explanation_of_a_query_that_crown_decides_says_so() -> None:
     query = boundary()
     far = Property(query.property.box, ((Row(((0, 1),), -5),),))  # type: ignore[arg-type]
-    assert Auto().explain(Query(query.network, far), Limits(5)) == "CROWN's bounds decide"
+    assert Auto().explain(Query(query.network, far), TimeBudget(5)) == "CROWN's bounds decide"
 
 
 def test_an_instance_of_several_boxes_is_explained_box_by_box() -> None:
     query = boundary()
     case = Case("n.onnx", "p.vnnlib", (query, query), 5.0)
-    lines = list(explained(case, Auto(), Limits()))
+    lines = list(explained(case, Auto(), TimeBudget()))
     assert lines[0] == "box 1 of 2:" and "box 2 of 2:" in lines
-    assert lines[1] == Auto().explain(query, Limits(5)).splitlines()[0]
+    assert lines[1] == Auto().explain(query, TimeBudget(5)).splitlines()[0]
     with pytest.raises(InputError, match="only the method 'auto'"):
-        list(explained(case, make("crown"), Limits()))
+        list(explained(case, make("crown"), TimeBudget()))

@@ -70,7 +70,7 @@ class Pip:
         ("mypy", {"dev"}),
         ("python -m tests.oldest", {"dev"}),
         ("python -m benchmarks.training.hardening --table", {"dev"}),
-        ("python benchmarks/speed/campaigns.py", {"dev"}),
+        ("python benchmarks/speed/memory.py", {"dev"}),
         ("mkdocs serve", {"docs"}),
         ("python -m verifiable_relu.train --data mnist", {"data"}),
         ("verifiable-relu train --data digits", {"data"}),

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.asking import claims, docket
+from tests.support.asking import claims, query_batch
 from tests.support.certificates import checked, over_planes, proven, recorded, written
 from tests.support.draws import draws
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
 from verifiable_relu.spec.property import Box, Property, Query
-from verifiable_relu.verifiers import copies, split
+from verifiable_relu.supervisor.forks import most_shares, run_shares
+from verifiable_relu.verifiers import split
 from verifiable_relu.verifiers.bab import Bab, refine
 from verifiable_relu.verifiers.bab import query as folded_query
 from verifiable_relu.verifiers.bab import search as searching
@@ -37,7 +37,7 @@ from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
 from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
-pytestmark = pytest.mark.skipif(copies.most(2) == 1, reason="processes are copied on Linux alone")
+pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")
 
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
@@ -78,8 +78,10 @@ def question(seed: int, spare: float, width: int = 10) -> Query:
 def answer(
     method: Verifier, query: Query, seconds: float = 300.0, processes: int = PROCESSES, **limits: Any
 ) -> Outcome:
+    HIGHS.start()
+    before = children()
     (outcome,) = claims(method, [query], seconds, processes=processes, **limits)
-    assert not active_children()
+    assert children() <= before
     return outcome
 
 
@@ -90,10 +92,10 @@ def counted(module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]
 
     def counting(shares: Sequence[Callable[..., Any]], *rest: Any, **named: Any) -> list[Any]:
         counts.append(len(shares))
-        return copies.at_once(shares, *rest, **named)
+        return run_shares(shares, *rest, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "at_once", counting)
+        patched.setattr(module, "run_shares", counting)
         yield counts
 
 
@@ -207,7 +209,7 @@ def test_boxes_that_were_dealt_to_copies_that_failed_are_searched_again(monkeypa
         return [shares[0](lambda: False), *[None] * (len(shares) - 1)]
 
     # The copies alone would come across the counterexample.
-    monkeypatch.setattr(split, "at_once", alone)
+    monkeypatch.setattr(split, "run_shares", alone)
     assert answer(SPLIT, question(0, -0.2)).verdict is Verdict.SAT
 
 
@@ -242,7 +244,7 @@ def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has
     now = itertools.count()
     queries = [question(1, spare) for spare in (-0.6, -0.7)]
     queries = [Query(queries[0].network, query.property) for query in queries]
-    frontier = SPLIT.frontier(docket(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
+    frontier = SPLIT.frontier(query_batch(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
     hand = [part[:1] for part in (frontier.lower, frontier.upper, frontier.owner, frontier.within)]
     with torch.no_grad():
         share = frontier.go_on_elsewhere(hand, lambda: False)
@@ -253,6 +255,7 @@ def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has
 def test_an_interrupt_ends_the_copies() -> None:
     query = question(1, -0.6)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    others = children()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer.start()
     try:
@@ -262,7 +265,7 @@ def test_an_interrupt_ends_the_copies() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
         timer.join()
-    assert not active_children()
+    assert children() <= others
 
 
 def test_a_box_of_one_point_needs_no_other_process() -> None:

@@ -37,7 +37,7 @@ from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import Folding, Phases, sizes_of
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.solvers.z3 import Checked, Task
+from verifiable_relu.verifiers.solvers.z3 import Checked, Z3Task
 
 
 def decide(*queries: Query, bounds: bool = True, seconds: float = 20.0) -> list[Outcome]:
@@ -137,7 +137,7 @@ def solver_that(monkeypatch: pytest.MonkeyPatch, *answers: Checked | BaseExcepti
     """Have z3's process give these answers, or raise; returns a list of what it is asked after each answer."""
     asked: list[str | None] = []
 
-    def call(task: Task, seconds: float, memory: int | None, judge: Callable[[Checked], str | None]) -> None:
+    def call(task: Z3Task, seconds: float, memory: int | None, judge: Callable[[Checked], str | None]) -> None:
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer

@@ -26,7 +26,7 @@ from verifiable_relu.verifiers.attack import Attack
 from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.docket import answers
+from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.incomplete import Crown
 
 HALVES = "a, b = Split <axis = 1> (x)"

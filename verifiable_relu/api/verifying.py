@@ -251,7 +251,7 @@ def answered(
         raise InputError(f"a device is named by a string, not {device!r:.60}")
     limit = time_limit(arguments.number(timeout, "the time limit"))
     shown = arguments.flag(progress, "progress")
-    asked, limits = chosen(method, str(device), memory)
+    asked, budget = chosen(method, str(device), memory)
     if certificates is not None and len(certificates.files) == 1:
         from verifiable_relu.verifiers.auto import recording
 
@@ -263,12 +263,12 @@ def answered(
     cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
     believe(network, [query.property for case in cases for query in case.queries])
     if not shown:
-        return Results(run(cases, asked, limits=limits, certificates=certificates))
+        return Results(run(cases, asked, budget=budget, certificates=certificates))
     # Imported here, because the bar alone needs the library rich.
     from verifiable_relu.campaign.console import Watcher
 
     with Watcher(len(cases)) as watcher:
-        return Results(run(cases, asked, observer=watcher, limits=limits, certificates=certificates))
+        return Results(run(cases, asked, observer=watcher, budget=budget, certificates=certificates))
 
 
 def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: str) -> Network:

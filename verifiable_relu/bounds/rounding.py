@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.activations import row, within_range
+from verifiable_relu.bounds.activations import image, row, within_range
 from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.tuning import Bounds, Lines
 from verifiable_relu.network.graph import Network
@@ -550,11 +550,11 @@ def interval_activation(node: Activation, bounds: Bounds) -> Bounds:
     That of a ReLU, and of what copies its input, is computed without error.
     """
     known = row(node)
-    image = known.image(node, bounds)
+    found = image(node, bounds)
     if isinstance(node, Relu) or not known.ulps:
-        return image
-    outward = widen(image, known.ulps)
-    absolute = 2 * unit_roundoff(image.lower.dtype) * known.absolute(node)
+        return found
+    outward = widen(found, known.ulps)
+    absolute = 2 * unit_roundoff(found.lower.dtype) * known.absolute(node)
     return within_range(node, bounds, Bounds(outward.lower - absolute, outward.upper + absolute))
 
 

@@ -16,12 +16,12 @@ from rich.control import Control
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as ProgressBar
 from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
@@ -30,7 +30,7 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.streams import write
-from verifiable_relu.verifiers.base import Told
+from verifiable_relu.verifiers.base import SearchProgress
 
 _COLOURS = {"sat": "red", "unsat": "green"}
 
@@ -82,9 +82,9 @@ class Line:
     def result(self, number: int, result: Result, recorded: bool) -> None:
         pass
 
-    def tell(self, told: Told) -> None:
-        """As ``Limits.tell``."""
-        self._told |= told
+    def report_progress(self, progress: SearchProgress) -> None:
+        """As ``TimeBudget.report_progress``."""
+        self._told |= progress
 
     def clock(self) -> float:
         """The present time in seconds, by ``time.perf_counter``."""
@@ -140,7 +140,7 @@ class Watcher:
         self._out = out
         self._complaints: set[str] = set()
         console = Console(stderr=True)
-        self._progress = Progress(
+        self._progress = ProgressBar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),

@@ -8,10 +8,10 @@ from dataclasses import replace
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.errors import InputError
 from verifiable_relu.verifiers.auto import Auto
-from verifiable_relu.verifiers.base import Limits, Verifier
+from verifiable_relu.verifiers.base import TimeBudget, Verifier
 
 
-def explained(case: Case, verifier: Verifier, limits: Limits) -> Iterator[str]:
+def explained(case: Case, verifier: Verifier, budget: TimeBudget) -> Iterator[str]:
     """Lines that say which methods an instance goes to, in which order, why, and with which share of its time.
 
     The instance's neurons are bounded by CROWN, within its time limit; nothing else is asked about it.
@@ -24,4 +24,4 @@ def explained(case: Case, verifier: Verifier, limits: Limits) -> Iterator[str]:
     for number, query in enumerate(case.queries, start=1):
         if len(case.queries) > 1:
             yield f"box {number} of {len(case.queries)}:"
-        yield from verifier.explain(query, replace(limits, seconds=case.timeout / len(case.queries))).splitlines()
+        yield from verifier.explain(query, replace(budget, seconds=case.timeout / len(case.queries))).splitlines()

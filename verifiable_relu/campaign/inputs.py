@@ -26,12 +26,14 @@ from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.find import Networks, assigned, paths
 from verifiable_relu.spec.specfile import Declared, stem
-from verifiable_relu.verifiers.base import Limits, Verifier
+from verifiable_relu.verifiers.base import TimeBudget, Verifier
 from verifiable_relu.verifiers.registry import limited, make
 
 
-def chosen(method: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> tuple[Verifier, Limits]:
-    """The verifier of a name, and the limits of its work but for time, on a torch device that exists.
+def chosen(
+    method: str, device: str = "cpu", memory: int | None = None, processes: int = 1
+) -> tuple[Verifier, TimeBudget]:
+    """The verifier of a name, and the budget of its work but for time, on a torch device that exists.
 
     Args:
         method: the verifier's name.
@@ -43,10 +45,10 @@ def chosen(method: str, device: str = "cpu", memory: int | None = None, processe
         InputError: for an unknown name, a device that torch does not have, a limit that is no positive integer, or a
             device or a limit where the verifier takes none.
     """
-    limits = limited(method, device, None if memory is None else _memory_limit(memory), processes)
+    budget = limited(method, device, None if memory is None else _memory_limit(memory), processes)
     made = make(method)
     require_device(device)
-    return made, limits
+    return made, budget
 
 
 def _memory_limit(size: int) -> int:

@@ -1,6 +1,6 @@
 """The run of a campaign: many instances are put to one verifier in one batch.
 
-A verifier claims outcomes; the docket makes verdicts of them, which are recorded here.
+A verifier claims outcomes; the batch makes verdicts of them, which are recorded here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from verifiable_relu.campaign.counterexample import assignment
 from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, Verifier, described, fault
-from verifiable_relu.verifiers.docket import Docket, Purse
-from verifiable_relu.watched import peak
+from verifiable_relu.supervisor.memory import peak
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, Verifier, described, fault
+from verifiable_relu.verifiers.batch import Account, QueryBatch
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
@@ -150,20 +150,8 @@ def unasked(onnx: str, vnnlib: str, error: Exception, timeout: float, arithmetic
     )
 
 
-class Late(Exception):
-    """The time limit has passed within which an instance was to be read, or those that were read to be answered.
-
-    Args:
-        number: the instance that was being read; None if all had been.
-    """
-
-    def __init__(self, number: int | None) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def lost(
-    onnx: str, vnnlib: str, timeout: float, verifier: Verifier, limits: Limits, error: Exception, arithmetic: str
+    onnx: str, vnnlib: str, timeout: float, verifier: Verifier, budget: TimeBudget, error: Exception, arithmetic: str
 ) -> Result:
     """The result of an instance whose process was ended, or ended by itself.
 
@@ -172,19 +160,19 @@ def lost(
         vnnlib: the property file, as the user named it.
         timeout: the instance's time limit in seconds.
         verifier: the verifier.
-        limits: of its work.
-        error: ``Late``, MemoryError, or how the process ended.
+        budget: of its work.
+        error: OutOfTime, which names the instance if its files were not read in time, MemoryError, or how it ended.
         arithmetic: about which the instance was asked.
     """
     reason, method, seconds, detail = Reason.ERROR, verifier.name, 0.0, str(error)
     if isinstance(error, MemoryError):
         reason, detail = Reason.MEMORY, detail or "out of memory"
-    elif isinstance(error, Late):
+    elif isinstance(error, OutOfTime):
         reason, seconds, detail = Reason.TIMEOUT, timeout, "the process did not end within the time limit"
-        if error.number is not None:
+        if error.subject is not None:
             method, detail = READING, "the files were not read within the time limit"
     # Without the digest of the query, the record is no answer for later runs, which ask again.
-    known = described(verifier, limits)
+    known = described(verifier, budget)
     return Result(
         onnx, vnnlib, Verdict.UNKNOWN, reason, method, seconds, detail=detail, verifier=known, timeout=timeout,
         arithmetic=arithmetic,
@@ -198,7 +186,7 @@ def run(
     store: Records | None = None,
     observer: Observer = QUIET,
     certificates: Certificates | None = None,
-    limits: Limits = Limits(),  # noqa: B008 -- frozen
+    budget: TimeBudget = TimeBudget(),  # noqa: B008 -- frozen
 ) -> list[Result]:
     """Answer all instances in one batch, and record each result as soon as it is known.
 
@@ -210,7 +198,7 @@ def run(
         certificates: the folder for a certificate of every sat and unsat, each checked at once, or None. The time that
             this takes is not charged to the instances. A verdict whose certificate the checker refuses is *unknown*
             (``Result.disputed``).
-        limits: of the verifier's work. Each instance has a time limit of its own, which counts by the limits' clock.
+        budget: of the verifier's work. Each instance has a time limit of its own, which counts by the budget's clock.
 
     Returns:
         One result per instance, in their order.
@@ -219,7 +207,7 @@ def run(
         KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
         InputError: if the store cannot be written.
     """
-    campaign = _Campaign(cases, verifier, limits, store, observer, certificates)
+    campaign = _Campaign(cases, verifier, budget, store, observer, certificates)
     try:
         campaign.settle()
         campaign.attempt(range(len(campaign.owner)))
@@ -234,12 +222,12 @@ class _Campaign:
 
     Attributes:
         cases: the instances, and results of instances that were not asked.
-        verifier, limits: the verifier and what its work may use.
+        verifier, budget: the verifier and what its work may use.
         method: the text by which records know these.
         store: the store of the records, or None.
         observer: the object that is told of stages and results.
         known: the results so far, by the numbers of their instances.
-        docket: the queries of all instances that are asked, without heads that are of no account.
+        batch: the queries of all instances that are asked, without heads that are of no account.
         owner: for each query the number of its instance.
         members: for each instance that is asked the numbers of its queries.
         outcomes: the outcomes so far, by instance and query.
@@ -249,15 +237,15 @@ class _Campaign:
         self,
         cases: Sequence[Case | Result],
         verifier: Verifier,
-        limits: Limits,
+        budget: TimeBudget,
         store: Records | None,
         observer: Observer,
         certificates: Certificates | None,
     ) -> None:
         self.cases = cases
         self.verifier = verifier
-        self.limits = limits
-        self.method = described(verifier, limits)
+        self.budget = budget
+        self.method = described(verifier, budget)
         self.store = store
         self.observer = observer
         self.certificates = certificates
@@ -267,9 +255,9 @@ class _Campaign:
         self.outcomes: dict[int, dict[int, Outcome]] = {}
 
     def settle(self) -> None:
-        """Record the instances whose results are known, and put the queries of the others on the docket."""
+        """Record the instances whose results are known, and put the queries of the others on the batch."""
         queries: list[Query] = []
-        purses: dict[int, Purse] = {}
+        accounts: dict[int, Account] = {}
         for index, case in enumerate(self.cases):
             if isinstance(case, Result):
                 self.record(index, replace(case, verifier=self.method))
@@ -282,12 +270,12 @@ class _Campaign:
                 self.take(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), None, True)
                 continue
             self.outcomes[index] = {}
-            purse = Purse(max(0.0, case.timeout - case.spent))
+            account = Account(max(0.0, case.timeout - case.spent))
             self.members[index] = range(len(queries), len(queries) + len(case.queries))
-            purses |= dict.fromkeys(self.members[index], purse)
+            accounts |= dict.fromkeys(self.members[index], account)
             queries.extend(query.without_head for query in case.queries)
             self.owner.extend([index] * len(case.queries))
-        self.docket = Docket(queries, self.limits, purses, self.observer.stage)
+        self.query_batch = QueryBatch(queries, self.budget, accounts, self.observer.stage)
 
     def open(self, members: Sequence[int]) -> list[int]:
         """The queries among ``members`` that have no outcome, and whose instance has no result."""
@@ -302,14 +290,14 @@ class _Campaign:
         members = self.open(members)
         if not members:
             return
-        asked = self.docket.part(members).ask(self.verifier)
+        asked = self.query_batch.part(members).ask(self.verifier)
         while True:
             try:
                 query = next(asked, None)
             except Exception as error:
                 left = self.open(members)
                 if len(left) == 1:
-                    self.docket.judge(left[0], fault(error, self.verifier.name))
+                    self.query_batch.judge(left[0], fault(error, self.verifier.name))
                     self.finish(left[0])
                 else:
                     self.attempt(left[: len(left) // 2])
@@ -321,12 +309,12 @@ class _Campaign:
 
     def finish(self, query: int) -> None:
         """Keep the outcome of one query."""
-        index, outcome = self.owner[query], self.docket.outcomes[query]
+        index, outcome = self.owner[query], self.query_batch.outcomes[query]
         if index in self.known:
             return
         case = self.cases[index]
         assert isinstance(case, Case)
-        if self.docket.queries[query].network is not case.queries[0].network:
+        if self.query_batch.queries[query].network is not case.queries[0].network:
             outcome = replace(outcome, detail=f"{outcome.detail}; {HEADLESS}" if outcome.detail else HEADLESS)
         self.outcomes[index][query] = outcome
         if outcome.verdict is Verdict.SAT or len(self.outcomes[index]) == len(case.queries):
@@ -335,11 +323,11 @@ class _Campaign:
     def conclude(self, index: int, case: Case, query: int) -> None:
         """Record the result of an instance whose answer is known; ``query`` is the query that was answered last."""
         joined = join(list(self.outcomes[index].values()))
-        left = self.docket.left([query])
-        # The instance's other queries need no answer: an empty purse ends the work on them.
-        self.docket.charge([query], left)
+        left = self.query_batch.left([query])
+        # The instance's other queries need no answer: no time ends the work on them.
+        self.query_batch.charge([query], left)
         for other in self.members[index]:
-            self.docket.close(other)
+            self.query_batch.close(other)
         network = case.queries[0].network
         joined, certificate = self.certified(index, case, joined)
         self.record(
@@ -366,7 +354,7 @@ class _Campaign:
                 case.timeout,
                 files=case.files,
                 arithmetic=network.arithmetic,
-                processor_seconds=self.docket.processor(query),
+                processor_seconds=self.query_batch.processor(query),
                 memory=None if self.store is None else peak() or None,
                 certificate=certificate,
                 mended=network.mended,

@@ -1,4 +1,4 @@
-"""A part of a campaign in a process of its own: instances are read, answered and certified there.
+"""A part of a campaign as a task: instances are read, answered and certified wherever an executor performs it.
 
 The process that runs the campaign keeps the records. It is told of every answer as soon as there is one (``Answered``),
 and is asked what earlier runs have recorded (``Wanted``).
@@ -7,21 +7,27 @@ and is asked what earlier runs have recorded (``Wanted``).
 from __future__ import annotations
 
 import math
+import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.campaign.runner import Case, run
-from verifiable_relu.verifiers.base import Limits, Verifier
-from verifiable_relu.verifiers.solvers.process import limit_memory
+from verifiable_relu.campaign.store import recall
+from verifiable_relu.supervisor.executors import Deadline, Report
+from verifiable_relu.supervisor.memory import limit_memory
+from verifiable_relu.verifiers.base import TimeBudget, Verifier
 
-STAGE_EVERY = 0.2
+PROGRESS_EVERY_S = 0.2
 """The least seconds between two messages about stages."""
+
+GRACE_S = 0.8
+"""Seconds after its time limit in which an instance may still end by itself."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +48,21 @@ class Job:
     loader: Loader
     certificates: Path | None = None
     memory: int | None = None
-    limits: Limits = Limits()  # noqa: RUF009 -- frozen
+    budget: TimeBudget = TimeBudget()  # noqa: RUF009 -- frozen
     debug: bool = False
+
+    @cached_property
+    def pickled(self) -> bytes:
+        """The job for another process, made once for all parts."""
+        return pickle.dumps(self)
 
 
 Numbered = tuple[int, Entry]
 """An instance with its number in the campaign."""
 
 
-@dataclass(frozen=True)
-class Answered:
-    """The message that an instance is answered.
-
-    Attributes:
-        number: the instance's number.
-        result: the answer.
-        recorded: whether the answer is of an earlier run.
-        counterexample: the text of the counterexample of a new answer that has one.
-    """
+class Answered(NamedTuple):
+    """Message that an instance is answered, perhaps by an earlier run; with the text of a new counterexample."""
 
     number: int
     result: Result
@@ -67,18 +70,16 @@ class Answered:
     counterexample: str | None = None
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The question for an earlier answer; the arguments are those of ``Store.find``."""
+class Wanted(NamedTuple):
+    """Question for an earlier answer; the fields are the arguments of ``Store.find``."""
 
     key: Key
     timeout: float
     checked: bool
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The message that ``done`` of ``total`` queries of a worker's present part have been through a stage."""
+class StageReached(NamedTuple):
+    """Message that ``done`` of ``total`` queries of a part have been through a stage."""
 
     name: str
     done: int
@@ -86,109 +87,92 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The message that the process is to be ended, unless there is another of these messages within some seconds.
+class InstancePart:
+    """Instances of a campaign that are answered as one batch: a task.
 
     Attributes:
-        seconds: the time limit of what is done next, by the wall clock, and ``GRACE``; infinite for none.
-        number: the instance that is read next; None where all that were read are answered.
-    """
-
-    seconds: float
-    number: int | None
-
-
-GRACE = 0.8
-"""The seconds after its time limit in which an instance may still end by itself."""
-
-Ask = Callable[[Answered | Wanted | Stage | Limit], Any]
-"""A function that sends a message, and returns the answer: a ``Result`` or None for ``Wanted``, else nothing."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a campaign, as a task: instances that are answered as one batch.
-
-    Attributes:
-        job: the job, pickled. Its networks stay prepared from one part to the next.
+        job: the job. In another process, its networks stay prepared from one part to the next.
         entries: the instances.
+        folder: the one from which relative paths are taken; None for that of the process.
+        known: earlier answers, where questions get none (``Executor.answers``); answers are then returned, too, since
+            messages may be lost.
     """
 
-    job: bytes
+    job: Job
     entries: Sequence[Numbered]
+    folder: Path | None = None
+    known: Mapping[Key, Result] | None = None
 
-    def below(self, folder: Path) -> Part:
-        """The part with relative paths taken from a folder."""
-        there = [
-            (n, replace(e, vnnlib=folder / e.vnnlib, onnx=None if e.onnx is None else folder / e.onnx))
-            for n, e in self.entries
-        ]
-        return Part(self.job, there)
+    def __call__(self, report: Report) -> list[Answered]:
+        """Answer the instances; messages go to the process that runs the campaign."""
+        messages = _Messages(self, report)
+        perform(self.job, messages.entries, messages)
+        return messages.said
 
-    def __call__(self, ask: Ask) -> None:
-        """Answer the instances; ``ask`` sends messages to the process that runs the campaign."""
-        perform(_job(self.job), self.entries, ask)
-
-
-def perform_task(task: Callable[[Ask], Any], ask: Ask) -> Any:
-    """The result of a task, in the process of a hand."""
-    return task(ask)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (self.job.pickled, self.entries, self.folder, self.known)
 
 
-def perform(job: Job, entries: Sequence[Numbered], ask: Ask) -> None:
-    """Answer instances as one batch.
-
-    Args:
-        job: what is to be done with them.
-        entries: the instances.
-        ask: sends messages to the process that runs the campaign.
-    """
-    timed = job.limits.clock is time.perf_counter
-    cases: list[Case | Result] = []
-    for number, entry in entries:
-        if timed:
-            ask(Limit(entry.timeout + GRACE, number))
-        cases.append(job.loader.read(entry, job.debug))
-    if timed:
-        # Certificates come on top of the limits.
-        left = sum(GRACE + max(0.0, case.timeout - case.spent) for case in cases if isinstance(case, Case))
-        ask(Limit(math.inf if job.certificates is not None else left + GRACE, None))
-    certificates = None
-    if job.certificates is not None:
-        from verifiable_relu.campaign.certificates import Certificates
-
-        certificates = Certificates(job.certificates)
-    messages = _Messages(ask, [number for number, _ in entries])
-    run(cases, job.verifier, messages, messages, certificates, job.limits)
+def _unpickled(job: bytes, *rest: object) -> InstancePart:
+    return InstancePart(_job(job), *rest)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1)
 def _job(pickled: bytes) -> Job:
-    import pickle
-
     job: Job = pickle.loads(pickled)
-    job.loader.clock = job.limits.clock
+    job.loader.clock = job.budget.clock
     if job.memory is not None:
         limit_memory(job.memory)
     return job
 
 
+def perform(job: Job, entries: Sequence[Numbered], messages: _Messages) -> None:
+    """Answer instances as one batch."""
+    timed = job.budget.clock is time.perf_counter
+    cases: list[Case | Result] = []
+    for number, entry in entries:
+        if timed:
+            messages.report(Deadline(entry.timeout + GRACE_S, number))
+        cases.append(job.loader.read(entry, job.debug))
+    if timed:
+        # Certificates come on top of the limits.
+        left = sum(GRACE_S + max(0.0, case.timeout - case.spent) for case in cases if isinstance(case, Case))
+        messages.report(Deadline(math.inf if job.certificates is not None else left + GRACE_S))
+    certificates = None
+    if job.certificates is not None:
+        # Imported here, because most campaigns need no checker.
+        from verifiable_relu.campaign.certificates import Certificates
+
+        certificates = Certificates(job.certificates)
+    run(cases, job.verifier, messages, messages, certificates, job.budget)
+
+
 class _Messages:
-    """The records and the observer of a worker's run: what it is told becomes messages.
+    """The records and the observer of a part's run: what it is told becomes messages.
 
     Args:
-        ask: sends a message.
-        numbers: the instances' numbers in the campaign.
+        part: the part.
+        report: sends a message.
+
+    Attributes:
+        entries: the part's instances, with paths that are right in this process.
+        said: the answers, where they are returned.
     """
 
-    def __init__(self, ask: Ask, numbers: Sequence[int]) -> None:
-        self._ask = ask
-        self._numbers = numbers
+    def __init__(self, part: InstancePart, report: Report) -> None:
+        self.report, self.said = report, list[Answered]()
+        self.entries, self._known = part.entries, part.known
+        self._moved = ""
+        if part.folder is not None and part.folder != Path.cwd():
+            self._moved = f"{part.folder}/"
+            self.entries = [(number, _below(part.folder, entry)) for number, entry in part.entries]
         self._counterexample: str | None = None
-        self._told = 0.0
+        self._reported = 0.0
 
     def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
-        found: Result | None = self._ask(Wanted(key, timeout, checked))
+        if self._known is not None:
+            return recall(self._known, key, timeout, checked)
+        found: Result | None = self.report(Wanted(key, timeout, checked))
         return found
 
     def holds(self, result: Result) -> bool:
@@ -201,7 +185,13 @@ class _Messages:
 
     def result(self, number: int, result: Result, recorded: bool) -> None:
         text, self._counterexample = self._counterexample, None
-        self._ask(Answered(self._numbers[number], result, recorded, text))
+        if self._moved:
+            onnx = result.onnx.removeprefix(self._moved).replace(f"'{self._moved}", "'")
+            result = replace(result, onnx=onnx, vnnlib=result.vnnlib.removeprefix(self._moved))
+        answered = Answered(self.entries[number][0], result, recorded, text)
+        if self._known is not None:
+            self.said.append(answered)
+        self.report(answered)
 
     def enter(self, number: int, result: Result) -> None:
         pass
@@ -210,6 +200,11 @@ class _Messages:
         pass
 
     def stage(self, name: str, done: int, total: int) -> None:
-        if time.monotonic() - self._told > STAGE_EVERY:
-            self._told = time.monotonic()
-            self._ask(Stage(name, done, total))
+        if time.monotonic() - self._reported > PROGRESS_EVERY_S:
+            self._reported = time.monotonic()
+            self.report(StageReached(name, done, total))
+
+
+def _below(folder: Path, entry: Entry) -> Entry:
+    """The instance with relative paths taken from a folder."""
+    return replace(entry, vnnlib=folder / entry.vnnlib, onnx=None if entry.onnx is None else folder / entry.onnx)

@@ -22,8 +22,8 @@ from verifiable_relu.bounds.forward import input_box, rough
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.equalities import exact_point, is_thin
 
 _BATCH = 128
@@ -307,12 +307,12 @@ class Attack(Batched):
 
     name: ClassVar[str] = "attack"
 
-    def size(self, network: Network, limits: Limits) -> int:
+    def size(self, network: Network, budget: TimeBudget) -> int:
         """As ``Batched.size``, by what a search holds."""
         neurons = sum(node.size for node in network.nodes)
         return max(1, min(_BATCH, _MEMORY // (neurons * 4 * _COPIES * self.pgd.starts)))
 
-    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+    def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         """As ``Batched.answer``."""
         properties = [query.property for query in part.queries.values()]
         points, margins = self.pgd.search(part.network, properties, work.stop, work.device)

@@ -26,11 +26,11 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.attack import Attack, Pgd
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Verdict, Verifier
-from verifiable_relu.verifiers.docket import Docket, answers
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Verdict, Verifier
+from verifiable_relu.verifiers.batch import QueryBatch, answers
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.root import NONE, Root, Roots
+from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache, RootBounds
 from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
 
 _FEW_INPUTS = 20
@@ -78,7 +78,7 @@ class Traits:
     large: bool = False
 
     @staticmethod
-    def of(query: Query, unstable: float, memory: int, root: Root | None = None) -> Traits:
+    def of(query: Query, unstable: float, memory: int, root: RootBounds | None = None) -> Traits:
         """The traits of a query with so many unstable neurons, of which this is known."""
         # Outward rounding may have made two neighbouring floats of one value.
         box, bab = query.property.box, Bab()
@@ -290,7 +290,7 @@ _HANDED_ON = 1 / 4
 class Auto:
     """A portfolio: the verifiers of ``STAGES``, one after the other, each for the queries that are left by then.
 
-    A later stage starts from what earlier ones have proven of a query's whole box (``Roots``). Attack, MILP and SMT
+    A later stage starts from what earlier ones have proven of a query's box (``BoundsCache``). Attack, MILP and SMT
     have no limit of memory.
 
     Attributes:
@@ -301,10 +301,14 @@ class Auto:
 
     name: ClassVar[str] = "auto"
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
-        roots = Roots(int(docket.limits.memory * _HANDED_ON)) if docket.roots is NONE else docket.roots
-        whole = docket.part(list(docket.queries), roots=roots)
+        bounds_cache = (
+            BoundsCache(int(batch.budget.memory * _HANDED_ON))
+            if batch.bounds_cache is NO_BOUNDS
+            else batch.bounds_cache
+        )
+        whole = batch.part(list(batch.queries), bounds_cache=bounds_cache)
         # Points are soon all that is left of boxes in which whole numbers alone matter.
         counted = {i: only_counted(query) for i, query in whole.queries.items()}
         large = [i for i, query in whole.queries.items() if _large(query)]
@@ -314,7 +318,8 @@ class Auto:
         for points, share in ((False, most), (True, CROWN_SHARE / 10)):
             yield from self._stage(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
         traits = {
-            i: Traits.of(whole.queries[i], _unstable(whole, i), whole.limits.memory, roots.of(i)) for i in whole.open
+            i: Traits.of(whole.queries[i], _unstable(whole, i), whole.budget.memory, bounds_cache.get(i))
+            for i in whole.open
         }
         for stage in STAGES:
             members = [i for i in whole.open if stage.takes(traits[i]) and _unstable(whole, i) <= stage.most]
@@ -322,55 +327,55 @@ class Auto:
             for share in sorted(set(shares.values())):
                 yield from self._stage(whole, stage.make(), [i for i in members if shares[i] == share], share)
         yield from self._rounds(whole, traits)
-        for number in docket.queries:
-            if number not in docket.closed:
-                outcome = docket.outcomes[number]
-                if outcome.reason is Reason.INCOMPLETE and docket.left([number]) <= 0:
+        for number in batch.queries:
+            if number not in batch.closed:
+                outcome = batch.outcomes[number]
+                if outcome.reason is Reason.INCOMPLETE and batch.left([number]) <= 0:
                     outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
-                docket.outcomes[number] = outcome
+                batch.outcomes[number] = outcome
                 yield number, outcome
 
     def _stage(
-        self, docket: Docket, verifier: Verifier, members: list[int], share: float
+        self, batch: QueryBatch, verifier: Verifier, members: list[int], share: float
     ) -> Iterator[tuple[int, Outcome]]:
         """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
         if not members:
             return
-        for number in docket.part(members, share).ask(recording(verifier) if self.record else verifier):
-            if number in docket.closed:
-                yield number, docket.outcomes[number]
+        for number in batch.part(members, share).ask(recording(verifier) if self.record else verifier):
+            if number in batch.closed:
+                yield number, batch.outcomes[number]
 
-    def _rounds(self, docket: Docket, traits: Mapping[int, Traits]) -> Iterator[tuple[int, Outcome]]:
+    def _rounds(self, batch: QueryBatch, traits: Mapping[int, Traits]) -> Iterator[tuple[int, Outcome]]:
         """Give methods turns until the time is over, or none is left that may gain; yields what is decided."""
         # Without a limit, attacks would never end.
-        finite = [i for i in docket.open if docket.left([i]) < math.inf]
+        finite = [i for i in batch.open if batch.left([i]) < math.inf]
         turns = {i: [turn for turn in TURNS if turn.takes(traits[i])] for i in finite}
         for number in itertools.count():
-            members = [i for i in docket.open if turns.get(i)]
+            members = [i for i in batch.open if turns.get(i)]
             if not members:
                 return
             part = _ROUNDS[min(number, len(_ROUNDS) - 1)]
-            whole = docket.part(members, part)
+            whole = batch.part(members, part)
             rest = {i: len(turns[i]) for i in members}
             for turn in TURNS:
                 mine = [i for i in whole.open if turn in turns[i]]
                 for count in sorted({rest[i] for i in mine}):
                     now = whole.part([i for i in mine if rest[i] == count], 1 / count)
-                    margins = {i: docket.outcomes[i].margin for i in now.queries}
+                    margins = {i: batch.outcomes[i].margin for i in now.queries}
                     yield from self._stage(now, turn.make(number), list(now.queries), 1.0)
                     for i, margin in margins.items():
                         rest[i] -= 1
                         # The same again, or more of what brought nothing, would bring nothing.
-                        if now.left([i]) > 0 and not _more(docket.outcomes[i].margin, margin):
+                        if now.left([i]) > 0 and not _more(batch.outcomes[i].margin, margin):
                             turns[i].remove(turn)
 
-    def explain(self, query: Query, limits: Limits) -> str:
-        """What ``auto`` does with a query, in plain words; bounding its neurons by CROWN may take the limits' time."""
-        (outcome,) = answers(Crown(), [query], limits)
+    def explain(self, query: Query, budget: TimeBudget) -> str:
+        """What ``auto`` does with a query, in plain words; bounding its neurons by CROWN may take the budget's time."""
+        (outcome,) = answers(Crown(), [query], budget)
         if outcome.verdict is Verdict.UNSAT:
             return "CROWN's bounds decide"
         unstable = math.inf if outcome.unstable is None else outcome.unstable
-        return explanation(Traits.of(query, unstable, limits.memory))
+        return explanation(Traits.of(query, unstable, budget.memory))
 
 
 def _more(now: float | None, before: float | None) -> bool:
@@ -395,9 +400,9 @@ def only_counted(query: Query) -> bool:
     return not varying.any() and bool(query.network.counted)
 
 
-def _unstable(docket: Docket, number: int) -> float:
+def _unstable(batch: QueryBatch, number: int) -> float:
     """The number of a query's unstable neurons, as far as it is known."""
-    known = docket.outcomes[number].unstable
+    known = batch.outcomes[number].unstable
     return math.inf if known is None else known
 
 
@@ -427,11 +432,11 @@ def prove(query: Query, seconds: float) -> Proof | Cover | None:
         found = recorder.proof(relaxation, 0, query.property, {}, Ascent())
     if found is not None:
         return found
-    docket = Docket([query], Limits(seconds))
+    batch = QueryBatch([query], TimeBudget(seconds))
     narrow = int((box.lower < box.upper).sum()) <= NARROW
     methods: list[tuple[Verifier, float]] = [(Bab(), 0.5), (InputSplit(), 1.0)] if narrow else [(Bab(), 1.0)]
     for method, share in methods:
-        for _, outcome in recording(method).claims(docket.part([0], share)):
+        for _, outcome in recording(method).claims(batch.part([0], share)):
             if outcome.proof is not None:
                 return outcome.proof
     return None

@@ -64,9 +64,19 @@ from verifiable_relu.network.nodes import (
 from verifiable_relu.rounding import epsilon
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import PATIENCE, Batched, Limits, Outcome, Reason, Trust, Verdict, attempted, fault
-from verifiable_relu.verifiers.docket import Docket
-from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.supervisor.workers import Worker
+from verifiable_relu.verifiers.base import (
+    PATIENCE,
+    Batched,
+    Outcome,
+    Reason,
+    TimeBudget,
+    Trust,
+    Verdict,
+    attempted,
+    fault,
+)
+from verifiable_relu.verifiers.batch import QueryBatch
 
 Bound = Literal["ibp", "crown", "alpha-crown"]
 
@@ -109,7 +119,7 @@ class AutoLirpa(Batched):
     def name(self) -> str:  # type: ignore[override]
         return f"auto_lirpa-{self.bound}"
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``.
 
         Raises:
@@ -118,13 +128,13 @@ class AutoLirpa(Batched):
         missing = AUTO_LIRPA.call(None)
         if missing is not None:
             raise missing
-        yield from super().claims(docket)
+        yield from super().claims(batch)
 
-    def size(self, network: Network, limits: Limits) -> int:
+    def size(self, network: Network, budget: TimeBudget) -> int:
         """As ``Batched.size``."""
         return max(1, min(MOST_BOXES, self.memory // _bytes(network)))
 
-    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+    def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         """As ``Batched.answer``."""
         properties = tuple(query.property for query in part.queries.values())
         network = part.network

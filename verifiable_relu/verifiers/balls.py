@@ -26,9 +26,9 @@ from verifiable_relu.rounding import below, epsilon, tiny, unit_roundoff
 from verifiable_relu.spec.property import Query, round_up
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict, Verifier, batch_size
-from verifiable_relu.verifiers.docket import Docket
-from verifiable_relu.verifiers.root import relaxation
+from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict, Verifier, batch_size
+from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.root_bounds import relaxation
 from verifiable_relu.verifiers.split import input_error
 
 _BATCH = 64
@@ -50,27 +50,27 @@ class InBalls(Batched):
 
     name: ClassVar[str] = "balls"
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
         first: dict[int, Outcome] = {}
-        for number, outcome in super().claims(docket):
+        for number, outcome in super().claims(batch):
             if outcome.verdict is Verdict.UNKNOWN:
                 first[number] = outcome
             else:
                 yield number, outcome
         boxes = {
-            number: replace(docket.queries[number], property=replace(docket.queries[number].property, ball=None))
+            number: replace(batch.queries[number], property=replace(batch.queries[number].property, ball=None))
             for number in first
         }
-        inner = docket.part(list(first), queries=boxes)
+        inner = batch.part(list(first), queries=boxes)
         for number in inner.ask(self.inner):
-            yield number, _joined(docket.queries[number], first[number], inner.outcomes[number])
+            yield number, _joined(batch.queries[number], first[number], inner.outcomes[number])
 
-    def size(self, network: Network, limits: Limits) -> int:
+    def size(self, network: Network, budget: TimeBudget) -> int:
         """As ``Batched.size``."""
-        return batch_size(network, _BATCH, limits.memory // 2)
+        return batch_size(network, _BATCH, budget.memory // 2)
 
-    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+    def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         """As ``Batched.answer``, in half of the time."""
         stop, queries = work.share(0.5).stop, list(part.queries.values())
         margins, points, trust = self._margins(part.network, queries, work.memory, stop)

@@ -1,7 +1,7 @@
-"""What verifiers claim, what their work may use, and the body that most of them share.
+"""Claims of verifiers, the budget of their work, and the body that most of them share.
 
 A verifier is a frozen dataclass of options with one method, ``claims``: a generator of claimed outcomes of the queries
-of a :class:`~verifiable_relu.verifiers.docket.Docket`. Verdicts are made of claims there, and only there.
+of a :class:`~verifiable_relu.verifiers.batch.QueryBatch`. Verdicts are made of claims there, and only there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verifiable_relu.settings import neutral
 from verifiable_relu.trust.certificate import Cover, Proof
 
 if TYPE_CHECKING:
-    from verifiable_relu.verifiers.docket import Docket
+    from verifiable_relu.verifiers.batch import QueryBatch
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -131,22 +131,25 @@ class Outcome:
         )
 
 
-Told = Mapping[str, float]
-"""Where the work on a query stands: the best lower bound of its ``margin``, how many ``sub-problems`` have been bounded
+SearchProgress = Mapping[str, float]
+"""Progress of the work on a query: the best lower bound of its ``margin``, how many ``sub-problems`` have been bounded
 and which part of them is ``closed``, or some of these."""
 
 
-def untold(told: Told) -> None:
-    """What ``Limits.tell`` is where nobody asks."""
+def ignore_progress(progress: SearchProgress) -> None:
+    """Drop a report of progress."""
 
+
+SOLO_WORK = 3e9
+"""Work of some tenths of a second; to make copies of a process takes some hundredths."""
 
 PATIENCE = 0.5
 """The seconds after its time limit in which work may still return a result, at least, before it is broken off."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What work may use: one value, handed down from whoever asks to the innermost loop.
+class TimeBudget:
+    """Time, memory, device and processes that work may use, handed down to the innermost loop.
 
     Attributes:
         seconds: from ``start`` on; infinite for no limit.
@@ -158,7 +161,8 @@ class Limits:
         start: when the work began, by the clock.
         patience: the seconds after its time in which the work may still return a result: more where others have time
             left that it belongs to.
-        tell: told now and then where the work stands, in the process that was asked.
+        solo_work: the work of branch and bound (``loop.TreeProgress``) that one process does before others share it.
+        report_progress: told now and then where the work stands, in the process that was asked.
         named: those of these limits by which records tell methods apart (``described``).
     """
 
@@ -169,31 +173,32 @@ class Limits:
     clock: Callable[[], float] = time.perf_counter
     start: float = 0.0
     patience: float = PATIENCE
-    tell: Callable[[Told], None] = field(default=untold, repr=False, compare=False)
+    solo_work: float = SOLO_WORK
+    report_progress: Callable[[SearchProgress], None] = field(default=ignore_progress, repr=False, compare=False)
     named: tuple[str, ...] = ()
 
-    def begun(self, seconds: float) -> Limits:
-        """The same for work that begins now and may take so long."""
+    def begun(self, seconds: float) -> TimeBudget:
+        """Return the budget of work that begins now and may take some seconds."""
         return replace(self, seconds=seconds, start=self.clock())
 
-    def share(self, part: float) -> Limits:
-        """The same for work that begins now and may take a part of the time that is left."""
+    def share(self, part: float) -> TimeBudget:
+        """Return the budget of work that begins now and may take a part of the time that is left."""
         return self.begun(part * self.left())
 
     def elapsed(self) -> float:
-        """The seconds since the work began."""
+        """Return the seconds since the work began."""
         return self.clock() - self.start
 
     def left(self) -> float:
-        """The seconds that are left; negative once they are spent."""
+        """Return the seconds that are left; negative once they are spent."""
         return self.seconds - self.elapsed()
 
     def over(self) -> bool:
-        """Whether no time is left."""
+        """Return True if no time is left."""
         return self.left() <= 0
 
     def stop(self) -> bool:
-        """Whether no time is left, for work to ask between its steps.
+        """Return True if no time is left, for work to ask between its steps.
 
         Raises:
             OutOfTime: once the work has gone on for ``patience`` beyond that.
@@ -204,12 +209,12 @@ class Limits:
         return left <= 0
 
 
-def described(verifier: Verifier, limits: Limits) -> str:
-    """The text by which records know a method: its options, and the limits that are ``named``."""
+def described(verifier: Verifier, budget: TimeBudget) -> str:
+    """Return the text by which records know a method: its options, and the limits that are ``named``."""
     known = repr(verifier)
-    if not limits.named:
+    if not budget.named:
         return known
-    given = ", ".join(f"{name}={getattr(limits, name)!r}" for name in limits.named)
+    given = ", ".join(f"{name}={getattr(budget, name)!r}" for name in budget.named)
     opened, options = known.removesuffix(")").split("(", 1)
     # This order is that of the first records.
     if options.startswith("dtype="):
@@ -227,12 +232,12 @@ class Verifier(Protocol):
     def name(self) -> str:
         """The name on the command line and in tables."""
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
-        """Answer the queries of a docket, which may be of different networks.
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        """Answer the queries of a batch, which may be of different networks.
 
         The work exceeds what the queries may cost by at most a second, or by one step where a large network makes a
-        step longer (``Limits.stop``). A fault in one query is that query's outcome (``Reason.ERROR``), never an
-        exception. What is known of a query already (``Docket.roots``) is where a verifier that bounds whole boxes
+        step longer (``TimeBudget.stop``). A fault in one query is that query's outcome (``Reason.ERROR``), never an
+        exception. What is known of a query already (``bounds_cache``) is where a verifier that bounds whole boxes
         starts, and it adds its own.
 
         Yields:
@@ -248,25 +253,27 @@ class Batched:
 
     name: ClassVar[str]
 
-    def size(self, network: Network, limits: Limits) -> int:
+    def size(self, network: Network, budget: TimeBudget) -> int:
         """The most queries of a network that are answered at once."""
         return 1
 
-    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+    def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         """The outcomes of queries of one network, in their order; their seconds need not be told."""
         raise NotImplementedError
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
         done = 0
-        for part in docket.batches(self.size):
+        for part in batch.batches(self.size):
             yield from zip(part.queries, attempted(part, self.name, self.answer), strict=True)
             done += len(part.queries)
-            docket.stage(self.name, done, len(docket.queries))
+            batch.stage(self.name, done, len(batch.queries))
 
 
-def attempted(part: Docket, name: str, answer: Callable[[Docket, Limits], Sequence[Outcome]]) -> Sequence[Outcome]:
-    """What a piece of work finds of the queries of a docket, which are charged equal shares of its time.
+def attempted(
+    part: QueryBatch, name: str, answer: Callable[[QueryBatch, TimeBudget], Sequence[Outcome]]
+) -> Sequence[Outcome]:
+    """Return what a piece of work finds of the queries of a batch, which are charged equal shares of its time.
 
     Args:
         part: the queries.

@@ -85,6 +85,9 @@ class _Search:
                 self._matrix[number, i] = float(c)
         self._bound = torch.tensor([float(row.bound) for row in polytope], dtype=torch.float64)
         self._lower, self._upper = np.asarray(prop.box.lower), np.asarray(prop.box.upper)
+        # The ends of a decimal number as floats differ though it is one point.
+        ends = (prop.box.bounds(i) for i in range(network.input_size))
+        self._varies = np.array([low < high for low, high in ends])
         keys = _keys(polytope)
         self._equal = np.array([_opposite(row) in keys for row in polytope])
 
@@ -145,7 +148,8 @@ class _Search:
         values = [row.slack(y) for row in self._polytope]
         rows = [i for i, (value, equal) in enumerate(zip(values, self._equal, strict=True)) if equal or value > 0]
         width = self._upper - self._lower
-        weights = derivatives[rows] * (np.minimum(near - self._lower, self._upper - near) + 1e-3 * width)
+        inward = np.minimum(near - self._lower, self._upper - near) + 1e-3 * width
+        weights = derivatives[rows] * np.where(self._varies, inward, 0.0)
         chosen = _pivots(weights)
         if not chosen:
             return None

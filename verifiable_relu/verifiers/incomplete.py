@@ -17,10 +17,10 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof
-from verifiable_relu.verifiers.base import Batched, Limits, Outcome, Reason, Trust, Verdict, batch_size
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict, batch_size
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.root import Known, relaxation
+from verifiable_relu.verifiers.root_bounds import InitialBounds, relaxation
 
 _BATCH = 256
 """Most queries bounded at once, so that progress moves and budgets are looked at."""
@@ -69,8 +69,8 @@ class _Bounding(Batched):
         self,
         network: Network,
         box: Bounds,
-        known: Known | None,
-        work: Limits,
+        known: InitialBounds | None,
+        work: TimeBudget,
         recorder: Recorder | None,
         only: Mapping[int, Tensor] | None,
     ) -> Relaxation:
@@ -84,20 +84,20 @@ class _Bounding(Batched):
             found.advance(index)
         return found
 
-    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
         """Lower bounds of A·y, (rows,)."""
         raise NotImplementedError
 
-    def size(self, network: Network, limits: Limits) -> int:
+    def size(self, network: Network, budget: TimeBudget) -> int:
         """As ``Batched.size``: half of the memory is for the batch, half for the rows that are bounded."""
-        return batch_size(network, _BATCH, limits.memory // 2)
+        return batch_size(network, _BATCH, budget.memory // 2)
 
-    def answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+    def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         """As ``Batched.answer``."""
         with self.mode():
             return self._answer(part, work)
 
-    def _answer(self, part: Docket, work: Limits) -> Sequence[Outcome]:
+    def _answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         network, numbers, device = part.network, list(part.queries), work.device
         properties = [query.property for query in part.queries.values()]
         dtype: torch.dtype = torch.float64 if self.float32(device) else getattr(torch, self.dtype)
@@ -106,7 +106,7 @@ class _Bounding(Batched):
         work.stop()
         recorder = Recorder.of(network) if self.records(network, device) else None
         # What others have proven is not recorded.
-        known = None if recorder else part.roots.known(numbers, net, box.lower)
+        known = None if recorder else part.bounds_cache.known(numbers, net, box.lower)
         rows = RowBatch.of(properties, network.output_size)
         given = rows.to(box.lower)
         only = needed(net, (given.matrix != 0).any(0), dtype)
@@ -116,7 +116,7 @@ class _Bounding(Batched):
         values = self.rows(found, given, work).cpu().double()
         values = below(values - rows.bound)
         searched = self.searches if whole else 0
-        lower = part.roots.learn(numbers, net, found.pre, rows, values, reached=reached, searched=searched)
+        lower = part.bounds_cache.learn(numbers, net, found.pre, rows, values, reached=reached, searched=searched)
         margins = rows.least(lower).tolist()
         # Intervals alone, looser than what a search would start from, are known of the neurons that are spared.
         counted = set(net.activations) - net.spared
@@ -148,7 +148,7 @@ class Ibp(_Bounding):
     name = "ibp"
     bounded = False
 
-    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
         return relaxation.outputs(rows.matrix, rows.sample, intervals=True)
 
 
@@ -162,8 +162,8 @@ class Crown(_Bounding):
         self,
         network: Network,
         box: Bounds,
-        known: Known | None,
-        work: Limits,
+        known: InitialBounds | None,
+        work: TimeBudget,
         recorder: Recorder | None,
         only: Mapping[int, Tensor] | None,
     ) -> Relaxation:
@@ -171,7 +171,7 @@ class Crown(_Bounding):
         options = {"memory": work.memory // 2, "stop": work.stop, "float32": float32, "coarse": coarse, "only": only}
         return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
-    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
         values = relaxation.outputs(rows.matrix, rows.sample, memory=work.memory // 2, stop=work.stop)
         # Lines can lose to the intervals that the same pre-activations give, and these cost next to nothing.
         return torch.maximum(values, relaxation.outputs(rows.matrix, rows.sample, intervals=True))
@@ -214,8 +214,8 @@ class AlphaCrown(Crown):
         self,
         network: Network,
         box: Bounds,
-        known: Known | None,
-        work: Limits,
+        known: InitialBounds | None,
+        work: TimeBudget,
         recorder: Recorder | None,
         only: Mapping[int, Tensor] | None,
     ) -> Relaxation:
@@ -228,7 +228,7 @@ class AlphaCrown(Crown):
         options |= {"steps": self.searches, "only": only}
         return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
-    def rows(self, relaxation: Relaxation, rows: RowBatch, work: Limits) -> Tensor:
+    def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
         values = super().rows(relaxation, rows, work)
         bound, polytope = rows.bound, rows.polytope
         clear = _CLEAR * (1 + bound.abs())

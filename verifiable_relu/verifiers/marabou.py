@@ -22,8 +22,8 @@ from verifiable_relu.verifiers.bab import folded
 from verifiable_relu.verifiers.bab.search import Candidates
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
-from verifiable_relu.verifiers.solvers.marabou import MARABOU, Rows, Solved, Task
+from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
+from verifiable_relu.verifiers.solvers.marabou import MARABOU, MarabouResult, MarabouRows, MarabouTask
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Marabou(Decider):
     def start(self) -> None:
         MARABOU.start()
 
-    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         candidates, nodes = Candidates(bounds.queries[number], self.name), 0
         undecided: Outcome | None = None
@@ -77,7 +77,7 @@ class Marabou(Decider):
         return replace(undecided or proved, subproblems=nodes)
 
     def _reach(
-        self, asked: _System, rows: folded.Rows, loose: float, candidates: Candidates, work: Limits
+        self, asked: _System, rows: folded.Rows, loose: float, candidates: Candidates, work: TimeBudget
     ) -> tuple[Outcome, int]:
         """Look for a point whose output lies in one polytope; also how many nodes that took."""
         seconds = work.left()
@@ -86,7 +86,7 @@ class Marabou(Decider):
         # It takes whole seconds, and 0 for no limit.
         task = asked.task(rows, loose, max(1, math.ceil(seconds)))
         try:
-            solved: Solved = MARABOU.call(task, seconds + PATIENCE, self.process_memory)
+            solved: MarabouResult = MARABOU.call(task, seconds + PATIENCE, self.process_memory)
         except (OutOfTime, MemoryError, CallFailed) as error:
             return fault(error, self.name), 0
         match solved.answer:
@@ -125,7 +125,7 @@ class _System:
         self._upper = np.concatenate([one, upper, upper])
         self._equal = self._rows(folded.neurons, -sparse.eye_array(folded.size), -folded.neurons.constant.numpy())
 
-    def _rows(self, forms: folded.Rows, z: sparse.sparray, numbers: np.ndarray) -> Rows:
+    def _rows(self, forms: folded.Rows, z: sparse.sparray, numbers: np.ndarray) -> MarabouRows:
         """Forms over the variables, with coefficients of the pre-activations, beside their numbers.
 
         Raises:
@@ -134,9 +134,9 @@ class _System:
         matrix = sparse.hstack([forms.inputs.numpy(), z, forms.neurons.numpy()], format="csr")
         if not (np.isfinite(matrix.data).all() and np.isfinite(numbers).all()):
             raise UnsupportedError("the numbers of the property or of the network are beyond float64")
-        return Rows(matrix.indptr, matrix.indices, matrix.data, numbers)
+        return MarabouRows(matrix.indptr, matrix.indices, matrix.data, numbers)
 
-    def task(self, unsafe: folded.Rows, loose: float, seconds: int) -> Task:
+    def task(self, unsafe: folded.Rows, loose: float, seconds: int) -> MarabouTask:
         """What Marabou is asked about the rows of one polytope, which are loosened."""
         numbers = -unsafe.constant.numpy()
         sizes = [part.abs().amax(1).numpy() for part in (unsafe.inputs, unsafe.neurons) if part.shape[1]]
@@ -145,4 +145,6 @@ class _System:
         before = self.folded.inputs + np.arange(self.folded.size)
         relus = np.stack([before, before + self.folded.size], 1)
         most = self._rows(unsafe, nothing, numbers + loose * size)
-        return Task(self._lower, self._upper, self.folded.inputs, self._equal, most, relus, self._slopes, seconds)
+        return MarabouTask(
+            self._lower, self._upper, self.folded.inputs, self._equal, most, relus, self._slopes, seconds
+        )

@@ -24,15 +24,14 @@ import torch
 
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.program import SMALL, Program
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, fault
-from verifiable_relu.verifiers.solvers.highs import HIGHS, Solved, Task
+from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
+from verifiable_relu.verifiers.solvers.highs import HIGHS, HighsResult, HighsTask
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Milp(Decider):
     def start(self) -> None:
         HIGHS.start()
 
-    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         candidates = Candidates(bounds.queries[number], self.name)
         with torch.no_grad():
             system = bounds.system(number, self.slopes, work)
@@ -78,7 +77,7 @@ class Milp(Decider):
             outcome = self._excluded(system, candidates, work)
             if outcome.verdict is not Verdict.UNSAT:
                 return outcome
-            within = limits.Limits(work.memory // 2, work.share(self.again).left)
+            within = replace(work.share(self.again), memory=work.memory // 2, processes=1)
             found = search(system, candidates, Branching(), Rounds(), within)
         bounds.prove(number, found.lower)
         if candidates.found is not None:
@@ -88,7 +87,7 @@ class Milp(Decider):
             return replace(outcome, trust=bounds.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
         return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
 
-    def _excluded(self, system: FoldedQuery, candidates: Candidates, work: Limits) -> Outcome:
+    def _excluded(self, system: FoldedQuery, candidates: Candidates, work: TimeBudget) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         for part in system.parts.values():
@@ -109,7 +108,7 @@ class Milp(Decider):
         system: FoldedQuery,
         program: Program,
         candidates: Candidates,
-        work: Limits,
+        work: TimeBudget,
         loose: float | None,
     ) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""
@@ -121,8 +120,8 @@ class Milp(Decider):
             return candidates.near(system.folded.point(program.inputs(values)))
 
         try:
-            task = Task(mixed, self._options(), seconds)
-            solved: Solved = HIGHS.call(task, seconds + PATIENCE, self.process_memory, judge)
+            task = HighsTask(mixed, self._options(), seconds)
+            solved: HighsResult = HIGHS.call(task, seconds + PATIENCE, self.process_memory, judge)
         except (OutOfTime, MemoryError, CallFailed) as error:
             # A counterexample that was met on the way stands, however the search ended.
             return candidates.found or fault(error, self.name)
@@ -145,7 +144,7 @@ class Milp(Decider):
             "mip_abs_gap": 0.0,
         }
 
-    def _read(self, solved: Solved) -> Outcome:
+    def _read(self, solved: HighsResult) -> Outcome:
         """What HiGHS's own status says; only *infeasible* excludes a polytope."""
         match solved.status:
             case status if excludes(status):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from verifiable_relu.errors import InputError, missing
 
 if TYPE_CHECKING:
-    from verifiable_relu.verifiers.base import Limits, Verifier
+    from verifiable_relu.verifiers.base import TimeBudget, Verifier
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Method:
         module: the module of its verifier, in ``verifiable_relu.verifiers``.
         verifier: the name of the verifier's class in that module.
         options: the keyword arguments with which the verifier is this method.
-        limits: those of ``Limits`` that it goes by, of device, memory and processes; others run on the CPU alone.
+        limits: those of ``TimeBudget`` that it goes by, of device, memory and processes; others run on the CPU alone.
         attacks: whether it looks for counterexamples; bounds by themselves only prove.
         proves: whether it proves; an attack only refutes.
         needs: the modules that the verifier imports and that an installation without extras lacks.
@@ -94,7 +94,7 @@ def make(name: str) -> Verifier:
     return cast("Verifier", getattr(module, method.verifier)(**method.options))
 
 
-def limited(name: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> Limits:
+def limited(name: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> TimeBudget:
     """The limits of a method's work, but for its time.
 
     Args:
@@ -112,10 +112,10 @@ def limited(name: str, device: str = "cpu", memory: int | None = None, processes
     if memory is not None and "memory" not in takes:
         others = ", ".join(other for other, row in METHODS.items() if "memory" in row.limits)
         raise InputError(f"the method '{name}' takes no limit of memory; these do: {others}")
-    from verifiable_relu.verifiers.base import Limits
+    from verifiable_relu.verifiers.base import TimeBudget
 
     # How many processes share the work changes no record's key.
-    limits = Limits(device=device, named=tuple(limit for limit in takes if limit != "processes"))
+    limits = TimeBudget(device=device, named=tuple(limit for limit in takes if limit != "processes"))
     limits = limits if memory is None else replace(limits, memory=memory)
     return replace(limits, processes=processes) if "processes" in takes else limits
 

@@ -30,15 +30,24 @@ from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
-from verifiable_relu.verifiers.base import PATIENCE, Limits, Outcome, Reason, Trust, Verdict, Witness, attempted, fault
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.base import (
+    PATIENCE,
+    Outcome,
+    Reason,
+    TimeBudget,
+    Trust,
+    Verdict,
+    Witness,
+    attempted,
+    fault,
+)
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.encoding import Folding, Forms, Phases, Sizes, sizes_of
-from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Task
+from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Z3Task
 
 _TREES = Rounds(refinement=None, better=None)
 
@@ -114,21 +123,21 @@ class Smt(Decider):
     def start(self) -> None:
         Z3.start()
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
         if self.bounds:
-            yield from super().claims(docket)
+            yield from super().claims(batch)
             return
 
-        def answer(part: Docket, work: Limits) -> Sequence[Outcome]:
+        def answer(part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
             (query,) = part.queries.values()
             return [self._asked(Problem.of(query), query.property.unsafe, work)]
 
-        for number in docket.queries:
+        for number in batch.queries:
             self.start()
-            yield number, attempted(docket.part([number]), self.name, answer)[0]
+            yield number, attempted(batch.part([number]), self.name, answer)[0]
 
-    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         query = bounds.queries[number]
         problem = Problem.of(query, bounds.relaxation.pre, bounds.sample(number))
         rows = RowBatch.of([query.property], query.network.output_size)
@@ -143,7 +152,7 @@ class Smt(Decider):
             system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            found = search(system, candidates, self.search, _TREES, limits.Limits(work.memory // 2, work.left))
+            found = search(system, candidates, self.search, _TREES, replace(work, memory=work.memory // 2, processes=1))
         bounds.prove(number, found.lower)
         margin, nodes = bounds.margin(number), found.nodes
         told = f"{nodes} sub-problems, {candidates.decided} of them decided by z3"
@@ -158,7 +167,7 @@ class Smt(Decider):
         known = margin if margin > -np.inf else None
         return Outcome.unknown(found.ended.reason, self.name, detail, margin=known, subproblems=nodes)
 
-    def _asked(self, problem: Problem, polytopes: Sequence[Polytope], work: Limits) -> Outcome:
+    def _asked(self, problem: Problem, polytopes: Sequence[Polytope], work: TimeBudget) -> Outcome:
         """Go through polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         formula = _Formula(problem, work)
@@ -172,12 +181,12 @@ class Smt(Decider):
         trust = Trust.ROUNDED if self.bounds or not evaluable(problem.query.network) else Trust.EXACT
         return undecided or Outcome(Verdict.UNSAT, Reason.PROVED, self.name, trust, 0.0)
 
-    def reach(self, formula: _Formula, assertions: str, work: Limits) -> Outcome:
+    def reach(self, formula: _Formula, assertions: str, work: TimeBudget) -> Outcome:
         """Look for a point that satisfies the assertions; unsat only if z3 says that there is none."""
         seconds = work.left()
         if seconds <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
-        task = Task(formula.declarations, assertions, self._options(), seconds)
+        task = Z3Task(formula.declarations, assertions, self._options(), seconds)
         search = _Search(formula, self.name, work)
         try:
             Z3.call(task, seconds + PATIENCE, self.process_memory, search.judge)
@@ -190,7 +199,7 @@ class Smt(Decider):
         """z3's options, by its names."""
         return {"random_seed": self.seed, "ctrl_c": False}
 
-    def _read(self, checked: Checked, work: Limits) -> Outcome:
+    def _read(self, checked: Checked, work: TimeBudget) -> Outcome:
         """What z3's answer says where it is not *sat*."""
         if excludes(checked):
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name)
@@ -213,7 +222,7 @@ class _Referee(Candidates):
         referred: an exact counterexample that is none in floating point; None while there is none.
     """
 
-    def __init__(self, method: Smt, problem: Problem, origin: Sequence[int], work: Limits) -> None:
+    def __init__(self, method: Smt, problem: Problem, origin: Sequence[int], work: TimeBudget) -> None:
         super().__init__(problem.query, method.name)
         self.decided = 0
         self.referred: Outcome | None = None
@@ -272,7 +281,7 @@ class _Search:
         first: the answer to the first check; None while there is none.
     """
 
-    def __init__(self, formula: _Formula, method: str, work: Limits) -> None:
+    def __init__(self, formula: _Formula, method: str, work: TimeBudget) -> None:
         self.first: Checked | None = None
         self._formula, self._method, self._work = formula, method, work
         self._depths = iter(_DEPTHS)
@@ -336,7 +345,7 @@ def _sum(terms: Sequence[str]) -> str:
 class _Formula:
     """The problem in SMT-LIB: reals ``x_i``, ``p_k_j`` and ``n_k_j`` (positive and negative part), and ``gap``."""
 
-    def __init__(self, problem: Problem, work: Limits) -> None:
+    def __init__(self, problem: Problem, work: TimeBudget) -> None:
         self.query = problem.query
         self._problem = problem
         self._work = work

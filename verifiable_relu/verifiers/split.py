@@ -67,14 +67,14 @@ from verifiable_relu.rounding import CLEAR, CUT, above, below, divisor, reach_of
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import most_shares, run_shares
+from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.attack import Descent, Pgd, claim
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, batch_size, fault
-from verifiable_relu.verifiers.copies import at_once, most
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, batch_size, fault
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.root import Known
-from verifiable_relu.verifiers.solvers.process import processor_seconds
+from verifiable_relu.verifiers.root_bounds import InitialBounds
 
 _TIE = 1e-9
 """Heuristic: what the width of an input counts where none has an influence."""
@@ -340,15 +340,15 @@ class Frontier:
         within: (boxes,) by number, a box that each is a part of and of which bounds are known; −1 for none.
     """
 
-    def __init__(self, options: InputSplit, docket: Docket) -> None:
+    def __init__(self, options: InputSplit, batch: QueryBatch) -> None:
         self.options = options
-        self.docket = docket
-        self.numbers = list(docket.queries)
-        self._limits = docket.limits
-        self._charged = self._limits.clock(), processor_seconds()
-        network, device = docket.network, self._limits.device
+        self.query_batch = batch
+        self.numbers = list(batch.queries)
+        self._budget = batch.budget
+        self._charged = self._budget.clock(), processor_seconds()
+        network, device = batch.network, self._budget.device
         self.network = self.simplified(network).to(torch.float64, device)
-        self.queries = queries = list(docket.queries.values())
+        self.queries = queries = list(batch.queries.values())
         box = input_box([q.property for q in queries], network, torch.float64, device).flat()
         self.lower, self.upper = box.lower, box.upper
         self.counted = torch.zeros(box.lower.shape[1], dtype=torch.bool, device=device)
@@ -356,9 +356,9 @@ class Frontier:
         varying = int((moving := varies(self.lower, self.upper).any(0)).sum())
         # Of whole numbers alone, points are bounded for less than neurons of boxes.
         self._points = bool((self.counted | ~moving).all())
-        self._processes = most(self._limits.processes) if device == "cpu" else 1
+        self._processes = most_shares(self._budget.processes) if device == "cpu" else 1
         # In each process, half for the boxes, half for the rows that are bounded.
-        self.memory = self._limits.memory // (2 * self._processes)
+        self.memory = self._budget.memory // (2 * self._processes)
         self._most = self.batch = batch_size(self.network, options.batch, self.memory)
         self._attack = BoxAttack(self.network, options.pgd, options.search, device)
         if self._points:
@@ -371,7 +371,7 @@ class Frontier:
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.within = torch.full_like(self.owner, -1)
         self._bounded: dict[int, Mapping[int, Bounds]] = {}
-        self._begin(docket.roots.known(self.numbers, self.network, box.lower) if same else None)
+        self._begin(batch.bounds_cache.known(self.numbers, self.network, box.lower) if same else None)
         self.margin = self.lower.new_full((len(queries),), torch.inf)
         self._steps = 0
         self.seconds = [0.0] * len(queries)
@@ -395,12 +395,12 @@ class Frontier:
             )
         return torch.equal(before[0], self.lower) and torch.equal(before[1], self.upper)
 
-    def _begin(self, known: Known | None) -> None:
+    def _begin(self, known: InitialBounds | None) -> None:
         """Start from what is known of the whole boxes, if all of their neurons have been bounded.
 
         Of points nothing is handed on: intervals are tight there, and those of larger boxes may be undefined.
         """
-        shapes, stored = ([node.shape for node in net.nodes] for net in (self.network, self.docket.network))
+        shapes, stored = ([node.shape for node in net.nodes] for net in (self.network, self.query_batch.network))
         if known is not None and known.bounded and shapes == stored and not self._points:
             self.within = self._remembered(known.pre, self.owner)
 
@@ -434,11 +434,11 @@ class Frontier:
 
     def _left(self, members: Sequence[int]) -> float:
         """The seconds that are left for these queries together."""
-        return self.docket.left([self.numbers[local] for local in members])
+        return self.query_batch.left([self.numbers[local] for local in members])
 
-    def _work(self, members: Sequence[int]) -> Limits:
+    def _work(self, members: Sequence[int]) -> TimeBudget:
         """What work for these queries may use, from now on."""
-        return self._limits.begun(self._left(members))
+        return self._budget.begun(self._left(members))
 
     def decided(self) -> list[int]:
         """Queries decided since the last call."""
@@ -462,7 +462,7 @@ class Frontier:
         left = self._work(self.undecided()).left
         shares: list[Callable[[Callable[[], bool]], Share | None]] = [self._go_on]
         shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
-        for hand, share in zip(hands[1:], at_once(shares, left)[1:], strict=True):
+        for hand, share in zip(hands[1:], run_shares(shares, left)[1:], strict=True):
             # Nothing is known of what was dealt to a process that failed. What a copy has come to know stays there, and
             # numbers of what was known before stand for something else by now.
             lower, upper, owner = hand[:3] if share is None else (share.lower, share.upper, share.owner)
@@ -750,12 +750,12 @@ class Frontier:
 
     def _charge(self, worked: Tensor) -> None:
         """Charge the time since the last charge to the queries that own these boxes, by their share of them."""
-        before, self._charged = self._charged, (self._limits.clock(), processor_seconds())
+        before, self._charged = self._charged, (self._budget.clock(), processor_seconds())
         elapsed, used = (now - then for now, then in zip(self._charged, before, strict=True))
         for local, count in enumerate(self._counts(worked)):
             if count:
                 share = count / len(worked)
-                self.docket.charge([self.numbers[local]], elapsed * share, used * share)
+                self.query_batch.charge([self.numbers[local]], elapsed * share, used * share)
                 self.seconds[local] += elapsed * share
 
     def settle(self) -> None:
@@ -764,7 +764,7 @@ class Frontier:
         for local in self.undecided():
             if not left[local]:
                 margin = float(self.margin[local])
-                trust = Trust.ROUNDED if covers(self.network, torch.float64, self._limits.device) else Trust.FLOAT
+                trust = Trust.ROUNDED if covers(self.network, torch.float64, self._budget.device) else Trust.FLOAT
                 self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, "split", trust, margin))
             elif self._left([local]) <= 0:
                 detail = f"the budget ran out after {self.boxes[local]} boxes, {left[local]} were left"
@@ -832,10 +832,10 @@ class InputSplit:
 
     name: ClassVar[str] = "split"
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
         done = 0
-        for part in docket.batches(lambda network, limits: len(docket.queries)):
+        for part in batch.batches(lambda network, budget: len(batch.queries)):
             with neutral(), torch.no_grad():
                 search = self.frontier(part)
             while search.frontier_size:
@@ -846,17 +846,17 @@ class InputSplit:
                         else:
                             search.step()
                         search.settle()
-                    docket.limits.tell({"sub-problems": sum(search.boxes)})
+                    batch.budget.report_progress({"sub-problems": sum(search.boxes)})
                 except Exception as error:
                     search.give_up(fault(error, self.name))
                 for local in search.decided():
                     yield search.numbers[local], search.outcomes[local]
                     done += 1
-                docket.stage(self.name, done, len(docket.queries))
+                batch.stage(self.name, done, len(batch.queries))
 
-    def frontier(self, docket: Docket) -> Frontier:
+    def frontier(self, batch: QueryBatch) -> Frontier:
         """Where the search begins, for queries of one network."""
-        return Frontier(self, docket)
+        return Frontier(self, batch)
 
 
 @dataclass(frozen=True)
@@ -867,10 +867,10 @@ class RecordedSplit(InputSplit):
     # Whoever checks a zonotope gives every unstable neuron a symbol.
     symbols: int = 1 << 30
 
-    def frontier(self, docket: Docket) -> Frontier:
-        if uncertified(docket.network):
-            return Frontier(replace(self, symbols=InputSplit.symbols), docket)
-        return _Recorded(self, docket)
+    def frontier(self, batch: QueryBatch) -> Frontier:
+        if uncertified(batch.network):
+            return Frontier(replace(self, symbols=InputSplit.symbols), batch)
+        return _Recorded(self, batch)
 
 
 class _Zonotopes(Zonotopes):
@@ -883,15 +883,15 @@ class _Zonotopes(Zonotopes):
 class _Recorded(Frontier):
     """The sub-boxes that are still to be bounded, and those that are proven."""
 
-    def __init__(self, options: InputSplit, docket: Docket) -> None:
-        self._proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in docket.queries]
-        super().__init__(options, docket)
+    def __init__(self, options: InputSplit, batch: QueryBatch) -> None:
+        self._proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in batch.queries]
+        super().__init__(options, batch)
 
     def simplified(self, network: Network) -> Network:
         # The network of the file is what the certificate speaks of.
         return network
 
-    def _begin(self, known: Known | None) -> None:
+    def _begin(self, known: InitialBounds | None) -> None:
         """What others have proven is not recorded."""
 
     def lines(self, box: Bounds, rows: RowBatch, owner: Tensor, within: Tensor, stop: Callable[[], bool]) -> Lines:

@@ -26,7 +26,7 @@ from onnx import TensorProto, numpy_helper
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.network.nodes import Shape
-from verifiable_relu.trial import survived
+from verifiable_relu.supervisor.forks import survives
 
 
 def load_external(tensors: Iterable[tuple[str, TensorProto]], folder: Path | None, limit: int) -> bool:
@@ -170,7 +170,7 @@ def load_model(
             onnx.shape_inference.infer_shapes(model, data_prop=True)
             read(model)
 
-        if not survived(tried):
+        if not survives(tried):
             raise InputError(_CRASHES)
     try:
         onnx.checker.check_model(checked, full_check=True)
@@ -235,7 +235,7 @@ def _complete(model: onnx.ModelProto) -> Iterator[str]:
     def inferred() -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model)
 
-    if not survived(inferred):
+    if not survives(inferred):
         raise InputError(_CRASHES)
     try:
         types = {output.name: output for output in inferred().graph.output}

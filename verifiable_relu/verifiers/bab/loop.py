@@ -130,7 +130,7 @@ class Frontier(Generic[K]):
 
 
 @dataclass
-class Progress(Generic[K]):
+class TreeProgress(Generic[K]):
     """What has become of some nodes, and of what these were split into.
 
     Attributes:
@@ -151,7 +151,7 @@ class Progress(Generic[K]):
     closed: float = 0.0
     leaves: list[Any] = field(default_factory=list)
 
-    def add(self, other: Progress[K]) -> None:
+    def add(self, other: TreeProgress[K]) -> None:
         """Take what has become of other nodes, which are then a part of these."""
         self.open.take(other.open)
         states = {self.state, other.state}
@@ -195,8 +195,8 @@ class Loop(ABC, Generic[K, R]):
         self._objectives = objectives
         self.now = self._before = self._none(Frontier(join))
 
-    def _none(self, part: Frontier[K]) -> Progress[K]:
-        return Progress(part, torch.full((self._objectives,), torch.inf, dtype=torch.float64))
+    def _none(self, part: Frontier[K]) -> TreeProgress[K]:
+        return TreeProgress(part, torch.full((self._objectives,), torch.inf, dtype=torch.float64))
 
     # What the kinds of loops differ in.
 
@@ -318,12 +318,12 @@ class Loop(ABC, Generic[K, R]):
         """Go on with a part of the open nodes alone, until ``end_part``."""
         self._before, self.now = self.now, self._none(part)
 
-    def end_part(self) -> Progress[K]:
+    def end_part(self) -> TreeProgress[K]:
         """What has become of the part; the rest is as it was before ``begin_part``."""
         ended, self.now = self.now, self._before
         return ended
 
-    def take_part(self, ended: Progress[K] | None, part: Frontier[K]) -> None:
+    def take_part(self, ended: TreeProgress[K] | None, part: Frontier[K]) -> None:
         """Take what has become of a part of the nodes, of which nothing is known where a process has failed."""
         self.now.add(ended or self._none(part))
 

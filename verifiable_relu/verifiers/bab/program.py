@@ -88,7 +88,7 @@ class Program:
         """
         return self._point(_solved(self._model(split.numpy(), deepest=True), seconds, ray=False))
 
-    def _point(self, solved: highs.Solved | None) -> Tensor | None:
+    def _point(self, solved: highs.HighsResult | None) -> Tensor | None:
         if solved is None or solved.status != "kOptimal":
             return None
         return self.inputs(solved.values)
@@ -273,15 +273,15 @@ def _times(
     return found
 
 
-def _solved(program: highs.Program, seconds: float, *, ray: bool) -> highs.Solved | None:
+def _solved(program: highs.Program, seconds: float, *, ray: bool) -> highs.HighsResult | None:
     """What HiGHS makes of a program, None if it does not stop in time, or if numbers are beyond float64."""
     if not (np.isfinite(program.entries).all() and np.isfinite(program.cost).all()):
         return None
     if np.isnan(np.concatenate([program.row_lower, program.row_upper, program.lower, program.upper])).any():
         return None
-    task = highs.Task(program, {"output_flag": False, "threads": 1}, seconds, ray)
+    task = highs.HighsTask(program, {"output_flag": False, "threads": 1}, seconds, ray)
     try:
-        solved: highs.Solved = highs.HIGHS.call(task, max(seconds, 0.0) + PATIENCE)
+        solved: highs.HighsResult = highs.HIGHS.call(task, max(seconds, 0.0) + PATIENCE)
     except OutOfTime:
         return None
     return solved

@@ -16,14 +16,14 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.rounding import OWN, unit_roundoff
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.verifiers.bab.folded import Folded, Rows, is_whole
 from verifiable_relu.verifiers.bab.folding import fold
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Planes, Slopes
 from verifiable_relu.verifiers.bab.strip import Strip
-from verifiable_relu.verifiers.copies import at_once
+from verifiable_relu.verifiers.base import TimeBudget
 
 _ROWS = 512
 """The neurons of a system that is not held as a whole of which a tree makes rows, about."""
@@ -143,7 +143,7 @@ class FoldedQuery:
         return float((self.folded.upper - self.folded.lower).sum())
 
     def refined(
-        self, refinement: Refinement, polytopes: Collection[int], limits: Limits, record: Refined | None = None
+        self, refinement: Refinement, polytopes: Collection[int], budget: TimeBudget, record: Refined | None = None
     ) -> FoldedQuery:
         """The system of some of the polytopes, with tighter bounds of the neurons, whose proofs may be kept.
 
@@ -153,22 +153,22 @@ class FoldedQuery:
             OutOfTime: if no time is left.
         """
         kept = torch.isin(self._polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
-        left = limits.left()
+        left = budget.left()
         rest = (1 - _REFINING) * left if left < math.inf else 0.0
-        short = replace(limits, left=lambda: limits.left() - rest)
+        short = replace(budget, seconds=budget.seconds - rest)
         folded, rows = refinement.refine(self.folded, self._rows[kept], short, record)
-        return FoldedQuery(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, limits.over)
+        return FoldedQuery(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, budget.over)
 
-    def with_relaxations(self, better: Slopes, polytopes: Sequence[int], limits: Limits) -> FoldedQuery:
+    def with_relaxations(self, better: Slopes, polytopes: Sequence[int], budget: TimeBudget) -> FoldedQuery:
         """The system with better relaxations of those of some polytopes of which none has been searched for."""
         bare = [polytope for polytope in polytopes if not self.parts[polytope].searched]
         found = copy(self)
         found.parts = dict(self.parts)
-        hands = [part for part in (bare[k :: limits.processes] for k in range(limits.processes)) if part]
-        shares = [partial(self._searched, better, hand, limits.over) for hand in hands]
-        for share, parts in zip(shares, at_once(shares, limits.left, whole=True) if shares else [], strict=True):
+        hands = [part for part in (bare[k :: budget.processes] for k in range(budget.processes)) if part]
+        shares = [partial(self._searched, better, hand, budget.over) for hand in hands]
+        for share, parts in zip(shares, run_shares(shares, budget.left, whole=True) if shares else [], strict=True):
             # Where a process has failed, this one does its share.
-            found.parts.update(parts or share(limits.over))
+            found.parts.update(parts or share(budget.over))
         return found
 
     def _searched(

@@ -16,15 +16,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.verifiers.bab.ascent import Bounded, DualAscent, Nodes, Packed, depth
 from verifiable_relu.verifiers.bab.folded import Folded, Rows
-from verifiable_relu.verifiers.bab.limits import Limits
 from verifiable_relu.verifiers.bab.loop import Loop, Open
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.recorded import Bound, Raw, Refined, worth
 from verifiable_relu.verifiers.bab.slopes import slopes_for_all
 from verifiable_relu.verifiers.bab.strip import Strip
-from verifiable_relu.verifiers.copies import at_once
+from verifiable_relu.verifiers.base import TimeBudget
 
 _WORKING = 1 << 27
 """Bytes that the trees searched at once may take."""
@@ -80,28 +80,30 @@ class Refinement:
         most = max(work for layer, work in each.items() if layer >= node)
         return round(self.leaves * min(self.earlier, most / max(1, each[node])))
 
-    def refine(self, folded: Folded, rows: Rows, limits: Limits, record: Refined | None = None) -> tuple[Folded, Rows]:
+    def refine(
+        self, folded: Folded, rows: Rows, budget: TimeBudget, record: Refined | None = None
+    ) -> tuple[Folded, Rows]:
         """The system with bounds that are refined, layer after layer, and rows expressed by it.
 
         Once no time is left, the rest of the neurons keep their bounds. With ``record``, what proves bounds is kept.
         """
-        processes = 1 if folded.functions or self.work(folded) < limits.alone else limits.processes
+        processes = 1 if folded.functions or self.work(folded) < budget.solo_work else budget.processes
         for node in _layers(folded):
             mine = _layers(folded)[node]
             # What depends on no other neuron has its exact interval.
             mine = mine[(folded.neurons.neurons[mine] != 0).any(1)]
-            if limits.over() or not len(mine):
+            if budget.over() or not len(mine):
                 continue
             options = replace(self, leaves=self._leaves(folded, node))
             groups = [mine[part] for part in _alike(folded.support(folded.neurons[mine]))]
             shares = [
-                partial(options._share, folded, share, limits, record) for share in _dealt(groups, processes) if share
+                partial(options._share, folded, share, budget, record) for share in _dealt(groups, processes) if share
             ]
-            found = at_once(shares, limits.left, whole=True)
+            found = run_shares(shares, budget.left, whole=True)
             lower, upper, written = folded.lower.clone(), folded.upper.clone(), []
             for share, one in zip(shares, found, strict=True):
                 # Where a process has failed, this one does its share.
-                for chosen, least, bounds in one or share(limits.over):
+                for chosen, least, bounds in one or share(budget.over):
                     lower[chosen] = torch.maximum(lower[chosen], least[: len(chosen)])
                     upper[chosen] = torch.minimum(upper[chosen], -least[len(chosen) :])
                     written += bounds
@@ -114,7 +116,7 @@ class Refinement:
         self,
         folded: Folded,
         groups: Sequence[Tensor],
-        limits: Limits,
+        budget: TimeBudget,
         record: Refined | None,
         pause: Callable[[], bool],
     ) -> list[tuple[Tensor, Tensor, list[Bound]]]:
@@ -126,7 +128,7 @@ class Refinement:
         found: list[tuple[Tensor, Tensor, list[Bound]]] = []
 
         def stop() -> bool:
-            return limits.over() or pause()
+            return budget.over() or pause()
 
         for group in groups:
             forms = folded.neurons[group]

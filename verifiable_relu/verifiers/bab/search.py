@@ -26,19 +26,18 @@ from torch import Tensor
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.trust.certificate import Tighter
 from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.bab.ascent import Nodes
-from verifiable_relu.verifiers.bab.limits import Limits
-from verifiable_relu.verifiers.bab.loop import Progress, State
+from verifiable_relu.verifiers.bab.loop import State, TreeProgress
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide, PhaseTree
-from verifiable_relu.verifiers.base import Outcome, Reason
-from verifiable_relu.verifiers.copies import at_once
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget
 
 _LATE = 0.3
 """Seconds that bounding what is open may take once the budget is spent."""
@@ -133,8 +132,9 @@ class Forest:
         polytopes: which of its polytopes get a tree.
         candidates: where points are judged.
         options: how each tree is searched.
-        limits: what all trees may use.
+        budget: what all trees may use.
         keep: whether to keep what proves polytopes, for a certificate.
+        done: the work that has been done already.
 
     Attributes:
         query: where the trees start.
@@ -148,10 +148,11 @@ class Forest:
         polytopes: Sequence[int],
         candidates: Candidates,
         options: Branching,
-        limits: Limits,
+        budget: TimeBudget,
         keep: bool = False,
+        done: float = 0.0,
     ) -> None:
-        self.query, self._candidates, self._options, self._left = query, candidates, options, limits.left
+        self.query, self._candidates, self._options, self._left = query, candidates, options, budget.left
         self._keep = keep
         self.lower: dict[int, float] = {}
         self.recorded: dict[int, Certified] = {}
@@ -159,18 +160,18 @@ class Forest:
         self._trees: dict[int, PhaseTree] = {}
         self._ended: set[State] = set()
         self._counted: dict[int, tuple[int, float]] = {}
-        self._tell = limits.tell
-        self._most = max(1, min(len(polytopes), limits.memory // query.bytes_of_trees(polytopes)))
+        self._report_progress = budget.report_progress
+        self._most = max(1, min(len(polytopes), budget.memory // query.bytes_of_trees(polytopes)))
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
-        self._alone, self._step = limits.alone - limits.done, limits.alone
-        self._processes = 1 if query.folded.functions else limits.processes
-        self._memory = limits.memory // self._most * self._processes
+        self._alone, self._step = budget.solo_work - done, budget.solo_work
+        self._processes = 1 if query.folded.functions else budget.processes
+        self._memory = budget.memory // self._most * self._processes
 
     def search(self, work: float = math.inf, together: int = sys.maxsize) -> Ended | None:
         """Go on with every tree in turn, of as many as there is memory for, until all are decided or time is up.
 
         Args:
-            work: the search pauses, too, once its trees have taken so much work (``loop.Progress``).
+            work: the search pauses, too, once its trees have taken so much work (``loop.TreeProgress``).
             together: trees at once, at most.
 
         Returns:
@@ -242,7 +243,7 @@ class Forest:
         trees, count = self._trees, self._processes
         hands = {polytope: tree.now.open.dealt(count) for polytope, tree in trees.items()}
 
-        def share(number: int, pause: Callable[[], bool]) -> tuple[dict[int, Progress[Nodes]], Outcome | None]:
+        def share(number: int, pause: Callable[[], bool]) -> tuple[dict[int, TreeProgress[Nodes]], Outcome | None]:
             for polytope, tree in trees.items():
                 tree.begin_part(hands[polytope][number])
             is_open = [tree for tree in trees.values() if len(tree.now.open)]
@@ -258,7 +259,7 @@ class Forest:
             return {polytope: tree.end_part() for polytope, tree in trees.items()}, self._candidates.found
 
         began = time.perf_counter()
-        found = at_once([partial(share, number) for number in range(count)], self._left)
+        found = run_shares([partial(share, number) for number in range(count)], self._left)
         for number, one in enumerate(found):
             ended, counterexample = one or ({}, None)
             for polytope, tree in trees.items():
@@ -293,7 +294,7 @@ class Forest:
             self._ended.add(tree.now.state)
             del self._trees[polytope]
         if self._trees:
-            self._tell({"sub-problems": self.nodes, "closed": self.closed()})
+            self._report_progress({"sub-problems": self.nodes, "closed": self.closed()})
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ class Rounds:
         better: the search for better relaxations, by planes over neurons or by lines alone; None for none.
         hard: how trees with better relaxations are searched; None for as all others.
         tried: whether all trees get better relaxations only where one of them closes more than the tree before.
-        first: work that the trees of a query may take before a refinement is thought of (``loop.Progress``); before
+        first: work that the trees of a query may take before a refinement is thought of (``loop.TreeProgress``); before
             better relaxations are, one tree takes its share of it.
         still: better relaxations are searched for where a tree has closed no more than this part by then, and for trees
             that have closed more once they have taken ``longer`` times as much work as ``first``.
@@ -384,22 +385,23 @@ class _Search:
         candidates: Candidates,
         options: Branching,
         rounds: Rounds,
-        limits: Limits,
+        budget: TimeBudget,
         record: Refined | None,
     ) -> None:
         self._query, self._candidates, self._options = query, candidates, options
-        self._rounds, self._limits, self._record = rounds, limits, record
+        self._rounds, self._budget, self._record = rounds, budget, record
         # A neuron that no other one feeds has its exact interval.
         self._refinement = rounds.refinement if len(query.folded.blocks) > 1 and query.folded.whole else None
         self._size = query.folded.size
+        self._done = 0.0
         self.found = Searched(IN_TIME)
 
     def run(self) -> Searched:
         """Take turns until the query is decided, or no time is left."""
         while True:
-            self._limits = replace(self._limits, done=self._limits.done + self._trees())
+            self._done += self._trees()
             is_open = self.found.open(self._query)
-            if self._refinement is None or self._candidates.found is not None or not is_open or self._limits.over():
+            if self._refinement is None or self._candidates.found is not None or not is_open or self._budget.over():
                 return self.found
             try:
                 self._refine(self._refinement, is_open)
@@ -410,7 +412,7 @@ class _Search:
     def _forest(self, query: FoldedQuery, polytopes: Sequence[int], options: Branching | None = None) -> Forest:
         # A refinement does more than a linear program for each of many nodes.
         mine = self._options if self._refinement is None else replace(self._options, exact=0.0)
-        rest = (options or mine, self._limits, self._record is not None)
+        rest = (options or mine, self._budget, self._record is not None, self._done)
         return Forest(query, polytopes, self._candidates, *rest)
 
     def _trees(self) -> float:
@@ -451,8 +453,8 @@ class _Search:
         if not self._rounds.tried:
             self.found.add(forest, IN_TIME, self._record)
             rest = self.found.open(self._query)
-            return self._forest(self._query.with_relaxations(better, rest, self._limits), rest, hard)
-        trial = self._forest(self._query.with_relaxations(better, [polytope], self._limits), [polytope], hard)
+            return self._forest(self._query.with_relaxations(better, rest, self._budget), rest, hard)
+        trial = self._forest(self._query.with_relaxations(better, [polytope], self._budget), [polytope], hard)
         ended = trial.search(forest.spent(polytope))
         closed = trial.closed() if trial.open else 1.0
         more = ended is not None or trial.closed() > forest.closed(polytope)
@@ -464,14 +466,14 @@ class _Search:
         if rest == trial.open:
             return trial
         self.found.add(trial, IN_TIME, self._record)
-        return self._forest(trial.query.with_relaxations(better, rest, self._limits), rest, hard)
+        return self._forest(trial.query.with_relaxations(better, rest, self._budget), rest, hard)
 
     def _refine(self, refinement: Refinement, polytopes: Sequence[int]) -> None:
         """Go on with tighter intervals of the neurons."""
         before = self._query
-        self._query = before.refined(refinement, polytopes, self._limits, self._record)
+        self._query = before.refined(refinement, polytopes, self._budget, self._record)
         self.found.rounds += 1
-        self._limits = replace(self._limits, done=self._limits.done + refinement.work(before.folded))
+        self._done += refinement.work(before.folded)
         worth_it = self._query.width < (1 - self._rounds.gain) * before.width
         more = replace(refinement, leaves=self._rounds.growth * refinement.leaves)
         self._refinement = more if worth_it else None
@@ -482,7 +484,7 @@ def search(
     candidates: Candidates,
     options: Branching,
     rounds: Rounds,
-    limits: Limits,
+    budget: TimeBudget,
     record: Refined | None = None,
 ) -> Searched:
     """Search the trees of a query, refining the bounds of its neurons now and then, until it is decided.
@@ -492,7 +494,7 @@ def search(
         candidates: where points are judged; the search ends with the first counterexample.
         options: how each tree is searched.
         rounds: how trees and refinements take turns.
-        limits: what the search may use.
+        budget: what the search may use.
         record: keeps what proves tighter bounds; None if no proofs are kept.
     """
-    return _Search(query, candidates, options, rounds, limits, record).run()
+    return _Search(query, candidates, options, rounds, budget, record).run()

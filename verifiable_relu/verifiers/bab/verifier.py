@@ -24,19 +24,28 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation
 from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.forks import most_shares
 from verifiable_relu.trust.certificate import Proof, Tighter, Tree
-from verifiable_relu.verifiers.bab import limits
 from verifiable_relu.verifiers.bab.curves import is_smooth
 from verifiable_relu.verifiers.bab.query import FoldedQuery, tree_bytes
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Limits, Outcome, Reason, Trust, Verdict, attempted, batch_size, fault
-from verifiable_relu.verifiers.copies import most
-from verifiable_relu.verifiers.docket import Docket
+from verifiable_relu.verifiers.base import (
+    SOLO_WORK,
+    Outcome,
+    Reason,
+    TimeBudget,
+    Trust,
+    Verdict,
+    attempted,
+    batch_size,
+    fault,
+)
+from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.root import relaxation
+from verifiable_relu.verifiers.root_bounds import relaxation
 
 _BATCH = 64
 """Most queries bounded at once."""
@@ -79,17 +88,17 @@ class Decider:
             CallFailed: if it does not start.
         """
 
-    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         """The outcome of one query of a batch that bounds leave open."""
         raise NotImplementedError
 
-    def claims(self, docket: Docket) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``: bounds in batches, then the queries that they leave open, one after the other."""
         done = 0
-        for part in docket.batches(lambda network, limits: batch_size(network, _BATCH, limits.memory // 2)):
+        for part in batch.batches(lambda network, budget: batch_size(network, _BATCH, budget.memory // 2)):
             made: list[BoundedBoxes] = []
 
-            def bound(part: Docket, work: Limits) -> Sequence[Outcome]:
+            def bound(part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
                 made.append(BoundedBoxes(self, part, work))  # noqa: B023 -- called at once
                 return [made[0].outcome(number) for number in part.queries]  # noqa: B023
 
@@ -100,16 +109,16 @@ class Decider:
                     outcome = self._decided(made[0], part.part([number]), number).after(outcome)
                 yield number, outcome
                 done += 1
-                docket.stage(self.name, done, len(docket.queries))
+                batch.stage(self.name, done, len(batch.queries))
 
-    def _decided(self, bounds: BoundedBoxes, alone: Docket, number: int) -> Outcome:
+    def _decided(self, bounds: BoundedBoxes, alone: QueryBatch, number: int) -> Outcome:
         """The outcome of one query of a batch."""
         try:
             self.start()
         except CallFailed as error:
             return fault(error, self.name)
 
-        def decide(_: Docket, work: Limits) -> Sequence[Outcome]:
+        def decide(_: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
             try:
                 return [self.decide(bounds, number, work)]
             except OutOfTime:
@@ -130,7 +139,7 @@ class Bab(Decider):
         search: how trees are searched.
         rounds: how trees and tighter bounds of neurons take turns; in networks with shortcuts trees alone, on better
             lines where they stand still.
-        alone: the work (``loop.Progress``) that one process does alone before others share the rest.
+        alone: the work (``loop.TreeProgress``) that one process does alone before others share the rest.
         record: whether to keep what proves a verdict, for a certificate.
     """
 
@@ -138,7 +147,7 @@ class Bab(Decider):
     slopes: Slopes = field(default_factory=Slopes)
     search: Branching = field(default_factory=Branching)
     rounds: Rounds = field(default_factory=Rounds)
-    alone: float = field(default=limits.ALONE, repr=False)
+    alone: float = field(default=SOLO_WORK, repr=False)
     record: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "bab"
@@ -167,7 +176,7 @@ class Bab(Decider):
             if isinstance(node, Activation):
                 is_smooth(node)
 
-    def decide(self, bounds: BoundedBoxes, number: int, work: Limits) -> Outcome:
+    def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         """The outcome of the trees of one query."""
         candidates = Candidates(bounds.queries[number], self.name)
         with torch.no_grad():
@@ -175,7 +184,7 @@ class Bab(Decider):
             if system is None:
                 return candidates.anywhere()
             record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
-            within = limits.Limits(work.memory // 2, work.left, most(work.processes), self.alone, tell=work.tell)
+            within = replace(work, memory=work.memory // 2, processes=most_shares(work.processes), solo_work=self.alone)
             rounds = self.rounds
             if bounds.queries[number].network.joins:
                 # Beside shortcuts, planes and refinements take longer and gain less than trees do in the same time.
@@ -213,10 +222,10 @@ class BoundedBoxes:
         trust: in all of this.
     """
 
-    def __init__(self, method: Decider, part: Docket, work: Limits) -> None:
+    def __init__(self, method: Decider, part: QueryBatch, work: TimeBudget) -> None:
         network = part.network
         method.require(network)
-        self.queries, self._roots, self._method = part.queries, part.roots, method.name
+        self.queries, self._bounds_cache, self._method = part.queries, part.bounds_cache, method.name
         self._samples = {number: sample for sample, number in enumerate(part.queries)}
         numbers = list(part.queries)
         self._recorder: Recorder | None = None
@@ -224,7 +233,7 @@ class BoundedBoxes:
         memory, stop = work.memory // 2, work.stop
         with torch.no_grad():
             box = input_box(properties, network)
-            known = part.roots.known(numbers, net, box.lower)
+            known = part.bounds_cache.known(numbers, net, box.lower)
             ascent = method.ascent(network)
             search, coarse = neurons(ascent, memory=memory, stop=stop), None
             record = method.record and not uncertified(network)
@@ -242,7 +251,7 @@ class BoundedBoxes:
             values = below(values - rows.bound)
         pre = self.relaxation.pre
         reached, searched = (math.inf, ascent.steps) if whole else (self.relaxation.reached, 0)
-        lower = part.roots.learn(numbers, net, pre, rows, values, reached=reached, searched=searched)
+        lower = part.bounds_cache.learn(numbers, net, pre, rows, values, reached=reached, searched=searched)
         self.lower = dict(zip(numbers, lower.split(rows.polytopes), strict=True))
         counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).split(rows.polytopes)
         self._counts = dict(zip(numbers, counts, strict=True))
@@ -277,7 +286,7 @@ class BoundedBoxes:
         """Whether what proves the bounds is recorded."""
         return self._recorder is not None
 
-    def system(self, number: int, slopes: Slopes, work: Limits) -> FoldedQuery | None:
+    def system(self, number: int, slopes: Slopes, work: TimeBudget) -> FoldedQuery | None:
         """The folded system of one query and its open polytopes; None if one of these has no rows: any point is unsafe.
 
         Raises:
@@ -292,7 +301,7 @@ class BoundedBoxes:
         """Take proven lower bounds of some polytopes of one query, by the polytopes' numbers in ``RowBatch``."""
         for polytope, value in lower.items():
             self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
-        self._roots.prove(number, lower)
+        self._bounds_cache.prove(number, lower)
 
     def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]]) -> Proof | None:
         """What proves that one query is unsat, with the trees of some polytopes; None if nothing is recorded."""

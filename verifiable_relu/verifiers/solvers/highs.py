@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.supervisor.workers import Worker
 
 if TYPE_CHECKING:
     import highspy
 
 HIGHS = Worker(f"{__name__}:solve", library="highspy")
-"""The process of HiGHS. Its function takes a ``Task``, and for a conversation a ``Judge``."""
+"""The process of HiGHS. Its function takes a ``HighsTask``, and for a conversation a ``HighsJudge``."""
 
-Judge = Callable[[np.ndarray], bool]
-"""Told the values (columns,) of each better solution of an integer program; True ends the search."""
+HighsJudge = Callable[[np.ndarray], bool]
+"""Takes the values (columns,) of each better solution of an integer program; True ends the search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Program:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class HighsTask:
     """One call of HiGHS.
 
     Attributes:
@@ -67,7 +67,7 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
+class HighsResult:
     """What HiGHS found.
 
     Attributes:
@@ -86,10 +86,10 @@ class Solved:
     ray: np.ndarray | None = None
 
 
-_FAILED = Solved("kSolveError", np.zeros(0), 0.0, np.zeros(0))
+_FAILED = HighsResult("kSolveError", np.zeros(0), 0.0, np.zeros(0))
 
 
-def solve(task: Task, judge: Judge | None = None) -> Solved:
+def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
     """Solve a program.
 
     Args:
@@ -146,7 +146,7 @@ def solve(task: Task, judge: Judge | None = None) -> Solved:
     solution = solver.getSolution()
     duals = np.array(solution.row_dual) if solution.dual_valid else np.zeros(0)
     status = solver.getModelStatus().name
-    return Solved(status, np.array(solution.col_value), solver.getObjectiveValue(), duals, ray)
+    return HighsResult(status, np.array(solution.col_value), solver.getObjectiveValue(), duals, ray)
 
 
 def _model(program: Program) -> highspy.HighsLp:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.supervisor.workers import Worker
 
 MARABOU = Worker(f"{__name__}:solve", library="maraboupy.MarabouCore")
-"""The process of Marabou. Its function takes a ``Task``."""
+"""The process of Marabou. Its function takes a ``MarabouTask``."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class MarabouRows:
     """Rows of a sparse matrix, each with a number: matrix·variables = number, or ≤ number.
 
     Attributes:
@@ -31,7 +31,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class MarabouTask:
     """Find variables between bounds that fulfil equations, inequalities, and ReLUs.
 
     Attributes:
@@ -47,15 +47,15 @@ class Task:
     lower: np.ndarray
     upper: np.ndarray
     inputs: int
-    equal: Rows
-    most: Rows
+    equal: MarabouRows
+    most: MarabouRows
     relus: np.ndarray
     slopes: np.ndarray
     seconds: int
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
+class MarabouResult:
     """Marabou's answer.
 
     Attributes:
@@ -69,7 +69,7 @@ class Solved:
     nodes: int
 
 
-def solve(task: Task) -> Solved:
+def solve(task: MarabouTask) -> MarabouResult:
     """What Marabou says of a system of constraints."""
     from maraboupy import MarabouCore
 
@@ -99,4 +99,4 @@ def solve(task: Task) -> Solved:
     answer, values, statistics = MarabouCore.solve(query, options, os.devnull)
     found = np.array([values[i] for i in range(len(task.lower))]) if answer == "sat" else np.zeros(0)
     nodes = statistics.getUnsignedAttribute(MarabouCore.StatisticsUnsignedAttribute.NUM_VISITED_TREE_STATES)
-    return Solved(answer, found, int(nodes))
+    return MarabouResult(answer, found, int(nodes))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from verifiable_relu.verifiers.solvers.process import Worker
+from verifiable_relu.supervisor.workers import Worker
 
 if TYPE_CHECKING:
     import z3
@@ -18,11 +18,11 @@ LONGEST = 2**31
 """Milliseconds that z3 takes for a limit; more would be none."""
 
 Z3 = Worker(f"{__name__}:search", library="z3")
-"""The process of z3. Its function takes a ``Task`` and, for the conversation, a ``Judge``; it returns nothing."""
+"""The process of z3. Its function takes a ``Z3Task`` and, for the conversation, a ``Z3Judge``; it returns nothing."""
 
 
 @dataclass(frozen=True)
-class Task:
+class Z3Task:
     """A conversation about one formula.
 
     Attributes:
@@ -53,11 +53,11 @@ class Checked:
     reason: str = ""
 
 
-Judge = Callable[[Checked], str | None]
-"""Told the answer to each check: returns assertions for the next check, added to the first ones alone; None ends it."""
+Z3Judge = Callable[[Checked], str | None]
+"""Takes the answer to each check; returns assertions for the next one, added to the first ones alone; None ends it."""
 
 
-def search(task: Task, judge: Judge) -> None:
+def search(task: Z3Task, judge: Z3Judge) -> None:
     """Check a formula, and then, as long as the judge says so, the formula with further assertions.
 
     Raises:
@@ -74,7 +74,7 @@ def search(task: Task, judge: Judge) -> None:
         raise
 
 
-def _search(task: Task, judge: Judge) -> None:
+def _search(task: Z3Task, judge: Z3Judge) -> None:
     import z3
 
     end = time.perf_counter() + task.seconds

@@ -1,0 +1,268 @@
+"""Answers of the command ``certify``, in the process in which they are computed, and what it prints of them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from verifiable_relu.campaign import QUIET, Case, Result, Store, run
+from verifiable_relu.campaign.counterexample import assignment
+from verifiable_relu.campaign.explaining import explained
+from verifiable_relu.campaign.inputs import Entry, chosen
+from verifiable_relu.campaign.queue import run_parallel
+from verifiable_relu.campaign.runner import lost
+from verifiable_relu.campaign.worker import GRACE_S, Job
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, net
+from verifiable_relu.errors import InputError, printable
+from verifiable_relu.network import deployed
+from verifiable_relu.spec.find import Networks
+from verifiable_relu.spec.property import Query
+from verifiable_relu.streams import complain, write
+from verifiable_relu.supervisor.cluster import DaskExecutor
+from verifiable_relu.supervisor.executors import Executor, InlineExecutor, LocalExecutor
+from verifiable_relu.supervisor.forks import SetLimits, default_shares
+from verifiable_relu.supervisor.memory import process_memory, resident
+from verifiable_relu.supervisor.workers import Worker
+from verifiable_relu.verifiers.auto import recording
+from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
+from verifiable_relu.verifiers.batch import answers
+from verifiable_relu.verifiers.incomplete import Crown
+
+if TYPE_CHECKING:
+    from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.campaign.console import Line, Watcher
+
+SHARE_FLOAT32 = 0.05
+"""The part of the time so far that a proof about real numbers may take once more, about float32."""
+
+
+def _optional(module: str) -> Any:
+    """Import what few runs need: the checker (0.4 s of processor time), and rich, which draws on terminals."""
+    return import_module(f"verifiable_relu.{module}")
+
+
+def _say(message: object) -> None:
+    complain("certify", message)
+
+
+@contextmanager
+def _store(options: argparse.Namespace) -> Iterator[Store | None]:
+    """The store of the option ``--out``, open until the ``with`` block ends; None without the option."""
+    if options.out is None:
+        yield None
+        return
+    with Store(options.out, options.repair, options.command) as store:
+        if store.set_aside is not None:
+            count, path = store.set_aside
+            _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
+        yield store
+
+
+@contextmanager
+def _line(options: argparse.Namespace, seconds: float) -> Iterator[Line | None]:
+    """The line in which a terminal shows where the work on a property stands; None where there is no terminal."""
+    if options.quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    with _optional("campaign.console").Line(seconds) as line:
+        yield line
+
+
+def explain(options: argparse.Namespace, out: TextIO) -> int:
+    """Say what ``auto`` would do with a property file; returns the exit status."""
+    method, budget = chosen(options.method, options.device, options.memory)
+    case = loader(options).case(Entry(options.spec, net(options), options.timeout or TIMEOUT))
+    write(list(explained(case, method, budget)), out)
+    return 0
+
+
+def answer_property(
+    options: argparse.Namespace, out: TextIO, set_limits: SetLimits = lambda seconds, memory: None
+) -> int:
+    """Answer one property file; returns the exit status.
+
+    Args:
+        options: the options.
+        out: the file for the answer.
+        set_limits: sets the limits at which this process is killed.
+    """
+    start = time.perf_counter()
+    method, budget, certificates = _chosen(options, options.jobs or default_shares())
+    memory = process_memory(options.worker_memory, options.memory, resident(os.getpid()))
+    entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
+    with _store(options) as store, _line(options, entry.timeout) as line:
+        if line is not None:
+            budget = replace(budget, clock=line.clock, report_progress=line.report_progress)
+        set_limits(entry.timeout + GRACE_S, memory)
+        case = loader(options).case(entry)
+        # Certificates come on top of the limit.
+        set_limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE_S, memory)
+        (result,) = run([case], method, store, line or QUIET, certificates, budget)
+        spent = time.perf_counter() - start
+        single = not (options.quiet or options.joint is not None) and _in_float32(case, result, spent)
+    set_limits(math.inf, math.inf)
+    write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
+    if not options.quiet:
+        print("\n".join(_summary(result, case, time.perf_counter() - start, single)), file=sys.stderr)
+    return _status(result)
+
+
+def record_lost(options: argparse.Namespace, error: Exception) -> None:
+    """Record that the process that was to answer one property file has ended (``lost``)."""
+    method, budget, _ = _chosen(options, options.jobs or default_shares())
+    asked = str(options.net or ""), str(options.spec), options.timeout or TIMEOUT
+    result = lost(*asked, method, budget, error, options.arithmetic)
+    with _store(options) as store:
+        assert store is not None
+        store.append(result)
+        store.enter(0, result)
+        store.tabulate()
+
+
+def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, TimeBudget, Certificates | None]:
+    """The method, which records its proofs if certificates are wanted, its limits, and the folder of certificates."""
+    method, budget = chosen(options.method, options.device, options.memory, processes)
+    if options.certificates is None:
+        return method, budget, None
+    return recording(method), budget, _optional("campaign.certificates").Certificates(options.certificates)
+
+
+def _in_float32(case: Case, result: Result, spent: float) -> bool:
+    """Return True if CROWN proves of every evaluation in float32, too, what it has proved of real numbers."""
+    if result.verdict is not Verdict.UNSAT or result.arithmetic != "real" or result.method != Crown.name:
+        return False
+    try:
+        network = deployed(case.queries[0].network, "float32")
+    except (InputError, ArithmeticError, MemoryError):
+        return False
+    queries = [Query(network, query.property) for query in case.queries]
+    found = answers(Crown(), queries, TimeBudget(SHARE_FLOAT32 * spent))
+    return all(outcome.verdict is Verdict.UNSAT for outcome in found)
+
+
+def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterator[str]:
+    """The lines of the summary that the user sees on stderr for one property file.
+
+    Args:
+        result, case: the file's.
+        elapsed: the seconds since the start.
+        single: whether a verdict about real numbers is known to hold in float32, too.
+    """
+    network = case.queries[0].network
+    trust = f", {result.trust}" if result.trust else ""
+    trust += "" if result.arithmetic == "real" else f", about {result.arithmetic}"
+    note = printable(result.detail)
+    said = f": {note}" if result.disputed else ""
+    yield f"{printable(result.vnnlib)}: {result.answer} ({result.reason} by {result.method}{trust}){said}"
+    neurons = sum(network.nodes[i].size for i in network.activations)
+    boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
+    size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
+    yield f"  network   {printable(result.onnx)}: {size}"
+    for sentence in result.mended:
+        yield f"  file      {printable(sentence)}"
+    match result.answer, result.margin:
+        case _, None:
+            pass
+        case "unsat", 0.0:
+            yield "  margin    positive; the method proves no larger bound"
+        case answer, margin:
+            meanings = {"sat": "at the counterexample", "unsat": "a proven lower bound"}
+            yield f"  margin    {margin:.6g} ({meanings.get(answer, 'the best lower bound found')})"
+    if single:
+        yield "  float32   the verdict holds for every evaluation in float32, too"
+    if result.unstable is not None:
+        yield f"  unstable  {result.unstable} neurons"
+    stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())
+    yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {elapsed:.2f} s"
+    if note and not said:
+        yield f"  note      {note}"
+
+
+def answer_list(
+    options: argparse.Namespace,
+    out: TextIO,
+    listed: Iterator[tuple[Path, Path | Networks | None, float | None]],
+    count: int,
+    started: Sequence[Worker],
+) -> int:
+    """Answer the instances of a folder or a table as one campaign; returns the exit status.
+
+    Args:
+        options: the options.
+        out: the file for the answers.
+        listed: the instances (``spec.instances``), ``count`` of them.
+        count: see ``listed``.
+        started: the processes that answer; none where this process does, or a cluster.
+    """
+    watcher: Watcher = _optional("campaign.console").Watcher(count, options.quiet, out)
+    try:
+        several = len(started) > 1 or options.executor is not None
+        method, budget, _ = _chosen(options, 1 if several else options.jobs or default_shares())
+        job = Job(method, loader(options), options.certificates, options.worker_memory, budget, options.debug)
+        with _store(options) as store, watcher, ExitStack() as stack:
+            executor = _executor(options, job, started, store)
+            stack.callback(executor.stop)
+            run_parallel(entries(options, listed), job, executor, store, watcher)
+    except KeyboardInterrupt:
+        kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
+        _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
+        return 130
+    except InputError:
+        # The list has a bad row, or there is no more space for records.
+        if watcher.done and not options.quiet:
+            watcher.summary()
+        raise
+    for vnnlib, detail in watcher.disputed:
+        _say(f"{vnnlib}: {detail}")
+    if not options.quiet:
+        watcher.summary()
+    for vnnlib, name, detail in watcher.faults:
+        _fault(vnnlib, name, detail)
+    return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
+
+
+def _executor(options: argparse.Namespace, job: Job, started: Sequence[Worker], store: Store | None) -> Executor:
+    """Who answers a campaign: a cluster, the processes that were started, or this process."""
+    if options.executor is not None:
+        kept = "answers so far are lost" if store is None else "answers so far are kept, the same command resumes"
+        return DaskExecutor(options.executor, kept)
+    if not started or (len(started) == 1 and not _travels(job)):
+        return InlineExecutor()
+    return LocalExecutor(started, options.worker_memory, options.memory)
+
+
+def _travels(job: Job) -> bool:
+    """Return True if another process can be given a job: a verifier of somebody's own need not be made for that."""
+    try:
+        return bool(job.pickled)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
+
+
+def _status(result: Result) -> int:
+    """The exit status; faults go to stderr.
+
+    It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault.
+    """
+    if result.disputed:
+        _say(f"{result.vnnlib}: {result.detail}")
+        return DISPUTED
+    if result.reason != "error":
+        return 0
+    if result.method:
+        _fault(result.vnnlib, result.method, result.detail)
+    return 1 if result.method else 2
+
+
+def _fault(vnnlib: object, method: str, detail: str) -> None:
+    _say(f"{vnnlib}: fault of {method}: {detail}")

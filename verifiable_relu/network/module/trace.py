@@ -1,0 +1,335 @@
+"""The ATen operators that one call of a torch module applies, as a list without changes in place.
+
+torch's functionalisation, which its compilers rely on, puts an operator that makes a new tensor in the place of each
+that changes one, so that all who share memory read what was written. A dispatch mode lists what is then executed on
+real numbers. Hooks, parametrisations, functions of autograd and Python's control flow do what they always
+do; what would let computed numbers decide what is computed is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.derived import exact_product, exact_sum
+from verifiable_relu.nn.gates import HardnessGate, Sharpened
+
+_SHAPES = {f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")} | {
+    f"new_{kind}" for kind in ("empty", "zeros", "ones", "full")
+}
+"""Operators that take only the shape from a tensor."""
+
+_EXACT = _SHAPES | {
+    "abs", "cat", "clamp", "clone", "constant_pad_nd", "copy", "embedding", "fill", "flip", "gather", "index",
+    "index_select", "lift_fresh", "masked_fill", "maximum", "minimum", "neg", "relu", "repeat", "roll",
+    "slice_scatter", "stack", "_to_copy", "tril", "triu", "unsafe_split", "_unsafe_view", "where",
+}  # fmt: skip
+"""Operators, besides views, that round no number; a change to a narrower type is what it is asked for."""
+
+_MEMORY = {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage} | {
+    Tensor._typed_storage, Tensor.share_memory_, Tensor.__dlpack__, Tensor.__reduce_ex__, Tensor.__deepcopy__
+}  # fmt: skip
+"""Functions that give hold of a tensor's numbers without an operator."""
+
+_OTHERS_CODE = os.path.dirname(torch.__file__), os.path.dirname(os.__file__), str(Path(__file__).parents[2])
+_CALL = nn.Module._call_impl.__code__
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator that was applied.
+
+    Attributes:
+        function: the operator.
+        op: its name in ATen.
+        arguments: by their names in ATen's schema, those that were left out included.
+        made: the tensor, or the list of tensors, that it returned.
+        path: the name of the innermost module that was running, "" for the outermost.
+        place: the module, the operator and the user's line of code, for messages.
+    """
+
+    function: Any
+    op: str
+    arguments: dict[str, Any]
+    made: Any
+    path: str
+    place: str
+
+    @property
+    def label(self) -> str:
+        """The name of the nodes that the step becomes."""
+        return self.path or self.op
+
+    @property
+    def result(self) -> Tensor:
+        """The tensor that it returned, or the first of them."""
+        return tensors(self.made)[0]
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested arguments."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+@cache
+def _schema(function: Any) -> tuple[list[str], dict[str, Any]]:
+    """The names of an operator's arguments, and their defaults."""
+    arguments = function._schema.arguments
+    return [a.name for a in arguments], {a.name: a.default_value for a in arguments if a.has_default_value()}
+
+
+def _computed_weights(module: nn.Module) -> Iterator[Tensor]:
+    """The weights that parametrisations and old hooks compute; as they are rounded, they are the module's numbers."""
+    for part in module.modules():
+        for name in getattr(part, "parametrizations", {}):
+            yield getattr(part, name)
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm):
+                yield hook.compute_weight(part)
+            elif isinstance(hook, SpectralNorm):
+                yield hook.compute_weight(part, do_power_iteration=False)
+            elif isinstance(hook, BasePruningMethod):
+                yield hook.apply_mask(part)
+
+
+class Trace(TorchDispatchMode):
+    """The operators that are applied while it is entered.
+
+    Args:
+        module: that is run.
+        x: its input.
+        exact: whether constants that the module computes, and rounds, are refused.
+
+    Attributes:
+        steps: the operators on computed tensors; at the end those that the output depends on.
+        output: what the module returned.
+        computed, rounded: the identities of tensors that depend on x, and of those that do not and may be rounded.
+        constants: the steps that do not depend on x. They stay alive, so that nothing else gets a tensor's identity.
+        makers: by the identity of a tensor, the one of these that made it.
+        derived: by the identity of a tensor, the same with derivatives.
+        unsteady: the memory of constants that were drawn at random, or written to.
+        refusal: why no network is read, once that is known.
+    """
+
+    def __init__(self, module: nn.Module, x: Tensor, exact: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = {id(m): name for name, m in module.named_modules()}
+        self.exact, self.weights = exact, list(_computed_weights(module)) if exact else []
+        self.x = self.output = x
+        self.computed, self.rounded, self.unsteady = {id(x)}, set[int](), set[int]()
+        self.steps, self.constants = list[Step](), list[Step]()
+        self.makers, self.derived = dict[int, Step](), dict[int, Tensor]()
+        self.refusal: UnsupportedError | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What torch would do otherwise imports its compiler, which takes seconds.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        names, defaults = _schema(func)
+        arguments = defaults | dict(zip(names, args, strict=False)) | (kwargs or {})
+        op = func._schema.name.removeprefix("aten::")
+        self.follow(Step(func, op, arguments, made, *self.where(f"aten.{op}")))
+        return made
+
+    def follow(self, step: Step) -> None:
+        """List a step, and take note of what its results depend on."""
+        given, found = tensors(step.arguments), tensors(step.made)
+        tags, mutable = step.function.tags, step.function._schema.is_mutable
+        computed = step.op not in _SHAPES and any(id(t) in self.computed for t in given)
+        unsteady = mutable or torch.Tag.nondeterministic_seeded in tags or any(map(self.is_unsteady, given))
+        if any(id(t) in self.computed or self.is_unsteady(t) for t in _deciding(step)):
+            self.refuse(step.place, "what is computed depends on computed numbers; a network is a fixed list of layers")
+        if computed:
+            if mutable:
+                self.refuse(step.place, "writes to a tensor in a way that cannot be followed")
+            self.steps.append(step)
+            self.computed.update(map(id, found))
+            return
+        self.constants.append(step)
+        if unsteady:
+            self.unsteady |= {t.untyped_storage()._cdata for t in found}
+        if not mutable:
+            self.makers |= {id(t): step for t in found if not any(t is each for each in given)}
+        if self.exact and (any(id(t) in self.rounded for t in given) or _rounds(step)):
+            self.rounded |= {id(t) for t in found if not any(t.dtype == w.dtype and t.equal(w) for w in self.weights)}
+
+    def is_unsteady(self, tensor: Tensor) -> bool:
+        """Return True if a tensor was drawn at random, or written to."""
+        return tensor.untyped_storage()._cdata in self.unsteady
+
+    def refuse(self, place: str, reason: str) -> NoReturn:
+        """Stop. The refusal is kept, too: the module may catch what is raised."""
+        error = UnsupportedError(reason, place=place)
+        self.refusal = self.refusal or error
+        raise error
+
+    def where(self, function: str) -> tuple[str, str]:
+        """The name of the innermost running module, and the place of a function that is called there, for messages."""
+        path, line = None, ""
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code is not trace.__code__ and (path is None or not line):
+            if frame.f_code is _CALL and path is None:
+                path = self.names.get(id(frame.f_locals["self"]), "")
+            if not line and _is_users(frame.f_code.co_filename):
+                line = f", line {frame.f_lineno} of {os.path.basename(frame.f_code.co_filename)}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return path or "", f"'{path or ''}' ({function}{line})"
+
+    def finish(self, output: Tensor) -> None:
+        """Keep the steps that the output depends on.
+
+        Raises:
+            UnsupportedError: if one takes what is no fixed number, or rounds to a narrower type.
+        """
+        needed, kept = {id(output)}, list[Step]()
+        for step in reversed(self.steps):
+            if any(id(t) in needed for t in tensors(step.made)):
+                kept.insert(0, step)
+                needed.update(map(id, tensors(step.arguments)))
+        self.steps, self.output = kept, output
+        for step in kept:
+            given = tensors(step.arguments)
+            if torch.Tag.nondeterministic_seeded in step.function.tags or any(map(self.is_unsteady, given)):
+                self.refuse(step.place, "takes random numbers, or what is changed in place while the module runs")
+            for tensor in (t for t in given if id(t) in self.rounded):
+                said = f"a weight or constant is computed by the module in {tensor.dtype}, and rounded: keep it as a "
+                said += "parameter or buffer, or register its computation (torch.nn.utils.parametrize)"
+                self.refuse(step.place, said)
+            widths = [t.dtype.itemsize for t in given if id(t) in self.computed and t.is_floating_point()]
+            if step.result.is_floating_point() and step.result.dtype.itemsize < max(widths, default=0):
+                said = f"rounds to {step.result.dtype}: a network is computed in one precision, float32 or float64"
+                self.refuse(step.place, said)
+
+    def differentiable(self, constant: Tensor) -> Tensor:
+        """A tensor that does not depend on the input, with its derivatives by the module's parameters."""
+        step = self.makers.get(id(constant))
+        if step is None or id(constant) in self.derived:
+            return self.derived.get(id(constant), constant)
+        arguments = tree_map_only(Tensor, self.differentiable, step.arguments)
+        if not any(tensor.requires_grad for tensor in tensors(arguments)):
+            return constant
+        with torch.enable_grad():
+            made = step.function(**arguments)
+        self.derived |= {id(old): new for old, new in zip(tensors(step.made), tensors(made), strict=True)}
+        return self.derived[id(constant)]
+
+
+@cache
+def _is_users(file: str) -> bool:
+    return os.path.isfile(file) and not file.startswith(_OTHERS_CODE)
+
+
+def _deciding(step: Step) -> list[Tensor]:
+    """The tensors whose numbers an operator hands to Python, as themselves or as the shape of its result."""
+    given, tags = tensors(step.arguments), step.function.tags
+    if torch.Tag.dynamic_output_shape in tags and step.op == "index":
+        return [t for t in given if t.dtype == torch.bool]
+    return given if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags) else []
+
+
+def _rounds(step: Step) -> bool:
+    """Return True if numbers that an operator made of constants may be rounded."""
+    given, results, a = tensors(step.arguments), tensors(step.made), step.arguments
+    if not any(t.is_floating_point() for t in given) or not any(t.is_floating_point() for t in results):
+        return False
+    if step.op in _EXACT or step.function.is_view:
+        return False
+    if step.op in ("mm", "addmm") and a.get("beta", 1) == 1:
+        # Where a factor is zero, nothing is rounded.
+        return all(bool(t.any()) for t in given[-2:])
+    if step.op not in ("add", "sub", "mul") or a.get("alpha", 1) != 1 or step.result.dtype != torch.float32:
+        return True
+    pair = (v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float32) for v in (a["self"], a["other"]))
+    x, y = (v.detach().cpu().numpy() for v in pair)
+    wide = exact_product(x, y) if step.op == "mul" else exact_sum(x, -y if step.op == "sub" else y)
+    return wide is None or not bool((step.result.detach().cpu().double().numpy() == wide).all())
+
+
+class _Functions(TorchFunctionMode):
+    """Refuses to hand out a computed tensor's memory, and takes functions apart that torch would take apart otherwise.
+
+    Args:
+        into: the trace, which is told of refusals.
+    """
+
+    def __init__(self, into: Trace) -> None:
+        super().__init__()
+        self.trace = into
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (HardnessGate.forward, Sharpened.forward):
+            value, factor = args[0].form()
+            # λ is a number of the module, as it is rounded.
+            self.trace.rounded.discard(id(factor))
+            return value(args[1] * factor) / factor
+        if func is F.instance_norm and kwargs.pop("use_input_stats"):
+            # torch's own merges the batch with the channels.
+            return F.group_norm(args[0], args[0].shape[1], kwargs["weight"], kwargs["bias"], kwargs["eps"])
+        if func is F.instance_norm:
+            return F.batch_norm(args[0], training=False, **kwargs)
+        if func in _MEMORY and any(map(torch._is_functional_tensor, tensors(args))):
+            _, place = self.trace.where(func.__name__)
+            self.trace.refuse(place, "the memory of a computed tensor cannot be had")
+        return func(*args, **(kwargs or {}))
+
+
+def trace(module: nn.Module, x: Tensor, exact: bool = False) -> Trace:
+    """Run a module on x, (batch, …), and return what it did.
+
+    Args:
+        module: as it is to be run: in evaluation mode, where that is wanted.
+        x: a batch of inputs; it is not changed.
+        exact: whether weights and constants that the module computes from others, and rounds, are refused; those of
+            parametrisations and old hooks, and λ of gates, are not.
+
+    Raises:
+        UnsupportedError: if the module does what no fixed network does.
+        InputError: if the module fails on x by itself.
+    """
+    made = Trace(module, x, exact)
+    failure: Exception | None = None
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        with made, _Functions(made):
+            output = module(torch._to_functional_tensor(x))
+            if isinstance(output, Tensor) and torch._is_functional_tensor(output):
+                torch._sync(output)  # type: ignore[attr-defined,no-untyped-call]
+                output = torch._from_functional_tensor(output)
+    except Exception as error:
+        failure = error
+    finally:
+        torch._disable_functionalization()
+    if made.refusal is not None:
+        raise made.refusal from failure
+    if failure is not None:
+        said = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
+        try:
+            with torch.no_grad():
+                module(x.clone())
+        except Exception:
+            raise InputError(f"the module fails for inputs of shape {tuple(x.shape)}: {said}") from failure
+        raise UnsupportedError(f"the module cannot be followed: {said}") from failure
+    if id(output) not in made.computed:
+        said = f"returns a {type(output).__name__} where one tensor computed from the input is expected"
+        raise UnsupportedError(said)
+    made.finish(output)
+    return made
