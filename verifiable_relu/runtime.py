@@ -30,15 +30,15 @@ def load(part: str = "") -> Any:
     return import_module(f"onnxruntime.{part}") if part else module
 
 
-def session(model: bytes, threads: int = 1, precise: bool = False) -> Any:
+def session(model: bytes, threads: int = 1, precise: bool = False, optimised: bool = True) -> Any:
     """An ONNX file loaded by onnxruntime, to run on the CPU.
 
     Args:
         model: the file's content.
         threads: how many threads an operator may use.
-        precise: whether quantised files are computed as the standard says: on processors without VNNI, sums of two
-            products of int8 numbers saturate at 16 bits by default, and what is quantised in no more than its weights
-            is by default quantised in the numbers that these are multiplied with, too.
+        precise: whether sums of int8 products are exact on processors without VNNI, too, where sums of two products
+            saturate at 16 bits by default.
+        optimised: whether operators are fused, as they are by default, or run one by one as the file has them.
 
     Returns:
         An ``onnxruntime.InferenceSession``. It logs fatal errors only: other errors are raised as exceptions, and log
@@ -51,22 +51,17 @@ def session(model: bytes, threads: int = 1, precise: bool = False) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
-    providers = ["CPUExecutionProvider"]
     if precise:
         options.add_session_config_entry("session.x64quantprecision", "1")
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        try:
-            return onnxruntime.InferenceSession(model, options, providers=providers)
-        except Exception:
-            # Version 1.31 refuses some files so that it runs otherwise; they are run as they are written.
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model, options, providers=providers)
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 @lru_cache(maxsize=2)
-def kept_session(model: bytes, precise: bool = False) -> Any:
+def kept_session(model: bytes, precise: bool = False, optimised: bool = True) -> Any:
     """The ``session`` of a file's content; the last two are kept, and no more, because large networks fill memory.
 
     The arguments are those of ``session``.
     """
-    return session(model, precise=precise)
+    return session(model, precise=precise, optimised=optimised)

@@ -324,6 +324,9 @@ QUANTISED = ("DequantizeLinear", "QuantizeLinear")
 MEANS = ("AveragePool", "GlobalAveragePool")
 SUMS = ("Add", "Conv", "ConvTranspose", "Div", "Gemm", "MatMul", "Mul", "Sub", *MEANS)
 MOVES_OF_WHOLE_NUMBERS = ("Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+TAKEN_AWAY = (*MOVES, "Cast", "Slice")
+FOLDED = ("Add", "BatchNormalization", "Div", "Mul", "Sub")
 WHOLE = {"int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
 
 
@@ -354,6 +357,7 @@ class _Reader:
         sums: of the values that a sum of products made, what a sum right behind it has to know.
         scaled: of products with scalars the value before all of them, and the factor.
         reached: of values the DequantizeLinear whose results are summed in them, with N·σ of each.
+        nodes: by the names of their results.
     """
 
     def __init__(self, network: Network, arithmetic: Arithmetic | None) -> None:
@@ -364,6 +368,7 @@ class _Reader:
         self.scaled: dict[str, tuple[np.ndarray, Fraction]] = {}
         self.gates: list[Gate] = []
         self.reached: dict[str, dict[str, Fraction]] = {}
+        self.nodes: dict[str, onnx.NodeProto] = {}
 
     def read(self, node: onnx.NodeProto) -> None:
         """Compute what a node computes."""
@@ -375,6 +380,9 @@ class _Reader:
         if self.arithmetic is not None:
             need(kind in (*EXACT, *QUANTISED, *SUMS, *OFF), f"{kind} that runs")
             need(kind not in QUANTISED or not self.arithmetic.result, f"{kind} in an arithmetic of 16 bits")
+        self.nodes[name] = node
+        if self.arithmetic is not None:
+            self._need_kept(node)
         self._scale(node, given)
         self._reach(node, given)
         if kind == "QuantizeLinear":
@@ -412,6 +420,56 @@ class _Reader:
             number, source = Fraction(given[places[0]].item()), 1 - places[0]
             x, factor = self.scaled.get(node.input[source], (given[source], ONE))
             self.scaled[node.output[0]] = x, factor * number if node.op_type == "Mul" else factor / number
+
+    def _back(self, name: str, through: tuple[str, ...]) -> onnx.NodeProto:
+        """The node that a value comes from through operators, stored numbers aside, and through those of no effect."""
+        while (node := self.nodes.get(name)) is not None:
+            constants = [v for i in node.input if (v := self.values.get(i)) is not None and not varies(v)]
+            no_effect = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}.get(node.op_type)
+            idle = no_effect is not None and any((exact(value) == no_effect).all() for value in constants)
+            if not idle and (node.op_type not in through or (no_effect is not None and not constants)):
+                return node
+            name = next((i for i in node.input if varies(self.values[i])), node.input[0])
+        return onnx.NodeProto()
+
+    def _steps(self, node: onnx.NodeProto) -> tuple[Any, ...] | None:
+        """Scale, zero point and its type of a DequantizeLinear or QuantizeLinear."""
+        if node.op_type not in QUANTISED:
+            return None
+        scale, zero = (*(self.values[i] for i in node.input[1:] if i), np.zeros((), np.uint8))[:2]
+        return tuple(exact(scale).ravel()), tuple(exact(zero).ravel()), zero.dtype
+
+    def _product(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, list[Any]] | None:
+        """A Conv, Gemm or MatMul of numbers of one scale, or a stored bias added to it; and the steps of its inputs."""
+        inputs = list(node.input)
+        for a, b in (inputs, inputs[::-1]) if node.op_type == "Add" else ():
+            if (found := self._back(a, TAKEN_AWAY)).op_type in PRODUCTS and not varies(self.values[b]):
+                node, inputs = found, [*found.input[:2], b]
+        if node.op_type not in PRODUCTS or not varies(self.values[inputs[0]]):
+            return None
+        return node, [self._steps(self._back(i, (*EXACT, *TAKEN_AWAY))) for i in inputs if i]
+
+    def _need_kept(self, node: onnx.NodeProto) -> None:
+        """Refuse what a session with default options computes otherwise (the page on arithmetic)."""
+        if node.op_type == "QuantizeLinear":
+            for more in ((), FOLDED):
+                found = self._product(self._back(node.input[0], (*EXACT, *TAKEN_AWAY, *more)))
+                x, *others = [None] if found is None else found[1]
+                need(x is None or len(x[0]) > 1 or None not in others, "a float bias or weights that are quantised")
+            before = self._back(node.input[0], TAKEN_AWAY)
+            need(before.op_type != "DequantizeLinear" or self._steps(before) == self._steps(node), "quantised twice")
+        elif (found := self._product(node)) is not None and found[1][1] is not None:
+            product, (x, weight, *bias) = found
+            dense = product.op_type == "MatMul" or (
+                product.op_type == "Gemm" and not any(a.name == "transB" and a.i for a in product.attribute)
+            )
+            direct = self.nodes.get(product.input[0], product).op_type == "DequantizeLinear"
+            need(direct or not dense, "quantised weights of what is not quantised")
+            for own in bias if x is not None and len(x[0]) == 1 else ():
+                scales = [x[0][0] * w for w in weight[0]]
+                near = own is None or (len(own[0]) in (1, len(scales)) and not any(own[1]))
+                pairs = zip(scales, (own[0] * len(scales))[: len(scales)], strict=True) if near and own else ()
+                need(near and all(abs(a - b) <= a / 2**23 for a, b in pairs), "a bias of another scale")
 
     def _reach(self, node: onnx.NodeProto, given: list[Any]) -> None:
         """Note of which DequantizeLinear the results are summed in a value."""
@@ -632,9 +690,8 @@ class _Reader:
         sigma = self._along(scale, q, attributes)
         if self.arithmetic is None or not varies(q):
             return (q - p) * sigma
-        scales, zeros = (np.broadcast_to(np.asarray(v, object), q.shape).ravel() for v in (sigma, p))
-        rows = [Form({i: s}, -s * p_i) for i, (s, p_i) in enumerate(zip(scales, zeros, strict=True))]
-        found, self.sums[node.output[0]] = self._off_by_sums(rows, list(q.ravel()), [])
+        rows = [Form({i: s}) for i, s in enumerate(np.broadcast_to(np.asarray(sigma, object), q.shape).ravel())]
+        found, self.sums[node.output[0]] = self._off_by_sums(rows, list((q - p).ravel()), [])
         return found.reshape(q.shape)
 
 

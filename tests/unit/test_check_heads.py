@@ -11,17 +11,19 @@ from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 
 from tests.support.asking import claims
 from tests.support.certificates import Case, checked, excluded, one_point, question, records, tree_case, written
 from tests.support.solver_cases import row
-from verifiable_relu.campaign.certificates import proofs
+from verifiable_relu.campaign.certificates import Certificates, proofs
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
 from verifiable_relu.verifiers.registry import make
 
 HEADS: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -96,7 +98,7 @@ def test_rows_that_do_not_compare_are_rows_of_the_head(kind: str, reason: str, f
     network, prop = question("mlp")
     assert prop.unsafe[0][0].bound
     case = of(tree_case(folder), under(network, (kind, {})))
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(BadInput if kind == "Softmax" else Refused, match=reason):
         checked(folder, case, written(case.records))
 
 
@@ -133,3 +135,25 @@ def test_points_are_compared_exactly_before_the_head(folder: Path) -> None:
             assert "in no disjunct" in str(error)
             ended.append("refused")
     assert sorted(ended) == ["refused", "sat: "]
+
+
+@pytest.mark.parametrize(("head", "reason"), [("Softsign", "nothing is known but"), ("Sigmoid", "closely enough")])
+def test_points_whose_outputs_the_checker_does_not_know_are_not_judged(head: str, reason: str, folder: Path) -> None:
+    """So that certify keeps *sat*: with a function that the checker does not know, and within its own rounding."""
+    network, prop = question("mlp")
+    whole, point = under(network, (head, {})), [Fraction(float(v)) for v in prop.box.lower]
+    x = torch.tensor([float(v) for v in point], dtype=torch.float64)
+    net = read_onnx(whole).to(torch.float64)
+    most = sum(Fraction(float(value)) for value in net(x.reshape(1, *net.input_shape)).flatten())
+    unsafe = excluded(prop.box, (row({0: 1, 1: 1}, most),))
+    text = vnnlib_text(unsafe).encode()
+    case = Case(whole, text, one_point(whole, text, point))
+    with pytest.raises(BadInput, match=reason):
+        checked(folder, case, written(case.records))
+    kept = Certificates(folder / head)
+    (folder / f"{head}.onnx").write_bytes(whole)
+    (folder / f"{head}.vnnlib").write_bytes(text)
+    query = Query(read_onnx(whole), unsafe)
+    outcome = Outcome(Verdict.SAT, Reason.REFUTED, "attack", witness=tuple(point))
+    said = kept.keep(str(folder / f"{head}.onnx"), str(folder / f"{head}.vnnlib"), [query], [outcome], 1.0)
+    assert not said.accepted and not said.refused and reason in said.detail

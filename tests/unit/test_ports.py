@@ -183,6 +183,51 @@ def asked(folder: Path, text: str, capsys: pytest.CaptureFixture[str], status: i
     return (shown.err if status else shown.out).splitlines()
 
 
+def declared(inputs: list[tuple[str, str]], outputs: list[tuple[str, str]], hidden: str = "") -> str:
+    """A query about (name, tensor of the file) in an order, at one point, where y_0 is 3.5."""
+    kinds = {"a": "float32 [1,3]", "b": "float32 [1,2,2]", "y": "float32 [1,2]", "mean": "float32 [1,1,1]"}
+    heads = [f"(declare-input {name} {kinds[of]})" for name, of in inputs]
+    heads += [hidden, *(f"(declare-output {name} {kinds[of]})" for name, of in outputs)]
+    a, b, y, mean = (next(name for name, tensor in (*inputs, *outputs) if tensor == of) for of in kinds)
+    conditions = [f"(== {a}[0,{i}] {value})" for i, value in enumerate(("1.0", "0.0", "0.0"))]
+    conditions += [f"(== {b}[0,{i},{j}] 0.5)" for i in range(2) for j in range(2)]
+    conditions += [f"(>= {y}[0,0] 3.4)", f"(<= {y}[0,1] 0.0)", f"(<= {mean}[0,0,0] 1.1)"]
+    asserts = "".join(f"(assert {condition})" for condition in conditions)
+    return f"(vnnlib-version <2.0>)(declare-network n {' '.join(heads)}){asserts}"
+
+
+A_B, Y_MEAN = [("a", "a"), ("b", "b")], [("y", "y"), ("mean", "mean")]
+OTHER = [("P", "a"), ("Q", "b")], [("R", "y"), ("S", "mean")]
+
+
+@pytest.mark.parametrize("hidden", ["", '(declare-hidden H float32 [1,4] "hidden")'])
+def test_tensors_declared_by_the_files_names_are_those_in_any_order(
+    hidden: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for inputs in (A_B, A_B[::-1], OTHER[0]):
+        for outputs in (Y_MEAN, Y_MEAN[::-1], OTHER[1]):
+            assert asked(tmp_path, declared(inputs, outputs, hidden), capsys)[0] == "sat"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "said"),
+    [
+        (A_B, [("mean", "y"), ("S", "mean")], "name all outputs as the file does, or none"),
+        (A_B, [("R", "y"), ("y", "mean")], "'y' is declared in the place of the file's 'mean'"),
+        ([("b", "a"), ("Q", "b")], Y_MEAN, "name all inputs as the file does, or none"),
+    ],
+)
+def test_some_of_the_files_names_in_the_places_of_others_are_refused(
+    inputs: list[tuple[str, str]],
+    outputs: list[tuple[str, str]],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (line,) = asked(tmp_path, declared(inputs, outputs), capsys, 2)
+    assert said in line
+
+
 @pytest.mark.thorough
 def test_queries_name_several_inputs_and_outputs_by_order_by_name_and_hidden_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

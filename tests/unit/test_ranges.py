@@ -9,10 +9,11 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.support.hooks import Hook
 from verifiable_relu.bounds import Bounds, crown_relaxation, interval_bounds
+from verifiable_relu.network import from_torch
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import LeakyRelu, Relu, curve
@@ -161,3 +162,24 @@ def test_a_fault_in_ranges_is_seen(fault: str) -> None:
     assert not seen()
     with FAULTS[fault].applied():
         assert seen()
+
+
+@pytest.mark.parametrize("width", (0.5, 100.0))
+def test_a_softmax_is_at_most_1_and_what_is_left_of_1_not_negative(width: float) -> None:
+    class Left(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sqrt(1 - torch.softmax(x, -1))
+
+    network = from_torch(Left().eval(), (5,)).to(torch.float64)
+    box = Bounds(*(torch.full((1, 5), end, dtype=torch.float64) for end in (-width, width)))
+    with torch.no_grad():
+        found = interval_bounds(network, box)[-1]
+        relaxation = crown_relaxation(network, box)
+        eye = torch.eye(5, dtype=torch.float64)
+        lower, upper = relaxation.outputs(eye), -relaxation.outputs(-eye)
+        x = box.lower + (box.upper - box.lower) * torch.rand(2000, 5, dtype=torch.float64)
+        y = Left()(torch.cat([x, torch.diag(2 * width * torch.ones(5, dtype=torch.float64)) - width]))
+    assert bool((found.lower >= 0).all()) and bool((found.lower <= y.amin(0)).all())
+    assert bool((found.upper >= y.amax(0)).all()) and bool((found.upper <= 1 + 1e-12).all())
+    assert bool((lower <= y.amin(0)).all()) and bool((y.amax(0) <= upper).all())
+    assert bool(torch.isfinite(lower).all()) and bool(torch.isfinite(upper).all())

@@ -17,7 +17,8 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 from tests.support.asking import claims
-from verifiable_relu import Around, certify, verify
+from verifiable_relu import Around, certify, verify, verify_change
+from verifiable_relu.api.changing import compared
 from verifiable_relu.bounds import Bounds, crown_relaxation
 from verifiable_relu.campaign.certificates import Certificates
 from verifiable_relu.campaign.inputs import Entry, Loader
@@ -178,6 +179,22 @@ def test_a_counterexample_in_an_l2_ball_has_no_certificate(files: tuple[Path, Pa
 def test_models_that_differ_in_their_outputs_are_refused(files: tuple[Path, Path]) -> None:
     with pytest.raises(InputError, match="not alike"):
         verify(files[0], IMAGES, [0] * 6, 0.1, also=nn.Linear(8, 2))
+
+
+def test_a_model_of_another_input_shape_is_not_asked_about_permuted_pixels() -> None:
+    """Two networks of images, as files: the second takes the transposed image, of as many pixels."""
+    made = []
+    for shape in ((1, 2, 3), (1, 3, 2), (6,)):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+        made.append(write_onnx(from_torch(model, shape)))
+    image = np.full((1, 1, 2, 3), 0.5, np.float32)
+    for other in made[1:]:
+        with pytest.raises(InputError, match="not alike"):
+            verify(made[0], image, [0], 0.01, also=other)
+        with pytest.raises(InputError, match="not compared"):
+            compared(read_onnx(made[0]), read_onnx(other), [])
+        with pytest.raises(InputError, match="takes"):
+            verify_change(made[0], other, image, 0.01)
 
 
 def test_a_gelu_that_runs_has_to_be_a_member_of_its_family(tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ def compared(
         InputError: if the shapes of the networks, or of a box, differ.
     """
     size, count = one.input_size, one.output_size
-    if (size, count) != (other.input_size, other.output_size):
-        sizes = " and ".join(f"'{n.name}' with {n.input_size} inputs and {n.output_size} outputs" for n in (one, other))
-        raise InputError(f"{sizes} are not compared")
+    if (one.input_shape, count) != (other.input_shape, other.output_size):
+        shapes = (f"'{n.name}' of inputs {list(n.input_shape)} and {n.output_size} outputs" for n in (one, other))
+        raise InputError(f"{' and '.join(shapes)} are not compared")
     for prop in boxes:
         if prop.box.size != size:
             raise InputError(f"a box of {prop.box.size} inputs, but the networks have {size}", place=prop.name)

@@ -281,13 +281,16 @@ def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Net
     """Several networks as one, and the properties of which each says of every one what it said of the first.
 
     Raises:
-        InputError: if inputs or outputs of the networks differ in number.
+        InputError: if the shapes of the networks' inputs, or the numbers of their outputs, differ.
     """
     first = parts[0]
     size, count = first.input_size, first.output_size
     for other in parts[1:]:
-        if (other.input_size, other.output_size) != (size, count):
-            raise InputError(f"'{other.name}' has {other.input_size} inputs and {other.output_size} outputs: not alike")
+        if (other.input_shape, other.output_size) != (first.input_shape, count):
+            shape = list(other.input_shape)
+            raise InputError(
+                f"'{other.name}' takes inputs of shape {shape} and has {other.output_size} outputs: not alike"
+            )
     both = product([Part(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
 
     def moved(polytope: Polytope, start: int) -> Polytope:

@@ -478,6 +478,10 @@ def within_range(node: Activation, bounds: Bounds, image: Bounds) -> Bounds:
         least, most, zero = node.known.least, node.known.most, node.known.zero
     lower = image.lower if least == -math.inf else image.lower.clamp(min=least)
     upper = image.upper if most == math.inf else image.upper.clamp(max=most)
+    if isinstance(node, Curve) and (start := node.known.one_from) is not None:
+        lower = torch.where(bounds.lower >= start, lower.clamp(min=1), lower)
+    if isinstance(node, Curve) and (start := node.known.one_to) is not None:
+        upper = torch.where(bounds.lower >= start, upper.clamp(max=1), upper)
     if zero is None:
         return Bounds(lower, upper)
     positive, negative = bounds.lower >= zero, bounds.upper <= zero

@@ -129,8 +129,8 @@ class Adam:
         return self._sum / self.counted
 
 
-Search = Callable[[Relaxation, int, Tensor, Tensor, Tensor | None], Tensor]
-"""Bounds rows·y + constant from below: of (relaxation, target, rows, sample, constant), as ``Relaxation.lower``."""
+Search = Callable[[Relaxation, int, Tensor, Tensor, Tensor], Tensor]
+"""Bounds sign·(neurons of a node) from below: of (relaxation, node, neuron, sign, sample), all three (R,)."""
 
 
 def crown_relaxation(
@@ -176,18 +176,18 @@ def crown_relaxation(
     """
     relaxation = Relaxation(network, box, known, float32, tuning=tuning)
     relaxation.reached = done
-    plain = _exact_by_intervals(network)
+    plain, alone = _exact_by_intervals(network), coarse is not None
 
     def tighten(index: int, bounds: Bounds) -> Bounds:
         if plain[network.nodes[index].inputs[0]] or (index in network.spared and not exact):
             return bounds
         mine = None if only is None else only.get(index)
         if (crown and index > done) or index in network.spared:
-            bounds = _Layer(relaxation, index, bounds, mine, max_unstable, memory, stop).tightened()
+            bounds = _Layer(relaxation, index, bounds, mine, max_unstable, memory, stop, alone=alone).tightened()
             if crown and not (stop is not None and stop()):
                 relaxation.reached = index
         if search is not None:
-            bounds = _Layer(relaxation, index, bounds, mine, max_unstable, memory, stop, search).tightened()
+            bounds = _Layer(relaxation, index, bounds, mine, max_unstable, memory, stop, search, alone).tightened()
         return bounds
 
     if coarse is None:
@@ -231,6 +231,8 @@ class _Layer:
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks.
         search: what bounds rows; by default CROWN's lines.
+        alone: whether neurons that are the same difference are each bounded by rows of their own, since what proves
+            the bounds is recorded.
     """
 
     def __init__(
@@ -243,12 +245,13 @@ class _Layer:
         memory: int,
         stop: Callable[[], bool] | None,
         search: Search | None = None,
+        alone: bool = False,
     ) -> None:
         node = relaxation.network.nodes[index]
         assert isinstance(node, Activation | Beside)
         self.relaxation, self.index, self.node, self.bounds = relaxation, index, node, bounds
         self.source = node.inputs[0]
-        self.stop, self.search = stop, search
+        self.stop, self.search, self.alone = stop, search, alone
         chosen = unstable(node, bounds).flatten(1)
         if isinstance(node, Beside):
             chosen = chosen & secants(relaxation.nodes, node).free.flatten(1)
@@ -277,7 +280,7 @@ class _Layer:
     def _improve(self, places: Tensor) -> None:
         """Bound what lies at these places of ``both``, flattened, anew."""
         node, found = self.relaxation.network.nodes[self.source], self.both.view(-1)
-        if not (isinstance(node, Sparse) and node.differences) or not len(places):
+        if self.alone or not (isinstance(node, Sparse) and node.differences) or not len(places):
             self._bound(places)
             return
         # Of a − b and b − a, as a softmax has them, one side of each says what the other side of the other does.
@@ -305,9 +308,8 @@ class _Layer:
             if self.search is None:
                 found = self.relaxation.neurons(self.source, neuron, sign, mine)
             else:
-                target, rows, constant = signed(self.relaxation.network, self.source, neuron, sign)
                 every = torch.zeros_like(place) if sample is None else sample[part]
-                found = self.search(self.relaxation, target, rows, every, constant)
+                found = self.search(self.relaxation, self.source, neuron, sign, every)
             # Rows that overflowed say nothing; what intervals say of the neurons holds all the same.
             self.both.view(-1).index_copy_(0, place, found.masked_fill(found.isnan(), -torch.inf))
 
@@ -431,7 +433,8 @@ def ascend(
 def neurons(ascent: Ascent, *, memory: int = MEMORY, stop: Callable[[], bool] | None = None) -> Search:
     """``ascend`` as ``crown_relaxation`` asks for it: better bounds of single neurons."""
 
-    def search(relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None) -> Tensor:
+    def search(relaxation: Relaxation, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
+        target, rows, constant = signed(relaxation.network, index, neuron, sign)
         found = ascend(relaxation, target, rows, sample, ascent, constant=constant, memory=memory, stop=stop)
         return found.lower
 

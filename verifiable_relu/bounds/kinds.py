@@ -89,7 +89,7 @@ def affine_image(
     if rows is None:
         return Bounds(middle - spread, spread.add_(middle))
     found = Bounds(middle - spread, middle + spread)
-    near = (torch.minimum(found.lower.abs(), found.upper.abs()) <= _NEAR * spread) & rows.any
+    near = (torch.minimum(found.lower.abs(), found.upper.abs()) <= _NEAR * spread) & rows.any | rows.constant
     if not bool(near.any()):
         return found
     ends = _by_ends(operator, box, rows.rising)
@@ -158,6 +158,9 @@ def _by_ends(operator: Operator[Affine], box: Bounds, rising: Tensor) -> Bounds:
     )
     first, second = (_sees_none(operator, x) for x in (box.lower < 0, box.upper > 0))
     positive, negative = torch.where(rising, first, second), torch.where(rising, second, first)
+    if operator.adds_up and bool((box.lower >= 0).all()):
+        # A sum is not below any of its terms, whatever rounding makes of it.
+        lower = torch.maximum(lower, box.lower.amax(-1, keepdim=True))
     return _beyond_offset(operator, Bounds(lower, upper), positive, negative)
 
 

@@ -50,11 +50,13 @@ class OneSign:
         rising: those without a negative number.
         any: those, and the ones without a positive number.
         all: whether every row is one.
+        constant: those without any number but 0.
     """
 
     rising: Tensor
     any: Tensor
     all: bool
+    constant: Tensor
 
 
 class Operator(Generic[Kind]):
@@ -140,7 +142,18 @@ class Operator(Generic[Kind]):
             return None
         rising, falling = ((part.flatten(1).all(1)).reshape(self.offset.shape) for part in (weight >= 0, weight <= 0))
         any_ = rising | falling
-        return OneSign(rising, any_, bool(any_.all())) if bool(any_.any()) else None
+        return OneSign(rising, any_, bool(any_.all()), rising & falling) if bool(any_.any()) else None
+
+    @cached_property
+    def adds_up(self) -> bool:
+        """True if the map is dense and each output is the exact sum of all numbers of its row of inputs."""
+        node = self.node
+        return (
+            isinstance(node, Linear)
+            and not node.weight_error
+            and bool((node.weight == 1).all())
+            and not bool(node.bias.any())
+        )
 
     @property
     def row_sums(self) -> Tensor:

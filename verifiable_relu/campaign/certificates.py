@@ -292,4 +292,4 @@ def _said(path: Path, onnx: Path, vnnlib: Path, arithmetic: str, other: Path | N
     except Refused as error:
         return Kept(False, str(error), refused=True)
     except BadInput as error:
-        return Kept(False, f"the checker cannot read it: {error}")
+        return Kept(False, f"the checker cannot judge it: {error}")

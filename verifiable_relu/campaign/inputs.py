@@ -288,7 +288,8 @@ class Loader:
             onnx = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
             files = assigned(spec, onnx)
         before = self.clock()
-        wanted = [EVERYTHING] if spec.joined is None else [_chosen(each) for each in spec.joined.networks]
+        declared = (None,) if spec.joined is None else spec.joined.networks
+        wanted = [self._chosen(*named) for named in zip(files, declared, strict=True)]
         networks = [self.network(*named) for named in zip(files, wanted, strict=True)]
         read = {named: self._network(*named) for named in zip(files, wanted, strict=True)}
         after = self.clock()
@@ -306,6 +307,21 @@ class Loader:
         spent = before - start + sum(each.seconds for each in read.values()) + self.clock() - after
         return Case(str(onnx), str(entry.vnnlib), asked, entry.timeout, spec, key, spent)
 
+    def _chosen(self, path: Path, declared: Declared | None) -> Chosen:
+        """The tensors that a query means: of the file's own names where all have one, otherwise those in its order."""
+        if declared is None:
+            return EVERYTHING
+        found = Chosen(hidden=tuple(tensor.node for tensor in declared.hidden))
+        ports, inputs = [*self.network(path, found).ports], len(declared.inputs)
+        for role, tensors, own in (
+            ("inputs", declared.inputs, ports[:inputs]),
+            ("outputs", declared.outputs, ports[inputs : inputs + len(declared.outputs)]),
+        ):
+            names = [tensor.variable.name for tensor in tensors]
+            if sorted(names) == sorted(own) and names != own:
+                found = replace(found, **{role: tuple(names)})
+        return found
+
     def read(self, entry: Entry, debug: bool = False) -> Case | Result:
         """The instance, or the result that says why it cannot be read.
 
@@ -319,10 +335,6 @@ class Loader:
             if debug and not isinstance(error, InputError):
                 raise
             return unasked(str(entry.onnx or ""), str(entry.vnnlib), error, entry.timeout, self.arithmetic)
-
-
-def _chosen(declared: Declared) -> Chosen:
-    return Chosen(hidden=tuple(tensor.node for tensor in declared.hidden)) if declared.hidden else EVERYTHING
 
 
 def believe(

@@ -25,6 +25,7 @@ from verifiable_relu.campaign.worker import GRACE_S, Job
 from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, net
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.network import deployed
+from verifiable_relu.network.onnx.compare import is_quantised
 from verifiable_relu.spec.find import Networks
 from verifiable_relu.spec.property import Query
 from verifiable_relu.streams import complain, write
@@ -180,6 +181,9 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
             yield f"  margin    {margin:.6g} ({meanings.get(answer, 'the best lower bound found')})"
     if single:
         yield "  float32   the verdict holds for every evaluation in float32, too"
+    runs = single or (result.answer == "unsat" and result.arithmetic != "real")
+    if runs and network.onnx is not None and is_quantised(network.onnx):
+        yield "  int8      on processors without VNNI if onnxruntime's option session.x64quantprecision is 1"
     if result.unstable is not None:
         yield f"  unstable  {result.unstable} neurons"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())

@@ -2,7 +2,7 @@
 
 In place of a certificate, the folder of a campaign's certificates may be given, without ``--net`` and ``--spec``.
 
-Exit status 0: accepted; 1: refused; 2: a file cannot be read; 130: interrupted.
+Exit status 0: accepted; 1: refused; 2: a file cannot be read or judged; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="verifiable-relu check",
         description="Check a certificate without trusting who wrote it.",
-        epilog="Exit status 0: accepted; 1: refused; 2: a file cannot be read.",
+        epilog="Exit status 0: accepted; 1: refused; 2: a file cannot be read or judged.",
     )
     made.add_argument("certificate", type=Path, metavar="CERTIFICATE|DIR", help="a certificate, or a folder of them")
     made.add_argument("--net", type=Path, metavar="NET.onnx", help="the network, gzipped or not")

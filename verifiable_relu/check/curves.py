@@ -22,8 +22,8 @@ from verifiable_relu.check.arithmetic import BESIDE, OWN, TINY, UNIT, Number
 _LN2_HIGH, _LN2_LOW = 0.693147180601954460144043, -4.2009150964757e-11
 """ln 2 = high + low; high has 32 bits, so that its products with integers of 11 bits are exact."""
 
-_TERMS, _FAR = 150, 6.0
-"""Terms of the series of erf, and the |h| from which on erf h is ±1 up to 2.2e-17."""
+_TERMS, _NEAR, _MOST = 80, 2.0, 30.0
+"""Terms of erf's series and of erfc's fraction; the |h| up to which the first is used; from which on erfc is 0 here."""
 
 Valued = tuple[Number, Number]
 """Numbers, and how far they are off, at most."""
@@ -45,24 +45,31 @@ def exponential(x: Number) -> Valued:
     return value, 16 * UNIT * value + TINY
 
 
-def error_function(h: Number) -> tuple[Number, Number, Number]:
-    """erf h, e^(−h²), and how far each of them is off, at most.
+def normal(h: Number) -> tuple[Number, Number, Number, Number]:
+    """(1 + erf h)/2 and by how much it is off, at most; e^(−h²)/√π and by what part of itself; for |h| ≤ ``_MOST``.
 
-    erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign. The relative
-    error of the n-th term is below (4n + 4)·u; terms beyond n = 4·h² are nothing beside the others, and the rounding of
-    h² changes e^(−h²) by less than 2·h²·u of it. That of the sum is below 4·u beside the terms' own, as they decrease
-    on either side of the largest.
+    Where |h| ≤ 2, erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign.
+    The relative error of the n-th term is below (4n + 4)·u, and terms beyond n = 4·h² are nothing beside the others.
+    Elsewhere erfc |h| = e^(−h²)/√π/(|h| + (1/2)/(|h| + (2/2)/(|h| + (3/2)/(|h| + …)))) (ibid., 7.9), whose terms are
+    positive: rounding changes it by less than 16·u of itself, and what is left out is less than u of it.
+
+    h may be off by 5·u of itself, and h² by 11·u, which changes e^(−h²), and erfc |h|, by less than (5 + 11·h²)·u of
+    them.
     """
-    near = np.clip(h, -_FAR, _FAR)
-    square = near * near
-    bell, _ = exponential(-square)
-    term = near.copy()
-    total = term.copy()
+    size, square = np.abs(h), h * h
+    bell = 0.5641895835477563 * exponential(-square)[0]
+    lost = 48 * (1 + square) * UNIT
+    near, far = np.clip(h, -_NEAR, _NEAR), np.maximum(size, _NEAR)
+    term = total = near
+    below = far
     for n in range(1, _TERMS):
-        term = term * (2 * square) / (2 * n + 1)
+        term = term * (2 * near * near) / (2 * n + 1)
         total = total + term
-    value = np.where(np.abs(h) >= _FAR, np.sign(h), 1.1283791670955126 * bell * total)
-    return value, np.where(np.abs(h) >= _FAR, 0.0, bell), 32 * (1 + square) * UNIT
+        below = far + 0.5 * (_TERMS - n) / below
+    tail = 0.5 * bell / below
+    value = np.where(size <= _NEAR, 0.5 + bell * total, np.where(h > 0, 1 - tail, tail))
+    error = np.where(size <= _NEAR, lost, lost * tail + np.where(h > 0, 2 * UNIT, 0)) + TINY
+    return value, error, bell, lost
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Function:
         knots: where its second derivative changes its sign, each as an interval that holds the place.
         convex: of the parts between the knots, whether they are convex.
         steepest: its slope is at most so large.
+        range: its values are between these.
+        sign: 1 where f(z) has the sign of z, −1 where −f(z) has it, 0 where neither is so.
     """
 
     values: Callable[[Number], tuple[Valued, Valued]]
@@ -82,6 +91,8 @@ class Function:
     knots: tuple[tuple[float, float], ...]
     convex: tuple[bool, ...]
     steepest: float
+    range: tuple[float, float] = (-np.inf, np.inf)
+    sign: int = 0
 
     def least(self, low: Number, high: Number, t: Number) -> Number:
         """A lower bound of f(z) − t·z over low ≤ z ≤ high; t is shaped (…, neurons), the result like it."""
@@ -105,7 +116,10 @@ class Function:
                     bound = np.minimum(bound, value - t * end - error)
                     size = np.maximum(size, np.abs(value) + np.abs(t * end))
             found = np.where(there, np.minimum(found, bound - 16 * UNIT * size - TINY), found)
-        return found
+        # No rounding takes the function itself out of its range, or over zero.
+        positive = low >= 0 if self.sign > 0 else (high <= 0) & (self.sign < 0)
+        floor = np.where(positive, 0.0, self.range[0])
+        return np.where(t == 0, np.maximum(found, floor), found)
 
     def _tangent(self, a: Number, b: Number, t: Number) -> tuple[Number, Number]:
         """A lower bound of f(z) − t·z over a ≤ z ≤ b, where f is convex; and the size of the numbers it is made of."""
@@ -129,7 +143,10 @@ class Function:
             return (-value, error), (-slope, off)
 
         convex = tuple(not part for part in self.convex)
-        return Function(values, lambda z: -self.guess(z), self.knots, convex, self.steepest)
+        least, most = self.range
+        return Function(
+            values, lambda z: -self.guess(z), self.knots, convex, self.steepest, (-most, -least), -self.sign
+        )
 
 
 @dataclass(frozen=True)
@@ -229,16 +246,20 @@ class Secants:
 def _sigmoid(z: Number) -> tuple[Valued, Valued]:
     e, _ = exponential(-np.abs(z))
     small = e / (1 + e)
-    value = np.where(z >= 0, 1 / (1 + e), small)
-    error = np.full_like(value, 16 * UNIT)
-    return (value, error), (small / (1 + e), error)
+    value, slope = np.where(z >= 0, 1 / (1 + e), small), small / (1 + e)
+    return (value, 32 * UNIT * value + TINY), (slope, 64 * UNIT * slope + TINY)
 
 
 def _tanh(z: Number) -> tuple[Valued, Valued]:
+    """Near 0 by Lambert's continued fraction, whose terms are positive and leave less than 10⁻³⁰ of it."""
     e, _ = exponential(-2 * np.abs(z))
-    value = np.sign(z) * (1 - e) / (1 + e)
-    error = np.full_like(value, 64 * UNIT)
-    return (value, error), (4 * e / ((1 + e) * (1 + e)), error)
+    near = np.clip(z, -0.5, 0.5)
+    below = np.full_like(near, 25.0)
+    for n in range(23, 0, -2):
+        below = n + near * near / below
+    value = np.where(np.abs(z) < 0.5, near / below, np.sign(z) * (1 - e) / (1 + e))
+    slope = 4 * e / ((1 + e) * (1 + e))
+    return (value, 64 * UNIT * np.abs(value) + TINY), (slope, 64 * UNIT * slope + TINY)
 
 
 def _relu(z: Number) -> tuple[Valued, Valued]:
@@ -250,23 +271,22 @@ def gelu(scale: float) -> Function:
     """z·(1 + erf(k·z))/2 with any k that differs from ``scale`` > 0 by 4 units of its size at most.
 
     Its slope is (1 + erf h)/2 + h·e^(−h²)/√π, h = k·z, and its second derivative is that of a positive number times
-    1 − h². What rounding makes of h changes the value by less than |z|·0.25 of it, and the slope by less than 0.6.
+    1 − h².
     """
 
     def values(z: Number) -> tuple[Valued, Valued]:
-        h = scale * z
-        whole, bell, error = error_function(h)
-        half = 0.5 + 0.5 * whole
-        slope = half + h * bell * 0.5641895835477563
-        # Where the bell is taken as zero, |h| times it is at most 1.4e-15.
-        return (z * half, (error + 8 * UNIT) * np.abs(z) + TINY), (slope, error + 32 * UNIT)
+        h = np.clip(scale * z, -_MOST, _MOST)
+        half, error, bell, part = normal(h)
+        rest = h * bell
+        off = error + part * np.abs(rest) + 4 * UNIT * (half + np.abs(rest))
+        return (z * half, (error + 2 * UNIT * half) * np.abs(z) + TINY), (half + rest, off)
 
     def guess(z: Number) -> Number:
         h = scale * z
         return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
 
     near, far = (1 - BESIDE) / scale, (1 + BESIDE) / scale
-    return Function(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13)
+    return Function(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, sign=1)
 
 
 def same(function: Function) -> Curve:
@@ -274,10 +294,13 @@ def same(function: Function) -> Curve:
     return Curve(function, function)
 
 
-SIGMOID = same(Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), ((0.0, 0.0),), (True, False), 0.25))
-TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, ((0.0, 0.0),), (True, False), 1.0))
+_INFLECTION = ((0.0, 0.0),)
+SIGMOID = same(
+    Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _INFLECTION, (True, False), 0.25, (0.0, 1.0))
+)
+TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, _INFLECTION, (True, False), 1.0, (-1.0, 1.0), 1))
 ROUNDED, SIGNS = Rounded(), Signs()
-RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0)
+RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, sign=1)
 
 
 def family(hardness: float) -> Curve:

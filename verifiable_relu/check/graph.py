@@ -6,13 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import Matrix, Number
+from verifiable_relu.check.arithmetic import Matrix, Number, above
 from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
-from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.errors import BadInput, Refused
 
 
 @dataclass(eq=False)
@@ -62,6 +63,12 @@ class Affine:
         return min((float(part[part > 0].min()) for part in sizes if (part > 0).any()), default=1.0)
 
     @cached_property
+    def signs(self) -> Number:
+        """(2, size) where no coefficient of a row is below zero, and where none is above it."""
+        least = [np.asarray([_dense(part.min(1)), -_dense(part.max(1))]) for _, part in self.terms]
+        return np.minimum.reduce(least) >= 0
+
+    @cached_property
     def count(self) -> int:
         """How many products other than zero a sum along a row or along a column of the matrices has, at most."""
         return max(self.products, *(int((matrix != 0).sum(0).max()) for _, matrix in self.terms))
@@ -83,6 +90,12 @@ class Activation:
     @property
     def size(self) -> int:
         return len(self.slope)
+
+    def at(self, z: Number) -> tuple[Number, Number]:
+        """Numbers between which r is at z: r itself, but where a product is rounded."""
+        r = np.where(z >= 0, z, self.slope * z)
+        exact = (z >= 0) | np.isin(self.slope, (-1, 0, 1))
+        return np.where(exact, r, -above(-r)), np.where(exact, r, above(r))
 
 
 @dataclass(eq=False)
@@ -171,14 +184,14 @@ class Graph:
         A head is what increases with every output, and a softmax: before it the outputs compare as they do behind it.
 
         Raises:
-            Refused: if nothing but the order is known of some value on the way to the output.
+            BadInput: if nothing but the order is known of some value on the way to the output.
         """
         output = self.output
         while comparing and isinstance(node := self.nodes[output], Ordered | Smooth) and _keeps_order(node):
             output = node.source
         found = Graph(self.nodes, output)
         if any(isinstance(self.nodes[number], Ordered) for number in found.needed):
-            raise Refused("of a softmax, or a function like it, nothing is known but which output is the larger one")
+            raise BadInput("of a softmax, or a function like it, nothing is known but which output is the larger one")
         return found
 
     @property
@@ -261,6 +274,11 @@ def _least_of(numbers: Number, matrix: Matrix) -> Number:
     return found
 
 
+def _dense(column: Any) -> Number:
+    """The numbers of a column, sparse or not."""
+    return np.ravel(column.toarray() if sparse.issparse(column) else column)
+
+
 def _keeps_order(node: Ordered | Smooth) -> bool:
     return isinstance(node, Ordered) or node.kind in ("Sigmoid", "Tanh")
 
@@ -289,10 +307,10 @@ def side_by_side(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> G
         if not (_rectifies(f) and _rectifies(g)) or f.size != g.size or not isinstance(g, Activation | Smooth):
             raise Refused("activations beside each other are as many ReLUs or GELUs each")
         assert isinstance(f, Activation | Smooth)
-        if f.source == g.source:
-            raise Refused("activations of the same values are not beside each other")
         one = sparse.eye_array(g.size, format="csr")
-        apart = Affine([(g.source, one), (f.source, -one)], np.zeros(g.size))
+        # Both may be activations of the input: then z′ − z is 0.
+        terms = [(g.source, one), (f.source, -one)] if f.source != g.source else [(g.source, 0 * one)]
+        apart = Affine(terms, np.zeros(g.size))
         known = Beside(len(nodes), g.size, g.name, "Beside", same(RELU), partner[number], mine)
         nodes += [apart, known, Either(len(nodes) + 1, partner[number], mine, g.size)]
         place[number] = len(nodes) - 1

@@ -385,14 +385,11 @@ class Relaxation:
             elif isinstance(node, Either):
                 self._ends[number] = self.ends(node.second)
             elif isinstance(node, Activation) and known is not None:
-                below = np.where(known.lower >= 0, known.lower, node.slope * known.lower)
-                above = np.where(known.upper >= 0, known.upper, node.slope * known.upper)
-                low, high = np.minimum(below, above), np.maximum(below, above)
+                (low, below), (above_, high) = node.at(known.lower), node.at(known.upper)
+                low, high = np.minimum(low, above_), np.maximum(below, high)
                 # The kink lies between the ends.
                 kink = (known.lower < 0) & (known.upper > 0)
-                low, high = np.where(kink, np.minimum(low, 0), low), np.where(kink, np.maximum(high, 0), high)
-                slack = 4 * UNIT * (np.abs(low) + np.abs(high)) + TINY
-                self._ends[number] = low - slack, high + slack
+                self._ends[number] = np.where(kink, np.minimum(low, 0), low), np.where(kink, np.maximum(high, 0), high)
             elif isinstance(node, Maximum):
                 seen, made = self.ends(node.source), self.ends(node.made)
                 low, high = (np.where(node.rivals >= 0, end[node.rivals], -np.inf).max(0) for end in seen)
@@ -414,7 +411,21 @@ class Relaxation:
             size += absolute @ (np.abs(center) + radius)
             spread += float(np.abs(center).sum() + radius.sum())
         slack = OWN * ((2 * gamma(node.count + 8) + node.relative) * size + node.lost) + TINY * (1 + spread)
-        return middle - reach - slack, middle + reach + slack
+        return self._signed(node, middle - reach - slack, middle + reach + slack)
+
+    def _signed(self, node: Affine, low: Number, high: Number) -> tuple[Number, Number]:
+        """Bounds cut at zero where neither the bias nor a term has the other sign, which no rounding changes."""
+        rising, falling = node.signs
+        if node.lost.any() or node.relative >= 1 or not (rising | falling).any():
+            return low, high
+        below, beyond = np.zeros(node.size), np.zeros(node.size)
+        for source, absolute in node.absolute:
+            ends = self.ends(source)
+            below += absolute @ (ends[0] < 0)
+            beyond += absolute @ (ends[1] > 0)
+        positive = (node.bias >= 0) & ((rising & (below == 0)) | (falling & (beyond == 0)))
+        negative = (node.bias <= 0) & ((rising & (beyond == 0)) | (falling & (below == 0)))
+        return np.where(positive, np.maximum(low, 0), low), np.where(negative, np.minimum(high, 0), high)
 
     def most(self, number: int) -> Number:
         """(size,) how large the value of a node is, at most, in the box, and ``SMALL`` more."""

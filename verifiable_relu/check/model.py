@@ -15,6 +15,7 @@ from verifiable_relu.check.arithmetic import Arithmetic, Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.graph import Graph, Source, joined
 from verifiable_relu.check.operators import MOVED, OPERATORS
+from verifiable_relu.check.requantised import Uses
 from verifiable_relu.check.running import Running, require_rounded
 from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
 
@@ -69,6 +70,7 @@ class _Reader:
         self.build = Builder()
         self.running = None if arithmetic is None else Running(self.build, arithmetic)
         self.tensors: dict[str, Value | None] = {"": None}
+        self.uses = Uses(self.tensors)
         versions = {entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
         self.opset = versions.pop() if len(versions) == 1 else 0
         self.mended = _sort(model.graph)
@@ -102,6 +104,8 @@ class _Reader:
                 if isinstance(found, np.ndarray) and not np.isfinite(found).all():
                     raise BadInput("it is not finite")
                 self._name(node.output[0], found)
+                if self.running is not None:
+                    self.uses.require_kept(node)
             except BadInput as error:
                 raise BadInput(f"{place}: {error}") from error
             except Exception as error:

@@ -216,8 +216,12 @@ def _dequantize(call: Call) -> Value:
     if isinstance(whole, Tensor):
         kind = call.build.whole.get(whole.node, "")
         scale, zero, _ = _steps(call, whole.shape, (kind, *(() if call.given(2) else ("uint8",))))
+        # A whole number less another is exact: of what runs, the product with the scale alone is rounded.
         call.inputs = [whole]
-        made = call.scaled(scale, -zero * scale)
+        difference = call.scaled(np.ones(()), -zero)
+        call.build.whole[difference.node] = kind
+        call.inputs = [difference]
+        made = call.scaled(scale, np.zeros(()))
         # What it multiplies is no multiple of the numbers before: a curve behind it is one of its result.
         call.build.multiples.pop(made.node, None)
         return made

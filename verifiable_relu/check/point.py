@@ -8,7 +8,7 @@ import numpy as np
 
 from verifiable_relu.check.arithmetic import EXACT, Number, outward
 from verifiable_relu.check.conditions import Disjunct
-from verifiable_relu.check.errors import Refused
+from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source
 from verifiable_relu.check.lines import Relaxation
 
@@ -40,7 +40,7 @@ def enclosed(graph: Graph, point: list[Fraction]) -> list[tuple[Fraction, Fracti
     """Numbers between which the outputs at a point lie.
 
     Raises:
-        Refused: if these are too large.
+        BadInput: if these are too large.
     """
     if (exact := evaluated(graph, point)) is not None:
         return [(value, value) for value in exact]
@@ -52,7 +52,7 @@ def enclosed(graph: Graph, point: list[Fraction]) -> list[tuple[Fraction, Fracti
         relaxation.claim(number, *relaxation.ends(node.source))
     ends = relaxation.ends(graph.output)
     if not np.isfinite(ends).all():
-        raise Refused("the outputs at the point are too large")
+        raise BadInput("the outputs at the point are too large")
     return [(Fraction(a), Fraction(b)) for a, b in zip(*(side.tolist() for side in ends), strict=True)]
 
 
@@ -60,22 +60,30 @@ def check_point(graph: Graph, disjuncts: list[Disjunct], point: list[Fraction]) 
     """The number of a disjunct that the point is in.
 
     Raises:
-        Refused: if it is in none, or that is not known.
+        Refused: if it is in none.
+        BadInput: if the outputs are not known closely enough to say so.
     """
+    unsure = False
     outputs_of: dict[bool, list[tuple[Fraction, Fraction]]] = {}
     for at, disjunct in enumerate(disjuncts):
         inside = all(low <= x <= high for low, x, high in zip(disjunct.lower, point, disjunct.upper, strict=True))
-        ends = {False: disjunct.lower, True: disjunct.upper}
-        inside = inside and all(point[i] != ends[up][i] for i, up in disjunct.open_ends)
+        inside = inside and all(
+            point[i] != (disjunct.upper if up else disjunct.lower)[i] for i, up in disjunct.open_ends
+        )
         if not inside:
             continue
         comparing = all(row.compares for row in disjunct.rows)
         if comparing not in outputs_of:
             outputs_of[comparing] = enclosed(graph.asked(comparing), point)
         outputs = outputs_of[comparing]
+        sure = possible = True
         for row in disjunct.rows:
-            value = sum((c * outputs[i][int(c > 0)] for i, c in row.y), Fraction(0)) - row.most
-            inside = inside and (value < 0 if row.strict else value <= 0)
-        if inside:
+            ends = [sum((c * outputs[i][int((c > 0) == up)] for i, c in row.y), Fraction(0)) for up in (False, True)]
+            below = [value < row.most or (value == row.most and not row.strict) for value in ends]
+            possible, sure = possible and below[0], sure and below[1]
+        if sure:
             return at
-    raise Refused("the point is in no disjunct of the property, or not for certain")
+        unsure = unsure or possible
+    if unsure:
+        raise BadInput("the outputs at the point are not known closely enough")
+    raise Refused("the point is in no disjunct of the property")

@@ -119,13 +119,13 @@ class Running:
 
     def _count(self, rounded: bool) -> None:
         """Go on to the newest nodes; those that compute are sums that are rounded, or none."""
-        for node in self._build.nodes[len(self._terms) :]:
+        for number, node in enumerate(self._build.nodes[len(self._terms) :], len(self._terms)):
             before = max((self._terms[source] for source in sources(node)), default=0)
             if not isinstance(node, Affine):
                 self._terms.append(0)
                 self._least.append(1.0)
                 continue
-            own = node.products if rounded and not node.moves else 0
+            own = node.products if rounded and not node.moves and number not in self._build.whole else 0
             self._terms.append(before + own)
             self._least.append(node.least * min(1.0, *(self._least[source] for source in sources(node))))
             if own:

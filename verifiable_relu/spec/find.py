@@ -342,6 +342,14 @@ def _require_fit(spec: SpecFile, network: Network, declared: Declared) -> None:
         raise InputError(f"{counts}: {', '.join(ports)}", path=spec.path, place=f"network '{declared.name}'")
     for tensor, (name, shape) in zip(tensors, ports.items(), strict=True):
         _require(spec, network, "tensor", tensor.variable, shape, name)
+    for role, of, own in (
+        ("inputs", declared.inputs, [*ports][: len(declared.inputs)]),
+        ("outputs", declared.outputs, [*ports][len(declared.inputs) :]),
+    ):
+        for tensor, name in zip(of, own, strict=False):
+            if tensor.variable.name != name and tensor.variable.name in own:
+                said = f"'{tensor.variable.name}' is declared in the place of the file's '{name}', another tensor"
+                raise InputError(f"{said}: name all {role} as the file does, or none", path=spec.path)
 
 
 def _require(

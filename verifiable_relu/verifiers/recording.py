@@ -18,7 +18,7 @@ from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, crown_rel
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Kinked
+from verifiable_relu.network.nodes import Kinked
 from verifiable_relu.rounding import LEAST_STEP, SEEN
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
@@ -95,16 +95,14 @@ class Recorder:
     ) -> Search:
         """``bounds.neurons`` with slopes that are rounded before the bound is computed, and kept."""
 
-        def search(
-            relaxation: Relaxation, target: int, rows: Tensor, sample: Tensor, constant: Tensor | None
-        ) -> Tensor:
+        def search(relaxation: Relaxation, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
+            target, rows, constant = signed(relaxation.network, index, neuron, sign)
             found = ascend(
                 relaxation, target, rows, sample, ascent, constant=constant, keep=True, memory=memory, stop=stop
             )
             if found.slopes is None:
                 return found.lower
             lower, slopes = _rounded(relaxation, target, rows, sample, constant, found.slopes, bits)
-            neuron, sign = _neurons(relaxation, target, rows, constant)
             self._pending.append(_Found(sample, neuron, sign, lower, slopes))
             return lower
 
@@ -342,27 +340,3 @@ def _rounded(
         lower.append(relaxation.lower(target, rows[part], sample[part], constant=shift, lines=lines)[0])
         kept.append({i: kinked(relaxation, i, line).flatten(1) for i, line in lines.items()})
     return torch.cat(lower), {i: torch.cat([part[i] for part in kept]) for i in way}
-
-
-def _neurons(relaxation: Relaxation, target: int, rows: Tensor, constant: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which neurons of the next activation's input rows stand for, and with which sign (``crown.signed``)."""
-    network = relaxation.network
-    index = next(i for i in network.activations if i not in relaxation.pre)
-    node = network.nodes[index]
-    assert isinstance(node, Activation)
-    source = node.inputs[0]
-    if target == source and constant is None:
-        flat = rows.flatten(1)
-        neuron = flat.abs().argmax(1)
-        return neuron, flat.gather(1, neuron[:, None]).squeeze(1).sign()
-    every, one = torch.arange(node.size), torch.ones(node.size, dtype=rows.dtype)
-    known: dict[bytes, tuple[int, int]] = {}
-    for sign in (1, -1):
-        _, made, shift = signed(network, source, every, sign * one)
-        assert shift is not None
-        for j, (row, value) in enumerate(zip(made.numpy(), shift.numpy(), strict=True)):
-            known[row.tobytes() + value.tobytes()] = (j, sign)
-    assert constant is not None
-    keys = [row.tobytes() + value.tobytes() for row, value in zip(rows.numpy(), constant.numpy(), strict=True)]
-    pairs = torch.tensor([known[key] for key in keys]).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.trace import Step, Trace, tensors
+from verifiable_relu.network.module.trace import Step, Trace, exchanged, tensors
 from verifiable_relu.network.onnx import read_onnx
 
 
@@ -57,12 +56,12 @@ class _Again(nn.Module):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.trace = trace
-        self.constants = {id(t): t.detach() for step in trace.steps for t in tensors(step.arguments)}
+        self.constants = {id(t): t.detach() for step in trace.steps for t in step.given}
 
     def forward(self, x: Tensor) -> Tensor:
         values = {**self.constants, id(self.trace.x): x}
         for step in self.trace.steps:
-            arguments = tree_map_only(Tensor, lambda t: values[id(t)], step.arguments)
+            arguments = exchanged(step.arguments, lambda t: values[id(t)])
             made = _form(step)(SimpleNamespace(**arguments))
             values.update({id(old): new for old, new in zip(tensors(step.made), tensors(made), strict=False)})
         return values[id(self.trace.output)]

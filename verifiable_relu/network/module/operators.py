@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import deviations, quotient
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.trace import Step, Trace
+from verifiable_relu.network.module.trace import Step, Trace, exchanged
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh, curve
 from verifiable_relu.network.simplify import needed
 
@@ -83,7 +82,7 @@ class Translator:
         try:
             if step.op not in OPERATORS:
                 raise UnsupportedError(f"aten.{step.op} is not supported")
-            arguments = tree_map_only(Tensor, self.operand, step.arguments)
+            arguments = exchanged(step.arguments, self.operand)
             node = OPERATORS[step.op](self, step, SimpleNamespace(**arguments))
             if self.sample(step) != self.build.shape(node) or step.result.dtype != self.trace.x.dtype:
                 raise UnsupportedError(f"makes {step.result.dtype} of shape {tuple(step.result.shape)}")
@@ -238,10 +237,7 @@ def _plain(kind: type[Activation]) -> Converter:
 
 
 def _curve(function: str) -> Converter:
-    def convert(t: Translator, step: Step, a: Any) -> int:
-        return t.build.append(curve(function, step.label, (t.node(a.self),), t.build.shape(a.self.node)))
-
-    return convert
+    return lambda t, step, a: t.build.append(curve(function, step.label, (t.node(a.self),), t.build.shape(a.self.node)))
 
 
 def _leaky_relu(t: Translator, step: Step, x: Any, slope: Any) -> int:
@@ -285,9 +281,13 @@ def _transpose(t: Translator, step: Step, a: Any) -> int:
     return _permuted(t, step, a.self, axes)
 
 
-def _whole(argument: str) -> Converter:
-    """An operator that may take a part of a tensor, or change one, where it takes or changes all of it."""
-    return lambda t, step, a: t.node(getattr(a, argument))
+def _as_strided(t: Translator, step: Step, a: Any) -> int:
+    """A mark of a memory format, as torch gives it to what it pools: each element stays at its place in memory."""
+    x, made = step.arguments["self"], step.result
+    kept = all(n == 1 or old == new for n, old, new in zip(made.shape, x.stride(), made.stride(), strict=True))
+    if not kept or made.shape != x.shape or made.storage_offset() != x.storage_offset():
+        raise UnsupportedError("another view of a tensor's memory")
+    return t.node(a.self)
 
 
 OPERATORS: dict[str, Converter] = {
@@ -317,7 +317,9 @@ OPERATORS: dict[str, Converter] = {
     **dict.fromkeys(("view", "_unsafe_view", "squeeze", "unsqueeze"), _reshape),
     "permute": lambda t, step, a: _permuted(t, step, a.self, a.dims),
     "transpose": _transpose,
-    **dict.fromkeys(("alias", "clone", "detach", "expand", "slice", "_to_copy"), _whole("self")),
-    **dict.fromkeys(("copy", "slice_scatter"), _whole("src")),
+    "as_strided": _as_strided,
+    # The shape of the result tells if all of the tensor is taken, or changed.
+    **dict.fromkeys(("alias", "clone", "detach", "expand", "slice", "_to_copy"), lambda t, step, a: t.node(a.self)),
+    **dict.fromkeys(("copy", "slice_scatter"), lambda t, step, a: t.node(a.src)),
 }
 """By the operator's name, how its node is made."""

@@ -100,17 +100,15 @@ def _read(module: _Called, shape: Shape, name: str, compared: bool, exact: bool)
     if 0 in shape:
         raise InputError(f"an input of shape {shape} has no numbers")
     first = _first(module)
+    if not compared:
+        return Translator(trace(module, first.new_zeros(1, *shape), exact), exact).network(name)[0]
     points = sample_points(shape, first.dtype).to(first.device)
     several, one = points[::3], points[1:2]
     try:
-        made = trace(module, (several if compared else one).clone(), exact)
-        network, observed = Translator(made, exact).network(name)
-        if compared:
-            _require_agreement(network, several, observed, "the module is not the network that was read from it")
-            _require_outputs(module, network, several, one)
+        network, observed = Translator(trace(module, several.clone(), exact), exact).network(name)
+        _require_agreement(network, several, observed, "the module is not the network that was read from it")
+        _require_outputs(module, network, several, one)
     except NotTranslated as refusal:
-        if not compared:
-            raise
         try:
             network = exported(trace(module, one.clone(), exact), name)
             _require_outputs(module, network, several, one)

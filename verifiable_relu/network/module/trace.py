@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +24,6 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.derived import exact_product, exact_sum
@@ -76,6 +75,11 @@ class Step:
         """The name of the nodes that the step becomes."""
         return self.path or self.op
 
+    @cached_property
+    def given(self) -> list[Tensor]:
+        """The tensors among its arguments."""
+        return tensors(self.arguments)
+
     @property
     def result(self) -> Tensor:
         """The tensor that it returned, or the first of them."""
@@ -84,7 +88,19 @@ class Step:
 
 def tensors(value: Any) -> list[Tensor]:
     """The tensors in nested arguments."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    nested = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for each in nested for tensor in tensors(each)]
+
+
+def exchanged(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Nested arguments with each tensor changed."""
+    if isinstance(value, dict):
+        return {name: exchanged(each, change) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [exchanged(each, change) for each in value]
+    return change(value) if isinstance(value, Tensor) else value
 
 
 @cache
@@ -152,7 +168,7 @@ class Trace(TorchDispatchMode):
 
     def follow(self, step: Step) -> None:
         """List a step, and take note of what its results depend on."""
-        given, found = tensors(step.arguments), tensors(step.made)
+        given, found = step.given, tensors(step.made)
         tags, mutable = step.function.tags, step.function._schema.is_mutable
         computed = step.op not in _SHAPES and any(id(t) in self.computed for t in given)
         unsteady = mutable or torch.Tag.nondeterministic_seeded in tags or any(map(self.is_unsteady, given))
@@ -204,10 +220,10 @@ class Trace(TorchDispatchMode):
         for step in reversed(self.steps):
             if any(id(t) in needed for t in tensors(step.made)):
                 kept.insert(0, step)
-                needed.update(map(id, tensors(step.arguments)))
+                needed.update(map(id, step.given))
         self.steps, self.output = kept, output
         for step in kept:
-            given = tensors(step.arguments)
+            given = step.given
             if torch.Tag.nondeterministic_seeded in step.function.tags or any(map(self.is_unsteady, given)):
                 self.refuse(step.place, "takes random numbers, or what is changed in place while the module runs")
             for tensor in (t for t in given if id(t) in self.rounded):
@@ -224,7 +240,7 @@ class Trace(TorchDispatchMode):
         step = self.makers.get(id(constant))
         if step is None or id(constant) in self.derived:
             return self.derived.get(id(constant), constant)
-        arguments = tree_map_only(Tensor, self.differentiable, step.arguments)
+        arguments = exchanged(step.arguments, self.differentiable)
         if not any(tensor.requires_grad for tensor in tensors(arguments)):
             return constant
         with torch.enable_grad():
@@ -240,7 +256,7 @@ def _is_users(file: str) -> bool:
 
 def _deciding(step: Step) -> list[Tensor]:
     """The tensors whose numbers an operator hands to Python, as themselves or as the shape of its result."""
-    given, tags = tensors(step.arguments), step.function.tags
+    given, tags = step.given, step.function.tags
     if torch.Tag.dynamic_output_shape in tags and step.op == "index":
         return [t for t in given if t.dtype == torch.bool]
     return given if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags) else []
@@ -248,7 +264,7 @@ def _deciding(step: Step) -> list[Tensor]:
 
 def _rounds(step: Step) -> bool:
     """Return True if numbers that an operator made of constants may be rounded."""
-    given, results, a = tensors(step.arguments), tensors(step.made), step.arguments
+    given, results, a = step.given, tensors(step.made), step.arguments
     if not any(t.is_floating_point() for t in given) or not any(t.is_floating_point() for t in results):
         return False
     if step.op in _EXACT or step.function.is_view:

@@ -47,6 +47,8 @@ class Function:
         most: a number that f(x) is never above.
         partial: whether f is not defined, or not finite, for some x.
         zero: f(x) ≥ 0 for every x ≥ ``zero`` and f(x) ≤ 0 for every x ≤ ``zero``; None if there is no such number.
+        one_from: a number from which on f(x) ≥ 1; None if there is none that matters.
+        one_to: a number from which on f(x) ≤ 1, likewise.
         gated: whether f(x) = x·P(x) with a P that never falls, from 0 to 1, and 1 − P(x) ≤ P(−x) for x ≥ 0. Then
             0 ≤ ReLU(x) − f(x) ≤ −f(−|x|), and x·P(λx) never falls as λ > 0 grows.
         operator: of ONNX that computes f; empty where several are needed.
@@ -70,6 +72,8 @@ class Function:
     most: float = math.inf
     partial: bool = False
     zero: float | None = None
+    one_from: float | None = None
+    one_to: float | None = None
     gated: bool = False
     operator: str = ""
     versions: tuple[int, ...] = ()
@@ -380,6 +384,7 @@ FUNCTIONS: dict[str, Function] = {
         operator="Exp",
         versions=(6, 13),
         least=0.0,
+        one_from=0.0,
     ),
     "Square": Function(lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,), least=0.0),
     "Cube": Function(
@@ -414,9 +419,15 @@ FUNCTIONS: dict[str, Function] = {
         versions=(6, 13),
         partial=True,
         zero=0.0,
+        one_to=1.0,
     ),
     "InverseRoot": Function(
-        lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,), partial=True, least=0.0
+        lambda x, _: 1 / torch.sqrt(x),
+        lambda x, _: -0.5 / (x * torch.sqrt(x)),
+        (True,),
+        partial=True,
+        least=0.0,
+        one_to=1.0,
     ),
     # x^p for x ≥ 0 and a p that is no whole number: above 1 it is convex, below 1 concave.
     "Power": Function(_power, _power_slope, (True,), partial=True, least=0.0),

@@ -101,7 +101,9 @@ def dequantised(
     if isinstance(made, Scale) and bool((made.scale == -1).all()) and not (made.weight_error or made.shift.any()):
         # high − r less the zero point is −(r − (high − zero)).
         at, center, factor = made.inputs[0], made.center - center, -factor
-    return Value(call.build.scale(at, call.name, center=center, scale=factor), x.leading)
+    # A whole number less another is exact: of what runs, the product with the scale alone is rounded.
+    whole = call.build.scale(at, call.name, center=center)
+    return Value(call.build.scale(whole, call.name, scale=factor), x.leading)
 
 
 def centred(call: Call, x: Result | None, zero: np.ndarray | None) -> Result:

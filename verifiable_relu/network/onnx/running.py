@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.agreement import sample_points
 from verifiable_relu.network.build import as_network
 from verifiable_relu.network.derived import Derived, both
 from verifiable_relu.network.family import hardened
@@ -49,8 +50,10 @@ from verifiable_relu.network.nodes import (
     Step,
 )
 from verifiable_relu.network.onnx.call import Value
+from verifiable_relu.network.onnx.compare import compare_at
 from verifiable_relu.network.onnx.model import load_model
 from verifiable_relu.network.onnx.read import Reading
+from verifiable_relu.network.onnx.requantised import Requantised
 from verifiable_relu.network.onnx.write import write_onnx
 from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie, tiny
 from verifiable_relu.settings import neutral
@@ -111,7 +114,10 @@ def deployed(network: Network, arithmetic: str) -> Network:
     except OverflowError as error:
         raise UnsupportedError(f"the network '{network.name}': {error}") from None
     found = as_network(nodes, output, name=network.name, onnx=data, batched=reading.batched, ports=network.ports)
-    return replace(found, arithmetic=arithmetic, mended=network.mended)
+    found = replace(found, arithmetic=arithmetic, mended=network.mended)
+    if reading.quantised:
+        compare_at(found, sample_points(found.input_shape, torch.float64).reshape(-1, found.input_size).numpy())
+    return found
 
 
 def meant(network: Network, arithmetic: str = "real", joint: float | Sequence[float] | bool | None = None) -> Network:
@@ -158,6 +164,10 @@ class _Recorded(Reading):
     spans: dict[str, Fraction] = field(default_factory=dict)
     quantised: dict[str, tuple[int, Fraction]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._requantised = Requantised(self.tensors, EXACT)
+        super().__post_init__()
+
     def _numbers(self, names: Iterable[str]) -> int:
         """How many numbers the largest type of quantised ones has that is among those of some tensors."""
         found = []
@@ -200,6 +210,10 @@ class _Recorded(Reading):
             return
         floats = any(isinstance(f, Derived) or (isinstance(f, np.ndarray) and f.dtype.kind == "f") for f in found)
         place = f"node '{label}' ({node.op_type})"
+        try:
+            self._requantised.take(node)
+        except UnsupportedError as error:
+            raise UnsupportedError(error.message, place=place) from None
         if node.op_type == "Cast":
             to = {attribute.i for attribute in node.attribute if attribute.name == "to"}
             short = to != {onnx.TensorProto.FLOAT} or node.input[0] in self.whole

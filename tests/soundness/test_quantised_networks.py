@@ -1,0 +1,281 @@
+"""Random quantised networks: no evaluation by onnxruntime contradicts a verdict about float32, no proof is refused.
+
+Each file is run by a session of onnxruntime as it comes and by one without optimisations. Files of which the first
+computes another function than the file says are refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from tests.soundness import page_network
+from tests.soundness.test_certified_quantised import enclosed
+from tests.support.asking import claims
+from tests.support.certificates import Case, checked
+from tests.support.draws import draws
+from tests.support.hooks import Hook
+from tests.support.quantised_nets import RandomNetwork
+from tests.support.solver_cases import row
+from tests.unit.test_quantised import Graph, u8
+from verifiable_relu.bounds import Bounds, interval_bounds
+from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.arithmetic import ARITHMETICS
+from verifiable_relu.check.model import read_model
+from verifiable_relu.check.requantised import Uses
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network import Network, deployed, read_onnx
+from verifiable_relu.network.onnx import running
+from verifiable_relu.network.onnx.requantised import Requantised
+from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.specfile import vnnlib_text
+from verifiable_relu.trust.certificate_file import write_unsat
+from verifiable_relu.verifiers.base import Verdict
+from verifiable_relu.verifiers.incomplete import Crown
+
+
+def ran(data: bytes, points: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """The outputs (points, outputs) by default, and without optimisations; by the sessions that load the file."""
+    found, levels = [], onnxruntime.GraphOptimizationLevel
+    for level in (levels.ORT_ENABLE_ALL, levels.ORT_DISABLE_ALL):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level, options.log_severity_level = level, 4
+        options.intra_op_num_threads = 1
+        # The one option that the page names: sums do not saturate on processors without VNNI.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        try:
+            session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception:
+            # Version 1.31 refuses some files with its optimisations.
+            assert level is levels.ORT_ENABLE_ALL
+            continue
+        found.append(np.stack([session.run(None, {"x": x.reshape(shape)})[0].reshape(-1) for x in points]))
+    return found
+
+
+def outside(made: RandomNetwork, network: Network, seed: int) -> int:
+    """How many values are outside of what the model allows at their points."""
+    points = np.random.default_rng(seed).normal(size=(12, network.input_size)).astype(np.float32)
+    at = torch.from_numpy(points).double().reshape(-1, *network.input_shape)
+    allowed = interval_bounds(network.to(torch.float64), Bounds(at, at))[-1]
+    low, high = (end.reshape(len(points), -1).numpy() for end in (allowed.lower, allowed.upper))
+    return sum(int(((y < low) | (high < y)).sum()) for y in ran(made.data, points, made.shape))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_evaluations_are_within_the_model(kept: bool) -> None:
+    read = 0
+    for seed in range(draws(120)):
+        made = RandomNetwork(seed, kept)
+        try:
+            network = deployed(read_onnx(made.data), "float32")
+        except InputError:
+            assert not kept
+            continue
+        read += 1
+        assert not outside(made, network, seed), seed
+    assert read
+
+
+def test_files_that_are_not_refused_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is refused, evaluations are outside of the model."""
+    monkeypatch.setattr(Requantised, "take", lambda self, node: None)
+    monkeypatch.setattr(running, "compare_at", lambda network, points: None)
+    for seed in range(200):
+        made = RandomNetwork(seed, False)
+        if outside(made, deployed(read_onnx(made.data), "float32"), seed):
+            return
+    raise AssertionError("no evaluation shows the fault")
+
+
+def proofs(seed: int, folder: Path) -> int:
+    """Require of thresholds between evaluations and bounds that no proof is wrong or refused; returns the proofs."""
+    made, proved = RandomNetwork(seed, True), 0
+    network, rng = deployed(read_onnx(made.data), "float32"), np.random.default_rng(seed)
+    size, radius = network.input_size, rng.choice([0, 1e-3, 0.1])
+    centre = rng.normal(size=size) / 2
+    low, high = (centre - radius).astype(np.float32), (centre + radius).astype(np.float32)
+    share = np.concatenate([rng.random((6, size)), rng.integers(0, 2, (6, size))])
+    points = np.clip((low + share * (high - low)).astype(np.float32), low, high)
+    sign = int(rng.choice([1, -1]))
+    reached = max(float((sign * y[:, 0]).max()) for y in ran(made.data, points, made.shape))
+    far, bound = 4096.0, 0.0
+    for part in (None, 1.0, 0.5, 0.0):
+        beyond = 1e-9 * (1 + abs(bound)) if part == 1 else 0.0
+        asked = Fraction(far if part is None else reached + part * (bound - reached) + beyond)
+        prop = Property(Box(low.astype(float), high.astype(float)), ((row({0: -float(sign)}, -asked),),))
+        (outcome,) = claims(Crown(record=True), [Query(network, prop)], 5.0)
+        if part is None:
+            assert outcome.margin is not None
+            bound = far - outcome.margin
+        if outcome.verdict is not Verdict.UNSAT:
+            continue
+        assert asked > Fraction(reached), seed
+        if outcome.proof is None:
+            continue
+        others = "".join(f"(declare-const Y_{i} Real)\n" for i in range(1, network.output_size))
+        text = (others + vnnlib_text(prop)).encode()
+        write_unsat(folder / "kept", made.data, text, [(0, outcome.proof)], arithmetic="float32")
+        checked(folder, Case(made.data, text, []), (folder / "kept").read_bytes())
+        proved += 1
+    return proved
+
+
+def test_thresholds_between_evaluations_and_bounds(tmp_path: Path) -> None:
+    """Nothing is proved that an evaluation contradicts, and the checker accepts what is."""
+    assert sum(proofs(seed, tmp_path) for seed in range(draws(40)))
+
+
+def charged(seed: int) -> float:
+    """How many times the checker's range of the first output the verifier's is at a point; 1 where the output is 0."""
+    made = RandomNetwork(seed, True)
+    network, rng = deployed(read_onnx(made.data), "float32"), np.random.default_rng(seed)
+    point = rng.normal(size=network.input_size).astype(np.float32)
+    at = torch.from_numpy(point).double().reshape(-1, *network.input_shape)
+    ours = interval_bounds(network.to(torch.float64), Bounds(at, at))[-1]
+    low, high = enclosed(made.data, point, point, "float32")
+    if not (low[0] > 0 or high[0] < 0):
+        return 1.0
+    return float((ours.upper - ours.lower).reshape(-1)[0] / (high[0] - low[0]))
+
+
+def test_the_verifier_charges_what_the_checker_does() -> None:
+    for seed in range(draws(60)):
+        assert charged(seed) >= 1, seed
+
+
+def test_a_third_of_the_error_of_sums_shows() -> None:
+    """Half does not: bounds count twice what is unknown of weights."""
+    wrong = Hook("rounding:RuntimeArithmetic.relative", lambda right, *given: right(*given) / 3)
+    with wrong.applied():
+        assert min(map(charged, range(5))) < 0.9
+
+
+FAULTS = {
+    # With a seed from which a network shows it soon.
+    "half of what a kernel adds to a quotient": (
+        25,
+        Hook("rounding:tie", lambda right, *given: right(*given) / 2),
+    ),
+    "a quarter of a step on both sides": (
+        26,
+        Hook("network.nodes:Step.known", lambda right, node: replace(right(node), band=(0.25, 0.25))),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_in_the_model_and_in_bounds_show(fault: str, tmp_path: Path) -> None:
+    first, hook = FAULTS[fault]
+    with hook.applied():
+        for seed in range(first, first + 60):
+            try:
+                proofs(seed, tmp_path)
+            except (AssertionError, Refused):
+                return
+    raise AssertionError("nothing shows the fault")
+
+
+def _biased(g: Graph, bias: str | np.ndarray, operator: str = "Gemm") -> str:
+    x = g.both("x", np.float32(0.1), u8(128))
+    w = g("DequantizeLinear", np.ones((6, 6), np.int8), np.float32(0.1), np.int8(0))
+    made = g("Gemm", x, w, bias, transB=1) if operator == "Gemm" else g("Add", g("MatMul", x, w), bias)
+    return g.both(made, np.float32(0.0249), u8(128))
+
+
+def _weights_alone(g: Graph, **attributes: int) -> str:
+    w = g("DequantizeLinear", g.whole(np.int8, 6, 6), g.scale(), np.int8(0))
+    return g("Gemm", g("Relu", g.both("x", g.scale(), u8(9))), w, **attributes)
+
+
+def _float_weights(g: Graph, operator: str = "Relu", *stored: np.ndarray) -> str:
+    x, weight = g.both("x", g.scale(), u8(9)), g.rng.normal(size=(6, 6)).astype(np.float32)
+    if operator != "Relu":
+        x, weight = g("Reshape", x, np.array([1, 6, 1, 1])), weight.reshape(6, 6, 1, 1)
+    made = g(operator, g("Conv" if weight.ndim == 4 else "Gemm", x, weight), *stored)
+    return g("Flatten", g.both(made, g.scale(), u8(0)))
+
+
+def _twice(g: Graph, operator: str, *stored: Any, **attributes: int) -> str:
+    return g.both(g(operator, g.both("x", g.scale(), u8(9)), *stored, **attributes), g.scale(), u8(9))
+
+
+def _bias(scale: float, zero: int = 0) -> dict[str, np.ndarray]:
+    return {"whole": np.full(6, 3, np.int32), "scale": np.float32(scale), "zero": np.array(zero, np.int32)}
+
+
+CHANGED = {
+    "float bias": lambda g: _biased(g, np.full(6, 0.0149, np.float32)),
+    "float addend": lambda g: _biased(g, np.full(6, 0.0149, np.float32), "MatMul"),
+    "bias of another scale": lambda g: _biased(g, g("DequantizeLinear", *_bias(0.001).values())),
+    "addend of another scale": lambda g: _biased(g, g("DequantizeLinear", *_bias(0.001).values()), "MatMul"),
+    "float weights": _float_weights,
+    "weights alone": _weights_alone,
+    "float weights, scaled": lambda g: _float_weights(g, "Mul", np.float32(0.7)),
+    "float weights, normalised": lambda g: _float_weights(g, "BatchNormalization", *np.float32([[0.7] * 6] * 4)),
+    "quantised twice": lambda g: g.both(g.both("x", g.scale(), u8(9)), g.scale(), u8(9)),
+    "quantised twice, with a sum": lambda g: _twice(g, "Add", np.float32(0)),
+    "quantised twice, with a product": lambda g: _twice(g, "Mul", np.float32(1)),
+    "quantised twice, with a cast": lambda g: _twice(g, "Cast", to=1),
+    "quantised twice, in another shape": lambda g: _twice(g, "Expand", np.array([1, 6])),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_files_that_default_sessions_change_are_refused_by_name(name: str) -> None:
+    g = Graph(21, 0)
+    data = g.file(CHANGED[name](g), (1, 6))
+    network = read_onnx(data)
+    with pytest.raises(UnsupportedError, match="by default onnxruntime") as raised:
+        deployed(network, "float32")
+    assert str(raised.value).startswith("node 't")
+    with pytest.raises(BadInput, match=r"by default|not known"):
+        read_model(data, ARITHMETICS["float32"])
+    with pytest.raises(page_network.Refused):
+        page_network.read_network(data, "float32")
+    points = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    first, second = ran(data, points, (1, 6))
+    assert np.abs(first - second).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["float bias", "bias of another scale", "weights alone", "quantised twice"])
+def test_forged_certificates_of_refused_files_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate that is right but for the refusal."""
+    g = Graph(21, 0)
+    data = g.file(CHANGED[name](g), (1, 6))
+    monkeypatch.setattr(Requantised, "take", lambda self, node: None)
+    monkeypatch.setattr(running, "compare_at", lambda network, points: None)
+    prop = Property(Box(np.full(6, -0.1), np.full(6, 0.1)), ((row({0: -1.0}, Fraction(-4096)),),))
+    (outcome,) = claims(Crown(record=True), [Query(deployed(read_onnx(data), "float32"), prop)], 5.0)
+    assert outcome.proof is not None
+    others = "".join(f"(declare-const Y_{i} Real)\n" for i in range(1, 6))
+    text = (others + vnnlib_text(prop)).encode()
+    write_unsat(tmp_path / "kept", data, text, [(0, outcome.proof)], arithmetic="float32")
+    case, certificate = Case(data, text, []), (tmp_path / "kept").read_bytes()
+    with pytest.raises(BadInput, match="by default"):
+        checked(tmp_path, case, certificate)
+    monkeypatch.setattr(Uses, "require_kept", lambda self, node: None)
+    checked(tmp_path, case, certificate)
+
+
+def test_files_like_these_that_are_kept_are_taken() -> None:
+    scale = np.float32(0.1) * np.float32(0.1)
+    for make in (
+        lambda g: _biased(g, g("DequantizeLinear", *_bias(scale).values())),
+        lambda g: _weights_alone(g, transB=1),
+        lambda g: g.both(g("Flatten", g.both("x", np.float32(0.1), u8(9))), np.float32(0.1), u8(9)),
+    ):
+        g = Graph(21, 0)
+        data = g.file(make(g), (1, 6))
+        assert deployed(read_onnx(data), "float32").arithmetic == "float32"
+        read_model(data, ARITHMETICS["float32"])
+        page_network.read_network(data, "float32")
