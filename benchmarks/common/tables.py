@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verifiable_relu.report.table import Cell, Interval, Table
+from benchmarks.common.markup import Cell, Interval, Table
 
 
 def markdown_table(

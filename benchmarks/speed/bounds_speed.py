@@ -18,11 +18,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page
 from benchmarks.speed.bounds_cases import CASES, DTYPES, EQUAL, GELU_CASE, ITERATIONS, METHODS
-from verifiable_relu.report.table import Table
 
 _LINE = {
     "network": ("network", ""),

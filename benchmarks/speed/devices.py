@@ -19,12 +19,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from benchmarks.common.markup import Table
 from benchmarks.common.networks import network_file
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Table
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Query

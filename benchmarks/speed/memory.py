@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.common.markup import Table
 from benchmarks.common.networks import network_file
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import ROOT, Script
 from benchmarks.common.tables import Page
-from verifiable_relu.report.table import Table
 
 METHODS = ("crown", "alpha-crown", "split")
 LIMITS = {"64M": 64 << 20, "256M": 256 << 20, "1G": 1 << 30}

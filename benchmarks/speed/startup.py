@@ -16,10 +16,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import ROOT, Script
 from benchmarks.common.tables import Page
-from verifiable_relu.report.table import Table
 
 EASY = "specs/cifar_cnn_cifar10_25_eps1_255.vnnlib.gz"
 """A property that CROWN verifies."""

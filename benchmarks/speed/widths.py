@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.clock import Late, limited
+from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page
-from verifiable_relu.report.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from benchmarks.common.markup import Interval
 from benchmarks.study.frames import Study
 from benchmarks.study.measures import COSTS, SHARES
 from benchmarks.study.statistics import (
@@ -23,7 +24,6 @@ from benchmarks.study.statistics import (
     wilcoxon,
 )
 from benchmarks.study.suite import Claim
-from verifiable_relu.report.table import Interval
 
 LEVEL = 0.05
 """The chance of one false claim or more in a family."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.common.charts import Axis, Chart, Series, draw
 from benchmarks.common.tables import spoken
 from benchmarks.study.frames import Study
 from benchmarks.study.statistics import scaled
 from benchmarks.study.tables import mean, versus
 from verifiable_relu.arguments import fraction
-from verifiable_relu.report.figures import Axis, Chart, Series, draw
-from verifiable_relu.report.table import spelled
+from verifiable_relu.report.summary import radius_text as spelled
 
 
 def write(study: Study, folder: Path) -> list[str]:

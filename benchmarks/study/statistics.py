@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from verifiable_relu.report.table import Interval
+from benchmarks.common.markup import Interval
 
 RESAMPLES = 5000
 """The number of random orders of layers."""

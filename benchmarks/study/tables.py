@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.common.markup import Cell, Interval
 from benchmarks.common.records import notes
 from benchmarks.common.tables import Page, markdown_table
 from benchmarks.study.claims import Outcome, cells_of, outcomes
@@ -20,7 +21,6 @@ from benchmarks.study.frames import CELL, SETTING, Study, decides
 from benchmarks.study.screening import screened
 from benchmarks.study.statistics import agreement, interval, scaled
 from benchmarks.study.training import HARDNESSES
-from verifiable_relu.report.table import Cell, Interval
 
 LEAST = 8
 """The least number of trainings among which a rule is tried."""

@@ -15,10 +15,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page, estimate
-from verifiable_relu.report.table import Cell, Table
 
 EPS = {"mlp": "0.02", "cnn": "0.05"}
 """The radius of the balls, by network."""

@@ -16,11 +16,11 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks.common.markup import Cell, Interval, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page, estimate, spoken
 from benchmarks.training.policies_games import GAMES
-from verifiable_relu.report.table import Cell, Interval, Table
 
 TRAINED = ("lambda-gelu", "gelu", "gelu-swap-finetune", "relu")
 """The trainings; that of GELU gives two arms, with and without the swap."""

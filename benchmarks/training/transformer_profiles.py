@@ -14,10 +14,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page, estimate
-from verifiable_relu.report.table import Cell, Table
 
 DATA = ("mnist", "language")
 _SETTING = ("patch", "width", "hidden", "train", "epochs")

@@ -16,10 +16,10 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page, estimate
-from verifiable_relu.report.table import Cell, Table
 
 EPS = ("0.001", "0.002", "0.005")
 """The radii of the balls."""

@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script, data_folder
 from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Table
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Query

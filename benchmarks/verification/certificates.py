@@ -21,12 +21,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import ROOT, Script, data_folder
 from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Table
 
 FAMILIES = (
     "test",

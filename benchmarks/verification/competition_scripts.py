@@ -21,11 +21,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import ROOT, Script, data_folder
 from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import Instance, instances
-from verifiable_relu.report.table import Cell, Table
 
 FAMILIES = ("safenlp", "rl_benchmarks", "acasxu")
 SCRIPTS = ROOT / "benchmarks" / "competition"

@@ -8,10 +8,10 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, notes, of
 from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import COMPETITORS
-from verifiable_relu.report.table import Cell, Table
 
 SOLVED = ("sat", "unsat")
 PROOFS = ("rounded", "exact", "checked")

@@ -15,11 +15,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Cell, Table
 
 EPS = ("1e-4", "1e-3", "1e-2")
 """The radii of the balls."""

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.common.markup import Cell, Table
 from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import ROOT, Script
 from benchmarks.common.tables import Page
-from verifiable_relu.report.table import Cell, Table
 
 PLAN = {
     "mnist_mlp": ("mnist", ("0.01", "0.02", "0.03")),

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, of, read_records
 from benchmarks.verification import competition, competition_asking, competition_instances, competition_tables
 from benchmarks.verification.competition_asking import Ran
 from verifiable_relu.campaign import Result, Store
-from verifiable_relu.report.table import Table
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 
 pytest.importorskip("matplotlib", reason="needs matplotlib")

@@ -214,6 +214,8 @@ def test_several_radii_are_each_answered_from_the_last() -> None:
     axes = Figure().subplots()
     assert plot_certified(["1/8", 1, 2], {"plane": [found[1], found[2], found[0]]}, ax=axes) is axes
     assert [line.get_ydata().tolist() for line in axes.lines] == [pytest.approx([2 / 3, 1 / 3, 0])] * 2  # type: ignore[union-attr]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
+    assert labels == ["plane: certified", "hollow: not refuted"]
     with pytest.raises(InputError, match="plane has results for 1 of 2 radii"):
         plot_certified(["1/8", 1], {"plane": found[:1]}, ax=axes)
     times = plot_times({"plane": found[1], "others": found[0]}, ax=Figure().subplots())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +21,11 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main as certify
 from verifiable_relu.network import write_onnx
-from verifiable_relu.report import campaign
 from verifiable_relu.report.__main__ import main as report
-from verifiable_relu.report.page import Found, of_source
+from verifiable_relu.report.expected import ExpectedVerdicts, read_expected
+from verifiable_relu.report.figures import certified
+from verifiable_relu.report.records import read_campaigns
+from verifiable_relu.report.summary import CampaignSummary, RadiusCounts, image
 from verifiable_relu.spec import Box, Property, Row, write_vnnlib
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict, Verifier
 
@@ -67,14 +68,21 @@ def rows(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def page(out: Path) -> tuple[Found, str]:
+def summary(*folders: Path, expected: Path | None = None) -> CampaignSummary:
+    return CampaignSummary(read_campaigns(folders), read_expected(expected) if expected else ExpectedVerdicts())
+
+
+def page(out: Path) -> tuple[CampaignSummary, Reader]:
     assert report([str(out)]) == 0
-    return of_source(out, 60), " ".join(text for _, text in Reader((out / "report.html").read_text()).texts)
+    return summary(out), Reader((out / "report.html").read_text())
 
 
-def counted(found: Found) -> list[dict[str, int]]:
-    shares = next(section.shares for section in found.sections if section.id == "answers")
-    return [dict(counts) for counts in shares.values()]
+def text(reader: Reader) -> str:
+    return " ".join(data for _, data in reader.texts)
+
+
+def counted(found: CampaignSummary) -> list[dict[str, int]]:
+    return [group.counts for group in found.methods]
 
 
 @pytest.mark.thorough
@@ -82,8 +90,8 @@ def counted(found: Found) -> list[dict[str, int]]:
 def test_twins_count_and_have_records(files: list[Path], tmp_path: Path, batch: int) -> None:
     out = tmp_path / "out"
     asked(files, out, batch=batch)
-    found, text = page(out)
-    assert counted(found) == [{"unsat": 4, "sat": 4}] and text.count("8 instances: 4 unsat, 4 sat") == 1
+    found, shown = page(out)
+    assert counted(found) == [{"unsat": 4, "sat": 4}] and text(shown).count("8 instances: 4 unsat, 4 sat") == 1
     assert {Path(result.vnnlib) for result in read_results(out)} == set(files)
     for row in rows(out):
         name = row["counterexample"]
@@ -106,8 +114,8 @@ def test_every_row_of_the_table_counts(files: list[Path], tmp_path: Path, jobs: 
         command = ["--spec", str(tmp_path / "instances.csv"), "--method", "crown", "--out", str(tmp_path / "out")]
         assert certify([*command, "--quiet", "--jobs", str(jobs)]) == 2
         listed = rows(tmp_path / "out")
-        found, text = page(tmp_path / "out")
-        assert len(listed) == 9 and f"{len(listed)} instances: " in text
+        found, shown = page(tmp_path / "out")
+        assert len(listed) == 9 and f"{len(listed)} instances: " in text(shown)
         (counts,) = counted(found)
         assert counts == {a: sum(row["answer"] == a for row in listed) for a in {row["answer"] for row in listed}}
 
@@ -117,22 +125,18 @@ def test_two_methods_are_two_columns(files: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked(files, out, ONE)
     asked(files[:2], out, TWO)
-    found, text = page(out)
+    found, shown = page(out)
     assert counted(found) == [{"unsat": 4, "sat": 4}, {"unsat": 2}]
-    assert "8 instances, 2 methods." in text and "(asked 2): 2 unsat" in text
-    (table,) = next(section.tables for section in found.sections if section.id == "instances")
-    assert len(table.rows) == 8 and table.columns[:2] == ("property", "network")
-    answers = [column for column, name in enumerate(table.columns) if name.startswith("answer, ")]
-    assert len(answers) == 2
-    assert sorted(str(row[answers[1]]) for row in table.rows) == ["None"] * 6 + ["unsat"] * 2
-    shown = next(section for section in found.sections if section.id == "counterexamples")
+    assert "8 instances, 2 methods." in text(shown) and "(asked 2): 2 unsat" in text(shown)
+    assert sum(data.startswith("answer, ") for tag, data in shown.texts if tag == "th") == 2
+    assert sorted(len(results) for results in found.instances.values()) == [1] * 6 + [2] * 2
+    assert len(shown.all("article")) == 4
     asked(files, out, TWO)
-    again, text = page(out)
-    assert counted(again) == [{"unsat": 4, "sat": 4}] * 2 and "8 instances, 2 methods." in text
-    both = next(section for section in again.sections if section.id == "counterexamples")
-    assert len(both.gallery) == len(shown.gallery) == 4
-    measures = next(section for section in again.sections if section.id == "measures")
-    assert {row[0] for row in measures.tables[0].rows} == set(campaign.by_method(again.results))
+    found, shown = page(out)
+    assert counted(found) == [{"unsat": 4, "sat": 4}] * 2 and "8 instances, 2 methods." in text(shown)
+    assert len(shown.all("article")) == 4 and {method for method, _ in found.stages} == {
+        g.method for g in found.methods
+    }
 
 
 def test_a_thousand_instances_with_twins_of_two_campaigns_stand_side_by_side(tmp_path: Path) -> None:
@@ -154,41 +158,28 @@ def test_a_thousand_instances_with_twins_of_two_campaigns_stand_side_by_side(tmp
                 store.append(result)
     rows = [f"net.onnx,p{n}.vnnlib.gz,9,{'sat' if n // 2 % 4 == 0 or n == 7 else 'unsat'}" for n in range(1_000)]
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    found = of_source(tmp_path / "weak", 0, [tmp_path / "strong"], tmp_path / "list.csv")
+    found = summary(tmp_path / "weak", tmp_path / "strong", expected=tmp_path / "list.csv")
     weak, strong = counted(found)
     assert strong == {"unsat": 750, "sat": 250} and sum(weak.values()) == 1_000 and weak["timed-out"] == 100
-    sections = {section.id: section for section in found.sections}
-    (row,) = sections["beside"].tables[0].rows
-    assert row[:7] == ("m in weak", "m in strong", 1_000, 900, 0, 100, 0) and row[7] == pytest.approx(3)
-    only = sections["beside"].tables[1]
-    assert len(only.rows) == 100 and {line[2] for line in only.rows} == {"m in strong"}
-    assert [line[1:] for line in sections["answers"].tables[1].rows] == [(1_000, 899, 1, 100), (1_000, 999, 1, 0)]
-    assert (
-        list(sections["answers"].texts)
-        == list(found.notes)
-        == [
-            "Expected verdicts: 1000 rows, 1000 match an instance.",
-            "1 instance with another verdict than expected: p7.vnnlib of net.onnx is unsat, expected sat.",
-        ]
-    )
-    assert len(sections["instances"].tables[0].rows) == 1_000
+    (pair,) = found.pairs
+    assert pair.names == ("m in weak", "m in strong") and len(pair.results) == 1_000 and pair.contrary == []
+    assert (len(pair.both), len(pair.only(0)), len(pair.only(1))) == (900, 0, 100)
+    assert pair.time_ratio == pytest.approx(3) and {row[1] for row in pair.differences} == {"m in strong"}
+    assert [row[1:] for row in found.expected_counts] == [(1_000, 899, 1, 100), (1_000, 999, 1, 0)]
+    assert found.notes == [
+        "Expected verdicts: 1000 rows, 1000 match an instance.",
+        "1 instance with another verdict than expected: p7.vnnlib of net.onnx is unsat, expected sat.",
+    ]
+    assert len(found.instances) == 1_000
 
 
 def test_a_curve_joins_radii_of_equal_images_alone() -> None:
-    def row(eps: str, images: str) -> campaign.AtRadius:
-        return campaign.AtRadius("n", "auto", Fraction(eps), len(images), 1, 0, frozenset(images))
-
-    chart = campaign.certified([row("1/100", "abc"), row("1/50", "ab"), row("1/10", "cba"), row("1/5", "ab")])
-    assert chart is not None
-    lines = [[x for x, _ in one.points] for one in chart.series if not one.bound]
-    assert lines == [[0.01, 0.1], [0.02, 0.2]] and [bool(one.name) for one in chart.series] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    rows = [("1/100", "abc"), ("1/50", "ab"), ("1/10", "cba"), ("1/5", "ab")]
+    chart = certified([RadiusCounts("n", "auto", Fraction(e), len(i), 1, 0, frozenset(i)) for e, i in rows])
+    assert [[x for x, _, _ in one.points] for one in chart.series if not one.upper] == [[0.01, 0.1], [0.02, 0.2]]
+    assert len(chart.legend) == 2
     names = ["mnist_0_eps1_255.vnnlib", "mnist_0_eps2_255.vnnlib.gz", "img-7-eps0.01.vnnlib", "prop_0_0.05.vnnlib"]
-    assert [campaign.image(name) for name in names] == ["mnist_0_.vnnlib"] * 2 + ["img-7-.vnnlib", "prop_0.vnnlib"]
+    assert [image(name) for name in names] == ["mnist_0_.vnnlib"] * 2 + ["img-7-.vnnlib", "prop_0.vnnlib"]
 
 
 @pytest.mark.thorough
@@ -197,8 +188,8 @@ def test_what_cannot_be_read_was_given_to_every_method(files: list[Path], tmp_pa
     bad.write_text("(assert")
     for method in (ONE, TWO):
         asked([*files, bad], out, method)
-    found, text = page(out)
-    assert counted(found) == [{"unsat": 4, "sat": 4, "unknown": 1}] * 2 and "9 instances, 2 methods." in text
+    found, shown = page(out)
+    assert counted(found) == [{"unsat": 4, "sat": 4, "unknown": 1}] * 2 and "9 instances, 2 methods." in text(shown)
     # Once the file can be read, its answers count and the complaint does not.
     shutil.copy(files[0], bad)
     for method in (ONE, TWO):
@@ -241,28 +232,27 @@ def test_rows_that_cannot_be_read_count_once_in_each_campaign(
         with Store(tmp_path / out) as store:
             run([Loader(arithmetic="real").read(entry) for entry in entries], verifier, store)
 
-    def pages() -> list[Found]:
+    def pages() -> list[CampaignSummary]:
         one, two = tmp_path / "one", tmp_path / "two"
-        return [of_source(one, 0), of_source(two, 0), of_source(one, 0, [two]), of_source(two, 0, [one])]
+        found = [summary(one), summary(two), summary(one, two), summary(two, one)]
+        assert all(len(each.instances) == len(group.results) == 10 for each in found for group in each.methods)
+        return found
 
     every = {"unsat": 4, "sat": 4, "unknown": 2}
     given(tmp_path, "one", ONE)
     given(tmp_path / "deep", "two", TWO)
     given(tmp_path, "two", TWO)
     for found in pages():
-        assert found.subtitle.startswith("10 instances") and all(counts == every for counts in counted(found))
-        assert "asked" not in found.subtitle
+        assert all(counts == every for counts in counted(found))
     # One campaign is asked again once a file is mended, by another path.
     shutil.copy(files[0], bad[0])
     given(tmp_path / "deep", "one", ONE)
     for found in pages():
-        assert found.subtitle.startswith("10 instances") and "asked" not in found.subtitle
         assert {"unsat": 5, "sat": 4, "unknown": 1} in counted(found) or len(counted(found)) == 1
     # The network of a property that cannot be read is not looked for.
     files[0].write_text("(assert")
     given(tmp_path, "two", TWO, onnx=False)
-    for found in pages():
-        assert found.subtitle.startswith("10 instances") and "asked" not in found.subtitle, found.subtitle
+    assert len(pages()) == 4
 
 
 @pytest.mark.thorough
@@ -304,9 +294,7 @@ def test_the_results_of_the_competition_are_expected_verdicts(
         "Expected verdicts: 4 rows, 3 match an instance, 1 of these without a verdict.",
         "1 instance with another verdict than expected: p1.vnnlib of net.onnx is unsat, expected sat.",
     ]
-    found = of_source(tmp_path / "out", 0, expected=table)
-    sections = {section.id: section for section in found.sections}
-    assert [line[1:] for line in sections["answers"].tables[1].rows] == [(2, 1, 1, 0)]
+    assert [row[1:] for row in summary(tmp_path / "out", expected=table).expected_counts] == [(2, 1, 1, 0)]
     # Of files of other names, nothing is said of their verdicts, and that is said.
     table.write_text(table.read_text().replace("net.onnx", "other.onnx"))
     assert report([str(tmp_path / "out"), "--expected", str(table)]) == 0
@@ -320,12 +308,3 @@ def test_the_results_of_the_competition_are_expected_verdicts(
     table.write_text("a,b,c\n")
     assert report([str(tmp_path / "out"), "--expected", str(table)]) == 2
     assert "no row has a network and a property" in capsys.readouterr().err
-
-
-@pytest.mark.thorough
-def test_figures_for_papers_count_as_the_page_does(files: list[Path], tmp_path: Path) -> None:
-    asked(files, tmp_path / "out")
-    found, _ = page(tmp_path / "out")
-    table = campaign.by_network(found.results)
-    assert [row[2] for row in table.rows] == [8]
-    assert not re.search("not asked", str(table.rows))

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.support.scripted import Scripted
@@ -28,10 +29,10 @@ from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Reshape
 from verifiable_relu.report.__main__ import main
-from verifiable_relu.report.campaign import AtRadius, certified, radii_table, radius
 from verifiable_relu.report.counterexamples import as_image, shades, spread
-from verifiable_relu.report.figures import Axis, Chart, Series
-from verifiable_relu.report.table import natural, spelled
+from verifiable_relu.report.figures import Chart, ChartAxis, Series, certified, draw_answers, margins
+from verifiable_relu.report.records import natural
+from verifiable_relu.report.summary import CampaignSummary, RadiusCounts, radius, radius_text
 from verifiable_relu.spec import Box, Property, Query, Row, write_vnnlib
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 
@@ -320,58 +321,86 @@ def test_the_radius_is_that_of_the_name_where_there_is_no_file(name: str, eps: F
 def test_a_radius_is_printed_as_it_was_given() -> None:
     for text in ("1/255", "2/255", "1/510", "0.01", "0.03", "8/255", "0.0005", "1/3"):
         exact = Fraction(text)
-        assert spelled(exact) == spelled(float(exact)) == text
-    assert spelled(0.0123456789) == "0.0123457"
-    table = radii_table([AtRadius("net", "crown", Fraction(1, 255), 3, 1, 1)])
-    assert table.rows == [("net", "crown", "1/255", 3, 1, 1, 1)]
+        assert radius_text(exact) == radius_text(float(exact)) == text
+    assert radius_text(0.0123456789) == "0.0123457"
 
 
 @pytest.mark.parametrize(
     "values", [[0.0, 1.0], [5.0], [-3.0, 1e-9, 7e5], [1e-4, 1e3], [0.0], [1e100], [-1e-100, 1e-100], [1e300, math.nan]]
 )
-@pytest.mark.parametrize("scale", ["linear", "log", "about zero"])
+@pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
 def test_a_chart_has_room_for_all_points_and_a_few_ticks(values: list[float], scale: str) -> None:
     if scale == "log":
         values = [value for value in values if not value <= 0] or [1.0]
-    points = [(float(place), value) for place, value in enumerate(values)]
-    tips = [f"<{value}>" for value in values if math.isfinite(value)]
-    drawn = Chart("A & B", [Series("some", points, False, tips)], Axis("x"), Axis("y", scale)).svg()
-    reader = Reader(drawn)
+    points = [(float(place), value, f"<{value}>") for place, value in enumerate(values) if math.isfinite(value)]
+    reader = Reader(Chart("A & B", [Series("some", points, joined=False)], ChartAxis("x"), ChartAxis("y", scale)).svg())
     shown = [(float(a["x"] or ""), float(a["y"] or "")) for a in reader.all("use")]
-    assert len(shown) == len(tips) and {data for tag, data in reader.texts if tag == "title"} == {"A & B", *tips}
+    assert len(shown) == len(points)
+    assert [data for tag, data in reader.texts if tag == "title"] == [tip for _, _, tip in points]
     assert all(0 <= x <= 475.2 and 0 <= y <= 295.2 for x, y in shown)
     assert 3 <= len(reader.all("text")) < 30
 
 
 def test_a_chart_says_small_numbers_as_they_are() -> None:
-    chart = Chart(
-        "A", [Series("some", [(0.015, 1e-4), (0.05, 10.0)])], Axis("x", ticks={0.015: "0.015"}), Axis("y", "log")
-    )
+    points = [(0.015, 1e-4, ""), (0.05, 10.0, "")]
+    chart = Chart("A", [Series("some", points)], ChartAxis("x", ticks={0.015: "0.015"}), ChartAxis("y", "log"))
     texts = {data for tag, data in Reader(chart.svg()).texts if tag == "text"}
     assert {"0.015", "0.0001", "0.001", "0.01", "0.1", "1", "10"} <= texts
 
 
-def test_radii_beside_each_other_share_a_text() -> None:
-    rows = [AtRadius("net", "crown", Fraction(eps), 3, 1, 1) for eps in ("1/255", "2/255", "1/10", "3/20")]
-    chart = certified(rows)
-    assert chart is not None and chart.x.ticks is not None
-    assert list(chart.x.ticks.values()) == ["1/255", "0.1", "0.15"]
+def test_every_radius_has_a_tick_and_texts_have_room() -> None:
+    chart = certified(
+        [RadiusCounts("net", "crown", Fraction(eps), 3, 1, 1) for eps in ("1/255", "2/255", "1/10", "3/20")]
+    )
+    assert chart.x.ticks is not None and list(chart.x.ticks) == [1 / 255, 2 / 255, 0.1, 0.15]
+    assert list(chart.x.ticks.values()) == ["1/255", "", "0.1", "0.15"]
+
+
+def test_hollow_markers_are_in_the_legend_and_leave_filled_ones_visible() -> None:
+    chart = certified([RadiusCounts("net", "crown", Fraction(eps), 2, 2, 0) for eps in ("1/100", "1/50")])
+    axes = Figure().subplots()
+    chart.draw(axes)
+    filled, hollow = axes.lines
+    assert hollow.get_zorder() < filled.get_zorder() and hollow.get_markersize() > filled.get_markersize()
+    assert [series.name for series in chart.legend] == ["net: certified", "hollow: not refuted"]
+    assert axes.get_ylim()[1] < 1.05
 
 
 def test_values_far_below_the_largest_have_room_on_an_axis_about_zero() -> None:
     margins = [-8000.0, -300.0, *(0.01 * number for number in range(-50, 50)), 7.0]
-    assert Axis("margin", "about zero").linear(margins) == 0.01
-    assert Axis("margin", "about zero").linear([-1.0, 0.0, 2.0]) == Axis("margin").linear(margins) == 0
+    axes = Figure().subplots()
+    ChartAxis("margin", "symlog").apply(axes.yaxis, margins)
+    assert axes.get_yscale() == "symlog" and axes.yaxis.get_transform().linthresh == pytest.approx(0.25, abs=0.02)  # type: ignore[attr-defined]
+    for scale, values in (("symlog", [-1.0, 0.0, 2.0]), ("linear", margins)):
+        axes = Figure().subplots()
+        ChartAxis("margin", scale).apply(axes.yaxis, values)
+        assert axes.get_yscale() == "linear"
 
 
-def test_a_share_needs_several_instances_of_a_radius() -> None:
-    def row(eps: str, instances: int, network: str = "a.onnx") -> AtRadius:
-        return AtRadius(network, "auto", Fraction(eps), instances, 1, 0)
+def test_methods_have_markers_of_their_own_and_counts_are_whole(folder: Path) -> None:
+    results = read_results(folder)
+    two = CampaignSummary([*results, *(replace(result, verifier="Other()") for result in results)])
+    chart = margins(two.methods)
+    shown = [(series.colour, series.shape) for series in chart.series if series.points]
+    assert len(set(shown)) == len(shown) == 6
+    axes = Figure().subplots()
+    draw_answers(two.networks, axes)
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    # A legend has no answer that does not occur.
+    assert {*axes.get_legend_handles_labels()[1]} == {"unsat", "sat", "timed-out"}
 
-    alone = [row("1/100", 1, "b.onnx"), row("1/50", 1, "b.onnx")]
-    assert certified(alone) is None and certified([row("1/100", 3), *alone]) is None
-    drawn = certified([row("1/100", 3), row("1/50", 2), *alone])
-    assert drawn is not None and {one.name.partition(":")[0] for one in drawn.series} == {"a.onnx"}
+
+def test_a_share_needs_several_instances_of_a_radius(folder: Path) -> None:
+    first = read_results(folder)[0]
+
+    def rows(*names: str) -> list[RadiusCounts]:
+        results = [replace(first, onnx=name.partition(" ")[0], vnnlib=name.partition(" ")[2]) for name in names]
+        return [*CampaignSummary(results).shared_radii]
+
+    alone = ["b.onnx p_eps1_100.vnnlib", "b.onnx p_eps1_50.vnnlib"]
+    two = ["a.onnx p_eps1_100.vnnlib", "a.onnx q_eps1_100.vnnlib"]
+    assert rows(*alone) == rows(*two) == rows(*two, *alone) == []
+    assert {row.network for row in rows(*two, "a.onnx p_eps1_50.vnnlib", *alone)} == {"a.onnx"}
 
 
 def test_every_network_has_a_counterexample_among_those_shown(folder: Path) -> None:

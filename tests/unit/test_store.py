@@ -21,8 +21,8 @@ from verifiable_relu.campaign import Store, run
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.errors import InputError
-from verifiable_relu.report import campaign
-from verifiable_relu.report.expected import Expected
+from verifiable_relu.report.records import with_arithmetic
+from verifiable_relu.report.summary import CampaignSummary
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -342,10 +342,8 @@ def test_answers_about_two_arithmetics_stand_beside_each_other(folder: Path) -> 
     (folder / "records.jsonl").write_bytes(b"".join([first, *others, changed(first, **about)]))
     found = read_results(folder)
     assert sorted(result.arithmetic for result in found) == ["float32", "real", "real"]
-    results = [campaign.about(result) for result in found]
-    names = [*campaign.verifier_names(results).values()]
-    assert [name.endswith(" about float32") for name in sorted(names, key=len)] == [False, True]
-    table = campaign.instances(results, {}, Expected())
-    heads = [f"answer, {name}" for name in names]
-    assert set(heads) <= set(table.columns)
-    assert not [pair for pair in campaign.pairs(results) if pair.contrary]
+    summary = CampaignSummary([with_arithmetic(result) for result in found])
+    names = sorted(summary.names.values(), key=len)
+    assert [name.endswith(" about float32") for name in names] == [False, True]
+    assert len(summary.instances) == 2
+    assert not [pair for pair in summary.pairs if pair.contrary]

@@ -1,7 +1,7 @@
-"""Reports: one HTML page of a folder of results, and figures for papers.
+"""Reports: one HTML page of campaigns or of a training, and figures for papers.
 
-The page needs nothing beside itself: styles, scripts and pictures are in it, so that it can be opened offline, mailed
-and kept. matplotlib draws all figures, and is imported where the first one is drawn.
+A page has styles, scripts and pictures in it, so that it can be opened offline, mailed and kept. matplotlib draws all
+figures, and is imported when the first one is drawn.
 """
 
 from __future__ import annotations

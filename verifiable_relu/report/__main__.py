@@ -1,4 +1,4 @@
-"""The command ``verifiable-relu report``: one HTML page of a folder of results, and figures for papers."""
+"""The command ``verifiable-relu report``: one HTML page of campaigns or of a training, and figures for papers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.streams import guarded
-
-if TYPE_CHECKING:
-    from verifiable_relu.report.page import Found
-
-PICTURES = 60
-"""The counterexamples that a page shows by default."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,20 +19,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     made = Parser(
         label="report",
         prog="verifiable-relu report",
-        description="Write one HTML page, which needs no other file, of the results in a folder: those of certify "
-        "--out; or of the record of a training.",
+        description="Write one HTML page, which needs no other file, of the results in a folder (certify --out), or of "
+        "the record of a training.",
     )
     made.add_argument(
         "source",
         type=Path,
         nargs="+",
         metavar="DIR|RECORD.json",
-        help="the folder, which has a file records.jsonl, or the record that train has written; several campaigns "
-        "are shown side by side",
+        help="a folder with a file records.jsonl, or a record that train has written; several campaigns are compared",
     )
     made.add_argument(
         "--expected",
@@ -56,16 +48,11 @@ def parser() -> Parser:
     made.add_argument(
         "--pictures",
         type=_count,
-        default=PICTURES,
+        default=60,
         metavar="N",
-        help=f"show the first N counterexamples (default: {PICTURES})",
+        help="show the first N counterexamples (default: %(default)s)",
     )
-    made.add_argument(
-        "--figures",
-        type=Path,
-        metavar="DIR",
-        help="write figures for papers there, as PDF and PNG",
-    )
+    made.add_argument("--figures", type=Path, metavar="DIR", help="write figures for papers there, as PDF and PNG")
     add_debug(made)
     return made
 
@@ -77,7 +64,7 @@ def _count(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page and the figures that the options describe; returns the exit status 0.
+    """Write the page and the figures that the options ask for; returns the exit status 0.
 
     Raises:
         InputError: if the folder has no results, or if a file cannot be written.
@@ -85,44 +72,33 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix != ".html":
         # A page must never take the place of the records that it shows.
         raise InputError("the name of the page must end in .html", path=options.out)
-    from verifiable_relu.report.page import of_source
+    from verifiable_relu.report import figures, page
+    from verifiable_relu.report.expected import ExpectedVerdicts, read_expected
+    from verifiable_relu.report.records import read_campaigns
+    from verifiable_relu.report.summary import CampaignSummary
 
     source, *others = options.source
     title = options.title or " and ".join(each.resolve().name.removesuffix(".json") for each in options.source)
     out = options.out or (source.with_suffix(".html") if source.suffix == ".json" else source / "report.html")
-    found = of_source(source, options.pictures, others, options.expected, out.parent)
+    notes: Sequence[str] = ()
+    if source.suffix == ".json" and not others and options.expected is None:
+        record = page.read_training(source)
+        charts = figures.training_charts(record)
+        text = page.training_page(record, charts, title)
+        drawn = figures.write_training_figures(charts, options.figures) if options.figures else []
+    else:
+        expected = read_expected(options.expected) if options.expected else ExpectedVerdicts()
+        summary = CampaignSummary(read_campaigns(options.source), expected)
+        text = page.campaign_page(summary, title, options.pictures, out.parent, None if others else source)
+        drawn = figures.write_campaign_figures(summary, options.figures) if options.figures else []
+        notes = summary.notes
     try:
-        out.write_text(found.html(printable(title)), encoding="utf-8", errors="backslashreplace")
+        out.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=out) from None
-    made = [out, *(draw(found, options.figures) if options.figures is not None else ())]
-    for note in found.notes:
-        print(printable(note))
-    for path in made:
-        print(printable(f"wrote {path}"))
+    for line in (*notes, *(f"wrote {path}" for path in (out, *drawn))):
+        print(printable(line))
     return 0
-
-
-def draw(found: Found, folder: Path) -> list[Path]:
-    """Draw the figures of a campaign (seconds, answers, certified accuracy) or a training; returns the files.
-
-    Raises:
-        InputError: without results, or if a file cannot be written.
-    """
-    from verifiable_relu.report import campaign, figures
-
-    if found.curves:
-        shown = [found.curves[name] for name in ("loss", "lam") if name in found.curves]
-        return figures.draw(shown, folder / "training", 0.75 * figures.COLUMN, 2.1)
-    if not found.results:
-        raise InputError("figures are drawn of campaigns and trainings")
-    bars = campaign.answers(found.results)
-    made = figures.draw([bars], folder / "answers", height=0.6 + 0.28 * len(bars.bars))
-    certified = campaign.certified(campaign.at_radii(found.results))
-    for name, chart in {"cactus": campaign.cactus(found.results), "certified": certified}.items():
-        if chart is not None:
-            made += figures.draw([chart], folder / name, height=2.4)
-    return made
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Counterexamples for readers: beside the middle of the box that they are from, with what the network says of both."""
+"""Counterexamples for readers: inputs and outputs, at the middle of the box and at the counterexample."""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -14,107 +14,89 @@ import numpy as np
 
 from verifiable_relu.campaign.inputs import Entry, Loader
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError
-from verifiable_relu.spec.find import named, onnx_files
-
-_SHOWN_INPUTS = 64
-_SHOWN_OUTPUTS = 12
+from verifiable_relu.spec.find import onnx_files
 
 
 @dataclass(frozen=True)
-class Shown:
+class Counterexample:
     """A counterexample as a page shows it.
 
     Attributes:
-        title: the property.
-        network: its file.
-        said: what changes, in a sentence.
-        pictures: for inputs that are a picture, pairs of a caption and the address of a picture.
-        inputs: for few inputs that are no picture, rows: name, lower and upper bound, counterexample.
-        outputs: rows: name, output at the middle of the box (empty if it is not known), output at the counterexample.
-        note: why something is missing; empty if nothing is.
         id: its anchor in the page.
-        file: the file of the counterexample, relative to the folder of the results; on a page with its address.
+        result: the result that it is of.
+        inputs: for each input its lower and upper bound and its value; empty if the box is not known.
+        outputs: for each output its value at the middle of the box (None if that is not known) and here.
+        largest: the numbers of the largest outputs at the middle and here; None if the middle is not known.
+        pictures: PNG files in base64 by what they show, for inputs that are a picture.
+        change: the largest change of an input, which is white in the picture of the change.
+        note: why the middle is not known; empty if it is.
     """
 
-    title: str
-    network: str
-    said: str
-    pictures: Sequence[tuple[str, str]] = ()
-    inputs: Sequence[Sequence[str]] = ()
-    outputs: Sequence[Sequence[str]] = ()
+    id: str
+    result: Result
+    inputs: Sequence[tuple[float, ...]] = ()
+    outputs: Sequence[tuple[float | None, float]] = ()
+    largest: tuple[int, int] | None = None
+    pictures: Mapping[str, str] = field(default_factory=dict)
+    change: float = 0.0
     note: str = ""
-    id: str = ""
-    file: str = ""
 
 
-@dataclass
-class Gallery:
-    """The maker of what is shown; networks and properties that are there still are read again, each network once.
-
-    Attributes:
-        loader: the reader.
-    """
-
-    loader: Loader = field(default_factory=Loader)
-
-    def show(self, results: Sequence[Result]) -> Iterator[Shown]:
-        """The counterexamples of results that are *sat*, in their order."""
-        for number, result in enumerate(results):
-            if result.counterexample is not None:
-                shown = self._shown(result, result.counterexample)
-                yield replace(shown, id=f"counterexample-{number}", file=counterexample_file(result))
-
-    def _shown(self, result: Result, point: np.ndarray) -> Shown:
-        title, network = Path(result.vnnlib).name, named(result.onnx)
-        outputs = np.array(result.outputs or ())
+def counterexamples(results: Sequence[Result]) -> Iterator[Counterexample]:
+    """Yield the counterexamples of *sat* results; networks and properties that still exist are read again."""
+    loader = Loader()
+    for number, result in enumerate(results):
+        point, after = result.counterexample, [float(value) for value in result.outputs or ()]
+        assert point is not None
+        shown = Counterexample(f"counterexample-{number}", result, outputs=[(None, value) for value in after])
+        picture = as_image(point.ravel().astype(np.float64), point.shape)
         try:
-            lower, upper, before = self._original(result, point)
+            lower, upper, before = _box(loader, result)
         except InputError as error:
-            # Whoever keeps records need not keep the files that they are of.
-            rows = [(f"Y{i}", "", f"{v:.5g}") for i, v in enumerate(outputs[:_SHOWN_OUTPUTS])]
-            note = f"The middle of the box is not shown: {error}"
-            return Shown(title, network, "", _pictures(None, point), (), rows, note)
-        middle = (lower + upper) / 2
-        said = ""
-        if len(outputs) > 1:
-            said = f"largest output: Y{before.argmax()} at the middle, Y{outputs.argmax()} at the counterexample"
-        rows = [
-            (f"Y{i}", f"{a:.5g}", f"{b:.5g}")
-            for i, (a, b) in enumerate(zip(before, outputs, strict=True))
-            if i < _SHOWN_OUTPUTS
-        ]
-        pictures = _pictures(middle, point)
-        inputs: list[tuple[str, ...]] = []
-        if not pictures and point.size <= _SHOWN_INPUTS:
-            flat = zip(lower, upper, point.ravel(), strict=True)
-            # Adding 0 makes −0 to 0.
-            inputs = [(f"X{i}", *(f"{v + 0.0:.5g}" for v in values)) for i, values in enumerate(flat)]
-        return Shown(title, network, said, pictures, inputs, rows)
+            # Whoever keeps records need not keep the files that they are about.
+            pictures = {} if picture is None else {"counterexample": _base64(picture, *_range(picture))}
+            yield replace(shown, pictures=pictures, note=str(error))
+            continue
+        # Adding 0 turns −0 into 0.
+        inputs = [tuple(float(v) + 0.0 for v in row) for row in zip(lower, upper, point.flat, strict=True)]
+        outputs = list(zip(before, after, strict=True))
+        shown = replace(shown, inputs=inputs, outputs=outputs, largest=(int(np.argmax(before)), int(np.argmax(after))))
+        middle = as_image((lower + upper) / 2, point.shape)
+        if picture is not None and middle is not None:
+            low, high = _range(middle)
+            most = float(np.abs(picture - middle).max()) or 1.0
+            pictures = {
+                "middle": _base64(middle, low, high),
+                "counterexample": _base64(picture, low, high),
+                "change": _base64(picture - middle, -most, most),
+            }
+            shown = replace(shown, pictures=pictures, change=most)
+        yield shown
 
-    def _original(self, result: Result, point: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The box that the counterexample is from, flat, and the outputs at its middle.
 
-        Raises:
-            InputError: if the files are not there any more, or have changed.
-        """
-        import torch
+def _box(loader: Loader, result: Result) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Return the box that a counterexample is from, flat, and the outputs at its middle.
 
-        case = self.loader.case(Entry(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
-        assert result.witness is not None
-        box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
-        network = case.queries[0].network
-        if box is None or network.output_size != len(result.outputs or ()):
-            raise InputError("the file has changed", path=result.vnnlib)
-        middle = torch.as_tensor((box.lower + box.upper) / 2, dtype=torch.float32)
-        with torch.inference_mode():
-            said = network(middle.reshape(1, *network.input_shape)).flatten().double().numpy()
-        return box.lower, box.upper, said
+    Raises:
+        InputError: if the files do not exist any more, or have changed.
+    """
+    import torch
+
+    case = loader.case(Entry(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
+    assert result.witness is not None
+    box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
+    network = case.queries[0].network
+    if box is None or network.output_size != len(result.outputs or ()):
+        raise InputError("the file has changed", path=result.vnnlib)
+    middle = torch.as_tensor((box.lower + box.upper) / 2, dtype=torch.float32)
+    with torch.inference_mode():
+        outputs = network(middle.reshape(1, *network.input_shape)).flatten().double()
+    return box.lower, box.upper, outputs.tolist()
 
 
 def spread(results: Sequence[Result], most: int) -> list[Result]:
-    """At most ``most`` results, the first ones of every network, in their order."""
+    """Return at most ``most`` results, the first ones of every network, in their order."""
     places: Counter[str] = Counter()
     ranked = []
     for number, result in enumerate(results):
@@ -123,62 +105,26 @@ def spread(results: Sequence[Result], most: int) -> list[Result]:
     return [results[number] for _, number in sorted(sorted(ranked)[:most], key=itemgetter(1))]
 
 
-def _pictures(middle: np.ndarray | None, point: np.ndarray) -> list[tuple[str, str]]:
-    """The middle of the box, the counterexample and their difference, where inputs are a picture."""
-    after = as_image(point.ravel().astype(np.float64), point.shape)
-    if after is None:
-        return []
-    if middle is None:
-        return [("counterexample", _address(after, *_range(after)))]
-    before = as_image(middle, point.shape)
-    assert before is not None
-    low, high = _range(before)
-    change = after - before
-    most = float(np.abs(change).max()) or 1.0
-    return [
-        ("middle of the box", _address(before, low, high)),
-        ("counterexample", _address(after, low, high)),
-        (f"change, from −{most:.3g} (black) to {most:.3g} (white)", _address(change, -most, most)),
-    ]
-
-
 def _range(image: np.ndarray) -> tuple[float, float]:
-    """The values that are shown as black and white: 0 and 1, or for other inputs the least and the greatest."""
+    """Return the values shown as black and white: 0 and 1, or for other inputs the least and the greatest."""
     low, high = float(image.min()), float(image.max())
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
 
-def _address(image: np.ndarray, low: float, high: float) -> str:
-    return data_uri(png(shades(image, low, high)))
-
-
-def png(pixels: np.ndarray) -> bytes:
-    """A picture as a PNG file.
-
-    Args:
-        pixels: (height, width) for grey or (height, width, 3) for colours, of the type uint8.
-    """
+def _base64(image: np.ndarray, low: float, high: float) -> str:
+    """Return a PNG file in base64, in which ``low`` is black and ``high`` is white."""
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "png")
-    return file.getvalue()
-
-
-def data_uri(content: bytes, kind: str = "image/png") -> str:
-    """The address under which a page shows a picture that is in the address itself."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    Image.fromarray(shades(image, low, high)).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def as_image(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Inputs of a network as a picture: (height, width) or (height, width, 3); None if they are none.
+    """Return flat inputs as a picture, (height, width) or (height, width, 3); None if they are no picture.
 
     Pictures are inputs of shape (1 or 3, height, width), (height, width, 1 or 3) or (height, width), and vectors whose
     size is that of a square picture of at least 8 × 8 in grey or in three colours.
-
-    Args:
-        values: the inputs, flat.
-        shape: the shape of one input.
     """
     inner = tuple(extent for extent in shape if extent != 1)
     if len(inner) == 1:
@@ -186,7 +132,6 @@ def as_image(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
             side = round((inner[0] / channels) ** 0.5)
             if side >= 8 and side * side * channels == inner[0]:
                 return as_image(values, (channels, side, side))
-        return None
     if len(inner) == 2 and min(inner) >= 4:
         return values.reshape(inner)
     if len(inner) == 3 and inner[0] == 3:
@@ -197,6 +142,6 @@ def as_image(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def shades(image: np.ndarray, low: float, high: float) -> np.ndarray:
-    """A picture as bytes: ``low`` becomes 0, ``high`` 255, and what is beyond is cut off."""
+    """Return a picture as bytes: ``low`` becomes 0, ``high`` 255, and values beyond them are cut off."""
     scaled = (image - low) / (high - low if high > low else 1.0)
     return np.asarray(np.rint(255 * scaled.clip(0, 1)), np.uint8)

@@ -1,9 +1,8 @@
-"""Figures, which matplotlib draws: as SVG in the colours of a page, and as PDF and PNG for papers.
+"""Figures of campaigns and trainings: SVG in the colours of a page, PDF and PNG for papers, or axes of matplotlib.
 
-A figure is made of panels: a chart of points and lines, or bars of several parts. Series are told apart by
-colour, marker and dashes, bars by colour and hatch, so that print without colours will do; the colours are those of
-Okabe and Ito, "Color Universal Design" (2008), with grey in place of black. Figures are made without pyplot: they need
-no display and leave no global state.
+Series are told apart by colour and marker, and bars by colour and hatch, so that print without colours suffices. The
+colours are from Okabe and Ito, "Color Universal Design" (2008), with grey in place of black. Figures are made without
+pyplot: they need no display and leave no global state.
 """
 
 from __future__ import annotations
@@ -11,59 +10,65 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.report.table import Interval
+from verifiable_relu.report.summary import (
+    SHORTEST_TIME,
+    AnswerGroup,
+    CampaignSummary,
+    MethodPair,
+    RadiusCounts,
+    radius_text,
+    time_or_limit,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis as Drawn
+    from matplotlib.axis import Axis
 
     from verifiable_relu.campaign.result import Result
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#f0e442")
-"""The colours of series, in their order; a page has its own shade of each, the variable ``--c0``, ``--c1`` …"""
+"""The colours of series; a page has its own shade of each, the variable ``--c0``, ``--c1`` …"""
 
-MARKERS = "osD^vPX*"
-"""The markers of series, by matplotlib's names, in their order."""
-
-GLYPHS = "●■◆▲▼✚✖★"
-"""The same markers in text."""
-
-OPEN_GLYPHS = "○□◇△▽✛✕☆"
-"""The same markers in text, without a filling."""
+GLYPHS = {"o": "●○", "s": "■□", "D": "◆◇", "^": "▲△", "v": "▼▽", "P": "✚✛", "X": "✖✕", "*": "★☆", "": "—"}
+"""The markers of series by matplotlib's names, each as text, filled and hollow; the last one is a line without any."""
 
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "--")
-"""The hatches of bars, by matplotlib's names, in their order."""
+"""The hatches of bars, by matplotlib's names."""
 
-LINES = ("-", "--", "-.", ":")
-"""The styles of lines, by matplotlib's names, in their order."""
-
-ANSWERS: Mapping[str, int] = {"unsat": 0, "sat": 1, "unknown": 6, "timed-out": 4}
-"""For each answer of ``Result.answer`` the number of its colour, marker and hatch."""
+ANSWER_STYLES = {"unsat": 0, "sat": 1, "unknown": 6, "timed-out": 4}
+"""The number of the colour, marker and hatch of each answer."""
 
 COLUMN = 3.4
 """The width of a paper's column, in inches."""
 
+_MARKERS = tuple(GLYPHS)
+_LINES = ("-", "--", "-.", ":")
+
 _PAGE = (6.6, 4.1)
 """Width and height of a chart within a page, in inches of 72 units."""
 
-_MOST = 1e150
+_LARGEST = 1e150
 """The largest number that is drawn; larger ones are drawn there."""
 
-_NUMBER = re.compile(r"[0-9]+\.[0-9]{2,}")
+_MOST_MARKERS = 25
+"""The most markers of a joined series; more would hide the line."""
 
-_FAR, _WIDEST = 100, 1e6
-"""An axis about 0 is logarithmic if half of its values are less than the largest divided by the first number. It then
-reaches down to the largest divided by the second number at the least."""
+_WIDE, _WIDEST = 1e2, 1e6
+"""Ratios of the largest value to the median: an axis about 0 is logarithmic beyond the first, and cut at the second."""
+
+_FEW = 10
+"""The most radii with a text each at an axis."""
 
 _STYLE: Any = {
     "font.size": 8.0,
@@ -98,32 +103,41 @@ class Series:
 
     Attributes:
         name: in the legend; empty for none.
-        points: pairs (x, y), as numbers or as means with their intervals.
+        points: triples (x, y, text), of which the text is shown where the mouse rests on the point.
+        colour: the number of the colour, of the line's dashes, and of the marker unless ``marker`` is given.
+        marker: the name of the marker; empty for none.
         joined: whether a line joins the points.
-        tips: a text for each point, shown where the mouse rests on it; empty for none.
-        style: the number of the colour and the marker.
-        bound: whether what is true lies between the series and the one before it.
+        upper: whether the truth lies between this series and the one before it; its markers are hollow.
     """
 
     name: str
-    points: Sequence[tuple[float | Interval, float | Interval]]
+    points: Sequence[tuple[float, float, str]]
+    colour: int = 0
+    marker: str | None = None
     joined: bool = True
-    tips: Sequence[str] = ()
-    style: int = 0
-    bound: bool = False
+    upper: bool = False
+
+    @property
+    def step(self) -> int:
+        """The step between the points that have a marker."""
+        return max(1, len(self.points) // _MOST_MARKERS) if self.joined else 1
+
+    @property
+    def shape(self) -> str:
+        """The name of the marker."""
+        return _MARKERS[self.colour % 8] if self.marker is None else self.marker
 
 
 @dataclass(frozen=True)
-class Axis:
-    """An axis.
+class ChartAxis:
+    """An axis of a chart.
 
     Attributes:
-        label: what it shows, with the unit.
-        scale: ``linear``, ``log``, or ``about zero``: logarithmic on both sides of 0 where most values are far below
-            the largest.
-        percent: whether its numbers are shown as percentages.
-        ends: its first and last value; None for those of the points.
-        ticks: the values with a text at the axis, and these texts; empty for round numbers.
+        label: the quantity, with the unit.
+        scale: ``linear``, ``log``, or ``symlog``: logarithmic above the median of magnitudes if others are far larger.
+        percent: whether numbers are shown as percentages, up to 100 %.
+        ends: the first and last value; None for the ends of the points.
+        ticks: texts by values; None for round numbers.
     """
 
     label: str
@@ -132,91 +146,76 @@ class Axis:
     ends: tuple[float, float] | None = None
     ticks: Mapping[float, str] | None = None
 
-    def applied(self, drawn: Drawn, values: Sequence[float]) -> None:
+    def apply(self, axis: Axis, values: Sequence[float]) -> None:
         """Give an axis of matplotlib label, scale and ticks for these values."""
         from matplotlib import ticker
 
-        drawn.set_label_text(self.label)
-        linear = self.linear(values)
-        if self.scale == "log" and values:
-            drawn.axes.set(**{f"{drawn.axis_name}scale": "log"})  # type: ignore[attr-defined]
-            low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-            drawn.set_view_interval(10.0**low, 10.0 ** max(high, low + 1), ignore=True)
-        elif linear:
-            drawn._set_axes_scale("symlog", linthresh=linear)  # type: ignore[attr-defined]
-        if self.scale == "log" or linear:
-            drawn.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-            drawn.set_minor_formatter(ticker.NullFormatter())
-        elif self.percent:
-            drawn.set_major_formatter(ticker.PercentFormatter(1.0))
-        elif all(value.is_integer() for value in values):
-            drawn.set_major_locator(ticker.MaxNLocator(integer=True))
-        if self.ticks is not None:
-            drawn.set_ticks(list(self.ticks), labels=list(self.ticks.values()))
-        if self.ends is not None:
-            drawn.set_view_interval(*self.ends, ignore=True)
-
-    def linear(self, values: Sequence[float]) -> float:
-        """For an axis that is logarithmic on both sides of 0, the magnitude below which it is linear; 0 for others."""
+        axis.set_label_text(self.label)
         sizes = sorted(abs(value) for value in values if value)
-        if self.scale != "about zero" or not sizes or sizes[len(sizes) // 2] >= sizes[-1] / _FAR:
-            return 0.0
-        return 10.0 ** math.floor(math.log10(max(sizes[len(sizes) // 10], sizes[-1] / _WIDEST)))
+        set_scale = getattr(axis.axes, f"set_{axis.axis_name}scale")  # type: ignore[attr-defined]
+        if self.scale == "log" and values:
+            set_scale("log")
+            first, last = math.floor(math.log10(sizes[0])), math.ceil(math.log10(sizes[-1]))
+            axis.set_view_interval(10.0**first, 10.0 ** max(last, first + 1), ignore=True)
+        elif self.scale == "symlog" and sizes and sizes[-1] > _WIDE * sizes[len(sizes) // 2]:
+            set_scale("symlog", linthresh=max(sizes[len(sizes) // 2], sizes[-1] / _WIDEST))
+        if axis.get_scale() != "linear":
+            axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(ticker.NullFormatter())
+        elif self.percent:
+            axis.set_major_formatter(ticker.PercentFormatter(1.0))
+            low, high = axis.get_view_interval()
+            axis.set_view_interval(low, min(high, 1.02), ignore=True)
+        elif all(value.is_integer() for value in values):
+            axis.set_major_locator(ticker.MaxNLocator(integer=True))
+        if self.ticks is not None:
+            axis.set_ticks(list(self.ticks), labels=list(self.ticks.values()))
+        if self.ends is not None:
+            axis.set_view_interval(*self.ends, ignore=True)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel of points and lines.
-
-    Attributes:
-        title: its name, above it and for readers of screens.
-        series: what is drawn, in this order.
-        x: the horizontal axis.
-        y: the vertical axis.
-        about: what it shows, in a sentence, for readers of screens.
-        limit: where a horizontal line is; None for none.
-        limit_name: of that line, in the legend; empty for none.
-    """
+    """A panel of points and lines."""
 
     title: str
     series: Sequence[Series]
-    x: Axis
-    y: Axis
-    about: str = ""
-    limit: float | None = None
-    limit_name: str = ""
+    x: ChartAxis
+    y: ChartAxis
+
+    @property
+    def legend(self) -> list[Series]:
+        """The first series of each name that has points; empty if nothing is to be drawn."""
+        named = {series.name: series for series in reversed(self.series) if series.name and series.points}
+        return list(named.values())[::-1]
 
     def draw(self, axes: Axes) -> None:
         """Draw the panel."""
+        drawn: list[tuple[float, float]] = []
         before: list[float] = []
-        every: tuple[list[float], list[float]] = [], []
-        for number, one in enumerate(self.series):
-            points = [(x, y) for x, y in one.points if math.isfinite(_mean(x)) and math.isfinite(_mean(y))]
-            xs, ys = ([max(-_MOST, min(_mean(point[i]), _MOST)) for point in points] for i in (0, 1))
-            look: dict[str, Any] = {"color": COLOURS[one.style % 8], "marker": MARKERS[one.style % 8]}
-            look["label"] = "" if one.bound else one.name
-            if one.joined:
-                # Many markers would hide the line.
-                look["markevery"] = _every(len(points))
-            if one.bound:
-                axes.fill_between(xs, before, ys, color=look["color"], alpha=0.15, lw=0)
-                look["markerfacecolor"] = "white"
-            line = LINES[one.style % len(LINES)] if one.joined else "none"
-            if any(isinstance(value, Interval) for point in points for value in point):
-                look |= {f"{'xy'[i]}err": _errors([point[i] for point in points]) for i in (0, 1)}
-                look |= {"elinewidth": 0.8, "capsize": 1.5}
-                axes.errorbar(xs, ys, ls=line, **look)
-            else:
-                axes.plot(xs, ys, ls=line, gid=f"series{number}", **look)
+        for number, series in enumerate(self.series):
+            points = [
+                (max(-_LARGEST, min(float(x), _LARGEST)), max(-_LARGEST, min(float(y), _LARGEST)))
+                for x, y, _ in series.points
+                if math.isfinite(x) and math.isfinite(y)
+            ]
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            colour, line = COLOURS[series.colour % 8], _LINES[series.colour % 4] if series.joined else "none"
+            look: dict[str, Any] = {"color": colour, "marker": series.shape, "markevery": series.step, "ls": line}
+            if series.upper:
+                axes.fill_between(xs, before, ys, color=colour, alpha=0.15, lw=0)
+                look |= {"markerfacecolor": "white", "zorder": 1.9}
+            (markers,) = axes.plot(xs, ys, gid=f"series{number}", label=series.name, **look)
+            if series.upper:
+                # A larger ring below a filled marker at the same place leaves both visible.
+                markers.set_markersize(1.6 * markers.get_markersize())
             before = ys
-            every = every[0] + xs, every[1] + ys
-        if self.limit is not None:
-            axes.axhline(self.limit, color="black", lw=0.8, ls=(0, (1, 1)), label=self.limit_name)
-        self.x.applied(axes.xaxis, every[0])
-        self.y.applied(axes.yaxis, every[1])
+            drawn += points
+        self.x.apply(axes.xaxis, [x for x, _ in drawn])
+        self.y.apply(axes.yaxis, [y for _, y in drawn])
 
     def svg(self) -> Markup:
-        """The chart within a page, whose colours it takes, with its legend."""
+        """Return the content of an SVG element within a page, whose colours and fonts it takes."""
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -230,81 +229,159 @@ class Chart:
         drawn = text.getvalue()
         drawn = drawn[drawn.index("<g ", drawn.index("</defs>")) : drawn.rindex("</g>") + 4]
         # Coordinates are rounded, the numbers that readers see are not.
-        drawn = re.sub(r"<[^>]+>", lambda tag: _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", tag[0]), drawn)
-        # What else than markers and series has a name would have that of another chart; fonts are the page's.
+        rounded = re.compile(r"[0-9]+\.[0-9]{2,}")
+        drawn = re.sub(r"<[^>]+>", lambda tag: rounded.sub(lambda found: f"{float(found[0]):.1f}", tag[0]), drawn)
+        # Other names than those of markers and series would be those of another chart, too; fonts are the page's.
         drawn = re.sub(r' id="(?!m[0-9a-f]{10}"|series)[^"]*"|font(-size|-family)?: [^;"]*(; )?', "", drawn)
         drawn = re.sub(r'</?g>|<!--.*?-->|\s*\n\s*| transform="rotate\(-0 [^"]*"', "", drawn, flags=re.S)
         variables = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)}
         variables |= {"#000000": "var(--text)", "#dddddd": "var(--line)", "#ffffff": "var(--page)"}
         drawn = re.sub('#[0-9a-f]{6}(?=[;"])', lambda found: variables.get(found[0], found[0]), drawn)
-        for number, one in enumerate(self.series):
+        for number, series in enumerate(self.series):
             before, _, after = drawn.partition(f'<g id="series{number}">')
-            drawn = before + _tipped(after, one.tips[:: _every(len(one.points))] if one.joined else one.tips)
-        width, height = (72 * size for size in _PAGE)
-        legend = (
-            Markup('<li><span class="s{}" aria-hidden="true">{}</span> {}</li>').format(
-                one.style % 8, (OPEN_GLYPHS if one.bound else GLYPHS)[one.style % 8], one.name
+            drawn = before + _with_tips(after, [tip for _, _, tip in series.points[:: series.step]])
+        return Markup(drawn)
+
+
+def _with_tips(drawn: str, tips: Sequence[str]) -> str:
+    """Give the first markers of an SVG text the texts that appear where the mouse rests on them."""
+    first, *marks = re.split("(?=<use )", drawn)
+    for place, tip in enumerate(tips[: len(marks)]):
+        marks[place] = marks[place].replace("/>", Markup("><title>{}</title></use>").format(tip), 1)
+    return "".join([first, *marks])
+
+
+def draw_answers(groups: Sequence[AnswerGroup], axes: Axes) -> None:
+    """Draw a bar for each group, with a part for each answer that occurs."""
+    from matplotlib import ticker
+
+    several = len({group.method for group in groups}) > 1
+    for place, group in enumerate(groups):
+        left = 0
+        for answer, number in group.counts.items():
+            style = ANSWER_STYLES[answer]
+            look: dict[str, Any] = {"color": COLOURS[style], "hatch": HATCHES[style], "edgecolor": "white"}
+            axes.barh(place, number, 0.7, left, label=answer, **look)
+            left += number
+    names = [f"{group.network}, {group.method}" if several else group.network for group in groups]
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+    axes.set_xlabel("instances")
+
+
+def cactus(groups: Sequence[AnswerGroup]) -> Chart:
+    """Return the chart of instances decided within a time limit."""
+    series = []
+    for colour, group in enumerate(group for group in groups if group.decided):
+        ordered = sorted(group.decided, key=lambda result: result.seconds)
+        points = [
+            (n, max(r.seconds, SHORTEST_TIME), f"{_name(r)}: {r.seconds:.3g} s") for n, r in enumerate(ordered, 1)
+        ]
+        series.append(Series(group.method, points, colour))
+    x = ChartAxis("instances decided", ends=(0.0, max((len(group.results) for group in groups), default=1)))
+    return Chart("Instances decided within a time limit", series, x, ChartAxis("time [s]", "log"))
+
+
+def _name(result: Result) -> str:
+    return Path(result.vnnlib).name
+
+
+def margins(groups: Sequence[AnswerGroup]) -> Chart:
+    """Return the chart of margins in ascending order, with a colour for each answer and a marker for each method."""
+    series = []
+    for place, group in enumerate(groups):
+        known = [(r.margin, r) for r in group.results if r.margin is not None and math.isfinite(r.margin)]
+        known.sort(key=lambda pair: pair[0])
+        for answer, style in ANSWER_STYLES.items():
+            points = [(n, m, f"{_name(r)}: {m:.4g}") for n, (m, r) in enumerate(known, 1) if r.answer == answer]
+            name, marker = (f"{answer}, {group.method}", _MARKERS[place % 8]) if len(groups) > 1 else (answer, None)
+            series.append(Series(name, points, style, marker, joined=False))
+    last = max((x for each in series for x, _, _ in each.points), default=0) + 1
+    x = ChartAxis("instances, by margin", ends=(0.0, last))
+    return Chart("Margins of all instances", series, x, ChartAxis("margin", "symlog"))
+
+
+def certified(rows: Sequence[RadiusCounts]) -> Chart:
+    """Return the chart of the certified share, and of the share that is not refuted, against ε.
+
+    A line joins the radii at which the same images were asked about.
+    """
+    lines: dict[tuple[str, str], list[RadiusCounts]] = defaultdict(list)
+    for row in rows:
+        lines[row.network, row.method].append(row)
+    several = len({method for _, method in lines}) > 1
+    series = []
+    for colour, (key, same) in enumerate(lines.items()):
+        name = f"{', '.join(key) if several else key[0]}: certified"
+        for images in dict.fromkeys(row.images for row in same):
+            each = [row for row in same if row.images == images]
+            lower = [(float(row.eps), row.certified / row.instances, "") for row in each]
+            upper = [(float(row.eps), 1 - row.refuted / row.instances, "") for row in each]
+            series.append(Series(name, lower, colour))
+            series.append(Series("hollow: not refuted", upper, colour, upper=True))
+    x = ChartAxis("radius ε", ticks=_radius_ticks(sorted({row.eps for row in rows})))
+    y = ChartAxis("share of the instances", percent=True, ends=(0.0, 1.02))
+    return Chart("Certified accuracy against the radius", series, x, y)
+
+
+def _radius_ticks(radii: Sequence[Fraction]) -> dict[float, str] | None:
+    """Return a tick for each of a few sorted radii; texts that have no room next to each other are empty."""
+    ticks: dict[float, str] = {}
+    last = None
+    for eps in radii:
+        has_room = last is None or eps - last >= (radii[-1] - radii[0]) / _FEW
+        ticks[float(eps)] = radius_text(eps) if has_room else ""
+        last = eps if has_room else last
+    return ticks if len(radii) < _FEW else None
+
+
+def scatter(pair: MethodPair) -> Chart:
+    """Return the chart of the seconds of two methods, for the instances that one of them decides."""
+    groups = {f"both: {answer}": [ab for ab in pair.both if ab[0].answer == answer] for answer in ("sat", "unsat")}
+    groups |= {f"{name} alone": pair.only(which) for which, name in enumerate(pair.names)}
+    series = []
+    for colour, (name, results) in enumerate(groups.items()):
+        points = [
+            (
+                time_or_limit(a),
+                time_or_limit(b),
+                f"{_name(a)}: {a.seconds:.3g} s ({a.answer}), {b.seconds:.3g} s ({b.answer})",
             )
-            for one in self.series
-            if one.name
-        )
-        return Markup(
-            '<svg class="chart" viewBox="0 0 {:g} {:g}" role="img"><title>{}</title><desc>{}</desc>{}</svg>'
-            '<ul class="legend">{}</ul>'
-        ).format(width, height, self.title, self.about, Markup(drawn), Markup("").join(legend))
+            for a, b in results
+        ]
+        series.append(Series(name, points, colour, joined=False))
+    if times := [time for each in series for x, y, _ in each.points for time in (x, y)]:
+        series.append(Series("equal time", [(time, time, "") for time in (min(times), max(times))], 6, ""))
+    x, y = (ChartAxis(f"{name}: time [s]", "log") for name in pair.names)
+    return Chart(" against ".join(pair.names), series, x, y)
 
 
-@dataclass(frozen=True)
-class Bars:
-    """A panel of horizontal bars, each of several parts from left to right.
-
-    Attributes:
-        title: above it.
-        bars: for each name the lengths of its parts.
-        parts: for each part the number of its colour and hatch, and its name.
-        label: what the lengths are.
-    """
-
-    title: str
-    bars: Mapping[str, Sequence[float]]
-    parts: Sequence[tuple[int, str]]
-    label: str
-
-    def draw(self, axes: Axes) -> None:
-        """Draw the panel."""
-        for place, lengths in enumerate(self.bars.values()):
-            for number, (length, (style, name)) in enumerate(zip(lengths, self.parts, strict=False)):
-                axes.barh(
-                    place, length, 0.7, sum(lengths[:number]), color=COLOURS[style % 8], hatch=HATCHES[style % 8],
-                    edgecolor="white", label=name,
-                )  # fmt: skip
-        axes.set_yticks(range(len(self.bars)), list(self.bars))
-        axes.invert_yaxis()
-        axes.grid(False, axis="y")
-        axes.set_xlabel(self.label)
+def training_charts(record: Mapping[str, Any]) -> dict[str, Chart]:
+    """Return the charts of a training's record (``page.read_training``), by the names of its numbers."""
+    epochs = record["epochs"]
+    every = range(1, len(epochs) + 1)
+    layers = zip(*(epoch["lam"] for epoch in epochs), strict=False)
+    x, accuracy = (
+        ChartAxis("epoch", ends=(0.0, len(epochs) + 0.5)),
+        ChartAxis("accuracy on training images", percent=True),
+    )
+    lines: dict[str, tuple[ChartAxis, list[Series]]] = {
+        "loss": (ChartAxis("mean loss"), [_curve("training loss", every, [epoch["loss"] for epoch in epochs])]),
+        "accuracy": (accuracy, [_curve("training accuracy", every, [epoch["accuracy"] for epoch in epochs])]),
+        "lam": (ChartAxis("λ", "log"), [_curve(f"layer {k + 1}", every, lam, k) for k, lam in enumerate(layers)]),
+    }
+    charts = {name: Chart(y.label, series, x, y) for name, (y, series) in lines.items()}
+    return {name: chart for name, chart in charts.items() if chart.legend}
 
 
-Panel = Chart | Bars
-
-
-def cactus(title: str, lines: Mapping[str, Sequence[float]], limit: float | None = None) -> Chart:
-    """The number of questions (x) that are answered within a number of seconds each (y, logarithmic).
-
-    Args:
-        title: above the chart.
-        lines: for each name, the seconds of the questions that were answered.
-        limit: the time limit in seconds.
-    """
-    series = [
-        Series(name, [(float(number), time) for number, time in enumerate(sorted(seconds), 1)], style=style)
-        for style, (name, seconds) in enumerate(lines.items())
-    ]
-    axes = Axis("questions answered"), Axis("seconds for each", "log")
-    return Chart(title, series, *axes, limit=limit, limit_name="time limit")
+def _curve(name: str, xs: Sequence[float], ys: Sequence[float], colour: int = 0) -> Series:
+    return Series(name, [(float(x), float(y), "") for x, y in zip(xs, ys, strict=False)], colour)
 
 
 def plot_times(results: Mapping[str, Sequence[Result]], ax: Axes | None = None) -> Axes:
-    """Plot how many questions (x) are decided within a number of seconds each (y): a cactus plot.
+    """Plot how many instances (x) are decided within a number of seconds each (y): a cactus plot.
 
     Args:
         results: for each name in the legend, what ``verify`` returned.
@@ -313,14 +390,13 @@ def plot_times(results: Mapping[str, Sequence[Result]], ax: Axes | None = None) 
     Returns:
         The axes.
     """
-    lines = {name: [one.seconds for one in each if one.verdict != "unknown"] for name, each in results.items()}
-    return _plotted(cactus("", lines), ax)
+    return _plotted(cactus([AnswerGroup("", name, each) for name, each in results.items()]), ax)
 
 
 def plot_certified(
     radii: Sequence[Fraction | float | str], results: Mapping[str, Sequence[Sequence[Result]]], ax: Axes | None = None
 ) -> Axes:
-    """Plot the share of images that is certified against the radius, and above it the share that is not violated.
+    """Plot the share of images that is certified against the radius, and above it the share that is not refuted.
 
     Args:
         radii: the radii, in ascending order.
@@ -333,17 +409,14 @@ def plot_certified(
     Raises:
         InputError: if there is another number of results than of radii, or a radius without results.
     """
-    places = [float(Fraction(radius)) for radius in radii]
-    series = []
-    for style, (name, each) in enumerate(results.items()):
-        if len(each) != len(places) or not all(each):
-            raise InputError(f"{name} has results for {sum(map(bool, each))} of {len(places)} radii")
-        counts = [Counter(str(one.verdict) for one in found) for found in each]
-        certified = [(x, count["unsat"] / count.total()) for x, count in zip(places, counts, strict=True)]
-        standing = [(x, 1 - count["sat"] / count.total()) for x, count in zip(places, counts, strict=True)]
-        series += [Series(name, certified, style=style), Series("", standing, style=style, bound=True)]
-    shown = Chart("", series, Axis("radius ε"), Axis("certified", percent=True, ends=(0.0, 1.02)))
-    return _plotted(shown, ax)
+    rows = []
+    for name, each in results.items():
+        if len(each) != len(radii) or not all(each):
+            raise InputError(f"{name} has results for {sum(map(bool, each))} of {len(radii)} radii")
+        for eps, found in zip(radii, each, strict=True):
+            counts = AnswerGroup(name, "", found).counts
+            rows.append(RadiusCounts(name, "", Fraction(eps), len(found), counts.get("unsat", 0), counts.get("sat", 0)))
+    return _plotted(certified(rows), ax)
 
 
 def _plotted(chart: Chart, ax: Axes | None) -> Axes:
@@ -356,14 +429,32 @@ def _plotted(chart: Chart, ax: Axes | None) -> Axes:
     return ax
 
 
-def draw(panels: Sequence[Panel], path: Path, width: float = COLUMN, height: float = 2.5) -> list[Path]:
-    """Draw panels side by side as PDF and PNG (300 dots per inch), with one legend below; returns both files.
+def write_campaign_figures(summary: CampaignSummary, folder: Path) -> list[Path]:
+    """Write the figures of a campaign (answers, cactus, certified) as PDF and PNG; returns the files."""
+    bars = [("", partial(draw_answers, summary.networks))]
+    made = write_figure(bars, folder / "answers", height=0.6 + 0.28 * len(summary.networks))
+    for name, chart in {"cactus": cactus(summary.methods), "certified": certified(summary.shared_radii)}.items():
+        if chart.legend:
+            made += write_figure([("", chart.draw)], folder / name, height=2.4)
+    return made
+
+
+def write_training_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
+    """Write the curves of a training as one PDF and one PNG; returns the files."""
+    shown = [(charts[name].title, charts[name].draw) for name in ("loss", "lam") if name in charts]
+    return write_figure(shown, folder / "training", 0.75 * COLUMN, 2.1)
+
+
+def write_figure(
+    panels: Sequence[tuple[str, Callable[[Axes], None]]], path: Path, width: float = COLUMN, height: float = 2.5
+) -> list[Path]:
+    """Write panels side by side as PDF and PNG (300 dots per inch), with one legend below; returns both files.
 
     Args:
-        panels: at least one; titles are shown where there are several.
-        path: the files' name; its suffix, if it has one, is replaced. The folder is made if it does not exist.
+        panels: titles, shown where there are several panels, and functions that draw.
+        path: the files' name; a suffix is replaced. The folder is made if it does not exist.
         width: of each panel, in inches.
-        height: the same.
+        height: of each panel, in inches.
 
     Raises:
         InputError: if a file cannot be written.
@@ -374,13 +465,13 @@ def draw(panels: Sequence[Panel], path: Path, width: float = COLUMN, height: flo
     with rc_context(_STYLE):
         columns = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
         rows = math.ceil(len(panels) / columns)
-        figure = Figure(figsize=(width * columns, height * rows + 0.3), layout="constrained")
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
         entries: dict[str, Any] = {}
-        every = [figure.add_subplot(rows, columns, place + 1) for place in range(len(panels))]
-        for axes, panel in zip(every, panels, strict=True):
-            panel.draw(axes)
-            if len(panels) > 1 and panel.title != axes.get_ylabel():
-                axes.set_title(panel.title)
+        for place, (title, draw) in enumerate(panels, 1):
+            axes = figure.add_subplot(rows, columns, place)
+            draw(axes)
+            if len(panels) > 1 and title != axes.get_ylabel():
+                axes.set_title(title)
             handles, labels = axes.get_legend_handles_labels()
             if len(labels) > 1:
                 entries |= dict(zip(labels, handles, strict=True))
@@ -388,6 +479,7 @@ def draw(panels: Sequence[Panel], path: Path, width: float = COLUMN, height: flo
             # A character of the legend is about 0.055 inches wide; its marker and the gaps, 0.55 inches.
             fits = int(figure.get_figwidth() / (0.55 + 0.055 * max(map(len, entries))))
             below = max(1, min(len(entries), fits))
+            figure.set_figheight(height * rows + 0.1 + 0.17 * math.ceil(len(entries) / below))
             figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=below)
         made = [path.with_suffix(".pdf"), path.with_suffix(".png")]
         try:
@@ -398,32 +490,3 @@ def draw(panels: Sequence[Panel], path: Path, width: float = COLUMN, height: flo
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", path=path) from None
     return made
-
-
-def _mean(value: float | Interval) -> float:
-    return value.mean if isinstance(value, Interval) else float(value)
-
-
-def _every(count: int) -> int:
-    """The step between the points of a line that have a marker."""
-    return max(1, count // 25)
-
-
-def _errors(values: Sequence[float | Interval]) -> list[list[float]]:
-    """The distances of the intervals' ends from the means, below and above; 0 where there is no interval."""
-    ends = [
-        (v.mean - v.low, v.high - v.mean) if isinstance(v, Interval) and not math.isnan(v.low) else (0.0, 0.0)
-        for v in values
-    ]
-    # The mean of resampled equal numbers can be off by a rounding error.
-    return [[max(0.0, end[side]) for end in ends] for side in (0, 1)]
-
-
-def _tipped(drawn: str, tips: Sequence[str]) -> str:
-    """SVG with texts for its first markers."""
-    first, *others = re.split("(?=<use )", drawn)
-    told = [
-        mark.replace("/>", Markup("><title>{}</title></use>").format(tip), 1)
-        for mark, tip in zip(others, tips, strict=False)
-    ]
-    return "".join([first, *told, *others[len(told) :]])
