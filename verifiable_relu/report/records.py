@@ -32,8 +32,10 @@ def read_campaigns(folders: Sequence[Path]) -> list[Result]:
     for folder in folders:
         if len(folders) > 1 and folder.suffix == ".json":
             raise InputError("no campaign, which alone is compared", path=folder)
-        if not (folder / "records.jsonl").exists():
-            raise InputError("no results here: no such file", path=folder / "records.jsonl")
+        try:
+            (folder / "records.jsonl").lstat()
+        except OSError as error:
+            raise InputError(f"no results here: {error.strerror}", path=folder / "records.jsonl") from None
     campaigns = {folder: read_campaign(folder) for folder in folders}
     results = merge_campaigns(campaigns) if len(campaigns) > 1 else campaigns[folders[0]]
     if not results:
