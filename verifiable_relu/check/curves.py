@@ -185,7 +185,8 @@ class Rounded:
         for z in (low, np.clip(first + 0.5, low, high), high):
             value = np.maximum(first, z - 0.5)
             found = np.minimum(found, value - t * z - 16 * UNIT * (np.abs(value) + np.abs(t * z)) - TINY)
-        return found
+        # Whole numbers are exact.
+        return np.where(t == 0, first, found)
 
     def most(self, low: Number, high: Number, t: Number) -> Number:
         """As that of ``Curve``; of −z the whole number is the negative one."""
@@ -205,7 +206,9 @@ class Signs:
             found = np.minimum(found, value - t * z - 16 * UNIT * (np.abs(value) + np.abs(t * z)) - TINY)
         # Of what 0 lies between, or at whose end it is, the least value beside it or at it.
         beside = np.where(low < 0, -1.0, 0.0)
-        return np.where((low <= 0) & (high >= 0), np.minimum(found, beside), found)
+        found = np.where((low <= 0) & (high >= 0), np.minimum(found, beside), found)
+        # −1, 0 and 1 are exact.
+        return np.where(t == 0, np.sign(low), found)
 
     def most(self, low: Number, high: Number, t: Number) -> Number:
         """As that of ``Curve``; of −z the sign is the negative one."""
