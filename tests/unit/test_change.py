@@ -197,7 +197,8 @@ def test_slopes_over_an_interval_are_those_at_its_points(kind: str) -> None:
     assert bool((inside | at_bend).all())
 
 
-@pytest.mark.parametrize("kind", kinds())
+# A network with an error function has no family: it may be a part of a GELU.
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if not kind.startswith("Erf ")])
 def test_no_sampled_change_is_larger_behind_any_activation(kind: str) -> None:
     rng, build = Random(0), Builder((3,))
     lam = torch.tensor(3.0, dtype=torch.float64)
