@@ -82,6 +82,7 @@ class Recorder:
 
     def __init__(self, smooth: bool = False) -> None:
         self._loose = _LOOSE_SMOOTH if smooth else _LOOSE
+        self._largest = 0.0
         self._pending: list[_Found] = []
         self._own: dict[int, list[_Found]] = {}
 
@@ -121,7 +122,9 @@ class Recorder:
         self._pending, self._own[index] = [], kept
         width = (high - low).amax(1, keepdim=True)
         largest = torch.maximum(low.abs(), high.abs()).amax(1, keepdim=True)
-        size = torch.maximum(2.0**-self._loose * width, SEEN * largest)
+        # Where large terms cancel, the checker's error is that of the terms: they are about as large as earlier layers.
+        self._largest = max(self._largest, *largest[largest.isfinite()].tolist())
+        size = torch.maximum(2.0**-self._loose * width, SEEN * largest).clamp(min=SEEN**2 * self._largest)
         step = torch.exp2(torch.floor(torch.log2(size))).clamp(min=LEAST_STEP)
         below, above = (torch.floor(low / step) - 1) * step, (torch.ceil(high / step) + 1) * step
         # No neuron becomes unstable, and a single point stays one.
