@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
     from verifiable_relu.network import write_onnx as write_onnx
-    from verifiable_relu.report import plot_certified as plot_certified
-    from verifiable_relu.report import plot_times as plot_times
+    from verifiable_relu.report.figures import plot_certified as plot_certified
+    from verifiable_relu.report.figures import plot_times as plot_times
 
 # OpenMP's threads wait for one another in busy loops by default. OpenMP reads the variable when torch is loaded, and
 # not after; ``openmp`` says more.
@@ -73,9 +73,9 @@ def __getattr__(name: str) -> Any:
 
         return write_onnx
     if name in ("plot_certified", "plot_times"):
-        from verifiable_relu import report
+        from verifiable_relu.report import figures
 
-        return getattr(report, name)
+        return getattr(figures, name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 

@@ -344,6 +344,12 @@ Such a proof sums numbers of the size of the width, or of its system's, in anoth
 ``CLEAR``, sums of fewer than 4,000,000 products do not differ by more.
 """
 
+SAME_SCALE = 2.0**-23
+"""The relative difference of a bias's scale from s_x·s_w, which may have been rounded to float32 by other means.
+
+It is two of the roundings that are granted to the bias (``SPARE``).
+"""
+
 LEAST_STEP = 2.0**-800
 """The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
 

@@ -35,6 +35,9 @@ Matrix = Any
 UNIT = 2.0**-53
 """u: the result of an operation is off by this part of itself, at most."""
 
+SAME_SCALE = 2.0**-23
+"""The part of itself by which s_x·s_w may differ from a scale that is their product, rounded twice to float32."""
+
 TINY = 2.0**-1000
 """More than all η of a sum and of its bound: fewer than 2⁵⁰ of 2⁻¹⁰⁷⁴ each, and what they are multiplied by."""
 

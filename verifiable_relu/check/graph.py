@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import Matrix, Number, above
+from verifiable_relu.check.arithmetic import UNIT, Matrix, Number, above
 from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
 from verifiable_relu.check.errors import BadInput, Refused
 
@@ -67,6 +67,16 @@ class Affine:
         """(2, size) where no coefficient of a row is below zero, and where none is above it."""
         least = [np.asarray([_dense(part.min(1)), -_dense(part.max(1))]) for _, part in self.terms]
         return np.minimum.reduce(least) >= 0
+
+    @cached_property
+    def is_inexact_factor(self) -> bool:
+        """True if the map multiplies by one number, known but for rounding, as a batch normalisation may."""
+        if not self.relative or len(self.terms) != 1 or self.bias.any() or not sparse.issparse(self.terms[0][1]):
+            return False
+        matrix = self.terms[0][1].tocoo()
+        factors = matrix.data[matrix.data != 0]
+        diagonal = matrix.shape[0] == matrix.shape[1] and np.array_equal(*matrix.coords)
+        return diagonal and len(set(factors.tolist())) == 1 and self.relative >= 8 * UNIT
 
     @cached_property
     def count(self) -> int:
@@ -239,6 +249,8 @@ class Graph:
             Refused: if these are not as many, or other activations are among them, or the network is none of them.
         """
         nodes, places = list(self.nodes), self.asked(comparing=True).activations
+        if any(isinstance(node, Affine) and node.is_inexact_factor for node in nodes):
+            raise Refused("behind a batch normalisation that only multiplies by one number no λ is known")
         if len(hardness) != len(places) or not all(1 <= value <= 1 << 40 for value in hardness):
             raise Refused(f"a hardness from 1 on for each of {len(places)} activations is expected")
         for place, value in zip(places, hardness, strict=True):

@@ -144,8 +144,6 @@ def _normalisation(call: Call) -> Value:
         raise BadInput("its inputs do not fit together")
     if not ((variance > 0) & (variance < np.inf)).all():
         raise BadInput("a variance is not positive")
-    if scale.size == 1 and not (bias.any() or mean.any()):
-        raise BadInput("a batch normalisation that only multiplies by one number is not known")
     factor = derived(scale / np.sqrt(variance), scale)
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
     call.inputs = [call.scaled(np.ones(()), -mean), None]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import Number
+from verifiable_relu.check.arithmetic import SAME_SCALE, Number
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.tensors import Value
 
@@ -55,8 +55,8 @@ class Uses:
         if weight is not None:
             if operator in ("MatMul", "Gemm") and (source is None or source.op_type != "DequantizeLinear"):
                 raise BadInput("by default what its quantised weights are multiplied with is quantised, too")
-            wrong = any(bias and x and not _is_product(bias, x, weight) for bias in others[1:])
-            if x is not None and x[0].size == 1 and wrong:
+            one = x if x is not None and x[0].size == 1 else None
+            if any(bias and one and not _is_product(bias, one, weight) for bias in others[1:]):
                 raise BadInput("by default the scale of its bias is the product of the scales of its operands")
 
     def _maker(self, name: str, through: set[str]) -> Any:
@@ -105,4 +105,4 @@ def _is_product(bias: Steps, x: Steps, weight: Steps) -> bool:
     """Return True if the scale of a bias is s_x·s_w, but for two roundings."""
     expected, own = (x[0].astype(np.float64) * weight[0]).ravel(), bias[0].ravel()
     fits = own.size in (1, expected.size) and not bias[1].any()
-    return fits and bool((np.abs(own - expected) <= 2.0**-23 * expected).all())
+    return fits and bool((np.abs(own - expected) <= SAME_SCALE * expected).all())

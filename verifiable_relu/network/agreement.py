@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,11 +45,13 @@ def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
     Returns:
         (10, *shape); the same for every call.
     """
+    # Whatever the user's default device and type are.
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand((3, *shape), generator=generator)
-    normal = torch.randn((6, *shape), generator=generator)
+    pixels = torch.rand((3, *shape), generator=generator, **options)
+    normal = torch.randn((6, *shape), generator=generator, **options)
     normal[3:] *= 8
-    return torch.cat([torch.zeros((1, *shape)), pixels, normal]).to(dtype)
+    return torch.cat([torch.zeros((1, *shape), **options), pixels, normal]).to(dtype)
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,13 @@ class Arithmetic:
     Attributes:
         unit: the unit roundoff u.
         tiny: what underflow may take from any operation, sums of many terms included.
+        knows_zeros: whether stored numbers are exact, so that W·0 + b is b. They are not where a network that rounds
+            its constants is compared with a file that does not.
     """
 
     unit: float
     tiny: float
+    knows_zeros: bool = False
 
     def sums(self, terms: int) -> float:
         """c(K): how far a sum of K = ``terms`` products may be off, as a part of the sum of their absolute values."""
@@ -97,7 +100,9 @@ class Arithmetic:
         error = found.error * ENCLOSE_OWN + self.tiny
         # What only moves numbers leaves those without an error as they are.
         moves = isinstance(node, Reshape | Permute | Identity | Seen) or (isinstance(node, Sparse) and node.moves)
-        certain = found.error == 0 if moves else self._certain(node, inputs[0], found)
+        if moves:
+            return Enclosed(found.value, np.where(found.error == 0, 0, error))
+        certain = self.knows_zeros and self._certain(node, inputs[0], found)
         return Enclosed(found.value, np.where(certain, 0, error))
 
     def _certain(self, node: Node, x: Enclosed, found: Enclosed) -> np.ndarray:

@@ -3,9 +3,3 @@
 A page has styles, scripts and pictures in it, so that it can be opened offline, mailed and kept. matplotlib draws all
 figures, and is imported when the first one is drawn.
 """
-
-from __future__ import annotations
-
-from verifiable_relu.report.figures import plot_certified, plot_times
-
-__all__ = ["plot_certified", "plot_times"]

@@ -196,6 +196,7 @@ class _Floats(Arithmetic):
     """A format of numpy, with the products and functions of this package."""
 
     tiny = ENCLOSE_TINY
+    knows_zeros = True
 
     def __init__(self, dtype: type[np.floating[Any]]) -> None:
         self.unit = ENCLOSE_UNITS[dtype]

@@ -30,6 +30,12 @@ _SOLVED = 4
 _MULTIPLICATIONS = 20_000_000
 """Heuristic: the most multiplications of all exact evaluations for one polytope: about 3 s."""
 
+_RANK = 1e-12
+"""Heuristic: singular values below this part of the largest one count as zero in a step of Newton's method."""
+
+_PIVOT = 1e-9
+"""Heuristic: pivots below this part of the largest number are taken for rounding."""
+
 _SMALL = Fraction(1, 1 << 24)
 """Heuristic: how far the further points are from the first, as a part of an input's width."""
 
@@ -129,7 +135,7 @@ class _Search:
                 break
             inward = np.minimum(x - self._lower, self._upper - x) + 1e-3 * (self._upper - self._lower)
             chosen = missing != 0
-            step = inward * np.linalg.lstsq(derivatives[chosen] * inward, -missing[chosen], rcond=1e-12)[0]
+            step = inward * np.linalg.lstsq(derivatives[chosen] * inward, -missing[chosen], rcond=_RANK)[0]
             for share in 0.5 ** np.arange(8):
                 moved = np.clip(x + share * step, self._lower, self._upper)
                 after = self._missing(self._slacks(moved, False)[0])
@@ -171,7 +177,7 @@ def _pivots(weights: np.ndarray) -> list[tuple[int, int]]:
     """Rows and columns of the pivots of Gaussian elimination, the largest first, without those that are rounding."""
     left = weights.copy()
     found: list[tuple[int, int]] = []
-    least = 1e-9 * np.abs(weights).max(initial=0.0)
+    least = _PIVOT * np.abs(weights).max(initial=0.0)
     while left.size and np.abs(left).max() > least and len(found) < min(left.shape):
         i, j = (int(k) for k in np.unravel_index(np.abs(left).argmax(), left.shape))
         found.append((i, j))

@@ -83,7 +83,7 @@ def compare_at(network: Network, points: np.ndarray) -> None:
         inputs = narrow.to(source.dtype).reshape(-1, *network.input_shape)
         found = _output_parting(network, inputs, _outputs(source, inputs, network.batched), source.unit)
         if found is not None:
-            raise InputError(f"{complaint}: {found}")
+            raise InputError(f"{complaint} at a point of the property's box: {found}")
 
 
 def _output_parting(network: Network, points: Tensor, found: Tensor, unit: float) -> Parting | None:

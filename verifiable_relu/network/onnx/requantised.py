@@ -21,6 +21,7 @@ import onnx
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.onnx.call import Value
+from verifiable_relu.rounding import SAME_SCALE
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -34,11 +35,6 @@ _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 
 _FOLDED = frozenset({"BatchNormalization", *_NEUTRAL})
 """Operators that it may make a part of float weights and their bias, where the other operand is stored."""
-
-_SAME = 2.0**-23
-"""The relative difference of a bias's scale from s_x·s_w, which may have been rounded to float32 by other means.
-
-It is two of the roundings that are granted to the bias (``rounding.SPARE``)."""
 
 
 class Requantised:
@@ -119,7 +115,7 @@ class Requantised:
             return
         expected = of_x[0].astype(np.float64).reshape(()) * of_weight[0].astype(np.float64).ravel()
         fits = of_bias[0].size in (1, expected.size) and not of_bias[1].any()
-        if not fits or (np.abs(of_bias[0].ravel() - expected) > _SAME * expected).any():
+        if not fits or (np.abs(of_bias[0].ravel() - expected) > SAME_SCALE * expected).any():
             raise UnsupportedError(
                 f"by default onnxruntime takes the scale of its bias '{bias}' for s_x·s_w, the product of those of its "
                 "operands: give the bias that scale"
