@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import UNIT, Matrix, Number, above
+from verifiable_relu.check.arithmetic import Matrix, Number, above
 from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
 from verifiable_relu.check.errors import BadInput, Refused
 
@@ -32,6 +32,7 @@ class Affine:
         bias: (size,).
         relative: where the operator's true coefficients are irrational or no binary numbers, or where what runs it
             rounds, a bound of the relative error of every entry of the matrices and of the bias; otherwise 0.
+        is_inexact_factor: whether it multiplies by one number, known but for rounding, as a batch normalisation may.
         moves: whether it only picks entries, for the operator that follows.
         lost: (size,) what else the value may be off by.
     """
@@ -39,6 +40,7 @@ class Affine:
     terms: list[tuple[int, Matrix]]
     bias: Number
     relative: float = 0.0
+    is_inexact_factor: bool = field(default=False, kw_only=True)
     moves: bool = False
     lost: Number = field(default_factory=lambda: np.zeros(()))
     absolute: list[tuple[int, Matrix]] = field(init=False)
@@ -67,16 +69,6 @@ class Affine:
         """(2, size) where no coefficient of a row is below zero, and where none is above it."""
         least = [np.asarray([_dense(part.min(1)), -_dense(part.max(1))]) for _, part in self.terms]
         return np.minimum.reduce(least) >= 0
-
-    @cached_property
-    def is_inexact_factor(self) -> bool:
-        """True if the map multiplies by one number, known but for rounding, as a batch normalisation may."""
-        if not self.relative or len(self.terms) != 1 or self.bias.any() or not sparse.issparse(self.terms[0][1]):
-            return False
-        matrix = self.terms[0][1].tocoo()
-        factors = matrix.data[matrix.data != 0]
-        diagonal = matrix.shape[0] == matrix.shape[1] and np.array_equal(*matrix.coords)
-        return diagonal and len(set(factors.tolist())) == 1 and self.relative >= 8 * UNIT
 
     @cached_property
     def count(self) -> int:
@@ -344,7 +336,7 @@ def _moved(node: Node, place: dict[int, int]) -> Node:
     """A node whose sources are elsewhere."""
     if isinstance(node, Affine):
         terms = [(place[source], matrix) for source, matrix in node.terms]
-        return Affine(terms, node.bias, node.relative, lost=node.lost)
+        return Affine(terms, node.bias, node.relative, lost=node.lost, is_inexact_factor=node.is_inexact_factor)
     if isinstance(node, Maximum):
         return replace(node, source=place[node.source], made=place[node.made])
     assert isinstance(node, Activation | Smooth | Ordered)
@@ -375,7 +367,13 @@ def joined(nodes: list[Node], output: int) -> Graph:
             if alone and isinstance(before, Affine) and _picks(matrix) and not (bias.any() and before.bias.any()):
                 given = [(other, part[matrix.indices]) for other, part in before.terms]
                 lost = before.lost[matrix.indices]
-                made[source] = Affine(given, before.bias[matrix.indices] + bias, before.relative, lost=lost)
+                made[source] = Affine(
+                    given,
+                    before.bias[matrix.indices] + bias,
+                    before.relative,
+                    lost=lost,
+                    is_inexact_factor=before.is_inexact_factor,
+                )
                 place[number] = source
                 continue
         made.append(node if isinstance(node, Source) else _moved(node, place))

@@ -147,7 +147,11 @@ def _normalisation(call: Call) -> Value:
     factor = derived(scale / np.sqrt(variance), scale)
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
     call.inputs = [call.scaled(np.ones(()), -mean), None]
-    return call.scaled(factor, bias, 8 * UNIT)
+    found = call.scaled(factor, bias, 8 * UNIT)
+    made = call.build.nodes[found.node]
+    assert isinstance(made, Affine)
+    made.is_inexact_factor = scale.size == 1 and not (bias.any() or mean.any())
+    return found
 
 
 def _activation(call: Call, slope: Number) -> Value:
