@@ -576,6 +576,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
         deadline = time.monotonic() + 60
         while not (records.exists() and records.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
             time.sleep(0.02)
+        # A record is on disk a moment before it is counted as an answer.
+        time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
