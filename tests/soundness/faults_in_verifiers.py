@@ -17,11 +17,11 @@ from verifiable_relu.network.nodes import Affine, Node
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.boxes import Boxes
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root_bounds import BoundsCache, RootBounds
 from verifiable_relu.verifiers.solvers import highs, z3
-from verifiable_relu.verifiers.split import Frontier
 
 from .fault import Fault, instead
 
@@ -86,14 +86,8 @@ def _intersection(right: Right, rows: RowBatch, largest: Tensor) -> Tensor:
     return torch.where(found == -torch.inf, torch.inf, found)
 
 
-def _first_halves(
-    right: Right, frontier: Frontier, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor, within: Tensor
-) -> None:
-    before = len(frontier.owner)
-    right(frontier, lower, upper, owner, influence, within)
-    kept = before + (len(frontier.owner) - before) // 2
-    frontier.lower, frontier.upper = frontier.lower[:kept], frontier.upper[:kept]
-    frontier.owner, frontier.within = frontier.owner[:kept], frontier.within[:kept]
+def _first_halves(right: Right, boxes: Boxes, *args: Tensor) -> Boxes:
+    return right(boxes, *args)[: len(boxes)]
 
 
 def _both_active(right: Right, *args: object) -> tuple[Tensor, Tensor]:
@@ -221,7 +215,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "half of a split box forgotten",
         "agreement",
-        instead("verifiers.split:Frontier.halve", _first_halves),
+        instead("verifiers.boxes:Boxes.halves", _first_halves),
     ),
     Fault(
         "a child of a split neuron forgotten",

@@ -21,7 +21,7 @@ from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 SECONDS = 5.0
 """For one proof; a case that takes longer is left out."""
@@ -51,7 +51,7 @@ def provers() -> list[Prover]:
         by(Bab(search=search, record=True)),
         by(Crown(record=True)),
         by(Bab(search=search, rounds=refining, record=True)),
-        by(RecordedSplit(batch=4)),
+        by(InputSplit(batch=4, record=True)),
         lambda query: over_planes(query, search, seconds=SECONDS),
     ]
 

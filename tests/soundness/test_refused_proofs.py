@@ -25,7 +25,7 @@ from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 from .faults import FAULTS
 
@@ -33,7 +33,7 @@ SEARCH = Branching(steps=0, finishing=0)
 METHODS: dict[str, Verifier] = {
     "bab": Bab(search=SEARCH, record=True),
     "refined": Bab(search=SEARCH, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), record=True),
-    "split": RecordedSplit(batch=4),
+    "split": InputSplit(batch=4, record=True),
     "crown": Crown(record=True),
 }
 

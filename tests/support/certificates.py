@@ -31,7 +31,7 @@ from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
 from verifiable_relu.verifiers.recording import Recorder
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 Records = list[dict[str, Any]]
 
@@ -171,7 +171,7 @@ def planes_case(folder: Path, seed: int, **search: Any) -> Case:
 @cache
 def cover_case(folder: Path, kind: str = "mlp") -> Case:
     """A network whose box is halved until zonotopes prove every part, or CROWN's bounds where there are none."""
-    return proven(folder, *question(kind), RecordedSplit(batch=4))
+    return proven(folder, *question(kind), InputSplit(batch=4, record=True))
 
 
 def question(kind: str) -> tuple[bytes, Property]:

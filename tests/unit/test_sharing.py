@@ -35,7 +35,7 @@ from verifiable_relu.verifiers.bab.search import Rounds
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
-from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")
 
@@ -143,8 +143,8 @@ def test_no_counterexample_is_denied(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    split_ = RecordedSplit(batch=4, alone=0)
-    method = replace(method, record=True) if isinstance(method, Bab) else split_
+    assert isinstance(method, Bab | InputSplit)
+    method = replace(method, record=True)
     with counted(SHARING[name], monkeypatch) as counts:
         case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
     assert any(count > 1 for count in counts)
@@ -244,12 +244,12 @@ def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has
     now = itertools.count()
     queries = [question(1, spare) for spare in (-0.6, -0.7)]
     queries = [Query(queries[0].network, query.property) for query in queries]
-    frontier = SPLIT.frontier(query_batch(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
-    hand = [part[:1] for part in (frontier.lower, frontier.upper, frontier.owner, frontier.within)]
+    batch = query_batch(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000)
     with torch.no_grad():
-        share = frontier.go_on_elsewhere(hand, lambda: False)
+        search = split.BoxSearch(SPLIT, batch)
+        share, _ = search.go_on_elsewhere(search.now.open[:1], lambda: False)
     # By its 150th box the query would be proved.
-    assert len(share.owner) and share.boxes[0] < 50
+    assert len(share.open) and share.bounded[0] < 50
 
 
 def test_an_interrupt_ends_the_copies() -> None:

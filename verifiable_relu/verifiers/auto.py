@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -31,7 +31,7 @@ from verifiable_relu.verifiers.batch import QueryBatch, answers
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache, RootBounds
-from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 _FEW_INPUTS = 20
 """Up to so many inputs that vary it can pay to split the input box."""
@@ -408,12 +408,7 @@ def _unstable(batch: QueryBatch, number: int) -> float:
 
 def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
-    if isinstance(verifier, Auto | Bab | Crown):
-        return replace(verifier, record=True)
-    if isinstance(verifier, InputSplit):
-        names = (field.name for field in fields(InputSplit) if field.name != "symbols")
-        return RecordedSplit(**{name: getattr(verifier, name) for name in names})
-    return verifier
+    return replace(verifier, record=True) if isinstance(verifier, Auto | Bab | Crown | InputSplit) else verifier
 
 
 def prove(query: Query, seconds: float) -> Proof | Cover | None:

@@ -17,12 +17,14 @@ from torch import Tensor
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, crown_relaxation, input_box
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
+from verifiable_relu.bounds.zonotope import Zonotopes
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Kinked
-from verifiable_relu.rounding import LEAST_STEP, SEEN
+from verifiable_relu.rounding import CLEAR, LEAST_STEP, SEEN, below
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
+from verifiable_relu.trust.certificate import Claim, Cover, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
+from verifiable_relu.verifiers.boxes import RowBounds
 
 BITS = 8
 """Slopes that are searched for are multiples of 2 to the power of minus this."""
@@ -35,6 +37,9 @@ The checker encloses curves by itself.
 
 _GRID = 2.0**40
 """Slopes of lines beside curves are multiples of one by this: the remainders that go with them are the checker's."""
+
+EVERY_NEURON = 1 << 30
+"""Symbols of a zonotope in which every unstable neuron has one of its own, as whoever checks it gives them."""
 
 _CHUNK = 1 << 26
 """Most slopes of rows that are bounded at once."""
@@ -268,6 +273,66 @@ class Recorder:
             mine = parts[index].flatten().numpy() if index in parts else _slopes(relaxation, index, sample)
             found.append(mine[_open(relaxation, index, sample)])
         return np.concatenate(found)
+
+
+class CoverRecorder:
+    """Bounds boxes in the way in which a certificate is checked, and keeps what proves each of them.
+
+    Args:
+        network: of the queries, as its file has it.
+        queries: of the search, by number.
+        most: layers with more unstable neurons in a box are not bounded by CROWN there.
+        memory: bytes for coefficients.
+
+    Attributes:
+        proven: for each query the boxes that are proven, with the row of each polytope that is positive, or a proof.
+    """
+
+    def __init__(self, network: Network, queries: Sequence[Query], most: int, memory: int) -> None:
+        self._network, self._queries, self._max_unstable, self._memory = network, queries, most, memory
+        self.proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in queries]
+
+    def bound(
+        self, box: Bounds, rows: RowBatch, owner: Tensor, by_zonotopes: bool, stop: Callable[[], bool]
+    ) -> RowBounds:
+        """Bound rows over boxes (batch, *input_shape) of the queries ``owner``, and record those that are proven."""
+        recorder, relaxation = Recorder.of(self._network), None
+        if by_zonotopes:
+            forms = Zonotopes(self._network, box, EVERY_NEURON, stop, mirrored=False)
+            values, lines = forms.lower(rows.matrix, rows.sample)
+            middle = (rows.matrix.abs() * forms.output.center.flatten(1)[rows.sample].abs()).sum(1)
+            values = below(values - rows.bound - CLEAR * (rows.bound.abs() + values.abs() + middle))
+            found = RowBounds.of_zonotopes(rows, values, lines, forms, box)
+        else:
+            options = {"coarse": recorder.coarse, "memory": self._memory, "stop": stop}
+            relaxation = crown_relaxation(self._network, box, max_unstable=self._max_unstable, **options)
+            matrix = rows.matrix.reshape(-1, *self._network.output_shape)
+            values, pulled = relaxation.lower(len(self._network.nodes) - 1, matrix, rows.sample, coefficients=True)
+            assert pulled is not None
+            values = below(values - rows.bound)
+            found = RowBounds.of_lines(rows, values, relaxation.of_input(pulled), {})
+        for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
+            prop, polytopes = self._queries[int(owner[number])].property, (rows.owner == number).nonzero().squeeze(1)
+            proof: list[int] | Proof = [int(values[rows.polytope == i].argmax()) for i in polytopes.tolist()]
+            if relaxation is not None:
+                if len(prop.unsafe) != len(polytopes):
+                    continue
+                proof = recorder.shared(relaxation, number, prop, proof)
+            ends = box.lower[number].flatten().clone(), box.upper[number].flatten().clone()
+            self.proven[int(owner[number])].append((*ends, proof))
+        return found
+
+    def proof(self, local: int) -> Cover | None:
+        """The proof of a query all of whose boxes are proven; None if a certificate cannot hold it."""
+        prop = self._queries[local].property
+        rows = RowBatch.of([prop], self._network.output_size)
+        counts: list[int] = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
+        # Coefficients that float64 does not hold are split into several rows.
+        if counts != [len(polytope) for polytope in prop.unsafe]:
+            return None
+        lower, upper, proofs = zip(*self.proven[local], strict=True)
+        low, high = (torch.stack(part).cpu().numpy() for part in (lower, upper))
+        return Cover(prop.unsafe, low, high, proofs)
 
 
 def _certified(network: Network) -> list[int]:
