@@ -158,7 +158,7 @@ def test_a_step_that_decides_one_query_and_breaks_on_another_costs_the_other(mon
     def breaking(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(boxes.Boxes, "halves", breaking)
+    monkeypatch.setattr(boxes.SubBoxes, "halves", breaking)
     network = deep(3)
     sat, unsat = asked(network, 1e9), asked(network, float(network(torch.zeros(1, 3))[0, 0]) - 1e-9)
     outcomes = claims(make("split"), [sat, unsat], [60.0, 60.0])

@@ -31,7 +31,7 @@ from verifiable_relu.verifiers.bab import query as folded_query
 from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.loop import Frontier
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
@@ -42,8 +42,8 @@ pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copie
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, better=None), alone=0)
-REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), alone=0)
+TREES = Bab(search=SLOW, rounds=Schedule(refinement=None, better=None), alone=0)
+REFINED = Bab(search=SLOW, rounds=Schedule(Refinement(leaves=8), first=0, patience=0), alone=0)
 SPLIT = InputSplit(batch=4, alone=0)
 PROCESSES = 3
 
@@ -117,7 +117,7 @@ def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPa
 def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rounds = Rounds(Refinement(leaves=2), first=0, patience=3, better=None, gain=0)
+    rounds = Schedule(Refinement(leaves=2), first=0, patience=3, better=None, gain=0)
     method = Bab(search=SLOW, rounds=rounds, alone=1e6)
     with counted(searching, monkeypatch) as counts:
         answer(method, question(0, -0.4, 24))

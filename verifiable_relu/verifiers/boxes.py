@@ -50,7 +50,7 @@ _ROWS = 1 << 27
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class SubBoxes:
     """Sub-boxes of the queries of one network.
 
     Attributes:
@@ -67,16 +67,16 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.owner)
 
-    def __getitem__(self, chosen: Tensor | slice) -> Boxes:
-        return Boxes(self.lower[chosen], self.upper[chosen], self.owner[chosen], self.within[chosen])
+    def __getitem__(self, chosen: Tensor | slice) -> SubBoxes:
+        return SubBoxes(self.lower[chosen], self.upper[chosen], self.owner[chosen], self.within[chosen])
 
     @staticmethod
-    def cat(parts: Sequence[Boxes]) -> Boxes:
+    def cat(parts: Sequence[SubBoxes]) -> SubBoxes:
         """All boxes of several."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return Boxes(*(torch.cat(column) for column in columns))
+        return SubBoxes(*(torch.cat(column) for column in columns))
 
-    def halves(self, dimension: Tensor, counted: Tensor) -> Boxes:
+    def halves(self, dimension: Tensor, counted: Tensor) -> SubBoxes:
         """Twice as many boxes: each cut in the middle of one input (boxes,), the lower halves first.
 
         Of inputs that are ``counted``, (inputs,) bool, whole numbers alone matter: the halves have none in common.
@@ -87,7 +87,7 @@ class Boxes:
         middle = torch.where(whole, middle.floor(), middle)
         lower = torch.cat([self.lower, self.lower.scatter(1, dimension, middle + whole.to(middle))])
         upper = torch.cat([self.upper.scatter(1, dimension, middle), self.upper])
-        return Boxes(lower, upper, self.owner.repeat(2), self.within.repeat(2))
+        return SubBoxes(lower, upper, self.owner.repeat(2), self.within.repeat(2))
 
 
 class KnownBounds:
@@ -102,15 +102,10 @@ class KnownBounds:
         self._bounds: dict[int, Mapping[int, Bounds]] = {}
 
     def keep(self, pre: Mapping[int, Bounds], chosen: Tensor, used: Tensor) -> Tensor:
-        """Keep bounds over some of a batch of boxes, and forget those of boxes that are not ``used`` any more.
+        """Keep bounds over some boxes, and forget those of boxes that are not ``used``, by number, any more.
 
-        Args:
-            pre: bounds of activations' inputs by node, (batch, *shape); empty for none.
-            chosen: (count,) the boxes to be kept, as far as there is room.
-            used: numbers of boxes of which parts are open.
-
-        Returns:
-            (count,) the numbers by which they are known; −1 where nothing is kept.
+        Of bounds (batch, *shape) by node, those of the boxes ``chosen``, (count,), are kept, as far as there is room.
+        Returned are the numbers (count,) by which they are known; −1 where nothing is kept.
         """
         self._bounds = {number: self._bounds[number] for number in used.unique().tolist() if number >= 0}
         room = max(0, self._most - len(self._bounds)) if pre else 0
@@ -200,14 +195,9 @@ class RowBounder:
     def bound(
         self, box: Bounds, rows: RowBatch, known: Mapping[int, Bounds] | None, stop: Callable[[], bool], first: bool
     ) -> RowBounds:
-        """Bound the rows of the boxes' properties, and sums of them.
+        """Bound the rows of the properties of boxes (batch, *input_shape), and sums of them.
 
-        Args:
-            box: (batch, *input_shape).
-            rows: those of the boxes' properties, as a batch.
-            known: bounds over larger boxes.
-            stop: asked now and then.
-            first: whether ``known`` are CROWN's bounds over these very boxes.
+        Bounds over larger boxes are ``known``; those over the ``first`` boxes are CROWN's over these very boxes.
         """
         forms = Zonotopes(self.network, box, self._symbols, stop) if self.by_zonotopes else None
         if forms is not None and known is not None and self._unstable(forms.pre) > _LOOSE * self._unstable(known):
@@ -250,7 +240,6 @@ class RowBounder:
         return RowBounds.of_lines(rows, values, lines, relaxation.pre if by_lines else {})
 
     def _unstable(self, pre: Mapping[int, Bounds]) -> int:
-        """How many neurons of all boxes together are unstable by these bounds."""
         return sum(int(unstable(self.network.nodes[i], bounds).sum()) for i, bounds in pre.items())
 
     def _lower(
@@ -299,7 +288,7 @@ class Clipped:
 
 
 def input_error(network: Network, dtype: torch.dtype) -> float:
-    """By what part of themselves computed coefficients of the inputs may be off: nodes scale and move the inputs."""
+    """Return the relative error of computed coefficients of the inputs: nodes scale and move the inputs."""
     unknown = sum(node.weight_error for node in network.affine)
     return _UNITS * (len(network.nodes) + 8) * unit_roundoff(dtype) + 2 * unknown
 
@@ -349,7 +338,7 @@ def clip(box: Bounds, rows: RowBatch, values: Tensor, coefficients: Tensor, shar
 
 
 def sums(rows: RowBatch, values: Tensor, forms: Callable[[Tensor], tuple[Tensor, Tensor]]) -> RowBatch | None:
-    """A sum of its rows for each polytope of several rows that no row proves, where that promises more than they do.
+    """Sum the rows of each polytope that no row proves, where that promises more than they do.
 
     Args:
         rows: those of the boxes' properties, as a batch.
@@ -384,12 +373,9 @@ def sums(rows: RowBatch, values: Tensor, forms: Callable[[Tensor], tuple[Tensor,
 
 
 def _ascend(center: Tensor, reach: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of the rows of each polytope, of sum 1, and the least value of the sum of their forms.
+    """Return weights of the rows of each polytope, of sum 1, and the least value of the sum of their forms.
 
-    Args:
-        center: (polytopes, rows) of the rows' forms.
-        reach: (polytopes, rows, symbols) their coefficients.
-        present: (polytopes, rows) whether there is such a row.
+    The forms have centres (polytopes, rows) and coefficients (polytopes, rows, symbols), where ``present``.
     """
     weights = present.to(center) / present.sum(1, keepdim=True)
     best, found = weights, center.new_full((len(center),), -torch.inf)

@@ -4,12 +4,10 @@ The search holds sub-boxes of *all* queries of a network. Every step bounds a fu
 those that are proved, tries points of the others as counterexamples, clips them, and halves them.
 
 **Bounds.** Networks of ReLUs with few inputs that vary are bounded by zonotopes (``bounds.zonotope``), which cost a
-fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. CROWN's bounds of the
-neurons that zonotopes leave unstable would save a tenth to a third of the boxes, and cost more than that. CROWN alone
-bounds other networks, and those where zonotopes take more than the memory or leave far more neurons unstable than
-CROWN has, since not every neuron has a symbol. There, bounds over a box, or over a query's whole box, hold for its
-parts: only neurons that are unstable in the larger box are bounded again. Where a box has many of these, few boxes are
-bounded at once, so that the search goes deep first.
+fraction of CROWN's bounds of all neurons; rows of the output then go back by CROWN over these. CROWN alone bounds other
+networks, and those where zonotopes take more than the memory or leave far more neurons unstable than CROWN has, since
+not every neuron has a symbol. There, bounds over a box hold for its parts: only neurons that are unstable in the larger
+box are bounded again. Where a box has many of these, few boxes are bounded at once, so that the search goes deep first.
 
 **The input that is halved** has the largest part in the width of the output's rows: directly, and by way of every
 unstable ReLU's contribution, of which each input has a share (``Zonotopes.influence``). Without zonotopes that is
@@ -52,14 +50,14 @@ from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.verifiers.attack import Descent, Pgd, claim
 from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, batch_size, fault
 from verifiable_relu.verifiers.batch import QueryBatch
-from verifiable_relu.verifiers.boxes import Boxes, KnownBounds, RowBounder, clip, input_error
+from verifiable_relu.verifiers.boxes import KnownBounds, RowBounder, SubBoxes, clip, input_error
 from verifiable_relu.verifiers.recording import EVERY_NEURON, CoverRecorder, uncertified
 
 _TIE = 1e-9
 """Heuristic: the score of an input's width where none has an influence."""
 
 _ATTACKED, _TRIED = 1 << 13, 1 << 23
-"""Boxes times neurons of what is attacked at once, and points times neurons of what is tried at once."""
+"""SubBoxes times neurons of what is attacked at once, and points times neurons of what is tried at once."""
 
 _EVERY = 1 << 16
 """The most points of a box all of which are tried."""
@@ -122,27 +120,18 @@ class InputSplit:
 class BoxProgress:
     """The state of a search, or of the part of it that a copy of the process has.
 
-    Attributes:
-        open: the boxes that are still to be bounded.
-        margin: (queries,) the least proven margin of the other ones; infinite where there are none.
-        bounded: how many boxes of each query have been bounded.
-        outcomes: of the queries that are decided.
+    The margin (queries,) is the least proven one of the boxes that are not open any more, else infinity.
+    ``bounded`` counts the boxes of each query that have been bounded.
     """
 
-    open: Boxes
+    open: SubBoxes
     margin: Tensor
     bounded: list[int]
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
 
 class BoxSearch:
-    """The search for the queries of one network, in the order of their numbers.
-
-    Attributes:
-        numbers: of the queries in their batch.
-        now: where the search stands.
-        by_zonotopes: whether boxes are bounded by zonotopes.
-    """
+    """The search for the queries of one network, with their ``numbers`` in the batch and its state ``now``."""
 
     def __init__(self, options: InputSplit, batch: QueryBatch) -> None:
         network, device = batch.network, batch.budget.device
@@ -169,16 +158,9 @@ class BoxSearch:
         self._rough, self._generator = rough(self.network, device), torch.Generator().manual_seed(options.pgd.seed)
         self._attacked, self._tried = max(1, _ATTACKED // neurons), max(1, _TRIED // neurons)
         self._recorder = CoverRecorder(self.network, self._queries, options.most, memory) if record else None
-        self._bounder = RowBounder(
-            self.network,
-            int(moving.sum()),
-            EVERY_NEURON if record else options.symbols,
-            options.most,
-            min(most, self._tried) if self._points else most,
-            memory,
-            self._counted,
-            self._points,
-        )
+        most, symbols = min(most, self._tried) if self._points else most, EVERY_NEURON if record else options.symbols
+        limits = (symbols, options.most, most, memory)
+        self._bounder = RowBounder(self.network, int(moving.sum()), *limits, self._counted, self._points)
         self._rows = RowBatch.of([q.property for q in self._queries], network.output_size).to(lower)
         owner = torch.arange(len(self._queries), device=lower.device)
         size = sum(2 * node.size * 8 for node in self.network.nodes if isinstance(node, Activation))
@@ -189,14 +171,14 @@ class BoxSearch:
             if known is not None and known.bounded:
                 within = self._known.keep(known.pre, owner, within)
         nothing = lower.new_full((len(self._queries),), torch.inf)
-        self.now = BoxProgress(Boxes(lower, upper, owner, within), nothing, [0] * len(self._queries))
+        self.now = BoxProgress(SubBoxes(lower, upper, owner, within), nothing, [0] * len(self._queries))
         self._steps, self._seconds = 0, [0.0] * len(self._queries)
         self._new: list[int] = []
         self._alone = time.perf_counter() + options.alone
         self._charge(owner)
 
     def decided(self) -> list[int]:
-        """Queries decided since the last call."""
+        """Return the queries decided since the last call."""
         new, self._new = self._new, []
         return new
 
@@ -230,11 +212,9 @@ class BoxSearch:
         return [i for i in range(len(self._queries)) if i not in self.now.outcomes]
 
     def _left(self, members: Sequence[int]) -> float:
-        """The seconds that are left for these queries together."""
         return self._batch.left([self.numbers[local] for local in members])
 
     def _work(self, members: Sequence[int]) -> TimeBudget:
-        """What work for these queries may use, from now on."""
         return self._budget.begun(self._left(members))
 
     def _share(self) -> None:
@@ -242,7 +222,7 @@ class BoxSearch:
         count, every = self._processes, self.now.open
         hands = [every[torch.arange(number, len(every), count)] for number in range(count)]
         self.now.open, began = hands[0], time.perf_counter()
-        shares: list[Callable[[Callable[[], bool]], object]] = [self._go_on]
+        shares: list[Callable[[Callable[[], bool]], Any]] = [self._go_on]
         shares += [partial(self.go_on_elsewhere, hand) for hand in hands[1:]]
         found = run_shares(shares, self._work(self._undecided()).left)[1:]
         for hand, share in zip(hands[1:], found, strict=True):
@@ -270,8 +250,8 @@ class BoxSearch:
             if pause():
                 break
 
-    def go_on_elsewhere(self, boxes: Boxes, pause: Callable[[], bool]) -> tuple[BoxProgress, list[list[Any]]]:
-        """In a copy of the process that has all boxes: go on with some; returns the progress made, and proofs."""
+    def go_on_elsewhere(self, boxes: SubBoxes, pause: Callable[[], bool]) -> tuple[BoxProgress, list[list[Any]]]:
+        """Go on with some boxes in a copy of the process that has all; returns the progress made, and proofs."""
         before, margin = self.now, torch.full_like(self.now.margin, torch.inf)
         self.now = BoxProgress(boxes, margin, list(before.bounded), dict(before.outcomes))
         if self._recorder is not None:
@@ -311,7 +291,7 @@ class BoxSearch:
         self._charge(boxes.owner)
         self._drop()
 
-    def _bound(self, boxes: Boxes) -> None:
+    def _bound(self, boxes: SubBoxes) -> None:
         """Drop of these boxes those that are proved, and put the others back, clipped and halved.
 
         Raises:
@@ -353,7 +333,7 @@ class BoxSearch:
         """Take note of the margins of parts of the queries' boxes that are proved; infinite where no part is."""
         self.now.margin.scatter_reduce_(0, owner, margin, "amin")
 
-    def _try_points(self, boxes: Boxes, direction: Tensor, rows: RowBatch) -> None:
+    def _try_points(self, boxes: SubBoxes, direction: Tensor, rows: RowBatch) -> None:
         """Try of each box the corner against a direction (boxes, inputs), and the centre."""
         lower, upper = boxes.lower, boxes.upper
         points = torch.stack([torch.where(direction >= 0, lower, upper), lower + (upper - lower) / 2])
@@ -361,7 +341,7 @@ class BoxSearch:
         margins = rows.margins((y[:, rows.sample] * rows.matrix).sum(-1) - rows.bound)
         self._claim(boxes.owner.repeat(2), points.flatten(0, 1), margins.flatten())
 
-    def _try_all(self, boxes: Boxes) -> None:
+    def _try_all(self, boxes: SubBoxes) -> None:
         """Try every point of boxes in which whole numbers alone count, where these are not too many."""
         for low, high, local in zip(boxes.lower, boxes.upper, boxes.owner.tolist(), strict=True):
             places = ((low < high) & self._counted).nonzero().squeeze(1).tolist()
@@ -391,7 +371,7 @@ class BoxSearch:
                 if found is not None:
                     self._decide(local, found)
 
-    def _halve(self, boxes: Boxes, influence: Tensor) -> None:
+    def _halve(self, boxes: SubBoxes, influence: Tensor) -> None:
         """Put boxes back, each cut along its most influential inputs: several where there are few boxes."""
         lower, upper = boxes.lower, boxes.upper
         lower, upper = torch.where(self._counted, lower.ceil(), lower), torch.where(self._counted, upper.floor(), upper)
@@ -417,12 +397,10 @@ class BoxSearch:
             influence = influence[~stuck].repeat(2, 1)
         self._put(boxes)
 
-    def _put(self, boxes: Boxes) -> None:
-        """Put boxes behind those that are open."""
-        self.now.open = Boxes.cat([self.now.open, boxes])
+    def _put(self, boxes: SubBoxes) -> None:
+        self.now.open = SubBoxes.cat([self.now.open, boxes])
 
     def _counts(self, owner: Tensor) -> list[int]:
-        """How many boxes each query has among those with these owners."""
         counts: list[int] = torch.bincount(owner, minlength=len(self._queries)).tolist()
         return counts
 
@@ -437,7 +415,6 @@ class BoxSearch:
                 self._seconds[local] += elapsed * share
 
     def _drop(self) -> None:
-        """Drop the boxes of queries that are decided."""
         closed = torch.tensor([i in self.now.outcomes for i in range(len(self._queries))], device=self._counted.device)
         gone = closed[self.now.open.owner]
         if bool(gone.any()):
@@ -446,6 +423,10 @@ class BoxSearch:
     def _decide(self, local: int, outcome: Outcome) -> None:
         if local not in self.now.outcomes:
             boxes, seconds = self.now.bounded[local], {self._options.name: self._seconds[local]}
-            known = {"detail": outcome.detail or f"{boxes} boxes", "seconds": seconds, "subproblems": boxes}
+            known: dict[str, Any] = {
+                "detail": outcome.detail or f"{boxes} boxes",
+                "seconds": seconds,
+                "subproblems": boxes,
+            }
             self.now.outcomes[local] = replace(outcome, method=self._options.name, **known)
             self._new.append(local)
