@@ -11,6 +11,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Lines
 from verifiable_relu.bounds.forward import NodeBounds
+from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
 from verifiable_relu.bounds.relaxation import Walk
@@ -18,7 +19,7 @@ from verifiable_relu.bounds.slack import LineStep, ShiftedLines, Slack
 from verifiable_relu.bounds.windowed import Coefficients, Grid, Stepped, Window
 from verifiable_relu.bounds.zonotope import Mirrors
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Linear, Relu
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Extreme, Linear, Relu
 
 from .fault import Fault, instead
 
@@ -84,6 +85,29 @@ def _floor_of_common_lines(
     return (
         replace(own, floor=shifted.step(index, True, shifted.depth(index)).of_samples(sample).floor) if rounded else own
     )
+
+
+def _point(shifted: ShiftedLines, index: int, sample: Tensor | None) -> Tensor:
+    return of_samples(shifted.bounds.point(index).flatten(1), sample)
+
+
+def _point_of_the_input(
+    right: Right, shifted: ShiftedLines, index: int, lines: Lines, sample: Tensor | None
+) -> LineStep:
+    found, (source,) = right(shifted, index, lines, sample), shifted.bounds.network.nodes[index].inputs
+    return replace(found, floor=found.floor + _point(shifted, index, sample) - _point(shifted, source, sample))
+
+
+def _not_lifted(right: Right, *args: object) -> LineStep:
+    found = right(*args)
+    return replace(found, lift=torch.zeros_like(found.lift))
+
+
+def _lifted_as_at_twice_the_point(
+    right: Right, shifted: ShiftedLines, index: int, lines: Lines, sample: Tensor | None
+) -> LineStep:
+    found, (source,) = right(shifted, index, lines, sample), shifted.bounds.network.nodes[index].inputs
+    return replace(found, lift=found.lift + found.rise * _point(shifted, source, sample))
 
 
 def _all_before(right: Right, slack: Slack, index: int) -> frozenset[int]:
@@ -250,22 +274,22 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "the constant at the target's point left out",
         "corners",
-        instead("bounds.kinds:value_at_point", _zero),
+        instead("bounds.relaxation:value_at_point", _zero),
     ),
     Fault(
         "an activation's point taken for that of its input",
         "corners",
-        instead("bounds.slack:height_at", lambda right, lines, z, value: right(lines, z, z)),
+        instead("bounds.slack:ShiftedLines.outward", _point_of_the_input),
     ),
     Fault(
         "the upper line not raised by how far it lies above the lower one at the point",
         "corners",
-        instead("bounds.slack:width_at", _zero),
+        instead("bounds.slack:ShiftedLines.outward", _not_lifted),
     ),
     Fault(
         "the upper line raised as about twice the point",
         "corners",
-        instead("bounds.slack:width_at", lambda right, lines, z: right(lines, 2 * z)),
+        instead("bounds.slack:ShiftedLines.outward", _lifted_as_at_twice_the_point),
     ),
     Fault(
         "rows' own lower lines taken for those of all rows at the point",
@@ -315,7 +339,11 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "the ends of a maximum those of a minimum",
         "corners",
-        instead("bounds.kinds:extremes", lambda right, sign, x, y: right(-sign, x, y)),
+        instead(
+            "bounds.kinds:IMAGES",
+            lambda right, node, *args: right(replace(node, sign=-node.sign), *args),
+            Extreme,
+        ),
     ),
     Fault(
         "rows in any order taken for rows in turn",
