@@ -14,7 +14,7 @@ from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
-from verifiable_relu.bounds.relaxation import Walk
+from verifiable_relu.bounds.relaxation import BackwardPass
 from verifiable_relu.bounds.slack import LineStep, ShiftedLines, Slack
 from verifiable_relu.bounds.windowed import Coefficients, Grid, Stepped, Window
 from verifiable_relu.bounds.zonotope import Mirrors
@@ -114,7 +114,9 @@ def _all_before(right: Right, slack: Slack, index: int) -> frozenset[int]:
     return frozenset(range(index + 1))
 
 
-def _first_alone(right: Right, walk: Walk, index: int, first: Coefficients, second: Coefficients) -> Coefficients:
+def _first_alone(
+    right: Right, walk: BackwardPass, index: int, first: Coefficients, second: Coefficients
+) -> Coefficients:
     return first
 
 
@@ -249,7 +251,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "wrong corner when a linear bound meets the box",
         "corners",
-        instead("bounds.relaxation:Walk.least", _negative),
+        instead("bounds.relaxation:BackwardPass.least", _negative),
     ),
     Fault(
         "wrong side of the padding cut off a convolution's adjoint",
@@ -309,7 +311,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rows of one of two nodes alone where both use a third",
         "corners",
-        instead("bounds.relaxation:Walk.merged", _first_alone),
+        instead("bounds.relaxation:BackwardPass.merged", _first_alone),
     ),
     Fault(
         "rows of one of two nodes alone where both use a third, within windows",

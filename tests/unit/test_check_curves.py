@@ -45,7 +45,7 @@ def gelu(scale: float) -> Real:
     return lambda z: z * (1 + mpmath.erf(mpmath.mpf(scale) * z)) / 2
 
 
-CURVES: dict[str, tuple[checker.Curve, Real, Real]] = {
+CURVES: dict[str, tuple[checker.FunctionBand, Real, Real]] = {
     "sigmoid": (checker.SIGMOID, *[lambda z: 1 / (1 + mpmath.exp(-z))] * 2),
     "tanh": (checker.TANH, *[mpmath.tanh] * 2),
     **{f"gelu {k}": (checker.same(checker.gelu(k)), *[gelu(k)] * 2) for k in (0.70710678, 113.0)},

@@ -21,7 +21,7 @@ from tests.support.draws import draws
 from tests.support.solver_cases import ball, row
 from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
-from verifiable_relu.check.graph import Affine
+from verifiable_relu.check.graph import AffineNode
 from verifiable_relu.check.model import read_model
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import read_onnx, write_onnx
@@ -269,7 +269,7 @@ def test_numbers_are_repeated_as_onnxruntime_does(scales: list[float]) -> None:
     whole = all(scale == int(scale) >= 1 for scale in scales)
     assert (found.refused is None) == whole and (not whole or found.compared["source alone"])
     if whole:
-        (conv,) = [node for node in read_model(data).nodes if isinstance(node, Affine) and (node.least < 1)]
+        (conv,) = [node for node in read_model(data).nodes if isinstance(node, AffineNode) and (node.least < 1)]
         stored = {float(w) for w in given["w"].ravel()}
         assert {float(w) for w in conv.terms[0][1].data} <= stored
 

@@ -18,10 +18,10 @@ from tests.support.certificates import Case, Records, checked, excluded, planes_
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.check import Refused
-from verifiable_relu.check.lines import Relaxation
+from verifiable_relu.check.lines import CheckedRelaxation
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.planes import taken
-from verifiable_relu.check.records import Records as Reader
+from verifiable_relu.check.records import CertificateRecords as Reader
 from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.trust.certificate_file import encoded
 from verifiable_relu.verifiers.bab.folding import fold
@@ -110,7 +110,7 @@ def test_a_fault_in_planes_is_refused(name: str, folder: Path) -> None:
     assert reason in str(refused.value)
 
 
-def opened(case: Case) -> tuple[Relaxation, list[list[int]]]:
+def opened(case: Case) -> tuple[CheckedRelaxation, list[list[int]]]:
     """The claimed bounds of a case, and of each activation the open neurons."""
     graph = read_model(case.network)
     parts = case.prop.decode().split("(assert ")[1:]
@@ -121,7 +121,7 @@ def opened(case: Case) -> tuple[Relaxation, list[list[int]]]:
             ends[words[0], int(words[1][2:])] = float(words[2])
     size = graph.nodes[0].size
     low, high = (np.array([ends[side, i] for i in range(size)]) for side in (">=", "<="))
-    relaxation, found = Relaxation(graph, low, high), []
+    relaxation, found = CheckedRelaxation(graph, low, high), []
     claims = (record for record in case.records if "activation" in record)
     for number, claim in zip(graph.activations, claims, strict=False):
         bounds = (np.ldexp(np.array(claim[side][1:], float), claim[side][0]) for side in ("lower", "upper"))
@@ -159,7 +159,7 @@ def test_whatever_a_plane_s_parameters_are_it_is_above_its_neuron(leaky: bool, t
         bounds = crown_relaxation(net.to(torch.float64), input_box([prop], net))
     folded, _ = fold(bounds, 0, box, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
     graph = read_model(data)
-    relaxation = Relaxation(graph, box.lower, box.upper)
+    relaxation = CheckedRelaxation(graph, box.lower, box.upper)
     for number, index in zip(graph.activations, net.activations, strict=True):
         relaxation.claim(number, *(end.flatten().numpy() for end in (bounds.pre[index].lower, bounds.pre[index].upper)))
     exact = System(net, folded)

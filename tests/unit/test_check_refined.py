@@ -228,18 +228,20 @@ def test_a_fault_in_boxes_is_refused(name: str, folder: Path) -> None:
 
 def test_zonotopes_hold_the_network_s_values() -> None:
     """Random points of random boxes, of networks with leaky and concave activations: inside the bounds of every row."""
-    from verifiable_relu.check.graph import Activation, Affine, Graph, Source
+    from verifiable_relu.check.graph import ActivationNode, AffineNode, Graph, InputNode
     from verifiable_relu.check.zonotope import propagated
 
     rng = np.random.default_rng(1)
     for _ in range(20):
-        first, second = Affine([(0, rng.normal(size=(5, 3)))], rng.normal(size=5)), None
+        first, second = AffineNode([(0, rng.normal(size=(5, 3)))], rng.normal(size=5)), None
         slope = rng.choice([0.0, 0.25, 1.5, -0.5], size=5)
-        second = Affine([(2, rng.normal(size=(4, 5))), (0, rng.normal(size=(4, 3)))], rng.normal(size=4))
-        graph = Graph([Source(3), first, Activation(1, slope, "r"), second, Activation(3, np.zeros(4), "s")], 4)
+        second = AffineNode([(2, rng.normal(size=(4, 5))), (0, rng.normal(size=(4, 3)))], rng.normal(size=4))
+        graph = Graph(
+            [InputNode(3), first, ActivationNode(1, slope, "r"), second, ActivationNode(3, np.zeros(4), "s")], 4
+        )
         low = rng.normal(size=(6, 3))
         high = low + rng.choice([0.0, 0.1, 2.0], size=(6, 3))
-        rows = Affine([(4, rng.normal(size=(3, 4)))], rng.normal(size=3))
+        rows = AffineNode([(4, rng.normal(size=(3, 4)))], rng.normal(size=3))
         below, above = propagated(graph, low, high, rows).ends()
         x = low + rng.uniform(size=(50, 6, 3)) * (high - low)
         z = x @ first.terms[0][1].T + first.bias

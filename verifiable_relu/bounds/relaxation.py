@@ -58,7 +58,7 @@ from verifiable_relu.network.nodes import (
 )
 
 
-class Backward:
+class BackwardPropagator:
     """What a walk needs of a relaxation: its bounds, its lines, what rounding may change, and the faster steps.
 
     Args:
@@ -91,7 +91,7 @@ class Backward:
         a = rows.reshape(chunk.groups, chunk.each, -1)
         total = self._begin(target, a, chunk.sample) if chunk.rounded else None
         added = None if constant is None else constant.reshape(chunk.groups, chunk.each)
-        return Walk(self, chunk, record).back(target, a, total, target, added)
+        return BackwardPass(self, chunk, record).back(target, a, total, target, added)
 
     def _begin(self, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
         """Values of rows of a node at its point, less what rounding may change on the way back through the node."""
@@ -113,7 +113,7 @@ class Backward:
         )
         total = torch.addcmul(-error, sign, point).reshape(chunk.groups, chunk.each)
         start, rows = self._of_neurons(index, node, neuron, sign, chunk)
-        return Walk(self, chunk).back(start, rows, total, index)[0]
+        return BackwardPass(self, chunk).back(start, rows, total, index)[0]
 
     def _of_neurons(
         self, index: int, node: Node, neuron: Tensor, sign: Tensor, chunk: Chunk
@@ -140,7 +140,7 @@ class Backward:
         return index, rows.scatter(1, neuron[:, None], sign[:, None]).reshape(shape)
 
 
-class Walk:
+class BackwardPass:
     """One chunk of rows on its way back.
 
     Args:
@@ -150,7 +150,7 @@ class Walk:
             by index.
     """
 
-    def __init__(self, of: Backward, chunk: Chunk, record: dict[int, Tensor] | None = None) -> None:
+    def __init__(self, of: BackwardPropagator, chunk: Chunk, record: dict[int, Tensor] | None = None) -> None:
         self.of, self.chunk, self.record = of, chunk, record
         self.bounds, self.slack = of.bounds, of.slack
         self.nodes = of.bounds.network.nodes
@@ -292,7 +292,7 @@ class Walk:
         return -self._summed(a.abs_() if spent else a.abs(), index, radius)
 
 
-def _back_map(walk: Walk, index: int, node: Affine, a: Coefficients) -> None:
+def _back_map(walk: BackwardPass, index: int, node: Affine, a: Coefficients) -> None:
     dense, source = walk.whole(a, index), node.inputs[0]
     # Rows that begin here may have coefficients for neurons that are inactive after it.
     if walk.chunk.rounded and index != walk.start and walk.of.float32.narrows(index):
@@ -304,7 +304,7 @@ def _back_map(walk: Walk, index: int, node: Affine, a: Coefficients) -> None:
         walk.plus(dense @ walk.bounds.operators[index].offset.expand(node.shape).flatten())
 
 
-def _back_activation(walk: Walk, index: int, node: Activation, a: Coefficients) -> None:
+def _back_activation(walk: BackwardPass, index: int, node: Activation, a: Coefficients) -> None:
     dense, chunk, shifted = walk.whole(a, index), walk.chunk, walk.of.shifted
     if index in chunk.lines:
         if walk.record is not None:
@@ -320,12 +320,12 @@ def _back_activation(walk: Walk, index: int, node: Activation, a: Coefficients) 
     walk.give(node.inputs[0], before)
 
 
-def _back_sum(walk: Walk, index: int, node: Add, a: Coefficients) -> None:
+def _back_sum(walk: BackwardPass, index: int, node: Add, a: Coefficients) -> None:
     for source in node.inputs:
         walk.give(source, a)
 
 
-def _back_bilinear(walk: Walk, index: int, node: Bilinear, a: Coefficients) -> None:
+def _back_bilinear(walk: BackwardPass, index: int, node: Bilinear, a: Coefficients) -> None:
     """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂.
 
     With |d₁| ≤ r₁ and |d₂| ≤ r₂, for every t in [−1, 1] and σ = ±1
@@ -358,7 +358,7 @@ def _back_bilinear(walk: Walk, index: int, node: Bilinear, a: Coefficients) -> N
         walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
 
 
-def _back_maximum(walk: Walk, index: int, node: Maximum, a: Coefficients) -> None:
+def _back_maximum(walk: BackwardPass, index: int, node: Maximum, a: Coefficients) -> None:
     dense, (source, _), chunk = walk.whole(a, index), node.inputs, walk.chunk
     if walk.record is not None:
         walk.record[index] = dense.flatten(0, 1)
@@ -368,11 +368,11 @@ def _back_maximum(walk: Walk, index: int, node: Maximum, a: Coefficients) -> Non
     walk.give(source, before)
 
 
-def _back_extreme(walk: Walk, index: int, node: Extreme, a: Coefficients) -> None:
+def _back_extreme(walk: BackwardPass, index: int, node: Extreme, a: Coefficients) -> None:
     walk.give(node.inputs[-1], a)
 
 
-def _back_difference(walk: Walk, index: int, node: Beside, a: Coefficients) -> None:
+def _back_difference(walk: BackwardPass, index: int, node: Beside, a: Coefficients) -> None:
     dense, chunk = walk.whole(a, index), walk.chunk
     if walk.alone:
         # A neuron of the second network is bounded as if there were no other.
@@ -387,16 +387,16 @@ def _back_difference(walk: Walk, index: int, node: Beside, a: Coefficients) -> N
             walk.give(source, mine)
 
 
-def _back_reshape(walk: Walk, index: int, node: Reshape, a: Coefficients) -> None:
+def _back_reshape(walk: BackwardPass, index: int, node: Reshape, a: Coefficients) -> None:
     walk.give(node.inputs[0], walk.whole(a, index))
 
 
-def _back_permute(walk: Walk, index: int, node: Permute, a: Coefficients) -> None:
+def _back_permute(walk: BackwardPass, index: int, node: Permute, a: Coefficients) -> None:
     dense = walk.whole(a, index)
     walk.give(node.inputs[0], node.adjoint(dense.reshape(-1, *node.shape)).reshape(*dense.shape[:2], -1))
 
 
-_BACK: Table[Callable[[Walk, int, Any, Coefficients], None]] = Table(
+_BACK: Table[Callable[[BackwardPass, int, Any, Coefficients], None]] = Table(
     "linear bounds",
     {
         Input: Refusal("rows end at the input"),
@@ -503,9 +503,11 @@ class Relaxation:
         return self.nodes.pre
 
     @cached_property
-    def backward(self) -> Backward:
+    def backward(self) -> BackwardPropagator:
         """Walks with coefficients in float32 where that is worth it."""
-        return Backward(self.nodes, self.lines, Float32(self.nodes, self.tuning, self._everywhere), self.tuning)
+        return BackwardPropagator(
+            self.nodes, self.lines, Float32(self.nodes, self.tuning, self._everywhere), self.tuning
+        )
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Extend the nodes' bounds through node ``index`` (``NodeBounds.advance``)."""
