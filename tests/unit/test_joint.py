@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from importlib.metadata import distributions
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,6 @@ from tests.support.families import (
     mlp,
     points,
     residual,
-    smooth,
 )
 from verifiable_relu import compare, verify, verify_properties
 from verifiable_relu.bounds import (
@@ -52,7 +50,7 @@ from verifiable_relu.network.nodes import Gelu, Hardened, Input, LeakyRelu, Line
 from verifiable_relu.network.onnx.running import meant
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Trust, Verdict
 from verifiable_relu.verifiers.registry import make as method
 
 networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
@@ -199,35 +197,6 @@ def test_intervals_contain_those_of_every_member(make: Make, lam: float) -> None
         assert bool((bound <= margin + 1e-9 * (1 + margin.abs())).all())
 
 
-@pytest.mark.seldom
-@networks
-def test_crown_costs_a_little_against_each_member(make: Make) -> None:
-    """On average over rows, the joint bound is below that of each member, and near to it for large λ."""
-    family = hardened(make(0), 20.0)
-    box = boxes(family, batch=3)
-    joint = proven(family, box, alpha=False).lower["crown"]
-    for network in (family.limit, *smooth(family)):
-        own = proven(network, box, alpha=False).lower["crown"]
-        assert float((own - joint).mean()) > -1e-9
-        assert float((own - joint).mean()) < 0.5 * float(1 + own.abs().mean())
-
-
-@pytest.mark.seldom
-@pytest.mark.thorough
-@networks
-def test_the_joint_bound_tends_to_that_of_relu(make: Make) -> None:
-    box = boxes(make(0))
-    relu = proven(make(0), box)
-    for name in ("ibp", "crown-ibp", "crown"):
-        gaps = []
-        for lam in (1e2, 1e4, 1e6, 1e8):
-            joint = proven(hardened(make(0), lam), box, alpha=False).lower[name]
-            gaps.append(float((joint - relu.lower[name]).abs().max()))
-        assert gaps[-1] < 1e-5 and gaps[-1] < 0.1 * gaps[0]
-    far = proven(hardened(make(0), 1e8), box)
-    assert float((far.lower["alpha"] - relu.lower["alpha"]).abs().mean()) < 0.1
-
-
 def test_one_neuron_by_hand() -> None:
     """Over [−1, 1], the activations with λ ≥ 1 take values from the minimum of GELU, −0.16997, to 1."""
     build = Builder((1,))
@@ -279,17 +248,6 @@ def test_what_a_verifier_proves_holds_for_every_member(name: str, lam: float) ->
             y = other(points(box, count=200).flatten(0, 1))
             others = torch.cat([y[:, :label], y[:, label + 1 :]], 1).amax(1)
             assert float((y[:, label] - others).min()) >= outcome.margin
-
-
-@pytest.mark.parametrize("name", ("milp", "smt", "auto_lirpa-crown"))
-def test_methods_for_one_network_refuse_a_set_of_networks(name: str) -> None:
-    if name == "auto_lirpa-crown" and not list(distributions(name="auto_LiRPA")):
-        pytest.skip("auto_LiRPA is not installed")
-    network, images, labels = classified(count=2)
-    queries = [Query(hardened(network, 5.0), p) for p in linf_properties(images, labels, 0.03, 3)]
-    for outcome in claims(method(name), queries, 5.0):
-        assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.UNSUPPORTED
-        assert "Hardened" in outcome.detail
 
 
 def switch(lam: float | None = None) -> Network:

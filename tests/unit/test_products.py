@@ -13,13 +13,12 @@ from torch import Tensor
 
 from tests.support.asking import claims
 from tests.support.bounds import linear_lower_bounds
-from verifiable_relu.bounds import Ascent, Relaxation, ascend, interval_bounds, preactivation_bounds
+from verifiable_relu.bounds import Relaxation, interval_bounds, preactivation_bounds
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.nodes import Relu, Smooth, Tanh
-from verifiable_relu.network.onnx import normalisation
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.enclose import enclose
 from verifiable_relu.verifiers.base import Reason, Verdict
@@ -139,18 +138,6 @@ def test_no_value_of_a_product_of_matrices_is_below_any_of_its_planes(dtype: tor
                 assert Fraction(bound) <= sum(Fraction(c) * v for c, v in zip(row, values, strict=True))
 
 
-def test_the_search_finds_the_plane_that_touches() -> None:
-    """On [1, 2]², halfway between his planes x·y ≥ 0.5, by one of them x·y ≥ 1; x·y ≤ 4 by one, 4.5 halfway."""
-    network = product().to(torch.float64)
-    box = Bounds(*(torch.full((1, 2), end, dtype=torch.float64) for end in (1.0, 2.0)))
-    relaxation = Relaxation(network, box)
-    relaxation.advance(len(network.nodes) - 1)
-    rows = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    found = ascend(relaxation, len(network.nodes) - 1, rows, torch.zeros(2, dtype=torch.long), Ascent()).lower
-    torch.testing.assert_close(found, torch.tensor([1.0, -4.0], dtype=torch.float64), rtol=0, atol=1e-6)
-    assert bool((found <= torch.tensor([1.0, -4.0])).all())
-
-
 def quotient(numerator: float = 1.0) -> Network:
     build = Builder((1,))
     node = Smooth(name="q", inputs=(0,), shape=(1,), function="Reciprocal", parameter=torch.ones(()))
@@ -246,17 +233,6 @@ def test_a_file_that_is_written_for_products_is_read_as_the_same_function() -> N
     again = read_onnx(write_onnx(network))
     x = torch.randn(5, 3, 2)
     torch.testing.assert_close(again(x), network(x))
-
-
-@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
-def test_softmax_in_few_terms_is_the_same(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = single(operator, (2, 4), axis=-1)
-    whole = read_onnx(data)
-    monkeypatch.setattr(normalisation, "MAX_DIFFERENCES", 0)
-    few = read_onnx(data)
-    assert [node.op for node in few.nodes] != [node.op for node in whole.nodes]
-    x = torch.randn(9, 2, 4, dtype=torch.float64)
-    torch.testing.assert_close(few(x), whole(x))
 
 
 def test_a_normalised_value_is_never_larger_than_it_can_be() -> None:
