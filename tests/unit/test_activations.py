@@ -407,20 +407,6 @@ def test_lines_are_as_tight_as_any(node: Activation) -> None:
         assert float(gap.max()) <= 1e-7 * scale(node)
 
 
-@everywhere
-def test_lines_over_a_point_have_the_activations_value(node: Activation) -> None:
-    x = torch.tensor([-1e6, -3.0, -0.75, 0.0, 1e-9, 0.3, 2.0, 1e6], dtype=torch.float64) * scale(node)
-    bounds = Bounds(x, x)
-    lines, found = relax(node, bounds), image(node, bounds)
-    for y in (
-        lines.lower_slope * x + lines.lower_offset,
-        lines.upper_slope * x + lines.upper_offset,
-        found.lower,
-        found.upper,
-    ):
-        torch.testing.assert_close(y, value(node, x), rtol=1e-13, atol=1e-14 * scale(node))
-
-
 @pytest.mark.combined
 @nodes
 @dtypes
@@ -476,17 +462,6 @@ def test_gradient_in_lambda_is_right() -> None:
         return torch.stack([lines.lower_slope + lines.lower_offset, lines.upper_slope, found.lower, found.upper])
 
     assert torch.autograd.gradcheck(all_bounds, torch.tensor(2.0, dtype=torch.float64, requires_grad=True), atol=1e-4)
-
-
-def test_a_slope_per_channel() -> None:
-    """On [−1, 2], one channel is convex and one concave at the kink; the slopes of the chords are (2 + slope) / 3."""
-    slope = torch.tensor([0.5, 1.5]).double()[:, None]
-    bounds = Bounds(torch.full((3, 2, 5), -1.0).double(), torch.full((3, 2, 5), 2.0).double())
-    lines = relax(LeakyRelu(slope=slope, **PLACE), bounds)
-    assert lines.lower_slope[0, :, 0].tolist() == pytest.approx([1, 3.5 / 3])
-    assert lines.lower_offset[2, :, 4].tolist() == pytest.approx([0, -1 / 3])
-    assert lines.upper_slope[1, :, 3].tolist() == pytest.approx([2.5 / 3, 1])
-    assert lines.upper_offset[1, :, 3].tolist() == pytest.approx([1 / 3, 0])
 
 
 @nodes

@@ -18,7 +18,6 @@ from verifiable_relu.bounds import (
     TUNING,
     Ascent,
     Bounds,
-    Relaxation,
     Tuning,
     crown_relaxation,
     interval_bounds,
@@ -389,44 +388,6 @@ def test_alpha_is_sound_and_never_looser_than_crown(make: Callable[[Act], Networ
     assert float((best - crown).mean()) > 1e-3
 
 
-def _by_rows_alone(network: Network, box: Bounds) -> Relaxation:
-    """A relaxation in which rows alone, without intervals, bound the unstable inputs of the last activation."""
-    relaxation, last = Relaxation(network, box), network.last_activation
-
-    def tighten(index: int, interval: Bounds) -> Bounds:
-        if index != last:
-            return interval
-        neuron = torch.arange(interval.lower.shape[1]).repeat(len(interval.lower))
-        low, high = (
-            relaxation.neurons(network.nodes[index].inputs[0], neuron, torch.full(neuron.shape, sign).double())
-            for sign in (1.0, -1.0)
-        )
-        straddles = (interval.lower < 0) & (interval.upper > 0)
-        return Bounds(
-            torch.where(straddles, low.reshape(straddles.shape), interval.lower),
-            torch.where(straddles, -high.reshape(straddles.shape), interval.upper),
-        )
-
-    relaxation.advance(last, tighten)
-    return relaxation
-
-
-def test_intervals_make_rows_no_looser() -> None:
-    """Tighter bounds of a layer that rows bound do not change the choice of its lines, which could loosen bounds."""
-    changed, gained = 0, 0.0
-    for seed in range(40):
-        network = mlp(ACTS["relu"], seed)
-        box = boxes(network, seed=seed)
-        matrix, _ = rows(network, len(box.lower))
-        relaxation = crown_relaxation(network, box)
-        found, before = relaxation.outputs(matrix), _by_rows_alone(network, box).outputs(matrix)
-        assert bool((found >= before - 1e-9 * (1 + before.abs())).all())
-        gained = max(gained, float((found - before).max()))
-        anew = linear_lower_bounds(network, box, relaxation.pre, matrix)
-        changed += bool((anew < before - 1e-6 * (1 + before.abs())).any())
-    assert gained > 1e-3 and changed
-
-
 def test_an_activation_of_an_activation_that_others_use() -> None:
     """Rows tighten the box of the first activation after its centre was taken, and another map's intervals use it."""
     smaller = 0
@@ -504,31 +465,6 @@ def images(act: Act, seed: int = 0) -> Network:
     x = build.reshape(x, (build.nodes[x].size,), "flatten")
     x = act(build, build.linear(x, rng.normal(4, build.nodes[x].size) / 9, rng.normal(4), "fc1"))
     return build.network(build.linear(x, rng.normal(3, 4), rng.normal(3), "fc2"), name="images")
-
-
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
-@pytest.mark.parametrize("make", [mlp, mixed, images])
-def test_bounding_does_not_change_the_given_rows(make: Callable[[Act], Network], dtype: torch.dtype) -> None:
-    """This holds for rows of every node, with coefficients in float32 or not."""
-    network = make(ACTS["relu"]).to(torch.float32).to(dtype)
-    relaxation = crown_relaxation(network, boxes(network, batch=2, dtype=dtype))
-    assert (relaxation.backward.float32.last_node > 0) == (make is images and dtype == torch.float64)
-    for index in range(relaxation.nodes.start, len(network.nodes)):
-        matrix = Random(index).normal(4, *network.nodes[index].shape).to(dtype)
-        before = matrix.clone()
-        for wanted in (False, True):
-            relaxation.lower(index, matrix, torch.arange(2), coefficients=wanted)
-        assert torch.equal(matrix, before)
-
-
-def test_rows_of_a_box_are_left_as_they_are() -> None:
-    """Where no affine map lies between them and many inputs, of a network in float32."""
-    build = Builder((300,))
-    network = build.network(build.scale(0, "scale", scale=torch.full((300,), 2.0)), name="scale").to(torch.float32)
-    one = torch.ones(2, 300)
-    matrix = -torch.ones(4, 300)
-    crown_relaxation(network, Bounds(-one, one)).outputs(matrix, torch.tensor([0, 0, 1, 1]))
-    assert bool((matrix == -1).all())
 
 
 def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:

@@ -177,39 +177,6 @@ def test_no_attack_gets_below_the_margin(make: Make, lam: float) -> None:
         assert lam == 1 or float(near.min()) < 0.05
 
 
-@networks
-@hardnesses
-def test_intervals_contain_those_of_every_member(make: Make, lam: float) -> None:
-    """This holds for intervals, by inclusion isotony, but not for CROWN, whose lines differ between networks."""
-    family = hardened(make(0), lam)
-    box = boxes(family)
-    joint = interval_bounds(family, box)
-    matrix, sample = rows(family, len(box.lower))
-    pre = {i: joint[family.nodes[i].inputs[0]] for i in family.activations}
-    bound = linear_lower_bounds(family, box, pre, matrix, sample, intervals=True)
-    for network in members(family):
-        own = interval_bounds(network, box)
-        for wide, narrow in zip(joint, own, strict=True):
-            hair = 1e-10 * (1 + wide.upper.abs() + wide.lower.abs())
-            assert bool((wide.lower <= narrow.lower + hair).all()) and bool((narrow.upper - hair <= wide.upper).all())
-        mine = {i: own[network.nodes[i].inputs[0]] for i in network.activations}
-        margin = linear_lower_bounds(network, box, mine, matrix, sample, intervals=True)
-        assert bool((bound <= margin + 1e-9 * (1 + margin.abs())).all())
-
-
-def test_one_neuron_by_hand() -> None:
-    """Over [−1, 1], the activations with λ ≥ 1 take values from the minimum of GELU, −0.16997, to 1."""
-    build = Builder((1,))
-    family = hardened(build.network(build.activation(0, Relu, "act"), name="one"), 1.0)
-    box = Bounds(torch.tensor([[-1.0]]).double(), torch.tensor([[1.0]]).double())
-    out = interval_bounds(family, box)[-1]
-    assert float(out.lower) == pytest.approx(-0.16997120747990369, abs=1e-12) and float(out.upper) == pytest.approx(1.0)
-    lines = activations.relax(family.nodes[1], box)  # type: ignore[arg-type]
-    # Above lies ReLU's chord; below the tangent of GELU at 0, whose slope is ½.
-    assert float(lines.upper_slope) == pytest.approx(0.5) and float(lines.upper_offset) == pytest.approx(0.5)
-    assert float(lines.lower_slope) == pytest.approx(0.5) and float(lines.lower_offset) == pytest.approx(0.0, abs=1e-9)
-
-
 def test_lambda_rounded_up_is_still_covered() -> None:
     """λ = 1.1 is rounded up in float32, and the network with exactly λ = 1.1 is a member nevertheless."""
     single = hardened(mlp(), 1.1).to(torch.float32)

@@ -84,25 +84,6 @@ def test_linear_bounds_of_a_product_are_halfway_between_mccormicks() -> None:
         assert bool((found <= expected).all())
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("share", [-1.0, -0.3, 0.0, 1.0])
-def test_rows_take_any_mean_of_mccormicks_planes(sign: float, share: float) -> None:
-    """The bound is that of the mean of his two planes over the box, which is at one of its corners."""
-    box, network = boxes(), product().to(torch.float64)
-    relaxation = Relaxation(network, box)
-    relaxation.advance(len(network.nodes) - 1)
-    tilt, count = torch.full((len(box.lower), 1), share, dtype=torch.float64), len(network.nodes) - 1
-    row = torch.full((len(tilt), 1), sign, dtype=torch.float64)
-    found = relaxation.lower(count, row, torch.arange(len(tilt)), tilts={count: tilt})[0]
-    (a, b), (c, d) = box.lower.unbind(1), box.upper.unbind(1)
-    planes = [(d, c, -c * d), (b, a, -a * b)] if sign > 0 else [(-b, -c, b * c), (-d, -a, a * d)]
-    (p, q, o), (u, v, w) = planes
-    mean = [(1 + share) / 2 * one + (1 - share) / 2 * other for one, other in ((p, u), (q, v), (o, w))]
-    corners = torch.stack([mean[0] * x + mean[1] * y + mean[2] for x in (a, c) for y in (b, d)])
-    torch.testing.assert_close(found, corners.amin(0), rtol=1e-9, atol=1e-9)
-    assert bool((found <= corners.amin(0)).all())
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_no_value_of_a_product_of_matrices_is_below_any_of_its_planes(dtype: torch.dtype) -> None:
     """Exact values at corners and at points, with planes at random and at both ends."""

@@ -302,9 +302,6 @@ class Slack:
 class LineTable:
     """The lines of each activation over its input's bounds.
 
-    Args:
-        bounds: the nodes' bounds.
-
     Attributes:
         identity_lower: of ReLUs whose inputs rows have bounded, by index: for which neurons the lower line is z, not 0;
             (batch, *shape) bool.

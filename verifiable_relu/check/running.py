@@ -41,12 +41,7 @@ DERIVED = {
 
 
 class Running:
-    """The errors of the nodes of a graph that is being read.
-
-    Args:
-        build: the graph.
-        by: the arithmetic.
-    """
+    """The errors of the nodes of a graph that is being read."""
 
     def __init__(self, build: GraphBuilder, by: RoundingModel) -> None:
         self._build, self._by = build, by
@@ -65,12 +60,6 @@ class Running:
         self, kind: str, found: Value, name: str, names: Sequence[str], inputs: Sequence[Value | None]
     ) -> Value:
         """What a runtime makes of the result of an operator, whose nodes are the last ones.
-
-        Args:
-            kind: the operator.
-            found: its result.
-            name, names: those of the result and of the inputs.
-            inputs: the inputs' values.
 
         Raises:
             BadInput: if its rounding is not known.

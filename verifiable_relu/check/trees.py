@@ -82,13 +82,7 @@ class _WrittenLeaf:
 
 
 class Trees:
-    """The proofs that follow the bounds of a box.
-
-    Args:
-        graph: the network.
-        records: the certificate.
-        counts: what has been checked.
-    """
+    """The proofs that follow the bounds of a box."""
 
     def __init__(self, graph: Graph, records: CertificateRecords, counts: Counts) -> None:
         self._graph, self._records, self._counts = graph, records, counts
@@ -180,12 +174,7 @@ class Trees:
         self._counts.leaves += 1
 
     def _leaves(self, tree: TreeBounds, weights: Callable[[Any], Number]) -> Iterator[_WrittenLeaf]:
-        """The leaves of a tree in preorder: a split, what is below its upper side, what is below its lower side.
-
-        Args:
-            tree: what they share.
-            weights: μ from what a leaf says of it.
-        """
+        """The leaves of a tree in preorder: a split, what is below its upper side, what is below its lower side."""
         path: list[tuple[int, int, float]] = []
         waiting: list[tuple[int, int, float]] = []
         records, count = self._records, len(tree.neurons)
