@@ -25,7 +25,10 @@ from verifiable_relu.nn import HardnessGate, substitute_relu
 from verifiable_relu.train.export import CALIBRATED, finish, measure_int8, quantize, written
 from verifiable_relu.train.loop import Trained, TrainingStep, accuracy, build, measure_swap, train
 from verifiable_relu.train.losses import ball
-from verifiable_relu.train.options import ARMS, Options
+from verifiable_relu.train.options import ARMS, Arm, Options
+
+# GELU that stays is an arm of studies alone: what verifies ReLU networks cannot verify it as well.
+ARMS["gelu"] = Arm("GELU", swap="never")
 
 MOMENTS = 20
 """The number of equal parts into which the moments divide a training; the first moment is the training's beginning."""

@@ -16,7 +16,7 @@ from benchmarks.common.questions import Balls, climb, first_exact
 from benchmarks.common.records import Record
 from verifiable_relu import harden
 from verifiable_relu.data import Dataset, load
-from verifiable_relu.hardening.loop import default_optimizer
+from verifiable_relu.hardening.loop import RATE, default_optimizer
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import cnn, substitute_relu
 from verifiable_relu.train.batches import loader, loss
@@ -44,12 +44,12 @@ def network(name: str) -> nn.Module:
     return FunctionalMLP() if name == "mlp" else cnn((1, 28, 28), (8, 16), (64,), 10, nn.GELU)
 
 
-def fine_tuned(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, rate: float | None = None) -> nn.Module:
+def fine_tuned(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, rate: float = RATE) -> nn.Module:
     """A model trained by the loss, batches, optimizer and schedule that ``harden`` takes by default."""
     batches = loader(data, True)
     steps = epochs * len(batches)
     optimizer, scheduler = default_optimizer(model, steps, rate)
-    for _ in fit(model, range(epochs), lambda _: batches, loss, optimizer, after=lambda *_: scheduler.step()):
+    for _ in fit(model, epochs, lambda _: batches, loss, optimizer, after=lambda *_: scheduler.step()):
         pass
     return model.eval()
 

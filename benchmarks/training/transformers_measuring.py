@@ -20,7 +20,7 @@ from verifiable_relu import harden
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.data import load
-from verifiable_relu.hardening.loop import Hardened
+from verifiable_relu.hardening.loop import HardenedModel
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.train.batches import loader, loss
@@ -68,7 +68,7 @@ def trained(
         watch(model, step, steps)
         set_rates(optimizer, learning_rate(options.rate, step, steps), options)
 
-    for _ in fit(model, range(epochs), lambda _: batches, loss, optimizer, before):
+    for _ in fit(model, epochs, lambda _: batches, loss, optimizer, before):
         pass
     watch(model, steps, steps)
     return model.eval()
@@ -121,7 +121,7 @@ def read(module: nn.Module, shape: tuple[int, ...]) -> Network:
     return Network(tuple(node.map_tensors(Tensor.detach) for node in nodes)).to(torch.float64)
 
 
-def block_changes(hardened: Hardened, images: Tensor) -> Iterator[Record]:
+def block_changes(hardened: HardenedModel, images: Tensor) -> Iterator[Record]:
     """For each feed-forward block and box of its inputs, the change of an output by the swap.
 
     Yields:

@@ -7,31 +7,16 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.study import measuring
 from benchmarks.study.measuring import SPARSITIES, Monitor, prune, settled, train_and_measure
-from verifiable_relu.data import Dataset
-from verifiable_relu.nn import LambdaGELU, cnn, mlp
+from tests.support.trainings import BASE, PER_EPOCH, blobs
+from verifiable_relu.nn import cnn
 from verifiable_relu.train.loop import Callback, TrainingStep, build, train
 from verifiable_relu.train.options import Options
-
-PER_EPOCH = 4
-
-
-def blobs() -> Dataset:
-    """Two hundred noisy images of three classes."""
-    random = np.random.default_rng(1)
-    centres = random.random((3, 1, 4, 4))
-    labels = random.integers(0, 3, 200)
-    images = np.clip(centres[labels] + random.normal(0, 0.15, (200, 1, 4, 4)), 0, 1).astype(np.float32)
-    return Dataset("blobs", images, labels, (0.5,), (0.3,), np.ones(200, bool))
-
-
-BASE = Options("blobs", hidden=(12, 12), epochs=4, batch=50, rate=2e-2, eps=0.02, seed=5)
 
 
 def test_the_overlap_index_on_small_patterns() -> None:
@@ -50,13 +35,6 @@ def test_the_overlap_index_on_small_patterns() -> None:
     other[0, 0] = False
     assert measuring.changed([first, second], [other, second]) == pytest.approx(1 / 27)
     assert measuring.relative_change(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
-
-
-def test_patterns_are_the_signs_of_the_pre_activations() -> None:
-    model = build(BASE, blobs())
-    x = torch.from_numpy(blobs().images)
-    first, second = measuring.patterns(model, x)
-    assert torch.equal(first, model[:3](x) > 0) and torch.equal(second, model[:5](x) > 0)
 
 
 @pytest.mark.parametrize("eps", [0.02, 0.1])
@@ -103,8 +81,6 @@ def test_there_is_a_look_at_each_twentieth_of_a_training() -> None:
     steps = 11 * PER_EPOCH
     points = monitored(replace(BASE, epochs=11)).points
     assert [point["step"] for point in points] == [math.ceil(k * steps / 20) for k in range(21)]
-    assert [point["part"] for point in points] == [point["step"] / steps for point in points]
-    assert [point["step"] for point in monitored(replace(BASE, epochs=2)).points] == list(range(9))
 
 
 @pytest.mark.thorough
@@ -169,22 +145,6 @@ def test_settled_is_where_nine_tenths_of_the_path_are_made(changes: tuple[float,
     assert settled(points(*changes), "change", most=0.5) <= expected
 
 
-# Networks of fixed layers
-
-
-def test_patterns_of_a_residual_network_are_in_the_order_of_its_layers() -> None:
-    model = build(replace(BASE, model="resnet"), blobs())
-    x = torch.from_numpy(blobs().images)
-    found = measuring.patterns(model, x)
-    entering = model[:2](x)  # Normalisation, convolution
-    block = model[3]
-    within = block.first(model[2](entering))
-    leaving = model[2](entering) + block.second(block.inner(within))
-    for expected, active in zip((entering, within, leaving), found, strict=False):
-        assert torch.equal(active, expected.flatten(1) > 0)
-    assert len(found) == 7
-
-
 # Pruning
 
 
@@ -201,24 +161,5 @@ def test_the_smallest_weights_are_pruned_and_nothing_else(sparsity: float) -> No
     if 0 < sparsity < 1:
         assert before[gone].abs().max() <= before[~gone].abs().min()
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
-            assert torch.equal(parameter, pruned.get_parameter(name)), name
+        assert parameter.ndim > 1 or torch.equal(parameter, pruned.get_parameter(name)), name
     assert (before != 0).all(), "the model itself is left alone"
-
-
-def test_sparsity_is_global_and_lambda_is_no_weight() -> None:
-    model = mlp([4, 4, 4], LambdaGELU)
-    with torch.no_grad():
-        model[1].weight.fill_(0.1)
-        model[3].weight.fill_(1.0)
-        model[2].s.fill_(1e-9)
-        model[3].bias.fill_(1e-9)
-    pruned = prune(model, 0.5)
-    assert (pruned[1].weight == 0).all() and (pruned[3].weight == 1).all()
-    assert pruned[2].s == model[2].s and torch.equal(pruned[3].bias, model[3].bias)
-
-
-def test_equal_weights_are_pruned_to_the_number_asked_for() -> None:
-    model = nn.Sequential(nn.Linear(10, 10))
-    nn.init.constant_(model[0].weight, 0.5)
-    assert int((prune(model, 0.3)[0].weight == 0).sum()) == 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -31,9 +32,8 @@ from verifiable_relu.nn.places import (
 from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import Batch, DataError, at
-from verifiable_relu.train.loop import Callback, TrainingStep, fit
+from verifiable_relu.train.loop import Callback, Checkpoint, TrainingStep, fit, progress_bar
 from verifiable_relu.train.options import Schedule
-from verifiable_relu.train.progress import shown
 from verifiable_relu.train.schedule import Annealing
 from verifiable_relu.train.swap import Outputs, Region, SubstitutionEffect, measure
 
@@ -43,15 +43,12 @@ SAME = 1e-4
 MOST_EPOCHS = 1_000_000
 """The largest number of epochs; a larger one is taken for a mistake."""
 
-PATIENCE = 60.0
-"""The seconds that the proof of the change may take, unless the user says otherwise."""
-
 RATE = 1e-3
 """The first learning rate of the default optimizer."""
 
 
 @dataclass(frozen=True)
-class Hardened:
+class HardenedModel:
     """A hardened model.
 
     Attributes:
@@ -95,7 +92,6 @@ def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any =
     Gates that the model has already keep their λ. No λ is learned: ``Annealing`` sets it.
 
     Args:
-        model: the model.
         activations: the names of the activations to harden (``nn.rectifiers.RECTIFIERS``).
         example: what the model is called with to find out whether they are replaced (``nn.places.require_replaced``).
 
@@ -103,9 +99,8 @@ def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any =
         The model, and its smooth activations with what became of them.
 
     Raises:
-        InputError: if the model has no activation to harden.
-        UnsupportedError: as ``nn.places.replace_smooth``, and if the model goes on computing GELU or SiLU. The model
-            stays as it was.
+        InputError: if the model has no activation to harden, or UnsupportedError where ``substitute_relu`` raises one.
+            The model stays as it was.
     """
     with all_or_nothing(model):
         softened, places = _softened(model, activations)
@@ -144,11 +139,12 @@ def harden(
     schedule: Schedule = "log",
     activations: Sequence[str] = HIDDEN,
     region: Region | None = None,
-    patience: float = PATIENCE,
+    patience: float = 60.0,
     argument: str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
-) -> Hardened:
+    checkpoint: Path | str | None = None,
+) -> HardenedModel:
     """Turn a trained model with GELU, SiLU and the like into one with ReLU, by fine-tuning while λ grows.
 
     Each smooth activation G becomes G(λx)/λ with λ = 1, which is G itself. λ then grows with every step of the
@@ -175,20 +171,25 @@ def harden(
         argument: where batches are mappings with several tensors of real numbers, the name of the one that is the input
             of the network; the others are left out where the change is bounded and the network is written.
         callbacks: called after each step.
-        progress: whether a progress bar is shown on stderr.
+        progress: True shows a progress bar on stderr.
+        checkpoint: a file that is written after each epoch, and from which an interrupted hardening of the same model
+            goes on; the order of a pair of arrays, and the CPU's random numbers, go on, too. The caller deletes it.
 
     Raises:
-        InputError: for a model without activations to harden, bad numbers, or if the loss becomes infinite or NaN.
+        InputError: for a model without activations to harden, bad numbers, a checkpoint of another hardening, or if the
+            loss becomes infinite or NaN.
         DataError: for data that cannot be used or that the model does not take.
         UnsupportedError: if activations cannot be replaced; the error names the module.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= MOST_EPOCHS:
         raise InputError(f"epochs is a number from 1 to {MOST_EPOCHS}, not {epochs!r:.40}")
     progress = flag(progress, "progress")
-    _require_functions(loss=loss, outputs=outputs, **({} if optimizer is None else {"optimizer": optimizer}))
     if not isinstance(callbacks, list | tuple):
         raise InputError(f"callbacks are a list of functions, not {callbacks!r:.40}")
-    _require_functions(**{f"callback {index}": each for index, each in enumerate(callbacks)})
+    functions = {"loss": loss, "outputs": outputs, **({} if optimizer is None else {"optimizer": optimizer})}
+    for name, function in {**functions, **{f"callback {i}": each for i, each in enumerate(callbacks)}}.items():
+        if not callable(function) and not isinstance(function, torch.optim.Optimizer):
+            raise InputError(f"{name} is a function, not {function!r:.40}")
     region = None if region is None else _region(region)
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
         raise InputError(f"patience is a number of seconds, not {patience!r:.40}")
@@ -203,16 +204,16 @@ def harden(
             batches.require_classes(each, classes)
     places += leftovers(soft, places, lambda of: outputs(of, first))
     steps = epochs * len(train)
-    annealing = Annealing(soft, steps, target, schedule)
+    annealing, losses = Annealing(soft, steps, target, schedule), list[float]()
     stepper, scheduler = _optimizer(optimizer, soft, steps)
-
-    def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
-        return loss(of, batches.moved(batch, of))
-
-    def grow(_: int) -> None:
-        annealing.step()
-
-    with shown(progress, steps) as show:
+    kept = None
+    if checkpoint is not None:
+        same = {"epochs": epochs, "batches": len(train), "target": target, "schedule": schedule}
+        parts = {"losses": losses, "annealing": annealing, "model": soft, "optimizer": stepper, "scheduler": scheduler}
+        parts |= {"order": getattr(train, "generator", None), "random": torch.default_generator}
+        parts = {name: part for name, part in parts.items() if part is not None}
+        kept = Checkpoint(Path(checkpoint), same | _beginning(soft, stepper), parts)
+    with progress_bar(progress, steps) as show:
 
         def after(step: int, found: float) -> None:
             if scheduler is not None:
@@ -222,30 +223,31 @@ def harden(
             for callback in callbacks:
                 callback(state)
 
-        passes = list(fit(soft, range(epochs), lambda _: train, moved_loss, stepper, grow, after))
-    means = [sum(each.losses) / max(len(each.losses), 1) for each in passes]
+        def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
+            return loss(of, batches.moved(batch, of))
+
+        for epoch in fit(soft, epochs, lambda _: train, moved_loss, stepper, lambda _: annealing.step(), after, kept):
+            losses.append(sum(epoch.losses) / max(len(epoch.losses), 1))
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
     shape = batches.sample_shape(first, argument)
-    with evaluating(before), shown(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
+    with evaluating(before), progress_bar(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
         effect = measure(soft, hard, test, before=before, outputs=outputs, argument=argument)
         effect = replace(effect, region=region or effect.region, training=held_out is None)
+        told = "seconds of the proof of the change"
         change = with_proof(
-            effect,
-            soft,
-            hard,
-            shape,
-            patience,
-            argument=argument,
-            watch=lambda seconds: show(int(seconds), "seconds of the proof of the change"),
+            effect, soft, hard, shape, patience, argument=argument, watch=lambda taken: show(int(taken), told)
         )
-    return Hardened(hard, soft, tuple(places), change, tuple(means), shape, argument)
+    return HardenedModel(hard, soft, tuple(places), change, tuple(losses), shape, argument)
 
 
-def _require_functions(**functions: object) -> None:
-    for name, function in functions.items():
-        if not callable(function) and not isinstance(function, torch.optim.Optimizer):
-            raise InputError(f"{name} is a function, not {function!r:.40}")
+def _beginning(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what tells a hardening from others: a digest of the weights, the learning rates, the seed."""
+    weights = hashlib.sha256()
+    for tensor in chain(model.parameters(), model.buffers()):
+        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return {"weights": weights.hexdigest()[:16], "rate": rates, "seed": torch.initial_seed()}
 
 
 def _copy(model: object) -> nn.Module:
@@ -284,13 +286,7 @@ def _region(region: object) -> Region:
 def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> int | None:
     """Make certain that λ-gates with λ = 1 compute what the activations did.
 
-    Returns:
-        The number of the model's classes; None unless its outputs are (n, classes).
-
-    Raises:
-        InputError: if the outputs are no tensor (n, …).
-        DataError: if the model does not take the batch.
-        UnsupportedError: if the outputs differ.
+    Returns the number of the model's classes; None unless its outputs are (n, classes).
     """
     with at("first batch"):
         expected = outputs(before, batch)
@@ -309,26 +305,17 @@ def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Out
 
 
 def default_optimizer(
-    model: nn.Module, steps: int, rate: float | None = None
+    model: nn.Module, steps: int, rate: float = RATE
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a learning rate that falls from ``rate`` (by default ``RATE``) to 0 as a cosine over ``steps``.
-
-    Raises:
-        InputError: if no parameter of the model requires a gradient.
-    """
+    """Make AdamW with a learning rate that falls from ``rate`` to 0 as a cosine over a number of steps."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise InputError("the model has no parameters that could be trained")
-    optimizer = torch.optim.AdamW(parameters, RATE if rate is None else rate)
+    optimizer = torch.optim.AdamW(parameters, rate)
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
 
 def _optimizer(make: Callable[[nn.Module], Any] | None, model: nn.Module, steps: int) -> tuple[Any, Any]:
-    """The optimizer and the learning-rate scheduler (or None) of a model.
-
-    Raises:
-        InputError: if ``make`` makes neither an optimizer nor a pair of both.
-    """
     if make is None:
         return default_optimizer(model, steps)
     if isinstance(make, torch.optim.Optimizer):

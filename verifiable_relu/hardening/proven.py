@@ -38,12 +38,11 @@ def with_proof(
 
     Args:
         effect: what was measured on data.
-        smooth: the model with smooth activations.
-        hard: the same with ReLU.
+        smooth, hard: the model with smooth activations, and with ReLU.
         shape: the shape of an input sample; None if the model's input is not one tensor.
         patience: the seconds that the proof may take; it goes on with interval bounds alone where they are over. 0
             leaves it out.
-        argument: the name of the input that is one tensor of real numbers, for models of several.
+        argument: the name of the input, for models of several.
         watch: told during the proof, again and again, the seconds that it has taken.
     """
     if not patience:
@@ -99,11 +98,7 @@ def _bound(
 
 
 def _require_swap(found: Network, hard: Network) -> None:
-    """Compare the network that the swap makes of the smooth one with the hard model's network.
-
-    Raises:
-        InputError: if they compute different numbers.
-    """
+    """Raise an InputError if the swapped smooth network computes other numbers than the hard model's network."""
     x = sample_points(found.input_shape, torch.float64)
     last = len(found.nodes) - 1
     expected = hard.to(torch.float64).values(x)[-1]
@@ -128,18 +123,13 @@ def proven(
     Args:
         files: the float file and, if there is one, the int8 file.
         images, labels: (n, …), in [0, 1], and (n,), the true classes.
-        eps: the radius, as a number or quotient.
         timeout: seconds for each image and question.
         lam: λ of the λ-GELUs that ReLU replaces; None where the activations were others.
         certificates: a folder for certificates of the last question; there must be an int8 file.
-        progress: whether a progress bar is shown on stderr.
 
     Yields:
-        The question and its results, one question after the other. The last question is about all networks at once: the
-        λ'-GELU networks with λ' ≥ ``lam`` and ReLU in real numbers, and every evaluation of the files in float32.
-
-    Raises:
-        InputError: for a radius, a network or a folder that cannot be used.
+        The question and its results. The last one is about all networks at once: the λ'-GELU networks with λ' ≥ ``lam``
+        and ReLU in real numbers, and every evaluation of the files in float32.
     """
     asked: dict[str, dict[str, object]] = {f"{files[0].name} in real numbers": {}}
     asked |= {f"{file.name} in float32": {"model": file, "arithmetic": "float32"} for file in files}

@@ -31,8 +31,8 @@ class Rectifier:
         name: how the user names the activation.
         value: G.
         gate: makes the activation G(λx)/λ, with a λ slightly above 1 (``gates.LEAST_GAP``).
-        hidden: whether the activation is made for hidden layers alone, so that it is hardened wherever it occurs. The
-            others, such as Softplus, which also serves to make outputs positive, are hardened if the user names them.
+        hidden: True if the activation is made for hidden layers alone, and is hardened wherever it occurs. The others,
+            such as Softplus, which also makes outputs positive, are hardened if the user names them.
     """
 
     name: str
@@ -85,10 +85,9 @@ _CLOSE = 1e-6
 
 
 def recognise(function: Callable[[Tensor], Any]) -> Rectifier | None:
-    """The rectifier that a function of one tensor computes on a grid of 96 points from −12 to 12, if there is one.
+    """Return the rectifier that a function of one tensor computes on a grid of 96 points from −12 to 12, or None.
 
-    The function must compute the same values for the points in another order, and for each row of the grid alone: it
-    acts on each element by itself.
+    The function must compute the same values for the points in another order, and for each row of the grid alone.
     """
     order = torch.randperm(_GRID.numel(), generator=torch.Generator().manual_seed(0))
     mixed = _GRID.flatten()[order].reshape(_GRID.shape)
@@ -108,7 +107,7 @@ def recognise(function: Callable[[Tensor], Any]) -> Rectifier | None:
 
 
 def recognise_module(module: nn.Module) -> Rectifier | None:
-    """The rectifier that a module without parameters and buffers computes in both modes, if there is one."""
+    """Return the rectifier that a module without parameters and buffers computes in both modes, or None."""
     if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
         return None
     if type(module).__module__.startswith("torch.nn.") and not isinstance(module, MODULES):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -29,14 +28,11 @@ class SubstitutionEffect:
     Attributes:
         samples: the number of samples on which the effect was measured.
         accuracy_before: the accuracy of the model that hardening was given; None without such a model.
-        accuracy_smooth: the accuracy of the smooth model.
-        accuracy: the accuracy of the hard model.
-        mean: the mean of |hard model's output − smooth model's output|.
-        worst: the maximum of the same.
+        accuracy_smooth, accuracy: those of the smooth and of the hard model.
+        mean, worst: the mean and the maximum of |hard model's output − smooth model's output|.
         flipped: the number of samples for which the two models predict different classes.
         spread: the greatest output of all models minus the least.
-        region: the least and the greatest value of each input of the region for which ``proven`` holds; by default
-            those of the data.
+        region: the least and the greatest value of each input of the region for which ``proven`` holds.
         proven: a proven upper bound of the change of any output over all inputs of the region, in real arithmetic;
             None if there is none.
         unproven: why there is no such bound, or none that is less than ``spread``; empty if there is one.
@@ -86,16 +82,13 @@ def measure(
     outputs: Outputs = batches.outputs,
     argument: str | None = None,
 ) -> SubstitutionEffect:
-    """Compare a smooth model with its ReLU model, and with the model that hardening was given, all in evaluation mode.
+    """Compare a smooth model with its ReLU model, and with the one that hardening was given, in evaluation mode.
 
     Args:
-        smooth: the model with smooth activations.
-        hard: the same with ReLU.
         data: the batches on which the models are compared.
         before: the model that hardening was given, if there is one.
         outputs: a model's outputs for a batch.
-        argument: the name of the input that is one tensor of real numbers, for batches that are mappings
-            (``batches.argument``).
+        argument: the name of the input, for batches that are mappings (``batches.argument``).
 
     Raises:
         DataError: if the model does not take a batch.
@@ -103,8 +96,8 @@ def measure(
     models = [hard, smooth, *([] if before is None else [before])]
     samples, total, count, worst, flipped = 0, 0.0, 0, 0.0, 0
     right: list[int] | None = [0] * len(models)
-    known: list[Region] = []
-    least, most = math.inf, -math.inf
+    ends: list[Region] = []
+    spread: list[float] = []
     for index, batch in enumerate(data):
         batch = batches.moved(batch, hard)
         with at(f"batch {index} of the held-out data"):
@@ -113,8 +106,8 @@ def measure(
         predicted = [result.argmax(-1) for result in results]
         true = batches.classes(batch)
         if batches.sample_shape(batch, argument) is not None:
-            known.append(batches.value_range(batch, argument))
-        least, most = min(least, *(r.min().item() for r in results)), max(most, *(r.max().item() for r in results))
+            ends.append(batches.value_range(batch, argument))
+        spread += [end.item() for result in results for end in result.aminmax()]
         samples += len(results[0])
         total, count = total + change.sum().item(), count + change.numel()
         worst = max(worst, change.max().item())
@@ -123,6 +116,7 @@ def measure(
             right = None
         elif right is not None:
             right = [n + int((p == true).sum()) for n, p in zip(right, predicted, strict=True)]
-    region = (min(low for low, _ in known), max(high for _, high in known)) if known else None
+    region = (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
     hardened, softened, given = (None,) * 3 if right is None else (*(n / samples for n in right), None)[:3]
-    return SubstitutionEffect(samples, given, softened, hardened, total / count, worst, flipped, most - least, region)
+    widest = max(spread) - min(spread)
+    return SubstitutionEffect(samples, given, softened, hardened, total / count, worst, flipped, widest, region)
