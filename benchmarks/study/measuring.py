@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from verifiable_relu.data import Dataset
-from verifiable_relu.hardening.proven import with_proof
+from verifiable_relu.hardening.loop import with_proof
 from verifiable_relu.nn import HardnessGate
 from verifiable_relu.train.export import CALIBRATED, finish, measure_int8, quantize, written
-from verifiable_relu.train.loop import Trained, TrainingStep, accuracy, build, measure_swap, train
+from verifiable_relu.train.loop import Training, TrainingStep, accuracy, build, measure_swap, train
 from verifiable_relu.train.options import ARMS, Arm, Options
 
 # GELU that stays is an arm of studies alone: what verifies ReLU networks cannot verify it as well.
@@ -39,13 +39,13 @@ SPARSITIES = (0.5, 0.7, 0.9)
 
 def train_and_measure(
     options: Options, training: Dataset, test: Dataset, checkpoint: Path
-) -> tuple[Trained, nn.Module, dict[str, Any]]:
+) -> tuple[Training, nn.Module, dict[str, Any]]:
     """Train a network, resuming from its checkpoint if there is one, and make all measurements.
 
     Returns:
         The training, the network that is exported, and the trainer's record (``train.export.finish``) with further
         ``results``: ``monitor`` (``Monitor.points``); ``patterns_settled`` and ``weights_settled``;
-        ``proven_logit_change``, the proven bound of the change by the swap or None; ``int8`` (``Quantized``); and
+        ``proven_logit_change``, the proven bound of the change by the swap or None; ``int8`` (``measure_int8``); and
         ``pruned``, the accuracy on the test set by sparsity.
     """
     steps = options.epochs * -(-len(training) // options.batch)
@@ -66,7 +66,7 @@ def train_and_measure(
         results["proven_logit_change"] = with_proof(effect, model, hard, shape, math.inf).proven
     network = written(hard, shape)
     quantized = quantize(network, training.images[:CALIBRATED])
-    results["int8"] = asdict(measure_int8(hard, quantized, images, labels))
+    results["int8"] = measure_int8(hard, quantized, images, labels)
     results["pruned"] = {str(sparsity): accuracy(prune(hard, sparsity), images, labels) for sparsity in SPARSITIES}
     return trained, hard, record
 

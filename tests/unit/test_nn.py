@@ -30,9 +30,8 @@ from verifiable_relu.nn import (
     models,
     substitute_relu,
 )
-from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, SUPREMUM, Sharpened
+from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, RECTIFIERS, SUPREMUM, Sharpened
 from verifiable_relu.nn.places import replace_smooth
-from verifiable_relu.nn.rectifiers import RECTIFIERS
 
 GATES: dict[str, Callable[[float], HardnessGate]] = {
     "exact": LambdaGELU,

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import soften
 from verifiable_relu.nn import LambdaGELU, substitute_relu
-from verifiable_relu.nn.gates import Hardness
+from verifiable_relu.nn.gates import HIDDEN, RECTIFIERS, Hardness, recognise, recognise_module
 from verifiable_relu.nn.places import MARK
-from verifiable_relu.nn.rectifiers import HIDDEN, RECTIFIERS, recognise, recognise_module
 
 X = torch.linspace(-3, 3, 12).reshape(4, 3)
 

@@ -24,19 +24,19 @@ from tests.support.trainings import BASE, PER_EPOCH, blobs, stop_at
 from verifiable_relu import files
 from verifiable_relu.data import load
 from verifiable_relu.errors import LONGEST, InputError
-from verifiable_relu.hardening.proven import with_proof
+from verifiable_relu.hardening.loop import with_proof
 from verifiable_relu.network import read_onnx
 from verifiable_relu.network.graph import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
 from verifiable_relu.nn.gates import SUPREMUM
 from verifiable_relu.train import loop, schedule
 from verifiable_relu.train.__main__ import main, parser
+from verifiable_relu.train.batches import measure
 from verifiable_relu.train.export import export
-from verifiable_relu.train.loop import Trained, accuracy, build, not_refuted, train
+from verifiable_relu.train.loop import Training, accuracy, build, not_refuted, train
 from verifiable_relu.train.losses import augment
 from verifiable_relu.train.options import ARMS, SCHEDULES, Options, number, sizes
 from verifiable_relu.train.schedule import make_optimizer, set_rates
-from verifiable_relu.train.swap import measure
 
 FULL = replace(BASE, eps=0.03, warmup=1, attack_steps=2, certified=0.1, stability=0.05)
 """A training with every term of the loss."""
@@ -48,7 +48,7 @@ SMALL = replace(BASE, model="resnet", epochs=2, batch=100, rate=5e-3)
 
 
 @pytest.fixture(scope="module")
-def trained() -> Trained:
+def trained() -> Training:
     return train(replace(FULL, epochs=8), blobs())
 
 
@@ -216,7 +216,7 @@ def test_batch_normalisation_learns_in_training_and_is_fixed_elsewhere() -> None
 
 
 @pytest.mark.thorough
-def test_training_learns_and_hardens(trained: Trained) -> None:
+def test_training_learns_and_hardens(trained: Training) -> None:
     data = blobs()
     images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
     hard = substitute_relu(trained.model)
@@ -257,7 +257,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(options: Options, at: int, 
 
 
 @pytest.mark.seldom
-def test_the_seed_decides(trained: Trained) -> None:
+def test_the_seed_decides(trained: Training) -> None:
     torch.manual_seed(123)
     options = replace(FULL, epochs=8)
     assert equal(train(options, blobs()).model, trained.model)

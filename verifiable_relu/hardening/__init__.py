@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from verifiable_relu.hardening.loop import harden as harden
     from verifiable_relu.hardening.loop import soften as soften
     from verifiable_relu.nn.places import Place as Place
+    from verifiable_relu.train.batches import SubstitutionEffect as SubstitutionEffect
     from verifiable_relu.train.loop import TrainingStep as TrainingStep
     from verifiable_relu.train.schedule import Annealing as Annealing
-    from verifiable_relu.train.swap import SubstitutionEffect as SubstitutionEffect
 
 __all__ = ["Annealing", "HardenedModel", "Place", "SubstitutionEffect", "TrainingStep", "harden", "soften"]
 

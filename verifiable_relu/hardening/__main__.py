@@ -111,7 +111,7 @@ def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bo
 
     from verifiable_relu.hardening.loop import default_optimizer, harden
     from verifiable_relu.network.graph import device as find_device
-    from verifiable_relu.nn.rectifiers import HIDDEN
+    from verifiable_relu.nn.gates import HIDDEN
     from verifiable_relu.train.batches import DataError, loader
     from verifiable_relu.train.export import write_int8
 
@@ -163,7 +163,7 @@ def _prove(
     options: HardeningOptions, hardened: HardenedModel, files: list[Path], test: tuple[Tensor, Tensor], shown: bool
 ) -> None:
     """Print how many test images keep their label, for the network in real numbers and as each file runs."""
-    from verifiable_relu.hardening.proven import proven
+    from verifiable_relu.hardening.loop import proven
     from verifiable_relu.nn.gates import Hardness, LambdaGELU
 
     assert options.eps is not None

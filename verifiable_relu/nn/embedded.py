@@ -17,8 +17,7 @@ class Embedded(nn.Module):
     the embedding's result. All else that the module makes of tokens, such as a mask, is that of ``tokens``.
 
     Args:
-        module: takes whole numbers, (batch, positions).
-        embedding: the part of it that embeds them, called once.
+        module, embedding: takes whole numbers, (batch, positions), and the part of it that embeds them, called once.
         tokens: (positions,), about which is asked.
 
     Raises:
@@ -53,10 +52,8 @@ class Embedded(nn.Module):
     def box(self, choices: Sequence[Tensor | Sequence[int]] | None = None) -> tuple[Tensor, Tensor]:
         """Return the smallest box of embeddings of a set of tokens: both ends, (positions, width) each.
 
-        What is proved of the box is proved of every sentence of these tokens. A counterexample in it need be none.
-
-        Args:
-            choices: for each position the tokens that may stand there; by default ``tokens`` alone.
+        What is proved of the box is proved of every sentence of these tokens; a counterexample in it need be none.
+        ``choices`` has for each position the tokens that may stand there, by default ``tokens`` alone.
 
         Raises:
             InputError: if there are not as many choices as positions, or some are empty or no tokens.

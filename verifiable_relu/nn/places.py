@@ -25,13 +25,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.nn.gates import Hardness
-from verifiable_relu.nn.rectifiers import (
+from verifiable_relu.nn.gates import (
     FUNCTIONS,
     HIDDEN,
     MODULES,
     OTHERS,
     RECTIFIERS,
+    Hardness,
     Rectifier,
     recognise,
     recognise_module,
@@ -68,15 +68,11 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
 
     Replaced are modules, functions that are attributes of a module (as in ``nn.TransformerEncoderLayer``), and
     functions that a forward calls (``nn.rewriting``). The names, order, weights and training mode of all other modules
-    stay, and a module that is used twice stays one module.
-
-    Returns:
-        The model, and its smooth activations in the order of the modules.
+    stay, and a module that is used twice stays one module. Returns the model, and its smooth activations in order.
 
     Raises:
-        InputError: for an unknown name of an activation.
-        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module, and the
-            model stays as it was.
+        InputError: for an unknown name of an activation, or an UnsupportedError if a forward calls one and cannot be
+            traced; the error names the module, and the model stays as it was.
     """
     _require_module(model)
     if not isinstance(activations, list | tuple | set | frozenset):
@@ -141,13 +137,11 @@ def substitute_relu(
 ) -> nn.Module:
     """Copy a model with ``nn.ReLU`` in place of every smooth activation (``replace_smooth``).
 
-    Replaced are activations with a λ, and GELU, SiLU, Mish and Hardswish. The output of an activation with a λ changes
-    by at most ``Hardness.supremum``/λ, that of λ-GELU by 0.16997120748/λ.
+    The output of an activation with a λ changes by at most ``Hardness.supremum``/λ, that of λ-GELU by 0.16997120748/λ.
 
     Args:
-        model: the model.
         inplace: True changes and returns the model itself, unless it is such an activation.
-        activations: the names of the activations that are replaced (``nn.rectifiers.RECTIFIERS``).
+        activations: the names of those that are replaced besides those with a λ (``nn.gates.RECTIFIERS``).
         example: what the model is called with to find out whether they are replaced, as in ``require_replaced``.
 
     Raises:
@@ -278,15 +272,12 @@ def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Mo
 
 
 def require_replaced(model: nn.Module, places: Collection[Place], example: Any = None) -> None:
-    """Run a model whose activations were replaced, to make certain that it computes GELU and SiLU no longer.
+    """Run a model, to make certain that it computes GELU and SiLU no longer, else an UnsupportedError names the module.
 
     Args:
         example: a tensor, or a tuple or mapping of the model's arguments. None takes the inputs that a model, or the
             first of its parts that does so, offers as ``dummy_inputs``, as those of ``transformers`` do; without any,
             or if the model does not take them, nothing is found out.
-
-    Raises:
-        UnsupportedError: if it does; the error names the module.
     """
     if example is not None:
         leftovers(model, places, partial(_call, example))

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.nn.rectifiers import FUNCTIONS, Rectifier, recognise
+from verifiable_relu.nn.gates import FUNCTIONS, Rectifier, recognise
 
 Make = Callable[[Rectifier, str], nn.Module | None]
 """Makes what takes the place of a rectifier that is called in a certain way; None leaves the call as it is."""

@@ -8,7 +8,7 @@ import platform
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from verifiable_relu.files import write_whole
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.runtime import load, session
-from verifiable_relu.train.loop import Trained, accuracy, measure_swap, not_refuted
+from verifiable_relu.train.loop import Training, accuracy, measure_swap, not_refuted
 from verifiable_relu.train.options import ARMS, Options, int8_file
 
 ATTACKED = 1000
@@ -34,7 +34,7 @@ CALIBRATED = 300
 """The number of training images, the first ones, on which the ranges of the int8 activations are calibrated."""
 
 
-def finish(trained: Trained, options: Options, training: Dataset, test: Dataset) -> tuple[nn.Module, dict[str, Any]]:
+def finish(trained: Training, options: Options, training: Dataset, test: Dataset) -> tuple[nn.Module, dict[str, Any]]:
     """Replace the trained activation by ReLU, if the arm replaces it at the end, and measure the network.
 
     Returns:
@@ -93,11 +93,11 @@ def written(model: nn.Module, shape: tuple[int, ...]) -> bytes:
 
 
 def export(
-    trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path, int8: bool = False
+    trained: Training, options: Options, training: Dataset, test: Dataset, out: Path, int8: bool = False
 ) -> dict[str, Any]:
     """Finish a training (``finish``), and write its network to ``out`` and its record next to it as ``.json``.
 
-    With ``int8``, the int8 network is written, too, and compared (``Quantized``). Returns the record's ``results``.
+    With ``int8``, the int8 network is written, too, and compared (``measure_int8``). Returns the record's ``results``.
     """
     hard, record = finish(trained, options, training, test)
     network = written(hard, training.images.shape[1:])
@@ -105,24 +105,9 @@ def export(
     if int8:
         quantized = write_int8(network, out, training.images)
         images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
-        record["results"]["int8"] = asdict(measure_int8(hard, quantized, images, labels))
+        record["results"]["int8"] = measure_int8(hard, quantized, images, labels)
     write_whole(out.with_suffix(".json"), (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     return dict(record["results"])
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """A comparison of an int8 network with the float network that it was made from, on one set of images.
-
-    Attributes:
-        clean: the accuracy of the int8 network, in [0, 1].
-        flipped_predictions: the number of images for which the two networks predict different classes.
-        mean_logit_change: the mean of |int8 logit − float logit| over images and classes.
-    """
-
-    clean: float
-    flipped_predictions: int
-    mean_logit_change: float
 
 
 def write_int8(network: bytes, out: Path, images: np.ndarray) -> bytes:
@@ -165,16 +150,21 @@ def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def measure_int8(model: nn.Module, quantized: bytes, images: Tensor, labels: Tensor) -> Quantized:
-    """Compare an int8 file with its model, in evaluation mode, on float32 images (n, …) and their classes (n,)."""
+def measure_int8(model: nn.Module, quantized: bytes, images: Tensor, labels: Tensor) -> dict[str, float]:
+    """Compare an int8 file with its model, in evaluation mode, on float32 images (n, …) and their classes (n,).
+
+    Returns:
+        ``clean``, the accuracy of the int8 network in [0, 1]; ``flipped_predictions``, the number of images for which
+        the two predict different classes; and ``mean_logit_change``, the mean of |int8 logit − float logit|.
+    """
     after = torch.from_numpy(outputs(quantized, images.numpy()))
     before = torch.cat([model(x) for x in images.split(1000)])
     now = after.argmax(1)
-    return Quantized(
-        clean=int((now == labels).sum()) / len(labels),
-        flipped_predictions=int((now != before.argmax(1)).sum()),
-        mean_logit_change=(after.double() - before.double()).abs().mean().item(),
-    )
+    return {
+        "clean": int((now == labels).sum()) / len(labels),
+        "flipped_predictions": int((now != before.argmax(1)).sum()),
+        "mean_logit_change": (after.double() - before.double()).abs().mean().item(),
+    }
 
 
 @contextmanager

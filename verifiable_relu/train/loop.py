@@ -11,7 +11,7 @@ import pickle
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
 from verifiable_relu.nn import Normalize, cnn, fixed, gates, mlp, substitute_relu
-from verifiable_relu.train.batches import Batch, at
+from verifiable_relu.train.batches import Batch, SubstitutionEffect, at, measure
 from verifiable_relu.train.losses import attacked, augment, objective
 from verifiable_relu.train.options import ARMS, Options, flag
 from verifiable_relu.train.schedule import Annealing, learning_rate, make_optimizer, set_rates
-from verifiable_relu.train.swap import SubstitutionEffect, measure
 
 
 class Diverged(InputError):
@@ -195,24 +194,6 @@ def progress_bar(wanted: bool, steps: int) -> Iterator[Callable[[int, str], None
         yield lambda taken, text: bar.update(task, completed=taken, description=text)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained model and the history of its training.
-
-    Attributes:
-        model: the model after the last step, with every λ at its target, or with ReLU in arms that swap at the switch.
-        history: for each epoch ``lam`` (of each layer, at the end), ``loss`` and ``accuracy`` (means over the possibly
-            augmented and attacked images trained on) and ``seconds``.
-        learned: each layer's λ when the annealing began.
-        swap: the effect of the replacement by ReLU at the switch; None in other arms.
-    """
-
-    model: nn.Module
-    history: list[dict[str, Any]]
-    learned: list[float] = field(default_factory=list)
-    swap: SubstitutionEffect | None = None
-
-
 def activation(options: Options) -> nn.Module:
     """Make the activation that the options' arm trains."""
     arm = ARMS[options.arm]
@@ -257,7 +238,7 @@ def train(
     callback: Callback | None = None,
     test: Dataset | None = None,
     device: str = "cpu",
-) -> Trained:
+) -> Training:
     """Train a network, resuming from its checkpoint if there is one.
 
     A training that was interrupted and resumed gives, bit for bit, the same network as one that was not: the order of
@@ -273,17 +254,26 @@ def train(
         InputError: if the network does not fit the images, or for a damaged checkpoint or one of another training.
         Diverged: if the loss becomes infinite or NaN.
     """
-    run = _Training(options, data, data if test is None else test, device, callback)
-    own = {"training": run, "history": run.history}
-    parts = {**own, "model": run.model, "optimizer": run.optimizer, "random": torch.default_generator}
-    checkpoint = None if saved is None else Checkpoint(saved, asdict(options), parts)
-    for epoch in fit(run.model, options.epochs, run.begin, run.loss, run.optimizer, run.before, run.after, checkpoint):
+    run = Training(options, data, data if test is None else test, device, callback)
+    parts = {"training": run, "history": run.history, "model": run.model, "optimizer": run.optimizer}
+    parts |= {"random": torch.default_generator}
+    kept = None if saved is None else Checkpoint(saved, asdict(options), parts)
+    for epoch in fit(run.model, options.epochs, run.begin, run.loss, run.optimizer, run.before, run.after, kept):
         run.end(epoch)
-    return Trained(run.model.cpu(), run.history, [] if run.annealing is None else run.annealing.start, run.swap)
+    run.model.cpu()
+    return run
 
 
-class _Training:
-    """The training of an arm, as ``fit`` asks for its parts."""
+class Training:
+    """The training of an arm, as ``fit`` asks for its parts, and afterwards its result.
+
+    Attributes:
+        model: the model, after the last step with every λ at its target, or with ReLU in arms that swap at the switch.
+        history: for each epoch ``lam`` (of each layer, at the end), ``loss`` and ``accuracy`` (means over the possibly
+            augmented and attacked images trained on) and ``seconds``.
+        learned: each layer's λ when the annealing began.
+        swap: the effect of the replacement by ReLU at the switch; None in other arms.
+    """
 
     def __init__(self, options: Options, data: Dataset, test: Dataset, device: str, callback: Callback | None) -> None:
         self.options, self.test, self.device, self.callback = options, test, device, callback
@@ -298,6 +288,11 @@ class _Training:
         self.history: list[dict[str, Any]] = []
         self.swap: SubstitutionEffect | None = None
         self.annealing: Annealing | None = None
+
+    @property
+    def learned(self) -> list[float]:
+        """λ of each gate when the annealing began."""
+        return [] if self.annealing is None else self.annealing.start
 
     @property
     def lam(self) -> list[float]:
