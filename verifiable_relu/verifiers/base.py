@@ -298,12 +298,9 @@ def attempted(
 
 
 def batch_size(network: Network, most: int, memory: int) -> int:
-    """The number of boxes over which a network is bounded at once.
+    """Return the number of boxes, at most ``most``, over which a network is bounded at once.
 
-    Args:
-        network: the network.
-        most: the largest number to return.
-        memory: the bytes that the work may hold, by an estimate of 16 float64 numbers for each neuron and box.
+    Each box is estimated to take 16 float64 numbers for each neuron, of ``memory`` bytes.
     """
     neurons = sum(node.size for node in network.nodes)
     return max(1, min(most, memory // (neurons * 8 * 16)))

@@ -269,15 +269,9 @@ def in_decimals(query: Query, point: Witness, judged: Confirmation) -> tuple[Wit
 
 @neutral()
 def answers(verifier: Verifier, queries: Sequence[Query], budget: TimeBudget = TimeBudget()) -> list[Outcome]:  # noqa: B008
-    """Return what a verifier finds of queries, of one or several networks; counterexamples are confirmed.
+    """Return a verifier's outcomes of queries, in their order; counterexamples are confirmed.
 
-    Args:
-        verifier: the verifier.
-        queries: the queries.
-        budget: what the work may use; its ``seconds`` are what each query may cost.
-
-    Returns:
-        The outcomes, in the order of the queries.
+    The ``seconds`` of the budget are what each query may cost.
     """
     batch = QueryBatch(queries, budget)
     for _ in batch.ask(verifier):

@@ -190,10 +190,9 @@ class DualAscent:
     """Dual ascent for the nodes of one tree.
 
     Args:
-        strip: the tree's relaxation.
+        strip: the tree's relaxation, with ``objectives`` first rows; the rows behind them are at most zero.
         adaptive: (m,) bool, the neurons that have adaptive lines while they are open.
         dtype: of the search.
-        objectives: how many of the strip's first rows are objectives; the rows behind them are at most zero.
 
     Attributes:
         closed: (objectives,) a node needs no better bound where its own is above this.

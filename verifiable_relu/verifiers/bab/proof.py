@@ -32,15 +32,7 @@ from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 
 
 class Proofs:
-    """Lower bounds of objectives over nodes of one relaxation.
-
-    Args:
-        strip: the relaxation.
-        objectives: how many of its first rows are objectives.
-
-    Attributes:
-        objectives: likewise.
-    """
+    """Lower bounds of objectives, which are the first rows of a relaxation, over nodes."""
 
     def __init__(self, strip: TreeRelaxation, objectives: int = 1) -> None:
         folded = strip.folded
@@ -118,15 +110,9 @@ class Proofs:
 
 
 def of_rows(mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
-    """What rows are multiplied by: a node's objective by 1, the rows behind the objectives by μ if that is positive.
+    """Return the factors (nodes, rows) of rows: 1 of a node's objective, μ of the rows behind if that is positive.
 
-    Args:
-        mu: (nodes, rows behind the objectives).
-        objective: (nodes,) the number of each node's objective; None for the first.
-        objectives: how many of the rows are objectives.
-
-    Returns:
-        (nodes, rows) in float64.
+    The first of the ``objectives`` rows is the objective of each node where its number, (nodes,), is None.
     """
     chosen = torch.zeros(len(mu), dtype=torch.long) if objective is None else objective
     which = torch.nn.functional.one_hot(chosen, objectives).double()

@@ -66,8 +66,7 @@ class FoldedQuery:
 
     Args:
         folded: the unstable neurons.
-        rows: of the polytopes that are to be excluded, A·y − b as forms of e and r.
-        scale: (rows,) what each row was multiplied with to have integer coefficients.
+        rows, scale: of all polytopes that are to be excluded, as ``OpenPolytope`` has them.
         polytope: (rows,) the polytope of each, as ``RowBatch`` counts them.
         slopes: the search for slopes.
         stop: asked now and then.

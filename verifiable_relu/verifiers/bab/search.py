@@ -122,13 +122,9 @@ IN_TIME = SearchEnd(Reason.TIMEOUT, "the budget ran out")
 
 
 class TreeScheduler:
-    """The trees of one query, which go on in turn.
+    """The trees of some polytopes of one query, which go on in turn.
 
     Args:
-        query: where they start; ``polytopes`` are those of its polytopes that get a tree.
-        candidates: where points are judged.
-        options: how each tree is searched.
-        budget: what all trees may use.
         keep: whether to keep what proves polytopes, for a certificate.
         done: the work that has been done before.
 
@@ -358,16 +354,8 @@ class SearchResult:
 class QuerySearch:
     """The search of one query: trees, refined bounds of its neurons, and trees of the tighter system.
 
-    Args:
-        query: where the trees start.
-        candidates: where points are judged; the search ends with the first counterexample.
-        options: how each tree is searched.
-        schedule: how trees and refinements take turns.
-        budget: what the search may use.
-        record: keeps what proves tighter bounds; None if no proofs are kept.
-
-    Attributes:
-        found: the result so far.
+    It ends with the first counterexample that ``candidates`` find. ``record`` keeps what proves tighter bounds; None if
+    no proofs are kept.
     """
 
     def __init__(

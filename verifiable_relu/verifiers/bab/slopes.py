@@ -186,11 +186,9 @@ class _LineBound:
         return self._walked(lines[None], ())[2][0]
 
     def __call__(self, lines: Tensor, cuts: Sequence[_BlockCuts] = ()) -> tuple[Tensor, Tensor]:
-        """Return bounds (rows,), and the slopes of the lines that were taken, (rows, m).
+        """Return bounds (rows,), and the slopes (rows, m) of lines by their parameters (rows, m) in [0, 1].
 
-        Args:
-            lines: (rows, m) parameters in [0, 1] of each neuron's line.
-            cuts: in the place of some chords, block by block; for one row.
+        Cuts are in the place of some chords, block by block; for one row.
         """
         return self._walked(lines, cuts)[:2]
 
@@ -295,13 +293,9 @@ class HullCuts:
 
 @dataclass(frozen=True, eq=False)
 class _BlockCuts:
-    """The cuts over neurons of one block while they are searched for.
+    """The h cuts over those neurons of one block, (neurons,) bool, that have one while they are searched for.
 
-    Attributes:
-        covers: (neurons of the block,) bool, which have one.
-        places: (h, k) the variables of each cut's terms, among e and r.
-        coefficients: (h, k).
-        constant: (h,).
+    ``places`` are the variables of each cut's terms, among e and r, (h, k).
     """
 
     covers: Tensor
