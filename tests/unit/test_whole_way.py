@@ -21,7 +21,7 @@ from verifiable_relu import Around, certify, verify, verify_change
 from verifiable_relu.api.changing import compared
 from verifiable_relu.bounds import Bounds, crown_relaxation
 from verifiable_relu.campaign.certificates import Certificates
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError
@@ -312,7 +312,7 @@ def test_the_hardness_of_a_family_is_that_of_what_is_before_all_factors(tmp_path
     lines = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 -1.6))(assert (<= X_0 -1.4))"
     for most, answer in (("-0.3", "unknown"), ("-0.75", "unsat")):
         spec.write_text(f"{lines}(assert (<= Y_0 {most}))")
-        case = Loader().read(Entry(spec, net, 10.0))
+        case = Loader().read(InstanceFiles(spec, net, 10.0))
         assert isinstance(case, Case)
         (query,) = case.queries
         asked = [Query(meant(query.network, "real", 1), query.property)]
