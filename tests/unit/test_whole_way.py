@@ -24,7 +24,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, deployed, from_torch, hardened, read_onnx, write_onnx
 from verifiable_relu.network.nodes import Gelu
 from verifiable_relu.network.onnx.running import meant
-from verifiable_relu.network.product import Part, product
+from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.runtime import session
 from verifiable_relu.train.export import quantize
 
@@ -63,7 +63,7 @@ def shuffled(network, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:  #
 def test_bounds_hold_for_every_member(files: tuple[Path, Path]) -> None:
     read = read_onnx(files[0])
     family, small = meant(read, "float32", LAM), deployed(read_onnx(files[1]), "float32")
-    both = product([Part("a", family, range(8)), Part("b", small, range(8))], 8).to(torch.float64)
+    both = product([NetworkPart("a", family, range(8)), NetworkPart("b", small, range(8))], 8).to(torch.float64)
     assert both.arithmetic == "float32"
     eps = 0.05
     x = torch.tensor(IMAGES, dtype=torch.float64)
