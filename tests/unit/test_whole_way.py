@@ -178,7 +178,7 @@ def test_a_model_of_another_input_shape_is_not_asked_about_permuted_pixels() -> 
         made.append(write_onnx(from_torch(model, shape)))
     image = np.full((1, 1, 2, 3), 0.5, np.float32)
     with pytest.raises(InputError, match="not alike"):
-        verify(made[0], image, [0], 0.1, also=nn.Linear(6, 2))
+        verify(made[0], image, [0], 0.1, also=nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
     for other in made[1:]:
         with pytest.raises(InputError, match="not alike"):
             verify(made[0], image, [0], 0.01, also=other)
