@@ -48,10 +48,8 @@ def test_mnist_is_read_from_its_files(mnist: Path) -> None:
         ("t10k-images-idx3-ubyte", b"\0\0\x08\3\0", "ends within its header"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8))[:-1], "1583 bytes, but its shape"),
         ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28, 28), np.uint8), kind=0x0D), "0x0d"),
-        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 28), np.uint8)), "dimension"),
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(3, np.uint8)), mtime=0), "3 labels for 2 images"),
         ("t10k-labels-idx1-ubyte.gz", b"not gzip", "damaged gzip file"),
-        ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"\0" * 99, mtime=0)[:-9], "damaged gzip file"),
     ],
 )
 def test_damaged_files_of_mnist_are_refused(mnist: Path, file: str, content: bytes | None, words: str) -> None:
@@ -156,22 +154,6 @@ def test_damaged_files_of_adult_are_refused(adult: Path, old: str, new: str, wor
         load("adult", "train")
 
 
-@pytest.mark.thorough
-def test_the_official_files_of_adult_are_read() -> None:
-    if ROOT is None or not (Path(ROOT) / "adult").is_dir():
-        pytest.skip("VERIFIABLE_RELU_DATA names no folder with adult")
-    train, test = load("adult", "train"), load("adult", "test")
-    assert train.images.shape == (32_561, 108, 1, 1) and test.images.shape == (16_281, 108, 1, 1)
-    assert int(train.labels.sum()) == 7_841 and int(test.labels.sum()) == 3_846
-    assert train.images.min() == test.images.min() == 0 and train.images.max() == test.images.max() == 1
-    ones = train.images[:, np.array(train.std) == 1].sum(1)
-    assert (ones == 8).all(), "one of each of the eight categories"
-    scaled = (train.images[:, :, 0, 0] - np.array(train.mean)) / np.array(train.std)
-    numbers = np.array(train.std) != 1
-    np.testing.assert_allclose(scaled[:, numbers].mean(0), 0, atol=1e-4)
-    np.testing.assert_allclose(scaled[:, numbers].std(0), 1, atol=1e-4)
-
-
 def test_unknown_data_sets_are_refused() -> None:
     with pytest.raises(InputError, match="no data set 'imagenet'; there are mnist"):
         load("imagenet", "test")
@@ -187,15 +169,26 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert train.images.std() == pytest.approx(train.std[0], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+OFFICIAL = {
+    "mnist": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+    "fashion_mnist": [1000] * 10,
+    "cifar10": [1000] * 10,
+    "adult": [16_281 - 3_846, 3_846],
+}
+"""The numbers of test samples of each class."""
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
 def test_the_official_files_are_read(name: str) -> None:
     if ROOT is None or not (Path(ROOT) / name).is_dir():
         pytest.skip(f"VERIFIABLE_RELU_DATA names no folder with {name}")
     data = load(name, "test")
-    assert len(data) == 10_000 and np.bincount(data.labels).tolist() == (
-        [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009] if name == "mnist" else [1000] * 10
-    )
+    assert np.bincount(data.labels).tolist() == OFFICIAL[name]
     assert data.images.min() == 0 and data.images.max() == 1
+    if name == "adult":
+        assert data.images.shape[1:] == (108, 1, 1)
+        assert (data.images[:, np.array(data.std) == 1].sum(1) <= 8).all(), "at most one of each of eight categories"
+        return
     np.testing.assert_allclose(data.images.mean((0, 2, 3)), data.mean, atol=5e-3)
     np.testing.assert_allclose(data.images.std((0, 2, 3)), data.std, atol=5e-3)
 

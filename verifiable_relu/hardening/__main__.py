@@ -162,16 +162,26 @@ def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bo
 def _prove(
     options: HardeningOptions, hardened: HardenedModel, files: list[Path], test: tuple[Tensor, Tensor], shown: bool
 ) -> None:
-    """Print how many test images keep their label, for the network in real numbers and as each file runs."""
-    from verifiable_relu.hardening.loop import proven
+    """Print how many test images keep their label, for the network in real numbers, each file in float32, and all.
+
+    The last question is about all networks at once: the λ'-GELU networks with λ' ≥ ``target`` (where no gate is of
+    another activation) and ReLU in real numbers, and every evaluation of the files in float32.
+    """
+    from verifiable_relu.api import verify
     from verifiable_relu.nn.gates import Hardness, LambdaGELU
 
-    assert options.eps is not None
     gates = [module for module in hardened.smooth.modules() if isinstance(module, Hardness)]
-    lam = options.target if all(isinstance(gate, LambdaGELU) for gate in gates) else None
-    asked = test[0][: options.images], test[1][: options.images]
-    for name, results in proven(files, *asked, options.eps, options.timeout, lam, options.certificates, shown):
-        counts = results.summary
+    family = all(isinstance(gate, LambdaGELU) for gate in gates)
+    asked: dict[str, dict[str, Any]] = {f"{files[0].name} in real numbers": {"model": files[0]}}
+    asked |= {f"{file.name} in float32": {"model": file, "arithmetic": "float32"} for file in files}
+    whole = {"model": files[0], "arithmetic": "float32", "also": files[1:], "certificates": options.certificates}
+    whole |= {"joint": options.target} if family else {}
+    asked[f"all of these{f' and λ-GELU with λ ≥ {options.target:g}' if family else ''} at once"] = whole
+    images, labels = test[0][: options.images], test[1][: options.images]
+    for name, how in asked.items():
+        counts = verify(
+            images=images, labels=labels, eps=options.eps, timeout=options.timeout, progress=shown, **how
+        ).summary
         print(
             f"{name}: within {options.eps}, {counts['certified']} of {counts['asked']} images certified, "
             f"{counts['refuted']} refuted, {counts['undecided']} undecided"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from verifiable_relu.api import Results, verify
 from verifiable_relu.api.arguments import flag
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.tuning import Bounds
@@ -398,36 +397,3 @@ def _require_swap(found: Network, hard: Network) -> None:
     apart = parting(found.nodes, x, {last: expected}, 2 * unit_roundoff(torch.float32))
     if apart is not None:
         raise InputError(f"the swap is not the one of the model's activations alone: {apart}")
-
-
-def proven(
-    files: Sequence[Path],
-    images: Tensor,
-    labels: Tensor,
-    eps: str,
-    timeout: float,
-    lam: float | None,
-    certificates: Path | None = None,
-    progress: bool = False,
-) -> Iterator[tuple[str, Results]]:
-    """Ask whether each image keeps its label in the L∞ ball of radius ``eps``, of each file and arithmetic.
-
-    Args:
-        files: the float file and, if there is one, the int8 file.
-        images, labels: (n, …), in [0, 1], and (n,), the true classes.
-        lam: λ of the λ-GELUs that ReLU replaces; None where the activations were others.
-        certificates: a folder for certificates of the last question; there must be an int8 file.
-
-    Yields:
-        The question and its results. The last one is about all networks at once: the λ'-GELU networks with λ' ≥ ``lam``
-        and ReLU in real numbers, and every evaluation of the files in float32.
-    """
-    asked: dict[str, dict[str, object]] = {f"{files[0].name} in real numbers": {}}
-    asked |= {f"{file.name} in float32": {"model": file, "arithmetic": "float32"} for file in files}
-    whole: dict[str, object] = {"arithmetic": "float32", "also": list(files[1:]), "certificates": certificates}
-    if lam is not None:
-        whole["joint"] = lam
-    asked[f"all of these{'' if lam is None else f' and λ-GELU with λ ≥ {lam:g}'} at once"] = whole
-    for name, how in asked.items():
-        model = how.pop("model", files[0])
-        yield name, verify(model, images, labels, eps, timeout=timeout, progress=progress, **how)  # type: ignore[arg-type]

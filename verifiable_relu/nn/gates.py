@@ -127,25 +127,33 @@ class _GateFunction(torch.autograd.Function):
 
 
 class Hardness(nn.Module):
-    """The base of activations with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+    """The activation G(κλx)/(κλ) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
 
     The parameter s, a 0-dim tensor, must not be decayed, and needs a learning rate of its own (``train.schedule``).
 
     Args:
-        supremum: λ times the largest distance of the activation to ReLU.
+        function: G, an elementwise function; it must be differentiable where λ is learned.
+        supremum: the maximum of |G − ReLU|. The attribute is divided by κ: λ times the largest distance to ReLU.
         init: the initial λ ≥ 1. Values below 1 + ``LEAST_GAP`` are raised to that.
         temperature: t > 0; the smaller t is, the faster λ changes with s.
+        scale: κ.
 
     Raises:
         ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
     """
 
-    def __init__(self, supremum: float, init: float = 1.0, temperature: float = 0.1) -> None:
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        supremum: float,
+        init: float = 1.0,
+        temperature: float = 0.1,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"the temperature must be positive, got {temperature}")
-        self.supremum = supremum
-        self.temperature = temperature
+        self.function, self.supremum, self.temperature, self.scale = function, supremum / scale, temperature, scale
         self.s = nn.Parameter(torch.empty(()))
         self.set_lam(1 + LEAST_GAP if 1 <= init < 1 + LEAST_GAP else init)
 
@@ -166,11 +174,15 @@ class Hardness(nn.Module):
         self.s.fill_(self.temperature * z)
 
     def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        """Return G and κλ, with which the activation is G(κλx)/(κλ)."""
-        raise NotImplementedError
+        """Return G and κλ."""
+        return self.function, self.lam * self.scale
 
     def compute(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Return the activation of a tensor of torch that is not in float16."""
+        value, factor = self.form()
+        # A file has λ as a number, not what it is computed from.
+        given = factor.item() if torch.onnx.is_in_onnx_export() else factor
+        return value(x * given) / given
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to each element of a tensor of any shape.
@@ -196,48 +208,28 @@ class Hardness(nn.Module):
         return f"lam={self.lam.item():.6g}, temperature={self.temperature}"
 
 
+class Sharpened(Hardness):
+    """The activation G(λx)/λ by torch's autograd."""
+
+
 class HardnessGate(Hardness):
-    """The activation f(x; λ) = G(κλx)/(κλ) of a ``Kernel``; other arguments as those of ``Hardness``."""
+    """The activation f(x; λ) = G(κλx)/(κλ) of a ``Kernel``, with gradients in few operations."""
 
     def __init__(self, kernel: Kernel, init: float = 1.0, temperature: float = 0.1) -> None:
-        super().__init__(kernel.supremum / kernel.scale, init, temperature)
+        super().__init__(kernel.value, kernel.supremum, init, temperature, kernel.scale)
         self.kernel = kernel
 
     def compute(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return self.traced(x)
-        # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
-        y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
-        return y
-
-    def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        return self.kernel.value, self.lam * self.kernel.scale
-
-    def traced(self, x: Tensor) -> Tensor:
-        """Return f by operators of torch alone, for torch.compile, torch.export and torch.func; λ stays a tensor."""
+        """Return f; by operators of torch alone, with λ as a tensor, for torch.compile, torch.export and torch.func."""
+        if not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+            # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
+            y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
+            return y
         value, factor = self.form()
         if self.s.requires_grad:
             # No part of this form's derivative by λ cancels another.
             return x * self.kernel.gate(x * factor)
         return value(x * factor) / factor
-
-
-class Sharpened(Hardness):
-    """The activation G(λx)/λ of an elementwise function G, by torch's autograd; ``supremum`` is that of |G − ReLU|."""
-
-    def __init__(
-        self, function: Callable[[Tensor], Tensor], supremum: float, init: float = 1.0, temperature: float = 0.1
-    ) -> None:
-        super().__init__(supremum, init, temperature)
-        self.function = function
-
-    def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        return self.function, self.lam
-
-    def compute(self, x: Tensor) -> Tensor:
-        # A file has λ as a number, not what it is computed from.
-        lam = self.lam.item() if torch.onnx.is_in_onnx_export() else self.lam
-        return self.function(x * lam) / lam
 
 
 def _normal(u: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def _traced(module: nn.Module, training: bool | None) -> fx.Graph:
         for name, each in signature(type(module).forward).parameters.items()
         if each.default is None or isinstance(each.default, bool | int | float | str)
     }
-    held = module._parameters, module._buffers, module._modules, vars(module)
+    held: list[dict[str, Any]] = [module._parameters, module._buffers, module._modules, vars(module)]
     before = [dict(each) for each in held]
     try:
         with warnings.catch_warnings():

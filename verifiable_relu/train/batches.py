@@ -137,14 +137,11 @@ def outputs(model: nn.Module, batch: Batch) -> Tensor:
     Raises:
         InputError: if these are no tensor, or a DataError if the model does not take the batch.
     """
-    found = _member(_called(model, batch), "logits")
+    found = _called(model, batch)
+    found = found.get("logits", found) if isinstance(found, Mapping) else getattr(found, "logits", found)
     if not isinstance(found, Tensor):
         raise InputError(f"the model returns a {type(found).__name__}: say by outputs= where its outputs are")
     return found
-
-
-def _member(found: Any, name: str) -> Any:
-    return found.get(name, found) if isinstance(found, Mapping) else getattr(found, name, found)
 
 
 def classes(batch: Batch) -> Tensor | None:
@@ -165,8 +162,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """
     if isinstance(batch, Mapping):
         found = _called(model, batch)
-        own = _member(found, "loss")
-        if own is not found and isinstance(own, Tensor):
+        own = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
+        if isinstance(own, Tensor):
             return own
     true = classes(batch)
     if true is None:
@@ -371,13 +368,15 @@ def training_and_test(source: str) -> tuple[Dataset, Dataset]:
         raise InputError("there is one class only", path=source)
     if images.ndim > 4:
         raise InputError(f"images of shape {images.shape[1:]} have more than three axes", path=source)
-    pixels = _shaped(images)
+    # Images become (n, channels, height, width), and tables (n, features, 1, 1).
+    shape = (1, *images.shape[1:]) if images.ndim == 3 else (*images.shape[1:], *[1] * (4 - images.ndim))
+    pixels, theirs = (each.reshape(len(each), *shape).astype(np.float32) for each in (images, tests[0]))
     axes = (0, *range(2, pixels.ndim))
     mean, std = pixels.mean(axes, dtype=np.float64), pixels.std(axes, dtype=np.float64)
     moments = tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
     training, test = (
         Dataset(Path(source).stem, shaped, classes, *moments, np.ones(len(classes), bool), note)
-        for shaped, classes in ((pixels, labels), (_shaped(tests[0]), tests[1]))
+        for shaped, classes in ((pixels, labels), (theirs, tests[1]))
     )
     return training, test
 
@@ -387,9 +386,3 @@ def _every_tenth(count: int, purpose: str, source: str) -> np.ndarray:
     if not kept.any():
         raise InputError(f"of {count} images none can be kept for the {purpose}", path=source)
     return kept
-
-
-def _shaped(images: np.ndarray) -> np.ndarray:
-    if images.ndim == 3:
-        images = images[:, None]
-    return images.reshape(*images.shape, *[1] * (4 - images.ndim)).astype(np.float32)

@@ -6,8 +6,6 @@ import json
 import logging
 import platform
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -126,19 +124,19 @@ def quantize(network: bytes, images: np.ndarray, per_channel: bool = True) -> by
     """
     # Imported here, because trainings need the module only at their end.
     quantization = load("quantization")
-
-    class _SingleBatch(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        def __init__(self, name: str) -> None:
-            self.batches = iter([{name: images}])
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(self.batches, None)
-
     model = onnx.load_from_string(network)
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        path = Path(folder) / "int8.onnx"
-        quantization.quantize_static(model, path, _SingleBatch(model.graph.input[0].name), per_channel=per_channel)
-        return path.read_bytes()
+    batches = iter([{model.graph.input[0].name: images}])
+    reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda self: next(batches, None)})
+    # onnxruntime recommends a preprocessing that these networks do not need.
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "int8.onnx"
+            quantization.quantize_static(model, path, reader(), per_channel=per_channel)
+            return path.read_bytes()
+    finally:
+        logging.disable(disabled)
 
 
 def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
@@ -165,14 +163,3 @@ def measure_int8(model: nn.Module, quantized: bytes, images: Tensor, labels: Ten
         "flipped_predictions": int((now != before.argmax(1)).sum()),
         "mean_logit_change": (after.double() - before.double()).abs().mean().item(),
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[Any]:
-    """Suppress log messages below errors: onnxruntime recommends a preprocessing that these networks do not need."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -277,7 +277,7 @@ class Training:
 
     def __init__(self, options: Options, data: Dataset, test: Dataset, device: str, callback: Callback | None) -> None:
         self.options, self.test, self.device, self.callback = options, test, device, callback
-        self.images, self.labels = _tensors(data, device)
+        self.images, self.labels = (torch.from_numpy(each).to(device) for each in (data.images, data.labels))
         self.model = build(options, data).to(device)
         single = len(self.images) % options.batch == 1
         if single and any(isinstance(module, nn.BatchNorm1d) for module in self.model.modules()):
@@ -359,15 +359,8 @@ class Training:
 
 def measure_swap(smooth: nn.Module, hard: nn.Module, data: Dataset, device: str = "cpu") -> SubstitutionEffect:
     """Measure the replacement by ReLU on the images of a data set."""
-
-    def outputs(model: nn.Module, batch: Batch) -> Tensor:
-        return torch.cat([model(x) for x in batch[0].split(1000)])
-
-    return measure(smooth, hard, [_tensors(data, device)], outputs=outputs)
-
-
-def _tensors(data: Dataset, device: str) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(data.images).to(device), torch.from_numpy(data.labels).to(device)
+    images, labels = (torch.from_numpy(each).to(device) for each in (data.images, data.labels))
+    return measure(smooth, hard, list(zip(images.split(1000), labels.split(1000), strict=True)))
 
 
 @torch.no_grad()

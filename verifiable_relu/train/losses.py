@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -46,7 +45,8 @@ def objective(
     # With w = 1 the loss is made of the worst logits alone, and the points' logits are only reported.
     with torch.set_grad_enabled(certified < 1):
         logits: Tensor = model(point)
-        loss = own_loss(options.loss)(logits, y)
+        own = imported(options.loss, "--loss") if ":" in options.loss else F.cross_entropy
+        loss: Tensor = own(logits, y)
     if stability or (certified and not small):
         whole = bounded(model, ball(x, eps))
     if certified:
@@ -56,13 +56,6 @@ def objective(
     if stability:
         loss = loss + stability * instability(whole.pre.values())
     return loss, logits
-
-
-@cache
-def own_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function of a user that a name ``PACKAGE:FUNCTION`` tells, or the cross-entropy."""
-    found: Callable[[Tensor, Tensor], Tensor] = imported(name, "--loss") if ":" in name else F.cross_entropy
-    return found
 
 
 UNBOUNDED = (LambdaSwish, nn.SiLU)
