@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.solver_cases import ball, mlp, row
+from verifiable_relu import verify_change
 from verifiable_relu.check.__main__ import main as checker
 from verifiable_relu.compare import main
-from verifiable_relu.network import write_onnx
+from verifiable_relu.network import product as products
+from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.runtime import session
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.specfile import vnnlib_text
@@ -130,3 +133,22 @@ def test_bad_input_is_one_line(
     assert status == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1 and said in shown.err
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_quantised_networks_stand_beside_their_floats(
+    swapped: bool, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both compute what they do alone, and their differences are bounded closer than each by itself."""
+    a, b = read_onnx(files / "a.onnx"), read_onnx(files / "int8.onnx")
+    first, second = (b, a) if swapped else (a, b)
+    both = products.product(
+        [products.NetworkPart("f", first, range(6)), products.NetworkPart("g", second, range(6))], 6
+    )
+    x = torch.rand(200, 6, dtype=torch.float64)
+    both, *alone = (network.to(torch.float64) for network in (both, first, second))
+    torch.testing.assert_close(both(x), torch.cat([network(x) for network in alone], 1), atol=1e-9, rtol=0)
+    found = verify_change(first, second, IMAGES, 0.3)
+    monkeypatch.setattr(products, "matched", lambda first, second: {})
+    apart = verify_change(first, second, IMAGES, 0.3)
+    assert found.compared and found.largest.sum() < 0.8 * apart.largest.sum()

@@ -18,7 +18,6 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers import split
 from verifiable_relu.verifiers.base import Reason, TimeBudget, Verdict, fault
 from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.registry import make
@@ -114,7 +113,7 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
             raise OutOfTime
         return crown_relaxation(*arguments, **options)
 
-    monkeypatch.setattr(split, "crown_relaxation", cut_short)
+    monkeypatch.setattr(boxes, "crown_relaxation", cut_short)
     # Two networks of which one is decided at once, and one property that needs more than one step.
     network = deep(3)
     lowest = float(network(torch.zeros(1, 3))[0, 0])

@@ -28,19 +28,19 @@ from verifiable_relu.verifiers import split
 from verifiable_relu.verifiers.bab import Bab, refine
 from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
-from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")
 
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, better=None), alone=0)
-REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), alone=0)
+TREES = Bab(search=SLOW, rounds=Schedule(refinement=None, better=None), alone=0)
+REFINED = Bab(search=SLOW, rounds=Schedule(Refinement(leaves=8), first=0, patience=0), alone=0)
 SPLIT = InputSplit(batch=4, alone=0)
 PROCESSES = 3
 
@@ -137,8 +137,8 @@ def test_boxes_of_several_queries_are_shared_together() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    split_ = RecordedSplit(batch=4, alone=0)
-    method = replace(method, record=True) if isinstance(method, Bab) else split_
+    assert isinstance(method, Bab | InputSplit)
+    method = replace(method, record=True)
     with counted(SHARING[name], monkeypatch) as counts:
         case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
     assert any(count > 1 for count in counts)
