@@ -163,17 +163,6 @@ def test_a_witness_that_only_a_fraction_can_be_is_printed_as_one(
     assert f"(X_1 0.{'6' * 19}7)" in capsys.readouterr().out
 
 
-def test_a_single_answer_is_recorded_too(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["--spec", str(folder / "violated.vnnlib"), "--method", "attack", "--out", str(folder / "out")]
-    assert main(arguments) == 0
-    first = capsys.readouterr().out
-    monkeypatch.setattr("verifiable_relu.verifiers.attack.Attack.claims", None)
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == first and first.startswith("sat\n((X_0")
-
-
 def test_a_property_of_a_file_imports_no_solver_and_nothing_of_torch_modules(folder: Path) -> None:
     code = (
         "import sys; from verifiable_relu.certify import main\n"

@@ -92,6 +92,9 @@ def returns_what_cannot_be_sent(_: Pause) -> object:
 @pytest.mark.parametrize("share", [fails, is_killed, lambda _: os._exit(0), returns_what_cannot_be_sent])
 def test_of_a_copy_that_fails_nothing_is_known(share: Callable[[Pause], object]) -> None:
     assert run_shares([lambda _: 1, share, lambda _: 3], unlimited, whole=True) == [1, None, 3]
+    # What fails in the first process is raised, and ends the copies.
+    with pytest.raises(ValueError, match="a fault"):
+        run_shares([fails, sleeps], unlimited)
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
@@ -110,11 +113,6 @@ def test_where_no_more_processes_are_allowed_it_is_known_which_shares_are_not_do
     assert run_shares(shares, unlimited, whole=True) == [0, *range(1, 1 + allowed), *[None] * (2 - allowed)]
     # Nothing is tried, and the work is taken for harmless.
     assert survives(os.abort)
-
-
-def test_what_fails_in_the_first_process_is_raised_and_ends_the_copies() -> None:
-    with pytest.raises(ValueError, match="a fault"):
-        run_shares([fails, sleeps], unlimited)
 
 
 @pytest.mark.parametrize("name", ["fork", "kill"])

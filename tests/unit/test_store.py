@@ -23,9 +23,6 @@ from verifiable_relu.campaign.store import read_results
 from verifiable_relu.errors import InputError
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
