@@ -72,7 +72,7 @@ def question(kind: str) -> tuple[bytes, Property]:
 def test_planes_that_are_not_above_their_neurons_prove_nothing_to_the_checker(tmp_path: Path) -> None:
     """The library takes constants of planes that are too small, and the checker computes its own."""
     network, prop = question("wide")
-    name = "planes that are above their neurons on the active side alone"
+    name = "hull cuts below their neurons at some points"
     (fault,) = (fault for fault in FAULTS if fault.name == name)
     with fault.applied():
         proof = over_planes(Query(read_onnx(network), prop), SEARCH)
