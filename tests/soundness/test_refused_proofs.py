@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import nets
 from tests.support.asking import claims
 from tests.support.certificates import Case, checked, excluded, over_planes, records
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.check import Refused
 from verifiable_relu.network import read_onnx, write_onnx
-from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
@@ -32,7 +29,6 @@ from .faults import FAULTS
 SEARCH = Branching(steps=0, finishing=0)
 METHODS: dict[str, Verifier] = {
     "bab": Bab(search=SEARCH, record=True),
-    "refined": Bab(search=SEARCH, rounds=Schedule(Refinement(leaves=8), first=0, patience=0), record=True),
     "split": InputSplit(batch=4, record=True),
     "crown": Crown(record=True),
 }
@@ -45,8 +41,6 @@ RECORDED = (
     ("rows' own lower lines taken for those of all rows at the point", "relu", "bab"),
     ("stale intermediate bound in a relaxation: that of the batch's first box", "leaky", "split"),
     ("a bias dropped where rows are folded", "relu", "bab"),
-    ("an end of a phase too near", "needle", "refined"),
-    ("remainders smaller than they may be in a proof", "needle", "refined"),
 )
 """Faults that make a method prove what is not so, and record it: fault, kind of network, method."""
 
@@ -54,12 +48,7 @@ RECORDED = (
 @cache
 def question(kind: str) -> tuple[bytes, Property]:
     """A network, and a property that the outputs at some point of the box violate by next to nothing."""
-    rng = np.random.default_rng({"relu": 5, "leaky": 3, "needle": 1, "wide": 3}[kind])
-    if kind == "needle":
-        point = nets.dyadic(rng, 3, 20)
-        wide = Box(point - rng.integers(1, 33, size=3) / 64, point + rng.integers(1, 33, size=3) / 64)
-        hidden = nets.needle(rng, point, 2.0**-4, 1 + 2**-12, decoys=3)
-        return write_onnx(hidden), excluded(wide, (row({0: 1}, 0),))
+    rng = np.random.default_rng({"relu": 5, "leaky": 3, "wide": 3}[kind])
     network = mlp(rng, (3, 12, 2) if kind == "wide" else (3, 4, 4, 2), leaky=kind == "leaky")
     box = ball(np.round(rng.normal(size=3) * 8) / 8, 1.0)
     # The least values of small networks are often at corners.
@@ -72,7 +61,7 @@ def question(kind: str) -> tuple[bytes, Property]:
 def test_planes_that_are_not_above_their_neurons_prove_nothing_to_the_checker(tmp_path: Path) -> None:
     """The library takes constants of planes that are too small, and the checker computes its own."""
     network, prop = question("wide")
-    name = "planes that are above their neurons on the active side alone"
+    name = "hull cuts below their neurons at some points"
     (fault,) = (fault for fault in FAULTS if fault.name == name)
     with fault.applied():
         proof = over_planes(Query(read_onnx(network), prop), SEARCH)

@@ -14,9 +14,8 @@ unstable ReLU's contribution, of which each input has a share (``Zonotopes.influ
 |A_i|·width_i, A being the coefficients of the linear lower bounds (Wang et al., Formal Security Analysis of Neural
 Networks using Symbolic Intervals, arXiv 1804.10829, section 4.3).
 
-**Counterexamples.** The corner of every open box where its linear bounds are least, and its centre, are tried; and now
-and then the boxes that are furthest from being proved are attacked (``pgd``). A query that takes many boxes is attacked
-as a whole, once.
+**Counterexamples.** The corner of every open box where its linear bounds are least, and its centre, are tried; now and
+then the boxes that are furthest from being proved are attacked, and a query that takes many boxes as a whole, once.
 
 **Certificates** (``trust.certificate.Cover``). A box is proven by its zonotope alone, of which nothing needs to be
 written but which row of each polytope is positive; or, where zonotopes do not apply, by CROWN's bounds of its neurons,
@@ -330,7 +329,7 @@ class BoxSearch:
         self._halve(replace(boxes[left], within=within), found.influence[left])
 
     def _note(self, owner: Tensor, margin: Tensor) -> None:
-        """Take note of the margins of parts of the queries' boxes that are proved; infinite where no part is."""
+        """Take note of the margins of parts of boxes that are proved; infinite where no part is."""
         self.now.margin.scatter_reduce_(0, owner, margin, "amin")
 
     def _try_points(self, boxes: SubBoxes, direction: Tensor, rows: RowBatch) -> None:
