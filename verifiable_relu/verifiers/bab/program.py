@@ -134,7 +134,7 @@ class Program:
         a = objective * self._rows.neurons[0] + mu @ self._rows.neurons[1:] + y @ self._neurons.neurons
         return y - slopes * a, mu
 
-    def _model(self, split: np.ndarray, *, deepest: bool) -> highs.Program:
+    def _model(self, split: np.ndarray, *, deepest: bool) -> highs.MixedIntegerProgram:
         """Columns: e, z, r and t, which all rows are at most. Rows: the equations, these rows, lines of every neuron.
 
         The objective is the first row, and t is zero; or, with ``deepest``, it is t.
@@ -157,7 +157,7 @@ class Program:
         if not deepest:
             limits[0] = np.inf
         unbounded, end = np.full(m, np.inf), np.inf if deepest else 0.0
-        return highs.Program(
+        return highs.MixedIntegerProgram(
             cost=np.append(np.zeros(n + 2 * m), 1.0) if deepest else first,
             lower=np.concatenate([-np.ones(n), _ldexp(ends[0], -self._of_z), -unbounded, [-end]]),
             upper=np.concatenate([np.ones(n), _ldexp(ends[1], -self._of_z), unbounded, [end]]),
@@ -169,7 +169,7 @@ class Program:
             integral=np.zeros(n + 2 * m + 1, dtype=bool),
         )
 
-    def mixed(self, most: float, loose: float | None) -> highs.Program:
+    def mixed(self, most: float, loose: float | None) -> highs.MixedIntegerProgram:
         """Minimise t in [−1, most], which all rows, each divided by its scale, are at most. Columns: e, p, q, d and t.
 
         The pre-activation of a neuron is p − q and its value p − slope·q, with p and q not negative; where the binary d
@@ -222,7 +222,7 @@ class Program:
             outward = OWN * np.concatenate([error, np.zeros(2 * m)]) + 2 * lost + SCALED_LOST + loose
             lower, upper = lower - outward, upper + outward
         zero = np.zeros(2 * m)
-        return highs.Program(
+        return highs.MixedIntegerProgram(
             cost=np.append(np.zeros(n + 3 * m), 1.0),
             lower=np.concatenate([-np.ones(n), zero, np.zeros(m), [-1.0]]),
             upper=np.concatenate([np.ones(n), ends, np.ones(m), [most]]),
@@ -273,7 +273,7 @@ def _times(
     return found
 
 
-def _solved(program: highs.Program, seconds: float, *, ray: bool) -> highs.HighsResult | None:
+def _solved(program: highs.MixedIntegerProgram, seconds: float, *, ray: bool) -> highs.HighsResult | None:
     """What HiGHS makes of a program, None if it does not stop in time, or if numbers are beyond float64."""
     if not (np.isfinite(program.entries).all() and np.isfinite(program.cost).all()):
         return None
