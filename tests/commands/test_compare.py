@@ -151,7 +151,9 @@ def test_quantised_networks_stand_beside_their_floats(
     """Both compute what they do alone, and their differences are bounded closer than each by itself."""
     a, b = read_onnx(files / "a.onnx"), read_onnx(files / "int8.onnx")
     first, second = (b, a) if swapped else (a, b)
-    both = products.product([products.Part("f", first, range(6)), products.Part("g", second, range(6))], 6)
+    both = products.product(
+        [products.NetworkPart("f", first, range(6)), products.NetworkPart("g", second, range(6))], 6
+    )
     x = torch.rand(200, 6, dtype=torch.float64)
     both, *alone = (network.to(torch.float64) for network in (both, first, second))
     torch.testing.assert_close(both(x), torch.cat([network(x) for network in alone], 1), atol=1e-9, rtol=0)

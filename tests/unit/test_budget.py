@@ -18,7 +18,7 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers import split
+from verifiable_relu.verifiers import boxes
 from verifiable_relu.verifiers.attack import Attack, Pgd
 from verifiable_relu.verifiers.base import Reason, TimeBudget, Verdict, fault
 from verifiable_relu.verifiers.batch import QueryBatch
@@ -129,7 +129,7 @@ def test_a_box_whose_bounding_was_cut_short_is_not_taken_for_proved(monkeypatch:
             raise OutOfTime
         return crown_relaxation(*arguments, **options)
 
-    monkeypatch.setattr(split, "crown_relaxation", cut_short)
+    monkeypatch.setattr(boxes, "crown_relaxation", cut_short)
     # Two networks of which one is decided at once, and one property that needs more than one step.
     network = deep(3)
     lowest = float(network(torch.zeros(1, 3))[0, 0])
@@ -158,7 +158,7 @@ def test_a_step_that_decides_one_query_and_breaks_on_another_costs_the_other(mon
     def breaking(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(split.Frontier, "halve", breaking)
+    monkeypatch.setattr(boxes.SubBoxes, "halves", breaking)
     network = deep(3)
     sat, unsat = asked(network, 1e9), asked(network, float(network(torch.zeros(1, 3))[0, 0]) - 1e-9)
     outcomes = claims(make("split"), [sat, unsat], [60.0, 60.0])

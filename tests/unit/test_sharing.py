@@ -31,19 +31,19 @@ from verifiable_relu.verifiers.bab import query as folded_query
 from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.loop import Frontier
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
-from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")
 
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, better=None), alone=0)
-REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), alone=0)
+TREES = Bab(search=SLOW, rounds=Schedule(refinement=None, better=None), alone=0)
+REFINED = Bab(search=SLOW, rounds=Schedule(Refinement(leaves=8), first=0, patience=0), alone=0)
 SPLIT = InputSplit(batch=4, alone=0)
 PROCESSES = 3
 
@@ -117,7 +117,7 @@ def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPa
 def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rounds = Rounds(Refinement(leaves=2), first=0, patience=3, better=None, gain=0)
+    rounds = Schedule(Refinement(leaves=2), first=0, patience=3, better=None, gain=0)
     method = Bab(search=SLOW, rounds=rounds, alone=1e6)
     with counted(searching, monkeypatch) as counts:
         answer(method, question(0, -0.4, 24))
@@ -143,8 +143,8 @@ def test_no_counterexample_is_denied(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    split_ = RecordedSplit(batch=4, alone=0)
-    method = replace(method, record=True) if isinstance(method, Bab) else split_
+    assert isinstance(method, Bab | InputSplit)
+    method = replace(method, record=True)
     with counted(SHARING[name], monkeypatch) as counts:
         case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
     assert any(count > 1 for count in counts)
@@ -244,12 +244,12 @@ def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has
     now = itertools.count()
     queries = [question(1, spare) for spare in (-0.6, -0.7)]
     queries = [Query(queries[0].network, query.property) for query in queries]
-    frontier = SPLIT.frontier(query_batch(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
-    hand = [part[:1] for part in (frontier.lower, frontier.upper, frontier.owner, frontier.within)]
+    batch = query_batch(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000)
     with torch.no_grad():
-        share = frontier.go_on_elsewhere(hand, lambda: False)
+        search = split.BoxSearch(SPLIT, batch)
+        share, _ = search.go_on_elsewhere(search.now.open[:1], lambda: False)
     # By its 150th box the query would be proved.
-    assert len(share.owner) and share.boxes[0] < 50
+    assert len(share.open) and share.bounded[0] < 50
 
 
 def test_an_interrupt_ends_the_copies() -> None:

@@ -182,7 +182,7 @@ def test_an_exact_counterexample_on_the_boundary_that_floats_miss_is_one(
     whole: bool, evaluable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     solver_that(monkeypatch, Z3Answer("sat", (model(Fraction(7, 10)),)))
-    monkeypatch.setattr(module.Candidates, "reached", lambda self, points: False)
+    monkeypatch.setattr(module.WitnessCheck, "reached", lambda *_: False)
     monkeypatch.setattr(module, "evaluable", lambda network: evaluable)
     (outcome,) = decide(beyond_seven_tenths(), whole=whole)
     expected = (Verdict.SAT, Trust.EXACT) if evaluable else (Verdict.UNKNOWN, None)
@@ -256,7 +256,7 @@ def test_verdicts_of_sub_problems_agree_with_enumeration(
     """Whatever the size of the sub-problems that z3 decides; almost nothing else decides any here."""
     monkeypatch.setattr(module, "FEW", few)
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
-    bare = Branching(steps=0, adaptive=0, stalled=1e9, exact=1e9, finishing=0)
+    bare = Branching(steps=0, adaptive=0, stalled=1e9, settled=1e9, finishing=0)
     method = Smt(search=bare, slopes=Slopes(steps=0), intermediate=Ascent(steps=0))
     decided = 0
     for (query, margin), outcome in zip(cases, claims(method, [query for query, _ in cases], 30), strict=True):

@@ -18,8 +18,8 @@ import torch
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.supervisor.workers import Worker
-from verifiable_relu.verifiers.bab.folded import Folded, Rows
-from verifiable_relu.verifiers.bab.search import Candidates
+from verifiable_relu.verifiers.bab.folded import AffineForms, Folded
+from verifiable_relu.verifiers.bab.search import WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict
@@ -37,7 +37,7 @@ class Marabou(Decider):
         MARABOU.start()
 
     def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
-        candidates = Candidates(bounds.queries[number], self.name)
+        candidates = WitnessCheck(bounds.queries[number], self.name)
         result = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, 0.0, detail="it is Marabou's word")
         with torch.no_grad():
             system = bounds.system(number, Slopes(steps=0), work)
@@ -50,7 +50,7 @@ class Marabou(Decider):
                 result = outcome if outcome.verdict is Verdict.UNKNOWN else result
         return result
 
-    def _reach(self, system: Folded, rows: Rows, candidates: Candidates, work: TimeBudget) -> Outcome:
+    def _reach(self, system: Folded, rows: AffineForms, candidates: WitnessCheck, work: TimeBudget) -> Outcome:
         # Rows are loosened by a part of their largest number, so that Marabou's tolerances exclude no point. Where
         # float64 does not confirm its point, they are tightened.
         for loose in (1e-6, -1e-4):
@@ -66,7 +66,7 @@ class Marabou(Decider):
         return Outcome.unknown(Reason.INCOMPLETE, self.name, "Marabou's point is within its tolerances of the boundary")
 
 
-def _constraints(system: Folded, rows: Rows, loose: float) -> tuple[Any, ...]:
+def _constraints(system: Folded, rows: AffineForms, loose: float) -> tuple[Any, ...]:
     """Return what ``solve`` is asked; raises ``UnsupportedError`` for other slopes than from 0 to 1, or huge numbers.
 
     Variables are scaled inputs, pre-activations of unstable neurons, and their values. Returned are their bounds

@@ -118,10 +118,16 @@ class Descent:
     """
 
     def __init__(
-        self, options: Pgd, net: Network, lower: Tensor, upper: Tensor, rows: RowBatch, stop: Callable[[], bool]
+        self,
+        options: Pgd,
+        net: Network,
+        lower: Tensor,
+        upper: Tensor,
+        rows: RowBatch,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.options, self.net, self.lower, self.upper, self.rows, self._stop = options, net, lower, upper, rows, stop
-        self._width, self._neurons = upper - lower, sum(node.size for node in net.nodes)
+        self.options, self.net, self.lower, self.upper, self.rows = options, net, lower, upper, rows
+        self._stop, self._width, self._neurons = stop, upper - lower, sum(node.size for node in net.nodes)
         self.best, self.worst = lower + self._width / 2, lower.new_full((len(lower),), torch.inf)
 
     def anywhere(self, generator: torch.Generator) -> Tensor:
@@ -141,7 +147,7 @@ class Descent:
         size = max(1, _TOGETHER // (self._neurons * count))
         drawn, margins = [], []
         for first in range(0, many, size):
-            if self._stop():
+            if self._stop is not None and self._stop():
                 break
             uniform = torch.rand(min(size, many - first), count, inputs, generator=generator)
             share = torch.rand(len(uniform), count, 1, generator=generator)
@@ -202,7 +208,7 @@ class Descent:
                 y, values = self._outputs(x)
                 margins = self._notice(x, values)
                 found = bool((self.worst < -self.options.clearance).all())
-                if step == steps or not movable or found or self._stop():
+                if step == steps or not movable or found or (self._stop is not None and self._stop()):
                     break
                 wanted = loss(step, y, values, margins)
                 if not wanted.requires_grad:

@@ -31,7 +31,7 @@ from verifiable_relu.spec.property import Polytope, Query, nearest
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
+from verifiable_relu.verifiers.bab.search import QuerySearch, Schedule, WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
@@ -39,7 +39,7 @@ from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget
 from verifiable_relu.verifiers.encoding import ExactEncoding, ExactForms, magnitudes, phases_of
 from verifiable_relu.verifiers.solvers.z3 import Z3, Z3Answer, Z3Task
 
-_TREES = Rounds(refinement=None, better=None)
+_TREES = Schedule(refinement=None, better=None)
 
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
@@ -79,12 +79,13 @@ class Smt(Decider):
         if self.whole:
             order = sorted((value, i) for value, i in zip(lower, origin, strict=True) if not value > 0)
             return self._asked(formula, [query.property.unsafe[i] for i in dict.fromkeys(i for _, i in order)])
-        candidates = SmtCandidates(self, formula, origin)
+        candidates = SmtWitnessCheck(self, formula, origin)
         with torch.no_grad():
             system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            found = search(system, candidates, self.search, _TREES, replace(work, memory=work.memory // 2, processes=1))
+            within = replace(work, memory=work.memory // 2, processes=1)
+            found = QuerySearch(system, candidates, self.search, _TREES, within).run()
         bounds.prove(number, found.lower)
         margin, nodes = bounds.margin(number), found.nodes
         told = f"{nodes} sub-problems, {candidates.decided} of them decided by z3"
@@ -141,7 +142,7 @@ class Smt(Decider):
         return Outcome.unknown(Reason.UNCONFIRMED, self.name, detail, witness=witness)
 
 
-class SmtCandidates(Candidates):
+class SmtWitnessCheck(WitnessCheck):
     """Points of a query that a search comes across, and sub-problems that z3 decides.
 
     ``origin`` has the number of the property's polytope that each polytope of ``RowBatch`` is a part of.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,13 +48,11 @@ class HighsTask:
         program: the program to solve.
         options: HiGHS's, by its names.
         seconds: the time after which it is told to stop (its own ``time_limit`` goes by a clock that may be set).
-        ray: whether a ray is asked for where the program is linear and infeasible.
     """
 
     program: MixedIntegerProgram
     options: Mapping[str, bool | int | float]
     seconds: float
-    ray: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +63,11 @@ class HighsResult:
         status: HiGHS's ``HighsModelStatus``: ``kInterrupt`` where it was told to stop, ``kSolveError`` where it failed.
         values: (columns,) the last solution; empty if there is none.
         objective: its cost.
-        duals: (rows,) the multipliers of the rows; empty if there are none.
-        ray: (rows,) multipliers of the rows that show that a program is infeasible; None if there are none.
     """
 
     status: str
     values: np.ndarray
     objective: float
-    duals: np.ndarray
-    ray: np.ndarray | None = None
 
 
 def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
@@ -101,25 +95,11 @@ def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
     solver.cbMipInterrupt.subscribe(interrupt)
     solver.cbSimplexInterrupt.subscribe(interrupt)
 
-    def fails() -> bool:
-        # Being told to stop is an error to some of HiGHS's algorithms; a basis can be singular to its arithmetic.
-        return solver.run() == HighsStatus.kError and solver.getModelStatus() != HighsModelStatus.kInterrupt
-
-    failed, ray, none = fails(), None, np.zeros(0)
-    infeasible = not failed and solver.getModelStatus() == HighsModelStatus.kInfeasible
-    if task.ray and infeasible and time.perf_counter() < end:
-        # Presolving may find that out without a ray.
-        solver.setOptionValue("presolve", "off")
-        failed = fails()
-        untyped: Any = solver
-        found, exists, multipliers = untyped.getDualRay()
-        ray = np.array(multipliers) if exists and found == HighsStatus.kOk else None
-    if failed:
-        return HighsResult("kSolveError", none, 0.0, none)
-    solution = solver.getSolution()
-    duals = np.array(solution.row_dual) if solution.dual_valid else none
-    status = solver.getModelStatus().name
-    return HighsResult(status, np.array(solution.col_value), solver.getObjectiveValue(), duals, ray)
+    # Being told to stop is an error to some of HiGHS's algorithms; a basis can be singular to its arithmetic.
+    if solver.run() == HighsStatus.kError and solver.getModelStatus() != HighsModelStatus.kInterrupt:
+        return HighsResult("kSolveError", np.zeros(0), 0.0)
+    values = np.array(solver.getSolution().col_value)
+    return HighsResult(solver.getModelStatus().name, values, solver.getObjectiveValue())
 
 
 def _model(program: MixedIntegerProgram) -> highspy.HighsLp:
