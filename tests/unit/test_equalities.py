@@ -16,7 +16,7 @@ from verifiable_relu.network import from_torch
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Box, Polytope, Property, Query
 from verifiable_relu.verifiers.attack import Attack
-from verifiable_relu.verifiers.base import Outcome, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
 from verifiable_relu.verifiers.batch import answers
 
 
@@ -78,6 +78,16 @@ def test_a_point_that_floats_miss_is_sat_with_a_note() -> None:
     assert (outcome.verdict, outcome.trust, outcome.margin) == (Verdict.SAT, Trust.EXACT, 0.0)
     assert outcome.witness == (Fraction(4, 5),)
     assert "float32 misses" in outcome.detail
+
+
+def test_what_cannot_be_solved_is_no_error() -> None:
+    """A row without coefficients, numbers beyond float64, and a point that already fulfils the equality."""
+    net, huge = network(0), Fraction(10**400)
+    impossible = (*equal({0: 1.0}, values(net)[0]), row({}, -1))
+    for polytope in (impossible, (row({0: 1.0}, huge), row({0: -1.0}, -huge))):
+        assert asked(net, polytope).reason not in (Reason.ERROR, Reason.REFUTED)
+    module = nn.Sequential(nn.Linear(3, 1), nn.ReLU())
+    assert asked(from_torch(module, (3,)), equal({0: 1.0}, Fraction(0))).verdict is Verdict.SAT
 
 
 def test_exact_outputs_do_not_excuse_a_replay_that_is_far_off() -> None:

@@ -156,8 +156,8 @@ class TracedNetwork(nn.Module):
         self.nodes = [node.map_tensors(self._constant) for node in network.nodes[1:]]
 
     def _constant(self, tensor: Tensor) -> Tensor:
-        self.constants.append(nn.Parameter(tensor.clone(), requires_grad=False))
-        return self.constants[-1]
+        self.constants.append(constant := nn.Parameter(tensor.clone(), requires_grad=False))
+        return constant
 
     def forward(self, x: Tensor) -> Tensor:
         values = [x]

@@ -7,6 +7,7 @@ functions of the inputs, whose equations are solved in rational arithmetic. Exac
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -45,14 +46,20 @@ def exact_point(network: Network, prop: Property, start: np.ndarray) -> Point | 
     for polytope in prop.unsafe:
         rows = min(len(polytope), network.input_size) + 1
         if polytope and _SOLVED * rows * multiplications(network) <= _MULTIPLICATIONS:
-            x = prop.box.witness(_approached(network, prop, polytope, start))
-            for _ in range(_SOLVED):
-                if prop.box.contains(x) and prop.violated(evaluate_exact(network, x)):
-                    return x
-                solved = _solved(network, prop, polytope, x)
-                if prop.box.contains(solved) and prop.violated(evaluate_exact(network, solved)):
-                    return solved
-                x = prop.box.witness(np.array([float(v) for v in solved]))
+            # Numbers may be beyond float64.
+            with suppress(OverflowError):
+                if (found := _exact_point(network, prop, polytope, start)) is not None:
+                    return found
+    return None
+
+
+def _exact_point(network: Network, prop: Property, polytope: Polytope, start: np.ndarray) -> Point | None:
+    x = prop.box.witness(_approached(network, prop, polytope, start))
+    for _ in range(_SOLVED):
+        for point in (x, solved := _solved(network, prop, polytope, x)):
+            if prop.box.contains(point) and prop.violated(evaluate_exact(network, point)):
+                return point
+        x = prop.box.witness(np.array([float(v) for v in solved]))
     return None
 
 
@@ -71,7 +78,8 @@ def _approached(network: Network, prop: Property, polytope: Polytope, start: np.
     def missing(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             found = slacks(torch.from_numpy(x)).numpy()
-        return np.where(equal, found, np.maximum(found, 0))
+        found[~equal] = found[~equal].clip(min=0)
+        return found
 
     lower, upper = prop.box.lower, prop.box.upper
     x = np.clip(start, lower, upper)
@@ -105,17 +113,18 @@ def _solved(network: Network, prop: Property, polytope: Polytope, x: Point) -> P
     unit[np.arange(len(used)), used] = 1
     outputs = ExactEncoding(network, phases).pull_back(len(network.nodes) - 1, Dyadic(unit, 0))
     gradients, offsets = (f.numbers * Fraction(2) ** f.exponent for f in (outputs.terms[0], outputs.constant))
-    derivatives, y = dict(zip(used, gradients, strict=True)), np.zeros(network.output_size, dtype=object)
-    y[used] = gradients @ np.array(x, dtype=object) + offsets
+    derivatives, y = dict(zip(used, gradients, strict=True)), [Fraction(0)] * network.output_size
+    for i, value in zip(used, gradients @ np.array(x, dtype=object) + offsets, strict=True):
+        y[i] = value
     # The ends of a decimal number as floats differ though it is one point.
     varies = np.array([low < high for low, high in map(prop.box.bounds, range(len(x)))])
     room, moves = _inward(prop, near) * varies, np.zeros(len(x), dtype=object)
     pivots: dict[int, np.ndarray] = {}
     for row, equal in zip(polytope, equalities(polytope), strict=True):
-        if not equal and row.slack(y) <= 0:
+        if not row.coefficients or (not equal and row.slack(y) <= 0):
             continue
         # Gaussian elimination: the row's derivatives, and what is missing, without the inputs that others determine.
-        line = np.append(sum(c * derivatives[i] for i, c in row.coefficients), -row.slack(y))
+        line = np.array([*sum(c * derivatives[i] for i, c in row.coefficients), -row.slack(y)], dtype=object)
         for j, other in pivots.items():
             line = line - line[j] * other
         weights = np.abs(line[:-1].astype(np.float64)) * room

@@ -92,7 +92,8 @@ def solve(task: Z3Task) -> Z3Answer:
 
 def _check(solver: z3.Solver, end: float) -> z3.CheckSatResult:
     solver.set("timeout", min(_LONGEST, max(1, math.ceil(1e3 * min(end - time.perf_counter(), _LONGEST)))))
-    return solver.check()
+    answer: z3.CheckSatResult = solver.check()
+    return answer
 
 
 def _values(model: z3.ModelRef) -> dict[str, Fraction]:
