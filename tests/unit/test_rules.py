@@ -17,8 +17,8 @@ from tests.support.asking import claims
 from tests.support.families import Random, cnn, points, transformer
 from tests.unit.test_budget import deep, slow_clock
 from verifiable_relu.bounds import Bounds, crown_relaxation
-from verifiable_relu.campaign.explaining import explained
 from verifiable_relu.campaign.runner import Case
+from verifiable_relu.certify.command import explained
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Relu
