@@ -18,6 +18,7 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Node, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.verifiers import boxes
 from verifiable_relu.verifiers.base import Reason, TimeBudget, Verdict, fault
 from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.registry import make
