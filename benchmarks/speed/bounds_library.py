@@ -18,12 +18,10 @@ from torch import Tensor
 from benchmarks.common.clock import Late, limited, seconds
 from benchmarks.speed.bounds_cases import ITERATIONS
 from benchmarks.speed.bounds_ours import Problem
+from verifiable_relu.adapters.auto_lirpa import TracedNetwork
 from verifiable_relu.bounds import Bounds
-from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, nodes
 from verifiable_relu.network.nodes import Conv2d
-from verifiable_relu.verifiers import auto_lirpa as adapter
-from verifiable_relu.verifiers.auto_lirpa import Graph
 
 _NAMES = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 """The library's names of the methods."""
@@ -70,20 +68,21 @@ class Theirs:
             "optimize_bound_args": {"iteration": ITERATIONS, "early_stop_patience": ITERATIONS + 1},
         }
         dummy = torch.zeros(1, *network.input_shape, dtype=dtype)
-        module = adapter.bounded_module()
-        with adapter.quiet(dtype):
-            self.module = module(Graph(network.to(dtype)), dummy, options, device="cpu")
+        self.settings = _adapter().library_settings
+        with self.settings(dtype):
+            module = _adapter().library.BoundedModule
+            self.module = module(TracedNetwork(network.to(dtype)), dummy, options, device="cpu")
 
     def __call__(self, problem: Problem) -> Tensor:
         """The library's lower bounds of a problem's rows, (batch, rows)."""
         parts = self._parts(problem)
-        with adapter.quiet(self.dtype):
+        with self.settings(self.dtype):
             return torch.cat([self._bounds(part) for part in parts])
 
     def seconds(self, problem: Problem, least: float = 0.0) -> float:
         """The wall-clock seconds of one run (``common.clock.seconds``), without the adapter's preparations."""
         parts = self._parts(problem)
-        with adapter.quiet(self.dtype):
+        with self.settings(self.dtype):
             return seconds(lambda: [self._bounds(part) for part in parts], least)
 
     def _parts(self, problem: Problem) -> list[Problem]:
@@ -91,7 +90,7 @@ class Theirs:
         return problem.parts(self.images, bounded=self.given)
 
     def _bounds(self, problem: Problem) -> Tensor:
-        library, box = adapter.library(), problem.box
+        library, box = _adapter().library, problem.box
         with torch.inference_mode() if self.inference else torch.set_grad_enabled(self.method == "alpha-CROWN"):
             ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
             x = library.BoundedTensor((box.lower + box.upper) / 2, ball)
@@ -108,7 +107,7 @@ class Theirs:
         """The library's bounds of each activation's input, by the node's index in this package, from a separate run."""
         found: dict[int, list[Bounds]] = {i: [] for i in problem.network.activations}
         for part in self._parts(problem):
-            with adapter.quiet(self.dtype):
+            with self.settings(self.dtype):
                 self._bounds(part)
             for (i, boxes), node in zip(found.items(), self._inputs(), strict=True):
                 shape = (-1, *problem.network.nodes[i].shape)
@@ -187,6 +186,11 @@ def smooth_operator() -> Iterator[None]:
 def library_version() -> str:
     """auto_LiRPA's version, or that there is none."""
     try:
-        return str(adapter.library().__version__)
-    except InputError:
+        return str(_adapter().library.__version__)
+    except ImportError:
         return "none"
+
+
+def _adapter() -> Any:
+    """The module that imports auto_LiRPA, which need not be installed."""
+    return import_module("verifiable_relu.adapters.auto_lirpa_import")

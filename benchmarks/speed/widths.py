@@ -148,16 +148,16 @@ def theirs(model: nn.Module, box: Any, mode: str) -> Tensor:
     import numpy as np
     import torch
 
-    from verifiable_relu.verifiers import auto_lirpa as adapter
+    from verifiable_relu.adapters.auto_lirpa_import import library, library_settings
 
-    library, middle = adapter.library(), (box.lower + box.upper) / 2
+    middle = (box.lower + box.upper) / 2
     options = {"conv_mode": "matrix", "optimize_bound_args": {"iteration": 20}}
-    with adapter.quiet(torch.float64):
+    with library_settings(torch.float64):
         usual = torch.get_default_dtype()
         # Some of its slopes are in the default precision, whatever the network's is.
         torch.set_default_dtype(torch.float64)
         try:
-            module = adapter.bounded_module()(model, torch.zeros_like(middle), options, device="cpu")
+            module = library.BoundedModule(model, torch.zeros_like(middle), options, device="cpu")
             x = library.BoundedTensor(middle, library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper))
             with torch.set_grad_enabled(mode == "CROWN-Optimized"):
                 lower, upper = module.compute_bounds(x=(x,), method=mode)

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from tests.support.hooks import Hook
 from verifiable_relu.bounds import Bounds
-from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
+from verifiable_relu.spec.property import Polytope
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers.bab import proof
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.boxes import SubBoxes
-from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root_bounds import BoundsCache, RootBounds
+from verifiable_relu.verifiers.smt import SmtFormula
 from verifiable_relu.verifiers.solvers import highs, z3
 
 from .fault import Fault, instead
@@ -41,36 +41,37 @@ def _bounds_dropped(right: Right, rows: RowBatch, *args: Tensor) -> RowBatch:
     return replace(found, bound=found.bound - found.bound.abs())
 
 
-def _constants_dropped(right: Right, folding: Folding, index: int, name: str) -> Dyadic:
-    found = right(folding, index, name)
-    return Dyadic(0 * found.numbers, found.exponent) if name in ("bias", "shift") else found
-
-
 def _root_of_any(right: Right, bounds_cache: BoundsCache, number: int) -> RootBounds | None:
     """The root of the query that was asked about last before, whichever it is."""
     found = (right(bounds_cache, other) for other in range(number, -1, -1))
     return next((root for root in found if root is not None), None)
 
 
-def _highs_with(**options: float) -> Hook:
-    """HiGHS is called with some options."""
+def _highs_with(taken: Callable[[str], bool], **options: float) -> Hook:
+    """HiGHS is called with some options, and what is ``taken`` of its words is read as infeasible."""
 
     def wrong(right: Right, worker: Worker, task: object, *args: Any) -> Any:
-        if isinstance(task, highs.HighsTask):
-            task = replace(task, options={**task.options, **options})
-        return right(worker, task, *args)
+        if not isinstance(task, highs.HighsTask):
+            return right(worker, task, *args)
+        found = right(worker, replace(task, options={**task.options, **options}), *args)
+        return replace(found, status="kInfeasible") if taken(found.status) else found
 
     return Hook("supervisor.workers:Worker.call", wrong)
 
 
 def _z3_gives_up(right: Right, worker: Worker, task: object, *args: Any) -> Any:
-    if isinstance(task, z3.Z3Task):
-        task = replace(task, options={**task.options, "rlimit": 1000})
-    return right(worker, task, *args)
+    if not isinstance(task, z3.Z3Task):
+        return right(worker, task, *args)
+    found = right(worker, replace(task, options={**task.options, "rlimit": 1000}), *args)
+    return z3.Z3Answer("unsat") if found.answer == "unknown" else found
 
 
 def _z3_too_slow(right: Right, worker: Worker, task: object, seconds: float, *args: Any) -> Any:
     return right(worker, task, 0.0 if isinstance(task, z3.Z3Task) else seconds, *args)
+
+
+def _strict(right: Right, formula: SmtFormula, polytope: Polytope) -> str:
+    return right(formula, tuple(replace(row, strict=True) for row in polytope))
 
 
 def _proved_by(method: str) -> Hook:
@@ -139,10 +140,16 @@ def _at_least_zero(right: Right, mu: Tensor, objective: Tensor | None, objective
     return torch.cat([found[:, :objectives], -found[:, objectives:]], 1)
 
 
-def _without_constant(right: Right, walk: Any, index: int, node: Affine, a: Tensor) -> None:
+def _without_constant(right: Right, walk: Any, index: int, node: Affine, a: Any) -> None:
     constant = walk.constant
     right(walk, index, node, a)
     walk.constant = constant
+
+
+def _without_error(right: Right, walk: Any, index: int, node: Affine, a: Any) -> None:
+    error = walk.error
+    right(walk, index, node, a)
+    walk.error = error
 
 
 def _replaced(right: Right, walk: Any, index: int, node: Node, a: Tensor) -> None:
@@ -155,7 +162,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "a bias dropped in the encoding",
         "points",
-        instead("verifiers.encoding:Folding.parameter", _constants_dropped),
+        instead("verifiers.encoding:STEPS", _without_constant, Affine),
     ),
     Fault(
         "a root that serves every query of its network",
@@ -165,15 +172,14 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "stale intermediate bound in the encoding: that of the batch's first box",
         "agreement",
-        instead("verifiers.encoding:Phases.of", lambda right, pre, sample: right(pre, 0)),
+        instead("verifiers.encoding:phases_of", lambda right, pre, sample: right(pre, 0)),
     ),
     Fault(
         # The fault needs its occasion: here the solver is given no time at all.
         "milp reads infeasible from a time-out",
         "planted",
         (
-            _highs_with(time_limit=0.0),
-            Hook("verifiers.milp:excludes", lambda right, status: right(status) or status == "kTimeLimit"),
+            _highs_with(lambda status: status == "kTimeLimit", time_limit=0.0),
             _proved_by(Milp.name),
         ),
     ),
@@ -181,19 +187,13 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         # The occasion: the solver may not branch.
         "milp reads infeasible from an unknown status",
         "planted",
-        (
-            _highs_with(mip_max_nodes=0),
-            Hook("verifiers.milp:excludes", lambda right, status: status not in ("kOptimal", "kTimeLimit")),
-        ),
+        (_highs_with(lambda status: status not in ("kOptimal", "kTimeLimit"), mip_max_nodes=0),),
     ),
     Fault(
         # The occasion: the solver gives up after so many steps.
         "smt reads unsat from an unknown status",
         "planted",
-        (
-            Hook("supervisor.workers:Worker.call", _z3_gives_up),
-            Hook("verifiers.smt:excludes", lambda right, checked: checked.answer != "sat"),
-        ),
+        (Hook("supervisor.workers:Worker.call", _z3_gives_up),),
     ),
     Fault(
         # The occasion: the solver does not return in time.
@@ -204,7 +204,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "strict for non-strict in the SMT formula",
         "points",
-        instead("verifiers.smt:at_most", lambda right, strict: right(True)),
+        instead("verifiers.smt:SmtFormula.unsafe", _strict),
     ),
     Fault(
         "non-strict for strict where a counterexample is judged",
@@ -353,6 +353,6 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "the error of stored weights ignored in the encoding",
         "boundary",
-        instead("verifiers.encoding:Folding.relative", lambda right, folding, node: 0.0),
+        instead("verifiers.encoding:STEPS", _without_error, Affine),
     ),
 )

@@ -1,9 +1,8 @@
 """Functions that misbehave as a foreign library can (hang, crash, eat memory), and solvers that do so on some queries.
 
 ``tests.support.hostile:KIND`` misbehaves on every call. ``highs_KIND`` and ``z3_KIND`` stand in for the functions of
-HiGHS's and z3's processes: they misbehave on problems with ``MARKED`` inputs and solve all others. ``phases_KIND``
-misbehaves in the middle of each of z3's searches over phases. The module imports little, because every process that
-a test starts imports it.
+HiGHS's and z3's processes: they misbehave on problems with ``MARKED`` inputs and solve all others. The module imports
+little, because every process that a test starts imports it.
 """
 
 from __future__ import annotations
@@ -144,12 +143,12 @@ def _highs(name: str) -> Callable[..., Any]:
 
 
 def _z3(name: str) -> Callable[..., Any]:
-    from verifiable_relu.verifiers.solvers.z3 import search
+    from verifiable_relu.verifiers.solvers.z3 import solve
 
-    def hostile(task: Any, judge: Any) -> Any:
+    def hostile(task: Any) -> Any:
         if f"x_{MARKED - 1} " in task.declarations and f"x_{MARKED} " not in task.declarations:
             does(name)
-        return search(task, judge)
+        return solve(task)
 
     return hostile
 

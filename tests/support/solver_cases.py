@@ -118,18 +118,24 @@ def hinge(weight: float = 1.0, bias: float = 0.0) -> list[Node]:
     ]
 
 
+def _twice(bias: torch.Tensor) -> list[Node]:
+    """The nodes of relu(x + bias), for two biases."""
+    return [
+        Input(name="x", inputs=(), shape=(1,)),
+        Linear(name="copy", inputs=(0,), shape=(2,), weight=torch.ones(2, 1), bias=bias),
+        Relu(name="act", inputs=(1,), shape=(2,)),
+    ]
+
+
 def union_in_order() -> Query:
     """A query of two polytopes of which one is reached, and of which bounds rank the other, unreachable one first.
 
     Only a solver can exclude the unreachable polytope. The outputs are relu(x) − relu(x), which is zero, and relu(x),
     over [−1, 1].
     """
-    nodes: list[Node] = [
-        Input(name="x", inputs=(), shape=(1,)),
-        Linear(name="copy", inputs=(0,), shape=(2,), weight=torch.ones(2, 1), bias=torch.zeros(2)),
-        Relu(name="act", inputs=(1,), shape=(2,)),
-        Linear(name="fc", inputs=(2,), shape=(2,), weight=torch.tensor([[1.0, -1.0], [1.0, 0.0]]), bias=torch.zeros(2)),
-    ]
+    nodes = _twice(torch.zeros(2))
+    weight = torch.tensor([[1.0, -1.0], [1.0, 0.0]])
+    nodes.append(Linear(name="fc", inputs=(2,), shape=(2,), weight=weight, bias=torch.zeros(2)))
     unreached, reached = (row({0: -1}, -0.5),), (row({1: -1}, -0.875),)
     return Query(chain(nodes), Property(UNIT, (unreached, reached)))
 
@@ -139,13 +145,8 @@ def barely_unstable() -> Query:
 
     The outputs are relu(x + 63/64) and relu(x + 1) over [−1, 1]; at x = −1 both are zero.
     """
-    nodes: list[Node] = [
-        Input(name="x", inputs=(), shape=(1,)),
-        Linear(name="copy", inputs=(0,), shape=(2,), weight=torch.ones(2, 1), bias=torch.tensor([63 / 64, 1.0])),
-        Relu(name="act", inputs=(1,), shape=(2,)),
-    ]
     unsafe = ((row({0: -1}, 0), row({1: 1}, 1 / 128)),)
-    return Query(chain(nodes), Property(UNIT, unsafe))
+    return Query(chain(_twice(torch.tensor([63 / 64, 1.0]))), Property(UNIT, unsafe))
 
 
 def ball(center: np.ndarray, eps: float) -> Box:
@@ -170,17 +171,9 @@ def least(network: Network, box: Box, polytope: Polytope) -> float:
     The function does not use the package's encoding: it finds the affine map of a pattern by evaluating the network
     under fixed phases at unit vectors.
     """
-    return min(least_by_phases(network, box, polytope).values())
-
-
-def least_by_phases(network: Network, box: Box, polytope: Polytope) -> dict[tuple[bool, ...], float]:
-    """The same for each pattern of phases by itself (which neurons are active, in the order of evaluation).
-
-    It is infinite where no point of the box has these phases.
-    """
     net = network.to(torch.float64)
     sizes = [net.nodes[i].size for i in net.activations]
-    found = {}
+    found = []
     for pattern in itertools.product((False, True), repeat=sum(sizes)):
         sides = dict(zip(net.activations, np.split(np.array(pattern), np.cumsum(sizes)[:-1]), strict=True))
         a_ub, b_ub, output = _affine(net, sides)
@@ -197,8 +190,9 @@ def least_by_phases(network: Network, box: Box, polytope: Polytope) -> dict[tupl
         )
         limits = np.concatenate([b_ub, bounds - rows_a @ offset])
         answer = linprog(cost, upper, limits, bounds=[*zip(box.lower, box.upper, strict=True), (None, None)])
-        found[pattern] = answer.fun if answer.status == 0 else np.inf
-    return found
+        # There may be no point of the box with these phases.
+        found.append(answer.fun if answer.status == 0 else np.inf)
+    return min(found)
 
 
 def _affine(net: Network, sides: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:

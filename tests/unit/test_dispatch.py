@@ -73,7 +73,7 @@ def tables() -> dict[str, Table[Any]]:
             module = import_module(info.name)
         except ModuleNotFoundError as error:
             # Only what is optional may be missing.
-            assert error.name == "maraboupy", error
+            assert error.name == "auto_LiRPA", error
             continue
         for name, value in vars(module).items():
             if isinstance(value, Table) and (id(value) not in found or name in vars(module).get("__annotations__", {})):

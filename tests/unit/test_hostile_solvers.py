@@ -134,7 +134,7 @@ def test_of_a_run_that_failed_nothing_is_believed(upper: float, monkeypatch: pyt
             return HighsStatus.kError
 
     one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
-    program = highs.Program(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
+    program = highs.MixedIntegerProgram(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
     task = highs.HighsTask(program, {"output_flag": False, "presolve": "off"}, 60.0)
     sound = highs.solve(task)
     assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible")

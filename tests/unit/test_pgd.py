@@ -8,15 +8,10 @@ import numpy as np
 import torch
 
 from tests.support import nets
-from tests.support.asking import claims
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
-from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.verifiers.attack import Pgd
-from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.split import InputSplit
-
-NEVER = 10**9
 
 
 def narrow() -> tuple[Network, Property]:
@@ -56,19 +51,3 @@ def test_properties_without_unsafe_outputs_have_no_counterexample() -> None:
     assert margins[0] == torch.inf
     assert margins[1] < 0
     assert margins[2] == torch.inf
-
-
-def test_splitting_inputs_finds_narrow_counterexamples_sooner_by_attacks() -> None:
-    network, prop = narrow()
-    boxes = {}
-    for name, method in {
-        "no attack": InputSplit(easy=NEVER, attacks=NEVER),
-        "worst boxes": InputSplit(easy=NEVER, attacks=1),
-        "whole box": InputSplit(easy=0, attacks=NEVER),
-    }.items():
-        (outcome,) = claims(method, [Query(network, prop)], 60.0)
-        assert outcome.verdict is Verdict.SAT, name
-        assert outcome.witness is not None and prop.box.contains(outcome.witness)
-        boxes[name] = int(outcome.detail.split()[0])
-    assert boxes["whole box"] < boxes["no attack"]
-    assert boxes["worst boxes"] <= boxes["no attack"]

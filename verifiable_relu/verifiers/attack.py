@@ -24,25 +24,16 @@ from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict
 from verifiable_relu.verifiers.batch import QueryBatch
-from verifiable_relu.verifiers.equalities import exact_point, is_thin
+from verifiable_relu.verifiers.equalities import equalities, exact_point
 
 _BATCH = 128
 """The most queries that are attacked at once."""
 
-_MEMORY = 1 << 30
-"""The bytes that an attack may hold at once, approximately."""
+_NUMBERS = (1 << 30) // (4 * 3)
+"""The numbers of neurons that may be held at once: each with its value, gradient and an intermediate, in 1 GiB."""
 
-_COPIES = 3
-"""The numbers held for each neuron and starting point: value, gradient, and an intermediate result for the gradient."""
-
-_SCREENED = 1 << 22
-"""About so many numbers are computed to find starting points for one property."""
-
-_STARTED = 1 << 16
-"""About so many numbers are computed in each step of a later round for one property."""
-
-_TOGETHER = 1 << 24
-"""About so many numbers are computed at once."""
+_SCREENED, _STARTED, _TOGETHER = 1 << 22, 1 << 16, 1 << 24
+"""About so many numbers are computed to find a property's starting points, in a step of a later round, and at once."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +70,16 @@ class Pgd:
         self,
         network: Network,
         properties: Sequence[Property],
-        stop: Callable[[], bool] | None = None,
+        stop: Callable[[], bool] = lambda: False,
         device: torch.device | str = "cpu",
     ) -> tuple[Tensor, Tensor]:
         """Search for the point of least margin in the box of each property, for all properties of a network at once.
 
-        Args:
-            network: of any dtype; the search runs in float32, or in float64 where weights exceed the range of float32.
-            properties: the properties, all of this network.
-            stop: called between steps; the search ends when it returns True.
-            device: the torch device on which the search runs.
+        It runs in float32, or in float64 where weights exceed the range of float32, until ``stop`` returns True.
 
         Returns:
             The points of least margin found, (batch, input_size) in float64, which lie in the boxes up to float32
-            rounding; and their margins, (batch,), as the forward pass computed them. A margin ≤ 0 suggests a
-            counterexample.
+            rounding; and their margins, (batch,), as the forward pass computed them: ≤ 0 suggests a counterexample.
         """
         net, dtype = rough(network, device)
         box = input_box(properties, network, dtype, device)
@@ -107,29 +93,28 @@ class Pgd:
                 # Another round would find nothing else at a single point.
                 active &= (lower < upper).any(1)
             active = active.nonzero().squeeze(1)
-            if not len(active) or (stop is not None and stop()):
+            if not len(active) or stop():
                 break
             rows = RowBatch.of([properties[i] for i in active.tolist()], network.output_size).to(lower)
-            round_ = Descent(self, net, lower[active], upper[active], rows, stop)
+            descent = Descent(self, net, lower[active], upper[active], rows, stop)
             if number:
-                points, margins = round_.toward_polytopes(round_.screened(generator), generator)
+                points, margins = descent.toward_polytopes(descent.screened(generator), generator)
             else:
-                points, margins = round_.of_margins(round_.anywhere(generator))
+                points, margins = descent.of_margins(descent.anywhere(generator))
             better = margins < worst[active]
             best[active[better]] = points[better]
             worst[active[better]] = margins[better]
         return best.double().cpu(), worst.double().cpu()
 
 
-class Descent:
-    """One round of descents in a batch of boxes, one for each of some properties of a network.
+Loss = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Takes the step, the outputs (n, batch, outputs), the rows' values (n, rows), and the margins (n, batch)."""
 
-    Args:
-        options: of the attack.
-        net: the network, in the dtype and on the device of the boxes.
-        lower, upper: (batch, inputs), the boxes.
-        rows: those of the properties, in the same dtype.
-        stop: called between steps; the round ends when it returns True.
+
+class Descent:
+    """One round of descents in boxes (batch, inputs), one for each property of a network, until ``stop`` returns True.
+
+    Boxes and rows are those of the properties, in the dtype and on the device of the network ``net``.
     """
 
     def __init__(
@@ -141,37 +126,34 @@ class Descent:
         rows: RowBatch,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.options, self.net, self.rows, self._stop = options, net, rows, stop
-        self.lower, self.upper = lower, upper
-        self.best = lower + (upper - lower) / 2
-        self.worst = lower.new_full((len(lower),), torch.inf)
-        self._movable = bool((lower < upper).any())
+        self.options, self.net, self.lower, self.upper, self.rows = options, net, lower, upper, rows
+        self._stop, self._width, self._neurons = stop, upper - lower, sum(node.size for node in net.nodes)
+        self.best, self.worst = lower + self._width / 2, lower.new_full((len(lower),), torch.inf)
 
     def anywhere(self, generator: torch.Generator) -> Tensor:
-        """Starting points (starts, batch, inputs): corners, uniform ones, and the centre."""
+        """Draw starting points (starts, batch, inputs): corners, uniform ones, and the centre."""
         uniform = torch.rand(self.options.starts, *self.lower.shape, generator=generator)
         corners = self.options.starts // 2
         uniform[:corners] = uniform[:corners].round()
         uniform[-1] = 0.5
-        return self._at(uniform)
+        return self.lower + uniform.to(self.lower) * self._width
 
     def screened(self, generator: torch.Generator) -> Tensor:
-        """Starting points (starts, batch, inputs), each at an end of the box in a random part of its inputs; the first
-        half of them are those of least margin of many."""
+        """Draw starting points (starts, batch, inputs), each at an end of the box in a random part of its inputs; the
+        first half of them are those of least margin of many."""
         count, inputs = self.lower.shape
-        neurons = sum(node.size for node in self.net.nodes)
-        starts = max(self.options.starts, min(self.options.more, _STARTED // neurons))
-        many = max(starts, min(self.options.screened, _SCREENED // neurons))
-        drawn = []
-        margins = []
-        size = max(1, _TOGETHER // (neurons * count))
+        starts = max(self.options.starts, min(self.options.more, _STARTED // self._neurons))
+        many = max(starts, min(self.options.screened, _SCREENED // self._neurons))
+        size = max(1, _TOGETHER // (self._neurons * count))
+        drawn, margins = [], []
         for first in range(0, many, size):
-            if self._late():
+            if self._stop is not None and self._stop():
                 break
             uniform = torch.rand(min(size, many - first), count, inputs, generator=generator)
             share = torch.rand(len(uniform), count, 1, generator=generator)
             at_ends = torch.rand(uniform.shape, generator=generator) < share
-            drawn.append(self._at(torch.where(at_ends, uniform.round(), uniform)))
+            uniform = torch.where(at_ends, uniform.round(), uniform)
+            drawn.append(self.lower + uniform.to(self.lower) * self._width)
             with torch.no_grad():
                 margins.append(self._notice(drawn[-1], self._outputs(drawn[-1])[1]))
         if not drawn:
@@ -182,11 +164,7 @@ class Descent:
         return torch.cat([chosen, points[: starts - len(chosen)]])
 
     def of_margins(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Descend on the margins from starting points (starts, batch, inputs).
-
-        Returns:
-            The points of least margin, (batch, inputs), and their margins, (batch,).
-        """
+        """Descend on margins from points (starts, batch, inputs); return the best of each box, and their margins."""
         steps = self.options.steps
 
         def loss(step: int, y: Tensor, values: Tensor, margins: Tensor) -> Tensor:
@@ -199,16 +177,15 @@ class Descent:
 
         The starting points of a property take its polytopes in turn. What keeps a point from a polytope is the sum of
         the rows that are not negative enough. The second half first follows a random direction of the outputs.
-
-        Returns:
-            The points of least margin, (batch, inputs), and their margins, (batch,).
+        Returned are the points of least margin, (batch, inputs), and their margins, (batch,).
         """
         options, rows = self.options, self.rows
+        if not len(rows.owner):
+            return self.best, self.worst
         steps = options.diverse + options.steps
         counts = torch.bincount(rows.owner, minlength=rows.samples)
-        first = counts.cumsum(0) - counts
         turn = torch.arange(len(x), device=x.device)[:, None] % counts.clamp(min=1)
-        asked = (first + turn).clamp(max=max(0, len(rows.owner) - 1))
+        asked = (counts.cumsum(0) - counts + turn).clamp(max=len(rows.owner) - 1)
         directions = torch.randn(len(x), x.shape[1], self.net.output_size, generator=generator).to(x)
         directions[: len(x) // 2] = 0
 
@@ -220,42 +197,26 @@ class Descent:
                 wanted = torch.where(directions.any(-1), (directions * y).sum(-1), wanted)
             return wanted.sum()
 
-        if not len(rows.owner):
-            return self.best, self.worst
         return self._descend(x, steps, lambda step: 0.01 ** (step / steps), loss)
 
-    def _descend(
-        self,
-        x: Tensor,
-        steps: int,
-        length: Callable[[int], float],
-        loss: Callable[[int, Tensor, Tensor, Tensor], Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Steps of the sign of a loss's gradient; ``loss`` takes the step, the outputs, rows' values, and margins."""
-        width = self.upper - self.lower
+    def _descend(self, x: Tensor, steps: int, length: Callable[[int], float], loss: Loss) -> tuple[Tensor, Tensor]:
+        """Take steps of the sign of a loss's gradient."""
+        movable = bool((self.lower < self.upper).any())
         for step in range(steps + 1):
             x = x.detach().requires_grad_()
             with torch.enable_grad():
                 y, values = self._outputs(x)
                 margins = self._notice(x, values)
-                if step == steps or not self._movable or self._late():
-                    break
-                if bool((self.worst < -self.options.clearance).all()):
+                found = bool((self.worst < -self.options.clearance).all())
+                if step == steps or not movable or found or (self._stop is not None and self._stop()):
                     break
                 wanted = loss(step, y, values, margins)
                 if not wanted.requires_grad:
                     break
                 (gradient,) = torch.autograd.grad(wanted, x)
-            x = x.detach() - self.options.step_size * length(step) * width / 2 * gradient.sign()
+            x = x.detach() - self.options.step_size * length(step) * self._width / 2 * gradient.sign()
             x = torch.minimum(torch.maximum(x, self.lower), self.upper)
         return self.best, self.worst
-
-    def _late(self) -> bool:
-        return self._stop is not None and self._stop()
-
-    def _at(self, uniform: Tensor) -> Tensor:
-        """The points of the boxes at these parts of their widths."""
-        return self.lower + uniform.to(self.lower) * (self.upper - self.lower)
 
     def _outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs at points (n, batch, inputs), and (n, rows) matrix·y − bound there."""
@@ -274,7 +235,7 @@ class Descent:
 
 
 def claim(network: Network, prop: Property, point: np.ndarray, method: str) -> Outcome | None:
-    """A *sat* claim for the exact point of the box nearest to ``point``; None if its margin there is positive.
+    """Return a *sat* claim for the exact point of the box nearest to a point; None if its margin there is positive.
 
     Args:
         network: of any dtype; it is evaluated in float64, or in float32 where what runs it rounds.
@@ -297,37 +258,28 @@ def claim(network: Network, prop: Property, point: np.ndarray, method: str) -> O
 
 @dataclass(frozen=True)
 class Attack(Batched):
-    """PGD on the margin, batched over properties; never answers *unsat*.
-
-    Attributes:
-        pgd: the options of the search.
-    """
+    """PGD on the margin, batched over properties; never answers *unsat*."""
 
     pgd: Pgd = field(default_factory=Pgd)
 
     name: ClassVar[str] = "attack"
 
     def size(self, network: Network, budget: TimeBudget) -> int:
-        """As ``Batched.size``, by what a search holds."""
-        neurons = sum(node.size for node in network.nodes)
-        return max(1, min(_BATCH, _MEMORY // (neurons * 4 * _COPIES * self.pgd.starts)))
+        return max(1, min(_BATCH, _NUMBERS // (sum(node.size for node in network.nodes) * self.pgd.starts)))
 
     def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
-        """As ``Batched.answer``."""
-        properties = [query.property for query in part.queries.values()]
-        points, margins = self.pgd.search(part.network, properties, work.stop, work.device)
-        return [
-            self._claimed(query, point, margin)
-            for query, point, margin in zip(part.queries.values(), points.numpy(), margins.tolist(), strict=True)
-        ]
+        queries = list(part.queries.values())
+        found = self.pgd.search(part.network, [query.property for query in queries], work.stop, work.device)
+        points, margins = found[0].numpy(), found[1].tolist()
+        return [self._claimed(*each) for each in zip(queries, points, margins, strict=True)]
 
     def _claimed(self, query: Query, point: np.ndarray, margin: float) -> Outcome:
         """The claim that a point of least margin allows, or an exact point near it."""
-        network, prop = query.network, query.property
-        if margin <= self.pgd.clearance or any(is_thin(polytope) for polytope in prop.unsafe):
-            exact = exact_point(network, prop, point) if margin > -self.pgd.clearance else None
-            if exact is not None:
-                return Outcome(Verdict.SAT, Reason.REFUTED, self.name, Trust.EXACT, 0.0, exact, subproblems=0)
+        network, prop, clearance = query.network, query.property, self.pgd.clearance
+        near = margin <= clearance or any(equalities(polytope).any() for polytope in prop.unsafe)
+        exact = exact_point(network, prop, point) if near and margin > -clearance else None
+        if exact is not None:
+            return Outcome(Verdict.SAT, Reason.REFUTED, self.name, Trust.EXACT, 0.0, exact, subproblems=0)
         found = claim(network, prop, point, self.name) if margin <= 0 else None
         if found is None and bool(((prop.box.lower < 0) & (prop.box.upper > 0)).any()):
             # Norms and their like are least at 0, where no descent ends.

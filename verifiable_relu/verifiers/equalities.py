@@ -2,199 +2,135 @@
 
 Floating-point numbers miss such a set though a rational point of the box reaches it. Newton's method in float64 goes
 from any point to one near the set. On the linear piece of the network there, the rows that are to be 0 are affine
-functions of a few inputs; their values at as many further points of the piece, in rational arithmetic, give the
-solution of their equations exactly. Nothing here is believed: exact evaluation judges each point that is returned.
+functions of the inputs, whose equations are solved in rational arithmetic. Exact evaluation judges each point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.network.graph import Network
-from verifiable_relu.spec.property import Polytope, Property, Row
+from verifiable_relu.spec.property import Polytope, Property
 from verifiable_relu.trust.exact import evaluable, evaluate_exact, multiplications
+from verifiable_relu.verifiers.encoding import ExactEncoding
 
 Point = tuple[Fraction, ...]
-Matrix = list[list[Fraction]]
 
-_STEPS = 40
-"""Heuristic: the steps of Newton's method in float64."""
-
-_SOLVED = 4
-"""Heuristic: how often the equations are solved in rational arithmetic, each time from the solution before."""
+_STEPS, _SOLVED = 40, 4
+"""Heuristic: the steps of Newton's method in float64, and then in rational arithmetic."""
 
 _MULTIPLICATIONS = 20_000_000
 """Heuristic: the most multiplications of all exact evaluations for one polytope: about 3 s."""
 
-_RANK = 1e-12
-"""Heuristic: singular values below this part of the largest one count as zero in a step of Newton's method."""
 
-_PIVOT = 1e-9
-"""Heuristic: pivots below this part of the largest number are taken for rounding."""
-
-_SMALL = Fraction(1, 1 << 24)
-"""Heuristic: how far the further points are from the first, as a part of an input's width."""
-
-
-def is_thin(polytope: Polytope) -> bool:
-    """Return True if some row and its negative are rows of the polytope, so that it has no interior."""
-    return any(_opposite(row) in _keys(polytope) for row in polytope)
+def equalities(polytope: Polytope) -> np.ndarray:
+    """Return for each row whether its opposite is a row of the polytope, too, which then has no interior."""
+    rows = [row.canonical() for row in polytope]
+    keys = {(row.coefficients, row.bound) for row in rows}
+    return np.array([(tuple((i, -c) for i, c in row.coefficients), -row.bound) in keys for row in rows], dtype=bool)
 
 
 def exact_point(network: Network, prop: Property, start: np.ndarray) -> Point | None:
-    """Look for a point of the box whose exact outputs lie in the unsafe set, on its boundary.
+    """Look from a point (input_size,) for one of the box whose exact outputs lie in the unsafe set, on its boundary.
 
-    Args:
-        network: any network; there is no point where rational arithmetic does not evaluate it.
-        prop: the property.
-        start: (input_size,), a point in or near the box.
+    There is none where rational arithmetic does not evaluate the network.
     """
     if not (evaluable(network) and network.piecewise_linear) or prop.ball is not None:
         return None
     for polytope in prop.unsafe:
         rows = min(len(polytope), network.input_size) + 1
         if polytope and _SOLVED * rows * multiplications(network) <= _MULTIPLICATIONS:
-            found = _Search(network, prop, polytope).solve(start)
-            if found is not None:
-                return found
+            # Numbers may be beyond float64.
+            with suppress(OverflowError):
+                if (found := _exact_point(network, prop, polytope, start)) is not None:
+                    return found
     return None
 
 
-def _keys(polytope: Polytope) -> set[tuple[object, Fraction]]:
-    return {(row.canonical().coefficients, row.canonical().bound) for row in polytope}
+def _exact_point(network: Network, prop: Property, polytope: Polytope, start: np.ndarray) -> Point | None:
+    x = prop.box.witness(_approached(network, prop, polytope, start))
+    for _ in range(_SOLVED):
+        for point in (x, solved := _solved(network, prop, polytope, x)):
+            if prop.box.contains(point) and prop.violated(evaluate_exact(network, point)):
+                return point
+        x = prop.box.witness(np.array([float(v) for v in solved]))
+    return None
 
 
-def _opposite(row: Row) -> tuple[object, Fraction]:
-    same = row.canonical()
-    return tuple((i, -c) for i, c in same.coefficients), -same.bound
+def _approached(network: Network, prop: Property, polytope: Polytope, start: np.ndarray) -> np.ndarray:
+    """Return a point near a polytope, by damped steps of Newton's method, each the least that does, in widths."""
+    net, equal = network.to(torch.float64), equalities(polytope)
+    matrix = torch.zeros(len(polytope), network.output_size, dtype=torch.float64)
+    for number, row in enumerate(polytope):
+        for i, c in row.coefficients:
+            matrix[number, i] = float(c)
+    bound = torch.tensor([float(row.bound) for row in polytope], dtype=torch.float64)
 
+    def slacks(x: Tensor) -> Tensor:
+        return matrix @ net(x.reshape(1, *network.input_shape)).flatten() - bound
 
-class _Search:
-    """The search for a point of one polytope.
-
-    Args:
-        network: piecewise linear.
-        prop: the property.
-        polytope: of its unsafe set, with one row at least.
-    """
-
-    def __init__(self, network: Network, prop: Property, polytope: Polytope) -> None:
-        self._network, self._prop, self._polytope = network, prop, polytope
-        self._net = network.to(torch.float64)
-        self._matrix = torch.zeros(len(polytope), network.output_size, dtype=torch.float64)
-        for number, row in enumerate(polytope):
-            for i, c in row.coefficients:
-                self._matrix[number, i] = float(c)
-        self._bound = torch.tensor([float(row.bound) for row in polytope], dtype=torch.float64)
-        self._lower, self._upper = np.asarray(prop.box.lower), np.asarray(prop.box.upper)
-        # The ends of a decimal number as floats differ though it is one point.
-        ends = (prop.box.bounds(i) for i in range(network.input_size))
-        self._varies = np.array([low < high for low, high in ends])
-        keys = _keys(polytope)
-        self._equal = np.array([_opposite(row) in keys for row in polytope])
-
-    def solve(self, start: np.ndarray) -> Point | None:
-        x = self._prop.box.witness(self._approach(np.clip(start, self._lower, self._upper)))
-        for _ in range(_SOLVED):
-            y = evaluate_exact(self._network, x)
-            if self._prop.box.contains(x) and self._prop.violated(y):
-                return x
-            moved = self._solved(x, y)
-            if moved is None:
-                return None
-            if self._prop.box.contains(moved) and self._prop.violated(evaluate_exact(self._network, moved)):
-                return moved
-            x = self._prop.box.witness(np.array([float(v) for v in moved]))
-        return None
-
-    def _slacks(self, x: np.ndarray, derivatives: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The rows' values A·y − b at a point, and their derivatives by the inputs where they are wanted."""
-        point = torch.from_numpy(x).reshape(1, *self._network.input_shape).requires_grad_(derivatives)
-        with torch.set_grad_enabled(derivatives):
-            values = self._matrix @ self._net(point).flatten() - self._bound
-        if not derivatives:
-            return values.numpy(), np.zeros(0)
-        parts = [torch.autograd.grad(v, point, retain_graph=True, materialize_grads=True)[0].flatten() for v in values]
-        return values.detach().numpy(), torch.stack(parts).numpy()
-
-    def _missing(self, slacks: np.ndarray) -> np.ndarray:
-        """How far each row is from where it is to be: 0, or at most 0."""
-        found: np.ndarray = np.where(self._equal, slacks, np.maximum(slacks, 0))
+    def missing(x: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            found = slacks(torch.from_numpy(x)).numpy()
+        found[~equal] = found[~equal].clip(min=0)
         return found
 
-    def _approach(self, x: np.ndarray) -> np.ndarray:
-        """A point near the polytope by damped steps of Newton's method, each the least that does, in widths."""
-        slacks, derivatives = self._slacks(x, True)
-        for _ in range(_STEPS):
-            missing = self._missing(slacks)
-            if not missing.any():
-                break
-            inward = np.minimum(x - self._lower, self._upper - x) + 1e-3 * (self._upper - self._lower)
-            chosen = missing != 0
-            step = inward * np.linalg.lstsq(derivatives[chosen] * inward, -missing[chosen], rcond=_RANK)[0]
-            for share in 0.5 ** np.arange(8):
-                moved = np.clip(x + share * step, self._lower, self._upper)
-                after = self._missing(self._slacks(moved, False)[0])
-                if np.abs(after).max() < np.abs(missing).max():
-                    break
-            else:
-                return x
-            x = moved
-            slacks, derivatives = self._slacks(x, True)
-        return x
-
-    def _solved(self, x: Point, y: Sequence[Fraction]) -> Point | None:
-        """The point of the piece of ``x`` at which the rows that are to be 0 are, moved along as few inputs as do."""
-        near = np.array([float(v) for v in x])
-        _, derivatives = self._slacks(near, True)
-        values = [row.slack(y) for row in self._polytope]
-        rows = [i for i, (value, equal) in enumerate(zip(values, self._equal, strict=True)) if equal or value > 0]
-        width = self._upper - self._lower
-        inward = np.minimum(near - self._lower, self._upper - near) + 1e-3 * width
-        weights = derivatives[rows] * np.where(self._varies, inward, 0.0)
-        chosen = _pivots(weights)
-        if not chosen:
-            return None
-        kept, inputs = [rows[i] for i, _ in chosen], [j for _, j in chosen]
-        columns = []
-        for j in inputs:
-            low, high = self._prop.box.bounds(j)
-            small = _SMALL * (high - low) * (1 if 2 * x[j] < low + high else -1)
-            beside = evaluate_exact(self._network, (*x[:j], x[j] + small, *x[j + 1 :]))
-            columns.append([(self._polytope[i].slack(beside) - values[i]) / small for i in kept])
-        moves = linear_solution([list(row) for row in zip(*columns, strict=True)], [-values[i] for i in kept])
-        if moves is None:
-            return None
-        by_input = dict(zip(inputs, moves, strict=True))
-        return tuple(v + by_input.get(i, 0) for i, v in enumerate(x))
+    lower, upper = prop.box.lower, prop.box.upper
+    x = np.clip(start, lower, upper)
+    away = missing(x)
+    for _ in range(_STEPS):
+        derivatives = torch.autograd.functional.jacobian(slacks, torch.from_numpy(x)).numpy()[away != 0]
+        inward = _inward(prop, x)
+        step = inward * np.linalg.lstsq(derivatives * inward, -away[away != 0], rcond=1e-12)[0]
+        tried = (np.clip(x + share * step, lower, upper) for share in 0.5 ** np.arange(8))
+        nearer = next((moved for moved in tried if np.abs(missing(moved)).max() < np.abs(away).max()), None)
+        if nearer is None:
+            break
+        x, away = nearer, missing(nearer)
+    return x
 
 
-def _pivots(weights: np.ndarray) -> list[tuple[int, int]]:
-    """Rows and columns of the pivots of Gaussian elimination, the largest first, without those that are rounding."""
-    left = weights.copy()
-    found: list[tuple[int, int]] = []
-    least = _PIVOT * np.abs(weights).max(initial=0.0)
-    while left.size and np.abs(left).max() > least and len(found) < min(left.shape):
-        i, j = (int(k) for k in np.unravel_index(np.abs(left).argmax(), left.shape))
-        found.append((i, j))
-        left = left - np.outer(left[:, j], left[i] / left[i, j])
-    return found
+def _inward(prop: Property, x: np.ndarray) -> np.ndarray:
+    """Return how far inputs may move at a point, nearly."""
+    lower, upper = prop.box.lower, prop.box.upper
+    return np.minimum(x - lower, upper - x) + 1e-3 * (upper - lower)
 
 
-def linear_solution(matrix: Matrix, right: list[Fraction]) -> list[Fraction] | None:
-    """The solution of a square system by Gaussian elimination; None if there is none, or more than one."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for k in range(len(rows)):
-        pivot = next((i for i in range(k, len(rows)) if rows[i][k]), None)
-        if pivot is None:
-            return None
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        for i in range(len(rows)):
-            if i != k and rows[i][k]:
-                factor = rows[i][k] / rows[k][k]
-                rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
-    return [row[-1] / row[k] for k, row in enumerate(rows)]
+def _solved(network: Network, prop: Property, polytope: Polytope, x: Point) -> Point:
+    """Return the point of the linear piece at x where rows are 0: equalities, and those that are not fulfilled."""
+    near = np.array([float(v) for v in x])
+    with torch.no_grad():
+        values = network.to(torch.float64).values(torch.from_numpy(near).reshape(1, *network.input_shape))
+    phases = {i: np.where(values[network.nodes[i].inputs[0]].flatten() >= 0, 1, -1) for i in network.activations}
+    used = sorted({i for row in polytope for i, _ in row.coefficients})
+    unit = np.zeros((len(used), network.output_size), dtype=object)
+    unit[np.arange(len(used)), used] = 1
+    outputs = ExactEncoding(network, phases).pull_back(len(network.nodes) - 1, Dyadic(unit, 0))
+    gradients, offsets = (f.numbers * Fraction(2) ** f.exponent for f in (outputs.terms[0], outputs.constant))
+    derivatives, y = dict(zip(used, gradients, strict=True)), [Fraction(0)] * network.output_size
+    for i, value in zip(used, gradients @ np.array(x, dtype=object) + offsets, strict=True):
+        y[i] = value
+    # The ends of a decimal number as floats differ though it is one point.
+    varies = np.array([low < high for low, high in map(prop.box.bounds, range(len(x)))])
+    room, moves = _inward(prop, near) * varies, np.zeros(len(x), dtype=object)
+    pivots: dict[int, np.ndarray] = {}
+    for row, equal in zip(polytope, equalities(polytope), strict=True):
+        if not row.coefficients or (not equal and row.slack(y) <= 0):
+            continue
+        # Gaussian elimination: the row's derivatives, and what is missing, without the inputs that others determine.
+        line = np.array([*sum(c * derivatives[i] for i, c in row.coefficients), -row.slack(y)], dtype=object)
+        for j, other in pivots.items():
+            line = line - line[j] * other
+        weights = np.abs(line[:-1].astype(np.float64)) * room
+        if weights.any():
+            j = int(weights.argmax())
+            pivots = {k: other - other[j] * line / line[j] for k, other in pivots.items()} | {j: line / line[j]}
+    for j, line in pivots.items():
+        moves[j] = line[-1]
+    return tuple(Fraction(value) for value in np.array(x, dtype=object) + moves)

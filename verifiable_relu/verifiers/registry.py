@@ -19,7 +19,7 @@ class Method:
     """A method of the table.
 
     Attributes:
-        module: the module of its verifier, in ``verifiable_relu.verifiers``.
+        module: the module of its verifier, in ``verifiable_relu``.
         verifier: the name of the verifier's class in that module.
         options: the keyword arguments with which the verifier is this method.
         limits: those of ``TimeBudget`` that it goes by, of device, memory and processes; others run on the CPU alone.
@@ -40,30 +40,30 @@ class Method:
 
 
 def _bounds(verifier: str) -> Method:
-    return Method("incomplete", verifier, limits=("device", "memory"), attacks=False)
+    return Method("verifiers.incomplete", verifier, limits=("device", "memory"), attacks=False)
 
 
 def _auto_lirpa(**options: Any) -> Method:
     needs = ("auto_LiRPA", "appdirs", "packaging", "yaml", "tqdm")
     install = "appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3"
-    return Method("auto_lirpa", "AutoLirpa", options, attacks=False, needs=needs, install=install)
+    return Method("adapters.auto_lirpa", "AutoLirpa", options, attacks=False, needs=needs, install=install)
 
 
 METHODS = {
-    "auto": Method("auto", "Auto", limits=("device", "memory", "processes")),
-    "attack": Method("attack", "Attack", limits=("device",), proves=False),
+    "auto": Method("verifiers.auto", "Auto", limits=("device", "memory", "processes")),
+    "attack": Method("verifiers.attack", "Attack", limits=("device",), proves=False),
     "ibp": _bounds("Ibp"),
     "crown-ibp": _bounds("CrownIbp"),
     "crown": _bounds("Crown"),
     "alpha-crown": _bounds("AlphaCrown"),
     "alpha-crown-tight": _bounds("AlphaCrownTight"),
-    "split": Method("split", "InputSplit", limits=("device", "memory", "processes")),
-    "bab": Method("bab", "Bab", limits=("memory", "processes")),
-    "milp": Method("milp", "Milp"),
-    "smt": Method("smt", "Smt"),
-    "smt-exact": Method("smt", "Smt", {"whole": True}),
+    "split": Method("verifiers.split", "InputSplit", limits=("device", "memory", "processes")),
+    "bab": Method("verifiers.bab", "Bab", limits=("memory", "processes")),
+    "milp": Method("verifiers.milp", "Milp"),
+    "smt": Method("verifiers.smt", "Smt"),
+    "smt-exact": Method("verifiers.smt", "Smt", {"whole": True}),
     "marabou": Method(
-        "marabou",
+        "adapters.marabou",
         "Marabou",
         needs=("maraboupy",),
         install="maraboupy, for which there are wheels up to Python 3.12.0",
@@ -90,7 +90,7 @@ def make(name: str) -> Verifier:
     method = _method(name)
     if not all(find_spec(module) for module in method.needs):
         raise missing(f"the method '{name}'", method.install)
-    module = import_module(f"verifiable_relu.verifiers.{method.module}")
+    module = import_module(f"verifiable_relu.{method.module}")
     return cast("Verifier", getattr(module, method.verifier)(**method.options))
 
 

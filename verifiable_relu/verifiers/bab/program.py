@@ -44,7 +44,7 @@ class Program:
         """Return the scaled inputs (1, n) of a solution."""
         return torch.from_numpy(values.astype(np.float64))[None, : self._inputs]
 
-    def mixed(self, most: float, loose: float | None) -> highs.Program:
+    def mixed(self, most: float, loose: float | None) -> highs.MixedIntegerProgram:
         """Minimise t in [−1, most], which all rows, each divided by its scale, are at most. Columns: e, p, q, d and t.
 
         The pre-activation of a neuron is p − q and its value p − slope·q, with p and q not negative; where the binary d
@@ -97,7 +97,7 @@ class Program:
             outward = OWN * np.concatenate([error, np.zeros(2 * m)]) + 2 * lost + SCALED_LOST + loose
             lower, upper = lower - outward, upper + outward
         zero = np.zeros(2 * m)
-        return highs.Program(
+        return highs.MixedIntegerProgram(
             cost=np.append(np.zeros(n + 3 * m), 1.0),
             lower=np.concatenate([-np.ones(n), zero, np.zeros(m), [-1.0]]),
             upper=np.concatenate([np.ones(n), ends, np.ones(m), [most]]),

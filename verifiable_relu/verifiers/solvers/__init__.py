@@ -1,5 +1,1 @@
-"""Solvers' libraries, each called in a process of its own.
-
-``process`` starts, limits and ends such processes. A module of a library has what is asked and answered, as plain data,
-and the function that calls it, which its process alone does: the library is imported nowhere else.
-"""
+"""The solvers z3 and HiGHS, each imported in a process of its own; what they are asked is plain data."""

@@ -15,26 +15,18 @@ if TYPE_CHECKING:
     import highspy
 
 HIGHS = Worker(f"{__name__}:solve", library="highspy")
-"""The process of HiGHS. Its function takes a ``HighsTask``, and for a conversation a ``HighsJudge``."""
+"""The process of HiGHS, whose function takes a ``HighsTask``, and for a conversation a ``HighsJudge``."""
 
 HighsJudge = Callable[[np.ndarray], bool]
 """Takes the values (columns,) of each better solution of an integer program; True ends the search."""
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class MixedIntegerProgram:
     """Minimise cost·x where lower ≤ x ≤ upper and row_lower ≤ A·x ≤ row_upper, A being a sparse matrix by rows.
 
-    Attributes:
-        cost: (columns,).
-        lower: (columns,), −inf for none.
-        upper: (columns,), inf for none.
-        row_lower: (rows,), −inf for none.
-        row_upper: (rows,), inf for none.
-        starts: (rows + 1,) where each row of A starts in the next two arrays.
-        columns: (entries,) the column of each entry of A.
-        entries: (entries,).
-        integral: (columns,) bool: which variables are integers.
+    Bounds may be infinite. Row i of A has the ``entries`` from ``starts[i]`` to ``starts[i + 1]``, in ``columns`` of
+    these numbers. ``integral`` (columns,) are the variables that are integers.
     """
 
     cost: np.ndarray
@@ -53,24 +45,22 @@ class HighsTask:
     """One call of HiGHS.
 
     Attributes:
-        program: to solve.
+        program: the program to solve.
         options: HiGHS's, by its names.
-        seconds: after which it is told to stop, by a clock that nobody sets (its own ``time_limit`` goes by the clock
-            that tells the time of day).
+        seconds: the time after which it is told to stop (its own ``time_limit`` goes by a clock that may be set).
     """
 
-    program: Program
+    program: MixedIntegerProgram
     options: Mapping[str, bool | int | float]
     seconds: float
 
 
 @dataclass(frozen=True, eq=False)
 class HighsResult:
-    """What HiGHS found.
+    """HiGHS's answer.
 
     Attributes:
-        status: HiGHS's name for how it ended: ``kOptimal``, ``kInfeasible``, ``kInterrupt`` where it was told to stop,
-            ``kSolveError`` where its arithmetic failed, or another of its ``HighsModelStatus``.
+        status: HiGHS's ``HighsModelStatus``: ``kInterrupt`` where it was told to stop, ``kSolveError`` where it failed.
         values: (columns,) the last solution; empty if there is none.
         objective: its cost.
     """
@@ -80,33 +70,17 @@ class HighsResult:
     objective: float
 
 
-_FAILED = HighsResult("kSolveError", np.zeros(0), 0.0)
-
-
 def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
-    """Solve a program.
-
-    Args:
-        task: the program and how to solve it.
-        judge: asked about each better solution of an integer program.
-
-    Returns:
-        What HiGHS found; of a run that failed, the status ``kSolveError`` and nothing else, whatever HiGHS left behind.
-
-    Raises:
-        ValueError: if HiGHS does not take an option or the program.
-    """
+    """Solve a program; of a run that failed, nothing is returned but the status ``kSolveError``."""
     import highspy
     from highspy import HighsModelStatus, HighsStatus
 
-    end = time.perf_counter() + task.seconds
-    solver = highspy.Highs()
+    end, solver, stopped = time.perf_counter() + task.seconds, highspy.Highs(), False
     for option, value in task.options.items():
         if solver.setOptionValue(option, value) != HighsStatus.kOk:
             raise ValueError(f"HiGHS does not take {value!r} for its option '{option}'")
     if solver.passModel(_model(task.program)) == HighsStatus.kError:
         raise ValueError("HiGHS refuses the model")
-    stopped = False
 
     def improving(event: highspy.HighsCallbackEvent) -> None:
         nonlocal stopped
@@ -123,13 +97,12 @@ def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
 
     # Being told to stop is an error to some of HiGHS's algorithms; a basis can be singular to its arithmetic.
     if solver.run() == HighsStatus.kError and solver.getModelStatus() != HighsModelStatus.kInterrupt:
-        return _FAILED
+        return HighsResult("kSolveError", np.zeros(0), 0.0)
     values = np.array(solver.getSolution().col_value)
     return HighsResult(solver.getModelStatus().name, values, solver.getObjectiveValue())
 
 
-def _model(program: Program) -> highspy.HighsLp:
-    """The program in HiGHS's form."""
+def _model(program: MixedIntegerProgram) -> highspy.HighsLp:
     import highspy
 
     model = highspy.HighsLp()

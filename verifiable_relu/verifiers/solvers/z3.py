@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
@@ -14,97 +14,88 @@ from verifiable_relu.supervisor.workers import Worker
 if TYPE_CHECKING:
     import z3
 
-LONGEST = 2**31
+_LONGEST = 2**31
 """Milliseconds that z3 takes for a limit; more would be none."""
 
-Z3 = Worker(f"{__name__}:search", library="z3")
-"""The process of z3. Its function takes a ``Z3Task`` and, for the conversation, a ``Z3Judge``; it returns nothing."""
+Z3 = Worker(f"{__name__}:solve", library="z3")
+"""The process of z3, whose function takes a ``Z3Task``."""
 
 
 @dataclass(frozen=True)
 class Z3Task:
-    """A conversation about one formula.
+    """A formula, of which a model is sought, and then another with the same signs.
 
     Attributes:
         declarations: of all constants, in SMT-LIB.
         assertions: in SMT-LIB.
+        pairs: the names of constants of which one is zero.
+        deeper: further assertions, to be tried in turn once there is a model; each keeps the pairs' zeros.
         options: z3's, by its names.
-        seconds: after which it is told to stop.
+        seconds: the time after which z3 is told to stop.
     """
 
     declarations: str
     assertions: str
+    pairs: Sequence[tuple[str, str]]
+    deeper: Sequence[str]
     options: Mapping[str, bool | int]
     seconds: float
 
 
 @dataclass(frozen=True)
-class Checked:
-    """z3's answer to one check.
+class Z3Answer:
+    """z3's answer.
 
     Attributes:
         answer: *sat* if the assertions have a model.
-        model: the values of the constants in a model; of one that is missing any will do.
+        models: a model, and the first one with further assertions, if any. Constants that it lacks may have any value.
         reason: why the answer is unknown.
     """
 
     answer: Literal["sat", "unsat", "unknown"]
-    model: Mapping[str, Fraction]
+    models: tuple[Mapping[str, Fraction], ...] = ()
     reason: str = ""
 
 
-Z3Judge = Callable[[Checked], str | None]
-"""Takes the answer to each check; returns assertions for the next one, added to the first ones alone; None ends it."""
-
-
-def search(task: Z3Task, judge: Z3Judge) -> None:
-    """Check a formula, and then, as long as the judge says so, the formula with further assertions.
-
-    Raises:
-        MemoryError: if z3 gets no more memory.
-        z3.Z3Exception: if it fails otherwise.
-    """
+def solve(task: Z3Task) -> Z3Answer:
+    """Check a formula, and if it has a model, look for a deeper one."""
     import z3
 
+    end = time.perf_counter() + task.seconds
     try:
-        _search(task, judge)
+        solver = z3.SolverFor("QF_LRA", ctx=z3.Context())
+        for option, value in task.options.items():
+            solver.set(option, value)
+        solver.from_string(task.declarations + task.assertions)
+        answer = _check(solver, end)
+        if answer == z3.unsat:
+            return Z3Answer("unsat")
+        if answer != z3.sat:
+            return Z3Answer("unknown", reason=solver.reason_unknown())
+        models = [_values(solver.model())]
+        zeros = (second if models[0].get(first, 0) > 0 else first for first, second in task.pairs)
+        fixed = "".join(f"(assert (<= {name} 0.0))\n" for name in zeros)
+        for more in task.deeper:
+            if len(models) > 1 or time.perf_counter() >= end:
+                break
+            solver.push()
+            solver.add(z3.parse_smt2_string(task.declarations + fixed + more, ctx=solver.ctx))
+            if _check(solver, end) == z3.sat:
+                models.append(_values(solver.model()))
+            solver.pop()
+        return Z3Answer("sat", tuple(models))
     except z3.Z3Exception as error:
         if "out of memory" in str(error):
             raise MemoryError from None
         raise
 
 
-def _search(task: Z3Task, judge: Z3Judge) -> None:
-    import z3
-
-    end = time.perf_counter() + task.seconds
-    solver = z3.SolverFor("QF_LRA", ctx=z3.Context())
-    for option, value in task.options.items():
-        solver.set(option, value)
-    solver.from_string(task.declarations + task.assertions)
-    more = judge(_check(solver, end))
-    while more is not None:
-        solver.push()
-        solver.add(z3.parse_smt2_string(task.declarations + more, ctx=solver.ctx))
-        more = judge(_check(solver, end))
-        solver.pop()
-
-
-def _check(solver: z3.Solver, end: float) -> Checked:
-    import z3
-
-    solver.set("timeout", min(LONGEST, max(1, math.ceil(1e3 * min(end - time.perf_counter(), LONGEST)))))
-    answer = solver.check()
-    if answer == z3.sat:
-        return Checked("sat", _values(solver.model()))
-    if answer == z3.unsat:
-        return Checked("unsat", {})
-    return Checked("unknown", {}, solver.reason_unknown())
+def _check(solver: z3.Solver, end: float) -> z3.CheckSatResult:
+    solver.set("timeout", min(_LONGEST, max(1, math.ceil(1e3 * min(end - time.perf_counter(), _LONGEST)))))
+    answer: z3.CheckSatResult = solver.check()
+    return answer
 
 
 def _values(model: z3.ModelRef) -> dict[str, Fraction]:
-    values = {}
-    for declared in model.decls():
-        value = model[declared]
-        values[declared.name()] = Fraction(value.numerator_as_long(), value.denominator_as_long())
-    return values
+    values = {declared.name(): model[declared] for declared in model.decls()}
+    return {name: Fraction(v.numerator_as_long(), v.denominator_as_long()) for name, v in values.items()}

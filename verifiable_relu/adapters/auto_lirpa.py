@@ -1,0 +1,166 @@
+"""The verifiers ``auto_lirpa…``, which prove properties by the bounds of the library auto_LiRPA, and never say *sat*.
+
+Sources: Xu et al., Automatic Perturbation Analysis for Scalable Certified Robustness and Beyond, arXiv 2002.12920
+(the library); Xu et al., Fast and Complete, arXiv 2011.13824 (α-CROWN). The library does not account for rounding
+errors. It runs in a process of its own: where it crashes, fails or takes too long, one query is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from verifiable_relu.bounds import Bounds, input_box
+from verifiable_relu.errors import CallFailed, UnsupportedError
+from verifiable_relu.network import nodes as kinds
+from verifiable_relu.network.dispatch import Refusal, Table
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Activation, Affine, Kinked, Node
+from verifiable_relu.rounding import epsilon
+from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.supervisor.workers import Worker
+from verifiable_relu.verifiers.base import PATIENCE, Batched, Outcome, Reason, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.batch import QueryBatch
+
+_METHODS = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
+
+
+@dataclass(frozen=True)
+class AutoLirpa(Batched):
+    """Verification by a bound of auto_LiRPA, in a process of ``process_memory`` bytes (None: half of the machine's)."""
+
+    bound: Literal["ibp", "crown", "alpha-crown"] = "alpha-crown"
+    process_memory: int | None = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"auto_lirpa-{self.bound}"
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        # The library's import takes seconds, which are no query's. If it fails, each query says so.
+        with suppress(CallFailed):
+            AUTO_LIRPA.start()
+        yield from super().claims(batch)
+
+    def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+        (query,) = part.queries.values()
+        task = self.bound, part.network.nodes, query.property, torch.get_num_threads()
+        margin = AUTO_LIRPA.call(task, work.left() + PATIENCE, self.process_memory)
+        if isinstance(margin, str):
+            raise UnsupportedError(margin)
+        if margin > 0:
+            return [Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, margin)]
+        return [Outcome.unknown(Reason.INCOMPLETE, self.name, "the bounds do not decide", margin=margin)]
+
+
+def lower_bound(task: tuple[str, tuple[Node, ...], Property, int]) -> float | str:
+    """Return a lower bound of a property's margin, or a message where the library fails; its process runs this."""
+    bound, nodes, prop, threads = task
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(threads)
+    network = Network(nodes).to(torch.float64)
+    box, rows = input_box([prop], network, torch.float64), RowBatch.of([prop], network.output_size)
+    # Its sparse form of convolutions ("patches") is faster, and raises an error where it does not fit. About dilation
+    # and groups it is wrong without one.
+    uniform = all(getattr(node, "groups", 1) == 1 and set(getattr(node, "dilation", [1])) == {1} for node in nodes)
+    failure = ""
+    for mode in ("patches", "matrix") if uniform else ("matrix",):
+        try:
+            lower = _lower_bounds(bound, network, box, rows, mode)
+            return float(rows.margins(lower - _rounding_estimate(network, box, rows) - rows.bound))
+        except Exception as error:
+            if isinstance(error, MemoryError) or "allocate memory" in str(error):
+                raise MemoryError from None
+            failure = f"{type(error).__name__}: {error}"
+    operators = ", ".join(sorted({node.op for node in nodes[1:]}))
+    return f"auto_LiRPA fails on this network of {operators}: {failure}"
+
+
+AUTO_LIRPA = Worker(f"{__name__}:{lower_bound.__name__}", library="verifiable_relu.adapters.auto_lirpa_import")
+"""The library's process."""
+
+
+def _lower_bounds(bound: str, network: Network, box: Bounds, rows: RowBatch, mode: str) -> Tensor:
+    """Return the library's lower bounds (rows,) of A·y over the box."""
+    from verifiable_relu.adapters.auto_lirpa_import import library, library_settings
+
+    search = {"iteration": 20, "stop_criterion_func": lambda lower: (lower > rows.bound).all(1, keepdim=True)}
+    # With α that neurons or rows share, the library fails on some convolutions.
+    dense = {"sparse_features_alpha": False, "sparse_spec_alpha": False}
+    settings = {"conv_mode": mode, "optimize_bound_args": {"lr_alpha": 0.5, **search}, **dense}
+    method = _METHODS[bound if network.activations else "crown"]
+    center = box.lower + (box.upper - box.lower) / 2
+    with library_settings(torch.float64), torch.set_grad_enabled(method == "alpha-CROWN"):
+        module = library.BoundedModule(TracedNetwork(network), torch.zeros_like(center), settings, device="cpu")
+        ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
+        x = library.BoundedTensor(center, ball)
+        lower: Tensor = module.compute_bounds(x=(x,), C=rows.matrix[None], method=method, bound_upper=False)[0]
+    return lower[0].detach()
+
+
+def _rounding_estimate(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
+    """Estimate, not bound, the rounding errors (rows,) of the library's sums: four units of the numbers summed.
+
+    It keeps apart the cases in which numbers much larger than the margin cancel, so that bounds are rounding noise.
+    """
+    sizes = [torch.maximum(-box.lower, box.upper)]
+    for node in network.nodes[1:]:
+        size = sizes[node.inputs[0]]
+        if isinstance(node, Affine):
+            size = node.absolute(size) + node.offset_magnitude()
+        elif isinstance(node, Kinked):
+            size = size * node.below.abs().clamp(min=1)
+        elif isinstance(node, Activation):
+            size = size.clamp(min=1)
+        else:
+            size = node.forward(*(sizes[i] for i in node.inputs))
+        sizes.append(size)
+    return 4 * epsilon(torch.float64) * (rows.matrix.abs() @ sizes[-1].flatten())
+
+
+_FORWARD = (
+    *(kinds.Linear, kinds.Conv2d, kinds.Scale, kinds.Add, kinds.Extreme, kinds.Permute),
+    *(kinds.Relu, kinds.Identity, kinds.Sigmoid, kinds.Tanh, kinds.Gelu),
+)
+
+TRACED: Table[Callable[..., Tensor]] = Table(
+    "auto_LiRPA",
+    {
+        **dict.fromkeys(_FORWARD, lambda node, *xs: node.forward(*xs)),
+        # The library's own operator has one slope for all neurons; of 1 − slope, it makes wrong bounds.
+        kinds.LeakyRelu: lambda node, x: (x - F.relu(x)) * node.slope + F.relu(x),
+        kinds.Reshape: lambda node, x: torch.flatten(x, 1) if len(node.shape) == 1 else x.reshape(-1, *node.shape),
+        # A set of networks is among these: its forward pass is that of one member.
+        Node: Refusal("auto_LiRPA does not take this kind of node, or its bounds of it are not tried here"),
+    },
+)
+"""The value of each kind of node in operators that the library knows: node, values (batch, …) of its inputs ↦ value."""
+
+
+class TracedNetwork(nn.Module):
+    """A network as a torch module of operators that the library knows, with flat outputs."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        # The library takes the dtype from a module's parameters, so that constants are parameters too.
+        self.constants = nn.ParameterList()
+        self.nodes = [node.map_tensors(self._constant) for node in network.nodes[1:]]
+
+    def _constant(self, tensor: Tensor) -> Tensor:
+        self.constants.append(constant := nn.Parameter(tensor.clone(), requires_grad=False))
+        return constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x]
+        for node in self.nodes:
+            values.append(TRACED[node](node, *(values[i] for i in node.inputs)))
+        return values[-1] if values[-1].ndim == 2 else torch.flatten(values[-1], 1)
