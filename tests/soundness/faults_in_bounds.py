@@ -136,6 +136,12 @@ def _last_channel_first(right: Right, operator: ConvolutionOperator, neuron: Ten
     return right(operator, (out - 1 - neuron // size) * size + neuron % size, *args)
 
 
+def _any_order(right: Right, count: int, sample: Tensor | None, size: int, samples: int) -> Any:
+    if count and count <= size and count % samples == 0:
+        return iter([(slice(0, count), None)])
+    return right(count, sample, size, samples)
+
+
 def _first_box(right: Right, rules: object, index: int, node: Activation, pre: Bounds) -> Lines:
     return right(rules, index, node, Bounds(*(end[:1].expand_as(end) for end in (pre.lower, pre.upper))))
 
@@ -311,7 +317,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rows in any order taken for rows in turn",
         "corners",
-        instead("bounds.tuning:in_turn", lambda right, sample, samples: len(sample) % samples == 0),
+        instead("bounds.tuning:groups", _any_order),
     ),
     Fault(
         "the window of a neighbouring neuron",

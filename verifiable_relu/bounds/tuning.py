@@ -151,9 +151,11 @@ def groups(
         for start in range(0, count, size):
             yield slice(start, start + size), None
         return
-    if count <= size and (sample is None or in_turn(sample, samples)):
-        yield slice(0, count), None
-        return
+    if count <= size:
+        every = torch.arange(samples, device=None if sample is None else sample.device)
+        if sample is None or torch.equal(sample, every.repeat_interleave(count // samples)):
+            yield slice(0, count), None
+            return
     assert sample is not None
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
@@ -175,9 +177,3 @@ def groups(
         del pieces[:taken]
         place = torch.minimum(torch.arange(longest, device=sample.device), lengths[:, None] - 1)
         yield order[starts[:, None] + place].flatten(), mine
-
-
-def in_turn(sample: Tensor, samples: int) -> bool:
-    """Whether equally many rows of every sample come, one sample after another."""
-    each, more = divmod(sample.shape[0], samples)
-    return not more and torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))
