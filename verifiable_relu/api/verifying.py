@@ -29,7 +29,7 @@ from verifiable_relu.spec.property import Polytope
 from verifiable_relu.verifiers.base import Verdict
 
 if TYPE_CHECKING:
-    from verifiable_relu.campaign.certificates import OfQuestions
+    from verifiable_relu.campaign.certificates import Certificates
 
 
 class Results(list[Result]):
@@ -188,12 +188,12 @@ def verify(
     kept = None
     if certificates is not None:
         # Imported here, because few questions need the checker.
-        from verifiable_relu.campaign.certificates import OfQuestions
+        from verifiable_relu.campaign.certificates import Certificates
 
         files = [model, *others]
         if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
             raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
-        kept = OfQuestions(Path(certificates), list(map(str, files)), whole)
+        kept = Certificates(Path(certificates), list(map(str, files)), whole)
     return answered(network, questions, order != math.inf, method, timeout, device, memory, progress, kept)
 
 
@@ -242,7 +242,7 @@ def answered(
     device: object,
     memory: int | None,
     progress: object,
-    certificates: OfQuestions | None = None,
+    certificates: Certificates | None = None,
 ) -> Results:
     """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
     if not isinstance(method, str):
