@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verifiable_relu.bounds import Tuning
-
 from .fault import Fault
 from .faults_in_bounds import IN_BOUNDS
 from .faults_in_numbers import IN_NUMBERS
@@ -23,12 +21,7 @@ QUICK = {"ibp": 1.0, "crown": 1.0, "milp": 1.0, "smt-exact": 1.0, "alpha-crown":
 """Methods asked about every fault, with seconds for each case; those first that take least."""
 
 
-_SMALL = Tuning(interval_products=1, interval_widening=1e30)
-"""Use intervals in float32 in small networks and narrow boxes, too."""
-
-
 def _corners(report: Report) -> None:
-    corners(tuning=_SMALL, report=report)
     corners(report=report)
     corners(smooth=True, report=report)
 

@@ -16,7 +16,7 @@ from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
 from verifiable_relu.bounds.relaxation import BackwardPass
 from verifiable_relu.bounds.slack import LineStep, ShiftedLines, Slack
-from verifiable_relu.bounds.windowed import Coefficients, Grid, Stepped, Window
+from verifiable_relu.bounds.windowed import Coefficients, Grid, Window
 from verifiable_relu.bounds.zonotope import Mirrors
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Extreme, Linear, Relu
@@ -67,15 +67,6 @@ def _upper_line_twice(right: Right, *args: object) -> Lines:
 def _end_of_the_padding(right: Right, node: Conv2d) -> tuple[int, int]:
     _, _, *end = node.padding
     return tuple(end)
-
-
-def _greatest_for_least(right: Right, *args: object) -> Stepped | None:
-    found = right(*args)
-    return None if found is None else replace(found, constant=-found.constant)
-
-
-def _cells_at_inputs(right: Right, grid: Grid, operator: ConvolutionOperator) -> Grid:
-    return replace(grid.before(operator.node), size=right(grid, operator).size)
 
 
 def _floor_of_common_lines(
@@ -143,6 +134,12 @@ def _last_channel_first(right: Right, operator: ConvolutionOperator, neuron: Ten
     out, height, width = operator.node.shape
     size = height * width
     return right(operator, (out - 1 - neuron // size) * size + neuron % size, *args)
+
+
+def _any_order(right: Right, count: int, sample: Tensor | None, size: int, samples: int) -> Any:
+    if count and count <= size and count % samples == 0:
+        return iter([(slice(0, count), None)])
+    return right(count, sample, size, samples)
 
 
 def _first_box(right: Right, rules: object, index: int, node: Activation, pre: Bounds) -> Lines:
@@ -239,11 +236,6 @@ IN_BOUNDS: tuple[Fault, ...] = (
         instead("bounds.kinds:affine_image", _image_without_bias),
     ),
     Fault(
-        "a bias dropped in interval bounds in float32",
-        "corners",
-        instead("bounds.operators:Operator.forward32", lambda right, operator, x: operator.linear32(x)),
-    ),
-    Fault(
         "chord for tangent",
         "corners",
         instead("bounds.activations:relax", _upper_line_twice),
@@ -257,21 +249,6 @@ IN_BOUNDS: tuple[Fault, ...] = (
         "wrong side of the padding cut off a convolution's adjoint",
         "corners",
         instead("network.nodes:Conv2d.corner", _end_of_the_padding),
-    ),
-    Fault(
-        "wrong corner where the last convolution is taken in cells",
-        "corners",
-        instead("bounds.windowed:LastConvolution.step", _greatest_for_least),
-    ),
-    Fault(
-        "wrong corner within windows, in cells",
-        "corners",
-        instead("bounds.windowed:Windowed.in_cells", _negative),
-    ),
-    Fault(
-        "the cells of a window looked for where its outputs' inputs begin",
-        "corners",
-        instead("bounds.windowed:Grid.cells_before", _cells_at_inputs),
     ),
     Fault(
         "the constant at the target's point left out",
@@ -319,16 +296,6 @@ IN_BOUNDS: tuple[Fault, ...] = (
         instead("bounds.windowed:Window.plus", _other_window_empty),
     ),
     Fault(
-        "rounding of radii in float32 left out",
-        "corners",
-        instead("bounds.rounding:interval_affine", lambda right, *given: right(*given[:4])),
-    ),
-    Fault(
-        "rounding of centres in float32 left out",
-        "corners",
-        instead("bounds.rounding:interval_single", lambda right, size, radius, terms: radius),
-    ),
-    Fault(
         "rounding of rows by intervals left out",
         "corners",
         instead("bounds.rounding:interval_rows", _error_of_rows_left_out),
@@ -350,7 +317,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rows in any order taken for rows in turn",
         "corners",
-        instead("bounds.tuning:in_turn", lambda right, sample, samples: len(sample) % samples == 0),
+        instead("bounds.tuning:groups", _any_order),
     ),
     Fault(
         "the window of a neighbouring neuron",

@@ -367,7 +367,7 @@ def corners(*, seed: int = 0, smooth: bool = False, tuning: Tuning = TUNING, rep
                 }
                 found = [
                     (f"interval of node {index}", index, _flat(bound.lower), _flat(bound.upper))
-                    for index, bound in enumerate(interval_bounds(net, box, tuning=tuning))
+                    for index, bound in enumerate(interval_bounds(net, box))
                 ]
             found += [
                 (f"pre-activation of node {index}", network.nodes[index].inputs[0], _flat(b.lower), _flat(b.upper))

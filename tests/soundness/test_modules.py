@@ -105,12 +105,12 @@ def test_random_modules_are_read_right_or_refused() -> None:
     assert outcomes["agreed"] > CASES / 2 and outcomes["refused"] > CASES / 8
 
 
-def before(t: operators.Translator, step: Any, a: Any) -> int:
+def before(t: operators.ModuleTranslator, step: Any, a: Any) -> int:
     """What stood where something was written."""
     return t.node(a.self)
 
 
-def in_float32(t: operators.Translator, step: Any, value: Any) -> torch.Tensor:
+def in_float32(t: operators.ModuleTranslator, step: Any, value: Any) -> torch.Tensor:
     """Python's numbers in float32."""
     if isinstance(value, torch.Tensor):
         return CONSTANT(t, step, value)
@@ -126,20 +126,20 @@ def without_hooks(module: torch.nn.Module, *args: Any) -> Any:
     return module.forward(*args)
 
 
-CONSTANT = operators.Translator.constant
+CONSTANT = operators.ModuleTranslator.constant
 FAULTS: dict[str, tuple[object, str, object]] = {
     "changes in place left out": (operators.OPERATORS, "slice_scatter", before),
-    "numbers in float32": (operators.Translator, "constant", in_float32),
+    "numbers in float32": (operators.ModuleTranslator, "constant", in_float32),
     "module in the mode that it is in": (reading, "_evaluating", in_any_mode),
     "hooks left out": (torch.nn.Module, "__call__", without_hooks),
-    "alpha left out": (operators.Translator, "sum", lambda t, step, x, y, factor: SUM(t, step, x, y, 1)),
+    "alpha left out": (operators.ModuleTranslator, "sum", lambda t, step, x, y, factor: SUM(t, step, x, y, 1)),
     "center for shift": (
-        operators.Translator,
+        operators.ModuleTranslator,
         "scaled",
         lambda t, step, x, part, *rest: SCALED(t, step, x, "shift" if part == "center" else part, *rest),
     ),
 }
-SUM, SCALED = operators.Translator.sum, operators.Translator.scaled
+SUM, SCALED = operators.ModuleTranslator.sum, operators.ModuleTranslator.scaled
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from tests.support.draws import draws
 from tests.support.summation import in_order
-from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, interval_bounds, rounding, sums
+from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, rounding, sums
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Add, Conv2d, LeakyRelu, Linear, Relu
 from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.trust.exact import evaluate_exact
 
-EVERY = replace(TUNING, window_matrix_entries=0, window_share=1.0, interval_products=1)
-"""Windows and sums in float32 wherever they may be."""
+EVERY = replace(TUNING, window_share=1.0)
+"""Windows wherever they may be."""
 
 
 class Draw:
@@ -194,52 +194,7 @@ def test_sums_in_float32_may_be_taken_in_any_order(place: str, monkeypatch: pyte
     assert wrong()
 
 
-@pytest.mark.parametrize("size", (5, 101, 784))
-def test_intervals_of_a_batch_in_float32_are_rounded_outward(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exact ends are attained, since no weight is negative; sums lose what they can lose in any order."""
-    monkeypatch.setattr(torch, "bmm", lambda a, b: in_order(a[:, :, None] * b.mT[:, None]))
-    small = torch.full((size,), 0.99 * unit_roundoff(torch.float32), dtype=torch.float64)
-    small[:: sums.lines(size, EVERY.sum_length)[1]] = 1
-    weight = torch.stack([small, torch.full((size,), 1 / 3).double()]).float().double()
-    build = Builder((size,))
-    net = build.network(build.linear(0, weight, None, "linear"), name="linear")
-    reach = torch.rand(5, size, generator=Draw(1).generator, dtype=torch.float64)
-    reach[0], reach[1] = 1, 1 + 0.99 * unit_roundoff(torch.float32)
-
-    def wrong() -> int:
-        bounds = interval_bounds(net, Bounds(-reach, reach), tuning=EVERY)[-1]
-        pairs = zip(-bounds.upper, reach, strict=True)
-        return sum(excluded(upper, [-v for v in exact(net, 1, end)]) for upper, end in pairs)
-
-    assert not wrong()
-    granted = rounding.gamma
-    monkeypatch.setattr(rounding, "gamma", lambda n, dtype: granted(n, dtype) * (dtype != torch.float32))
-    assert wrong()
-
-
 # ---------------------------------------------------------------- the ends of float32's range
-
-
-@pytest.mark.parametrize("flushing", (False, True))
-def test_intervals_at_the_ends_of_float32_exclude_nothing(flushing: bool) -> None:
-    """Radii, centres or their products underflow to zero in float32; others, or their sums, are infinite there."""
-    tiny = torch.finfo(torch.float32).tiny
-    cases = [(1e-42, 1.0), (1e-30, 1e-20), (1e-46, 1e38), (0.9 * tiny, 3e38), (1.1 * tiny, 0.5), (1e-300, 1e30)]
-    cases += [(1e39, 1.0), (1e39, 0.0), (3e38, 2.0), (1e20, 1e20), (1e300, 1e10), (4e38, 1e-37), (4e37, 2.0)]
-    # Where it is not supported, nothing is flushed.
-    torch.set_flush_denormal(flushing)
-    try:
-        for (size, weight), shift in itertools.product(cases, (0, 1, -1)):
-            build = Builder((7,))
-            row = torch.full((1, 7), weight, dtype=torch.float64).float().double()
-            net = build.network(build.linear(0, torch.cat([row, -row]), None, "linear"), name="linear")
-            ends = [torch.full((4, 7), (8 * shift + side) * size, dtype=torch.float64) for side in (-1, 1)]
-            bounds = interval_bounds(net, Bounds(*ends), tuning=EVERY)[-1]
-            for end in ends:
-                y = exact(net, 1, end[0])
-                assert not excluded(bounds.lower[0], y) and not excluded(-bounds.upper[0], [-v for v in y])
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def test_a_slope_that_float32_takes_for_zero_excludes_nothing() -> None:

@@ -14,7 +14,7 @@ from tests.support.draws import draws
 from tests.unit.test_bounds import ACTS, Random, assert_inside, boxes, images, mlp, points
 from tests.unit.test_bounds import rows as output_rows
 from verifiable_relu.bounds import PLAIN, TUNING, Bounds, Tuning, crown_relaxation, interval_bounds, sums
-from verifiable_relu.bounds.operators import needed
+from verifiable_relu.bounds.operators import DenseOperator, needed, prepared
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Relu
@@ -23,15 +23,6 @@ from verifiable_relu.network.nodes import Relu
 def _narrowed(network: Network) -> Network:
     """A copy of a network with its weights rounded to float32 numbers."""
     return replace(network, nodes=tuple(node.map_tensors(lambda t: t.float().double()) for node in network.nodes))
-
-
-def _sparse() -> Network:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(40, 60, generator=generator) * (torch.rand(40, 60, generator=generator) < 0.03)
-    build = Builder((6,))
-    x = build.linear(0, torch.randn(60, 6, generator=generator).double(), None, "in")
-    x = build.activation(build.linear(build.activation(x, Relu, "one"), weight.double(), None, "sparse"), Relu, "two")
-    return build.network(build.linear(x, torch.randn(3, 40, generator=generator).double(), None, "out"), name="sparse")
 
 
 def _pooled() -> Network:
@@ -74,7 +65,6 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "smooth images": lambda: images(ACTS["gelu5"]),
     "narrow mlp": lambda: _narrowed(mlp(ACTS["relu"], sizes=(6, 24, 24, 24, 3))),
     "narrow images": lambda: _narrowed(images(ACTS["relu"])),
-    "sparse": _sparse,
     "pooled images": _pooled,
     "turned images": _turned,
     "padded images": lambda: _narrowed(_padded()),
@@ -85,11 +75,6 @@ EAGER = Tuning(
     window_share=1.0,
     window_start=1.0,
     float32_inputs=1,
-    interval_samples=1,
-    interval_products=1,
-    interval_widening=1e-4,
-    sparse_share=0.1,
-    sparse_weights=1,
 )
 """Whatever can be faster anywhere is used."""
 
@@ -97,10 +82,8 @@ TUNINGS = (
     TUNING,
     EAGER,
     replace(EAGER, float32=False),
-    replace(EAGER, window_table_rows=0, window_matrix_entries=0),
     replace(PLAIN, windows=True, window_share=1.0, window_start=1.0),
     replace(PLAIN, restrict=True, active_share=1.0),
-    replace(PLAIN, sparse_share=0.1, sparse_weights=1),
     replace(TUNING, chunk_bytes=1 << 14),
 )
 
@@ -110,7 +93,7 @@ def _found(network: Network, box: Bounds, tuning: Tuning, float32: bool = False)
     with torch.no_grad():
         relaxation = crown_relaxation(network, box, tuning=tuning, float32=float32)
         lower = relaxation.outputs(*output_rows(network, len(box.lower)))
-        intervals = dict(enumerate(interval_bounds(network, box, tuning=tuning)))
+        intervals = dict(enumerate(interval_bounds(network, box)))
         return intervals | {-i: bounds for i, bounds in relaxation.pre.items()}, lower
 
 
@@ -150,6 +133,29 @@ def test_coefficients_of_all_nodes_in_float32_widen_bounds_by_little(name: str) 
         assert bool((bounds[index].upper - right.upper <= width).all())
     least, lower = least.reshape(3, 2, -1), lower.reshape(3, 2, -1)
     assert bool((least - lower <= -1e-3 * least.sum(1, keepdim=True) + 1e-6).all())
+
+
+def test_weights_in_compressed_rows_change_nothing() -> None:
+    """Dense products are those of weights of which a gradient is wanted."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(120, 150, generator=generator) * (torch.rand(120, 150, generator=generator) < 0.02)
+    first, last = torch.randn(150, 6, generator=generator), torch.randn(3, 120, generator=generator)
+
+    def network(weight: Tensor) -> Network:
+        build = Builder((6,))
+        x = build.activation(build.linear(0, first.double(), None, "in"), Relu, "one")
+        x = build.activation(build.linear(x, weight, None, "sparse"), Relu, "two")
+        return build.network(build.linear(x, last.double(), None, "out"), name="sparse")
+
+    sparse, dense = network(weight.double()), network(weight.double().requires_grad_())
+    operators = [prepared(each)[3] for each in (sparse, dense)]
+    assert [isinstance(each, DenseOperator) and each.sparse for each in operators] == [True, False]
+    box = boxes(sparse, batch=3)
+    (bounds, lower), (expected, least) = _found(sparse, box, TUNING), _found(dense, box, TUNING)
+    torch.testing.assert_close(lower, least, rtol=1e-9, atol=1e-9)
+    for index, found in bounds.items():
+        torch.testing.assert_close(found.lower, expected[index].lower, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.upper, expected[index].upper, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(draws(20)))

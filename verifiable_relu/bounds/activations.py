@@ -123,13 +123,6 @@ def _slope(
 
     Over a narrow [a, b] the quotient of differences would be nothing but rounding errors. f'(point), which differs from
     the true quotient by less than these, is taken there, too.
-
-    Args:
-        value: f.
-        derivative: f'.
-        point: at which the slope is wanted.
-        a: where the line begins.
-        b: where the line ends.
     """
     least = narrow(point.detach())
     joined = (a <= point) & (point <= b) & (b - a > least)
@@ -435,14 +428,7 @@ class SmoothLines:
         return self.between(node, bounds, self.slopes(node, bounds, True), alpha)
 
     def between(self, node: Activation, bounds: Bounds, ends: tuple[Tensor, ...], alpha: Tensor) -> Lines:
-        """Lines whose slopes are (1 − α) times the slopes at l plus α times those at u.
-
-        Args:
-            node: the activation.
-            bounds: of its input.
-            ends: the slopes at both ends, as ``slopes`` returns them.
-            alpha: in [0, 1].
-        """
+        """Lines whose slopes are (1 − α) times the slopes at l plus α times those at u."""
         low_left, high_left, low_right, high_right = ends
         return self.lines(
             node, bounds, torch.lerp(low_left, low_right, alpha), torch.lerp(high_left, high_right, alpha)
@@ -618,15 +604,7 @@ def _offset(
     slope: Tensor,
     turn: Tensor,
 ) -> Tensor:
-    """The offset of a line of f: the least or the greatest value of f(x) − slope·x over [l, u].
-
-    Args:
-        extremum: ``torch.minimum`` or ``torch.maximum``.
-        value: f.
-        bounds: l and u.
-        slope: of the line.
-        turn: the one point inside [l, u] at which the difference may be stationary, if it is inside.
-    """
+    """The offset of a line of f: the least or the greatest value of f(x) − slope·x over [l, u]."""
     lb, ub = bounds.lower, bounds.upper
     at_lower, at_upper, at_turn = (value(x) - slope * x for x in (lb, ub, turn.detach().clamp(lb, ub)))
     return extremum(extremum(at_lower, at_upper), at_turn)

@@ -108,11 +108,6 @@ class Differences(Rules):
     def add(self, index: int, node: Activation, pre: Bounds) -> None:
         """Say what an activation of the family makes of differences.
 
-        Args:
-            index: the activation's place in the difference network.
-            node: the activation.
-            pre: bounds of its input, (batch, *shape), of all members of the family.
-
         Raises:
             UnsupportedError: for an activation of which that is not known.
         """

@@ -108,13 +108,7 @@ class Adam:
         self._moments.narrow(keep)
 
     def step(self, gradient: Tensor, rate: float, counts: bool) -> None:
-        """Take one step along the gradient.
-
-        Args:
-            gradient: (rows, slopes).
-            rate: the length of the step, if all gradients so far were the same.
-            counts: whether the slopes after the step are to be part of the mean.
-        """
+        """Take one step along the gradient."""
         size = self._moments.take(gradient, _LEAST_SLOPE)
         self.value.addcdiv_(self._moments.first, size, value=rate / self._moments.share).clamp_(0, 1)
         if counts:

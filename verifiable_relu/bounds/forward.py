@@ -15,7 +15,7 @@ from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import relax
 from verifiable_relu.bounds.kinds import IMAGES, affine_image
 from verifiable_relu.bounds.operators import Operators, prepared
-from verifiable_relu.bounds.tuning import TUNING, Bounds, Lines, Tuning
+from verifiable_relu.bounds.tuning import Bounds, Lines, Tuning
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Affine, Beside, Node, Permute, Reshape, Scale
@@ -56,21 +56,18 @@ def intersect(first: Bounds, second: Bounds) -> Bounds:
     return Bounds(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))
 
 
-def interval_bounds(
-    network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None, tuning: Tuning = TUNING
-) -> list[Bounds]:
+def interval_bounds(network: Network, box: Bounds, known: Mapping[int, Bounds] | None = None) -> list[Bounds]:
     """Bounds of every node's value, in node order.
 
     Args:
         network: the network, in the dtype and on the device of ``box``.
         box: the inputs, shaped (batch, *input_shape).
         known: bounds of some activation nodes' *inputs*, by activation node index, to be used as well.
-        tuning: of sums in float32.
 
     Raises:
         UnsupportedError: for an operator without an interval image.
     """
-    operators = prepared(network, tuning)
+    operators = prepared(network)
     bounds: list[Bounds] = [box]
     for index, node in enumerate(network.nodes[1:], start=1):
         boxes = [bounds[i] for i in node.inputs]
@@ -159,7 +156,7 @@ class NodeBounds:
         self, network: Network, box: Bounds, rules: Rules, tuning: Tuning, known: Mapping[int, Bounds] | None = None
     ) -> None:
         self.network = network
-        self.operators: Operators = prepared(network, tuning)
+        self.operators: Operators = prepared(network)
         self.rules = rules
         self.start = input_box_node(network)
         self.samples = len(box.lower)
@@ -200,7 +197,7 @@ class NodeBounds:
             # Rows of coefficients, where there will be any, need the nodes' points anyway.
             if (tighten is not None or self.known) and self.is_centred(source):
                 about = self.point(source), self.point(index)
-            return affine_image(self.operators[index], self.values[source], about, self.float32)
+            return affine_image(self.operators[index], self.values[source], about)
         return IMAGES[node](node, [self.values[i] for i in node.inputs], None)
 
     def _counted(self, index: int, box: Bounds) -> Bounds:

@@ -23,7 +23,6 @@ from verifiable_relu.network.nodes import (
     Beside,
     Extreme,
     Input,
-    Linear,
     MatMul,
     Maximum,
     Permute,
@@ -33,15 +32,11 @@ from verifiable_relu.network.nodes import (
     Sparse,
 )
 
-_HUGE = 1e37
-"""Sums of up to this size do not overflow in float32, nor on the way."""
-
 
 def affine_image(
     operator: Operator[Affine],
     box: Bounds,
     about: tuple[Tensor, Tensor] | None = None,
-    float32: bool | None = None,
 ) -> Bounds:
     """The box of W·x + b over a box of x, shaped (batch, *shape).
 
@@ -49,7 +44,6 @@ def affine_image(
         operator: of the affine map.
         box: of x.
         about: the box's centre, and W·x + b there, if known.
-        float32: whether sums may be in float32 (``rounding.float32_is_plain``), if known.
     """
     node = operator.node
     if isinstance(node, Scale):
@@ -58,19 +52,12 @@ def affine_image(
         # A whole number stays one: within the least error it could jump.
         return Bounds(node.forward(box.lower), node.forward(box.upper))
     center, radius = rounding.ball(box, None if about is None else about[0])
-    middle, terms = None if about is None else about[1], _float32_terms(operator, radius, float32)
     rows = operator.one_sign
-    if rows is not None and rows.all and not terms and bool((box.lower >= 0).all()):
+    if rows is not None and rows.all and bool((box.lower >= 0).all()):
         return _by_ends(operator, box, rows.rising)
-    narrow = center.float() if terms else center
-    size, radius = narrow.abs(), radius.to(narrow)
-    if terms and middle is None and _bearable(operator, size.flatten(1).sum(1), radius.flatten(1).sum(1)):
-        middle = operator.forward32(narrow)
-        radius = rounding.interval_single(size, radius, operator.terms32[0])
-    if middle is None:
-        middle = operator.forward(center)
-    radius, growth, extra = rounding.interval_affine(operator, size, radius, middle, terms)
-    spread = torch.add(extra, operator.absolute32(radius) if terms else operator.absolute(radius), alpha=growth)
+    middle = operator.forward(center) if about is None else about[1]
+    radius, growth, extra = rounding.interval_affine(operator, center.abs(), radius, middle)
+    spread = torch.add(extra, operator.absolute(radius), alpha=growth)
     if rows is None:
         return Bounds(middle - spread, spread.add_(middle))
     found = Bounds(middle - spread, middle + spread)
@@ -155,31 +142,6 @@ def _sees_none(operator: Operator[Affine], inputs: Tensor) -> Tensor:
         return torch.ones_like(operator.offset, dtype=torch.bool)
     # By a factor that keeps products with the least weights from being taken for 0.
     return operator.absolute(inputs.to(operator.offset) * 2.0**60) == 0
-
-
-def _float32_terms(operator: Operator[Affine], radius: Tensor, float32: bool | None) -> int:
-    """In how many float32 additions a product of |W|·radius takes part; 0 where sums are in float64."""
-    node, tuning, terms = operator.node, operator.tuning, operator.terms32
-    if not tuning.float32 or len(radius) < tuning.interval_samples or not 0 < max(terms) <= tuning.interval_terms:
-        return 0
-    large = not isinstance(node, Linear) or len(radius) * node.weight.numel() >= tuning.interval_products
-    if not large or not operator.fits32 or radius[0].numel() > tuning.interval_inputs:
-        return 0
-    return terms[1] if (rounding.float32_is_plain(radius) if float32 is None else float32) else 0
-
-
-def _bearable(operator: Operator[Affine], size: Tensor, radius: Tensor) -> bool:
-    """Whether W·centre, too, may be summed in float32: no sum overflows, and no sample's box is widened by much.
-
-    Args:
-        operator: of the affine map.
-        size: (batch,) the sum of |centre|.
-        radius: (batch,) the sum of the radius, to a share of which the widening is compared (``interval_widening``).
-    """
-    most = operator.once("largest row sum", lambda: float(operator.row_sums.amax().clamp(min=1)))
-    part = rounding.share_single(operator.terms32[0])
-    allowed = (radius * operator.tuning.interval_widening).clamp_(max=part * _HUGE / most)
-    return bool((size * part <= allowed).all())
 
 
 def _corners(x: Bounds, y: Bounds) -> Bounds:

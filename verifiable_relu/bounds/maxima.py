@@ -79,12 +79,7 @@ class Between:
         return torch.where(a < 0, high, low)
 
     def back(self, a: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Coefficients of the candidates' value of those of maxima, (groups, each, size), and their constants.
-
-        Args:
-            a: (groups, each, maxima).
-            size: of the candidates' value.
-        """
+        """Coefficients of the candidates' value of those of maxima, (groups, each, size), and their constants."""
         negative = a.clamp(max=0)
         positive = a - negative
         before = a.new_zeros(*a.shape[:2], size)

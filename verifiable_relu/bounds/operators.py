@@ -21,8 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verifiable_relu.bounds import sums
-from verifiable_relu.bounds.tuning import TUNING, Tuning
 from verifiable_relu.network.graph import Made, Network, Once
 from verifiable_relu.network.nodes import (
     Activation,
@@ -64,18 +62,14 @@ class Operator(Generic[Kind]):
 
     Attributes:
         node: the affine node; nothing of it is changed.
-        terms32: how many additions in float32 a product takes part in, in ``linear32`` and in ``absolute32``.
         careful: whether a function that is not defined everywhere, such as a root, may come after the node: then an end
             of 0 is to be none that is a little below.
     """
 
-    terms32: tuple[int, int] = (0, 0)
-
     careful = True
 
-    def __init__(self, node: Kind, tuning: Tuning) -> None:
+    def __init__(self, node: Kind) -> None:
         self.node = node
-        self.tuning = tuning
         self._once = Once()
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -98,18 +92,6 @@ class Operator(Generic[Kind]):
     def absolute(self, x: Tensor) -> Tensor:
         """|W|·x."""
         return self.node.absolute(x)
-
-    def linear32(self, x: Tensor) -> Tensor:
-        """W·x with sums in float32, in the dtype of W; only where ``fits32``."""
-        raise NotImplementedError
-
-    def forward32(self, x: Tensor) -> Tensor:
-        """W·x + b, the sums of W·x in float32, in the dtype of W; only where ``fits32``."""
-        return self.linear32(x).add_(self.offset)
-
-    def absolute32(self, x: Tensor) -> Tensor:
-        """|W|·x with sums in float32, in the dtype of W; only where ``fits32``."""
-        raise NotImplementedError
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         """Wᵀ·a for a of shape (rows, *shape), in the dtype of a; returns (rows, *input_shape).
@@ -168,19 +150,18 @@ def exact_in_float32(weight: Tensor) -> bool:
     return bool(((narrow.to(weight) == weight) & normal).all())
 
 
+_SPARSE_DIVISOR = 32
+"""A dense layer's weight is kept in compressed rows where at most one of so many weights is not 0 ..."""
+
+_SPARSE_WEIGHTS = 1 << 14
+"""... from so many weights on: the networks of tllverifybench take less than half the time."""
+
 Pair = tuple[int, int]
 
 
 @cache
 def _in_step(phase: int, stride: int, first: int, cells: int, length: int) -> tuple[int, int, int]:
     """The pixels of one phase of the cells that lie in a line of an image.
-
-    Args:
-        phase: which pixel of every cell.
-        stride: pixels in a cell.
-        first: the pixel, counted from the first cell, at which the line begins.
-        cells: how many there are.
-        length: of the line.
 
     Returns:
         The first such cell, the place of its pixel in the line, and how many there are.
@@ -203,12 +184,6 @@ def _phases(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> Iterato
         part = cells.as_strided(size, (ours[0], up * across * ours[1], ours[2], ours[3]), start)
         start = image.storage_offset() + top * theirs[2] + left * theirs[3]
         yield part, image.as_strided(size, (theirs[0], theirs[1], up * theirs[2], across * theirs[3]), start)
-
-
-def fill_cells(cells: Tensor, image: Tensor, stride: Pair, corner: Pair) -> None:
-    """Put an image (rows, channels, height, width) into cells (rows, channels·stride, …) that are zeros before."""
-    for part, mine in _phases(cells, image, stride, corner):
-        part.copy_(mine)
 
 
 def image_of_cells(cells: Tensor, shape: Shape, stride: Pair, corner: Pair = (0, 0)) -> Tensor:
@@ -248,11 +223,6 @@ def _direct() -> Callable[..., Tensor]:
 class ConvolutionOperator(Operator[Conv2d]):
     """A two-dimensional convolution."""
 
-    def __init__(self, node: Conv2d, tuning: Tuning) -> None:
-        super().__init__(node, tuning)
-        terms = math.prod(node.weight.shape[1:])
-        self.terms32 = terms, terms
-
     @property
     def plain(self) -> bool:
         """Whether every output sees every channel, and all of its window."""
@@ -274,28 +244,8 @@ class ConvolutionOperator(Operator[Conv2d]):
             else self.once(dtype, lambda: self.node.weight.to(dtype))
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.node.forward(x)
-
-    def linear(self, x: Tensor) -> Tensor:
-        return self.node.linear(x)
-
     def absolute(self, x: Tensor) -> Tensor:
         return self.node.convolved(x, self.once("absolute", self.node.weight.abs))
-
-    def linear32(self, x: Tensor) -> Tensor:
-        return self._in_float32(x, self.weight(torch.float32))
-
-    def absolute32(self, x: Tensor) -> Tensor:
-        return self._in_float32(x, self.once("absolute32", self.weight(torch.float32).abs))
-
-    def _in_float32(self, x: Tensor, weight: Tensor) -> Tensor:
-        """A convolution with direct sums in float32, in the dtype of the node's weight."""
-        top, left, bottom, right = self.node.padding
-        if (top, left) != (bottom, right):
-            x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
-        found = _direct()(x.to(torch.float32), weight, None, (top, left), self.node.stride, self.node.dilation, 1)
-        return found.to(self.node.weight.dtype)
 
     @cached_property
     def adjoint_terms(self) -> int:
@@ -338,24 +288,13 @@ class ConvolutionOperator(Operator[Conv2d]):
             a: (rows, out, height, width) in float32.
 
         Returns:
-            (rows, channels·stride, height + blocks − 1, width + blocks − 1), as ``image_in_cells`` orders inputs.
+            (rows, channels·stride, height + blocks − 1, width + blocks − 1).
         """
         (high, wide), weight = self._blocks, self.node.weight
         turned = self.once("cells", lambda: self._blocked.permute(3, 2, 0, 1).flip(2, 3).contiguous().to(torch.float32))
         if a.dtype == weight.dtype:
             return F.conv2d(a, turned, None, (1, 1), (high - 1, wide - 1))
         return _direct()(a, turned, None, (high - 1, wide - 1), (1, 1), (1, 1), 1)
-
-    def cells_shape(self, size: Shape) -> Shape:
-        """The shape of what ``cells`` returns for one row of outputs of a size, (height, width)."""
-        (high, wide), (up, across) = self._blocks, self.node.stride
-        return self.node.weight.shape[1] * up * across, size[0] + high - 1, size[1] + wide - 1
-
-    def image_in_cells(self, x: Tensor) -> Tensor:
-        """Inputs (rows, channels, height, width) in cells, as ``cells`` returns coefficients of them."""
-        found = x.new_zeros(len(x), *self.cells_shape(self.node.shape[1:]))
-        fill_cells(found, x, self.node.stride, self.node.corner)
-        return found
 
     @property
     def _blocked(self) -> Tensor:
@@ -408,13 +347,6 @@ def _compressed(rows: Tensor, columns: Tensor, values: Tensor, shape: Sequence[i
 class DenseOperator(Operator[Linear]):
     """y = x·Wᵀ + b over the last axis."""
 
-    def __init__(self, node: Linear, tuning: Tuning) -> None:
-        super().__init__(node, tuning)
-        # The error of ``linear32`` counts by |centre|, that of ``absolute32`` by the radius, which is smaller.
-        self._lines = tuple(sums.lines(node.weight.shape[1], n) for n in (tuning.weight_sum_length, tuning.sum_length))
-        first, second = (length + sum(sums.steps(many, tuning.sum_steps)) - 2 for many, length in self._lines)
-        self.terms32 = first, second
-
     def forward(self, x: Tensor) -> Tensor:
         return self.node.forward(x) if self._sparse is None else self.linear(x) + self.node.bias
 
@@ -427,28 +359,6 @@ class DenseOperator(Operator[Linear]):
         if self._sparse is None:
             return F.linear(x, self.once("absolute", self.node.weight.abs))
         return (x.reshape(-1, x.shape[-1]) @ self._sparse.absolute).reshape(*x.shape[:-1], -1)
-
-    def linear32(self, x: Tensor) -> Tensor:
-        return self._in_lines(x, absolute=False)
-
-    def absolute32(self, x: Tensor) -> Tensor:
-        return self._in_lines(x, absolute=True)
-
-    def _in_lines(self, x: Tensor, absolute: bool) -> Tensor:
-        """W·x or |W|·x for x of shape (batch, in), summed in float32 line by line, in the dtype of W."""
-        lines = self._lines[absolute]
-
-        def make() -> Tensor:
-            weight = self.weight(torch.float32)
-            return (weight.abs() if absolute else weight).T.reshape(*lines, -1).contiguous()
-
-        weight = self.once(("in lines", absolute), make)
-        found = torch.bmm(x.to(torch.float32).unflatten(1, lines).transpose(0, 1), weight)
-        for parts in sums.steps(lines[0], self.tuning.sum_steps):
-            if parts > 1:
-                # A product with ones, which is exact, is faster than a sum over the first axis.
-                found = found.new_ones(parts) @ found.reshape(parts, -1)
-        return found.reshape(len(x), -1).to(self.node.weight.dtype)
 
     def adjoint(self, a: Tensor, input_shape: Shape) -> Tensor:
         if self._sparse is None:
@@ -474,10 +384,10 @@ class DenseOperator(Operator[Linear]):
 
     @cached_property
     def _sparse(self) -> _SparseProduct | None:
-        weight, tuning = self.node.weight, self.tuning
-        if weight.numel() < tuning.sparse_weights or not self.constant:
+        weight = self.node.weight
+        if weight.numel() < _SPARSE_WEIGHTS or not self.constant:
             return None
-        if int(weight.count_nonzero()) > tuning.sparse_share * weight.numel():
+        if int(weight.count_nonzero()) > weight.numel() / _SPARSE_DIVISOR:
             return None
         return _SparseProduct.of(weight)
 
@@ -489,9 +399,9 @@ _KINDS: dict[type[Affine], type[Operator[Affine]]] = {Linear: DenseOperator, Con
 class Operators:
     """The operators of a network's affine nodes by the node's index, each made when it is first asked for."""
 
-    def __init__(self, nodes: tuple[Node, ...], tuning: Tuning) -> None:
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
         # Not the network itself: it keeps this object, and a circle would wait for the garbage collector.
-        self._nodes, self.tuning = nodes, tuning
+        self._nodes = nodes
         partial = (i for i, node in enumerate(nodes) if isinstance(node, Curve) and node.known.partial)
         self._last_partial = max(partial, default=-1)
         self._made: dict[int, Operator[Affine]] = {}
@@ -500,7 +410,7 @@ class Operators:
         if index not in self._made:
             node = self._nodes[index]
             assert isinstance(node, Affine)
-            self._made[index] = _KINDS.get(type(node), Operator)(node, self.tuning)
+            self._made[index] = _KINDS.get(type(node), Operator)(node)
             self._made[index].careful = index < self._last_partial
         return self._made[index]
 
@@ -509,9 +419,9 @@ class Operators:
         return self[index] if isinstance(self._nodes[index], Affine) else None
 
 
-def prepared(network: Network, tuning: Tuning = TUNING) -> Operators:
+def prepared(network: Network) -> Operators:
     """The operators of a network, which the network keeps: another dtype or device is another network."""
-    return network.once((Operators, tuning), lambda: Operators(network.nodes, tuning))
+    return network.once(Operators, lambda: Operators(network.nodes))
 
 
 def needed(network: Network, outputs: Tensor, dtype: torch.dtype) -> dict[int, Tensor] | None:

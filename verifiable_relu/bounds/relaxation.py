@@ -28,7 +28,6 @@ from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning,
 from verifiable_relu.bounds.windowed import (
     Chunk,
     Coefficients,
-    LastConvolution,
     Restricted,
     Restriction,
     Stepped,
@@ -59,23 +58,14 @@ from verifiable_relu.network.nodes import (
 
 
 class BackwardPropagator:
-    """What a walk needs of a relaxation: its bounds, its lines, what rounding may change, and the faster steps.
-
-    Args:
-        bounds: the nodes' bounds.
-        lines: the activations' lines.
-        float32: which coefficients are in float32.
-        tuning: which faster steps there are.
-    """
+    """What a walk needs of a relaxation: its bounds, its lines, what rounding may change, and the faster steps."""
 
     def __init__(self, bounds: NodeBounds, lines: LineTable, float32: Float32, tuning: Tuning) -> None:
         self.bounds, self.float32, self.tuning = bounds, float32, tuning
         self.slack = Slack(bounds, float32, tuning)
         self.shifted = ShiftedLines(bounds, lines, self.slack, float32, tuning)
-        last = LastConvolution(bounds, self.slack, float32, tuning)
-        self.windowed = Windowed(bounds, self.slack, self.shifted, last, tuning)
+        self.windowed = Windowed(bounds, self.slack, self.shifted, tuning)
         self.steppers: list[Stepper] = [self.windowed] if tuning.windows else []
-        self.steppers.append(last)
         if tuning.restrict:
             self.steppers.append(Restriction(bounds, self.shifted, float32, tuning))
 
@@ -129,26 +119,19 @@ class BackwardPropagator:
             return node.inputs[0], weight.index_select(0, neuron).mul_(sign.to(weight.dtype)[:, None]).reshape(shape)
         if isinstance(operator, ConvolutionOperator) and operator.plain:
             narrow = self.float32.holds(node.inputs[0]) and self.float32.sums(index)
-            return node.inputs[0], kernels(operator, neuron, sign.float() if narrow else sign, self.tuning)
+            return node.inputs[0], kernels(operator, neuron, sign.float() if narrow else sign)
         if isinstance(node, Sparse) and node.differences:
             whole = sign.new_zeros(len(neuron), self.bounds.network.nodes[node.inputs[0]].size)
             where = node.index.to(sign.device)[neuron]
             return node.inputs[0], whole.scatter_add_(1, where, node.weight[neuron] * sign[:, None]).reshape(shape)
         if isinstance(node, Conv2d | Scale | Add) and len(node.shape) == 3:
-            return index, windows(node.shape, neuron, sign, self.tuning)
+            return index, windows(node.shape, neuron, sign)
         rows = sign.new_zeros(neuron.shape[0], node.size)
         return index, rows.scatter(1, neuron[:, None], sign[:, None]).reshape(shape)
 
 
 class BackwardPass:
-    """One chunk of rows on its way back.
-
-    Args:
-        of: what the walk needs of the relaxation.
-        chunk: which rows they are.
-        record: takes the coefficients of products and of the activations that have their own lines, (rows, neurons),
-            by index.
-    """
+    """One chunk of rows on its way back."""
 
     def __init__(self, of: BackwardPropagator, chunk: Chunk, record: dict[int, Tensor] | None = None) -> None:
         self.of, self.chunk, self.record = of, chunk, record
@@ -252,13 +235,7 @@ class BackwardPass:
         return rounding.weighed_single(found, sums.depth(count, self.of.tuning)) if self.narrow(index) else found
 
     def _summed(self, size: Tensor, index: int, values: Tensor) -> Tensor:
-        """The sum |A|·values as it is computed at node ``index``, (groups, each).
-
-        Args:
-            size: |A|, (groups, each, size); spent.
-            index: the node.
-            values: (groups or 1, size).
-        """
+        """The sum |A|·values as it is computed at node ``index``, (groups, each)."""
         if not self.narrow(index):
             return sums.dot(size, values)
         return sums.last_axes(size.mul_(values.to(size.dtype)[:, None]), 1, self.of.tuning)

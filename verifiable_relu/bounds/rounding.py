@@ -406,7 +406,7 @@ def ball(box: Bounds, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 def interval_affine(
-    operator: Operator[Affine], size: Tensor, radius: Tensor, middle: Tensor, terms: int = 0
+    operator: Operator[Affine], size: Tensor, radius: Tensor, middle: Tensor
 ) -> tuple[Tensor, float, Tensor]:
     """How the box W·c + b ∓ |W|·r of y = W·x + b must be widened, c and r being the ``ball`` of x as computed.
 
@@ -415,10 +415,9 @@ def interval_affine(
 
     Args:
         operator: the affine map.
-        size: |c|, (batch, *shape of x), in the dtype of ``radius``.
+        size: |c|, (batch, *shape of x).
         radius: r, likewise.
         middle: W·c + b as computed, (batch, *shape).
-        terms: how many products are summed in |W|·r if its sums are in float32 (``Operator.absolute32``); else 0.
 
     Returns:
         In the place of r another radius, a factor for |W|·radius, and what is to be added to the product, (batch,
@@ -427,8 +426,8 @@ def interval_affine(
     """
     dtype = middle.dtype
     relative = _interval_share(operator, dtype)
-    growth = 1 + 2 * relative + (share_single(terms) if terms else 0)
-    least = operator.once(("interval", terms), lambda: _interval_least(operator, dtype, terms))
+    growth = 1 + 2 * relative
+    least = operator.once("interval", lambda: _interval_least(operator, dtype))
     more = torch.add(least, middle.detach().abs(), alpha=unit_roundoff(dtype))
     return torch.add(radius, size, alpha=relative), growth, more
 
@@ -443,7 +442,7 @@ def interval_end(operator: Operator[Affine], size: Tensor) -> Tensor:
     Returns:
         (batch, *shape), infinite or NaN where a sum may overflow, be it only on the way.
     """
-    least, offset = operator.once("end", lambda: (_smallest(operator, size.dtype, 0), 2 * operator.offset_magnitude))
+    least, offset = operator.once("end", lambda: (_smallest(operator, size.dtype), 2 * operator.offset_magnitude))
     return torch.add(least, offset + size, alpha=_interval_share(operator, size.dtype) / 2)
 
 
@@ -474,35 +473,14 @@ def _interval_share(operator: Operator[Affine], dtype: torch.dtype) -> float:
     return gamma(node.terms + 16, dtype) * (1 + 2 * gamma(node.terms, dtype)) + weight_share(node)
 
 
-def _interval_least(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> Tensor:
+def _interval_least(operator: Operator[Affine], dtype: torch.dtype) -> Tensor:
     """For ``interval_affine``: what underflow and |b| may change."""
-    lost = _smallest(operator, dtype, terms)
-    return torch.add(lost, operator.offset_magnitude, alpha=_interval_share(operator, dtype))
+    return torch.add(_smallest(operator, dtype), operator.offset_magnitude, alpha=_interval_share(operator, dtype))
 
 
-def _smallest(operator: Operator[Affine], dtype: torch.dtype, terms: int) -> Tensor:
-    """What underflow may change in |W|·r, its sums in float32 if ``terms`` is not 0."""
-    single, least = tiny(torch.float32), tiny(dtype)
-    smallest, lost = (4 * single, 16 * single) if terms else (least / epsilon(dtype), 8 * least)
-    return smallest * operator.row_sums + operator.node.terms * lost
-
-
-def interval_single(size: Tensor, radius: Tensor, terms: int) -> Tensor:
-    """A radius enlarged so that |W|·radius also covers the error of W·centre with sums in float32.
-
-    That error is at most γ·|W|·|centre|, with the γ of float32.
-
-    Args:
-        size: |centre|, in float32.
-        radius: of the ball.
-        terms: how many products are summed. The sums must not overflow.
-    """
-    return torch.add(radius, size, alpha=share_single(terms))
-
-
-def share_single(terms: int) -> float:
-    """What part of the sum of so many absolute products rounding may change if the sum is in float32."""
-    return OWN * gamma(terms + 4, torch.float32)
+def _smallest(operator: Operator[Affine], dtype: torch.dtype) -> Tensor:
+    """What underflow may change in |W|·r."""
+    return tiny(dtype) / epsilon(dtype) * operator.row_sums + operator.node.terms * 8 * tiny(dtype)
 
 
 def interval_rows(operator: Operator[Affine] | None, reach: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,13 +58,7 @@ _PASSING = Add | Reshape | Permute
 
 
 class Float32:
-    """The nodes of a relaxation whose coefficients are in float32: all up to ``last_node``.
-
-    Args:
-        bounds: the nodes' bounds.
-        tuning: how far float32 may go.
-        everywhere: to go as far as sums in float32 are accounted for.
-    """
+    """The nodes of a relaxation whose coefficients are in float32: all up to ``last_node``."""
 
     def __init__(self, bounds: NodeBounds, tuning: Tuning, everywhere: bool = False) -> None:
         self._network, self._operators, self._start = bounds.network, bounds.operators, bounds.start
@@ -126,13 +120,7 @@ def last_float32_node(network: Network, operators: Operators, start: int, everyw
 
 
 class Slack:
-    """The error of one unit of |A| at every node, computed when it is first asked for.
-
-    Args:
-        bounds: the nodes' bounds and points.
-        float32: which coefficients are in float32.
-        tuning: when terms are counted.
-    """
+    """The error of one unit of |A| at every node, computed when it is first asked for."""
 
     def __init__(self, bounds: NodeBounds, float32: Float32, tuning: Tuning) -> None:
         self.bounds, self.float32, self._tuning = bounds, float32, tuning
@@ -254,11 +242,7 @@ class Slack:
         return rounding.accumulate(self.bounds.radius(index).flatten(1), dtype)
 
     def end(self, terms: int = 0) -> Tensor:
-        """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end.
-
-        Args:
-            terms: how many numbers are summed, if not as many as the node has.
-        """
+        """(batch, size) r so large that −|A|·r, computed, is a lower bound of A·(v − v̂) where rows end."""
         start = self.bounds.start
         terms = terms or self._nodes[start].size
         if terms not in self._ends:
@@ -424,15 +408,7 @@ class LineStep:
 
 
 class ShiftedLines:
-    """The steps through the activations of a relaxation, made as they are needed.
-
-    Args:
-        bounds: the nodes' bounds and points.
-        lines: the activations' lines.
-        slack: what rounding may change.
-        float32: which coefficients are in float32.
-        tuning: of sums in float32.
-    """
+    """The steps through the activations of a relaxation, made as they are needed."""
 
     def __init__(self, bounds: NodeBounds, lines: LineTable, slack: Slack, float32: Float32, tuning: Tuning) -> None:
         self.bounds, self._lines, self._slack, self._float32 = bounds, lines, slack, float32
@@ -442,12 +418,7 @@ class ShiftedLines:
         self._aside: dict[tuple[int, bool], Aside] = {}
 
     def depth(self, index: int, count: int | None = None) -> int:
-        """In how many float32 additions a product with a neuron of activation ``index`` takes part; 0 in float64.
-
-        Args:
-            index: the activation.
-            count: how many products are summed, if not as many as the activation has neurons.
-        """
+        """In how many float32 additions a product with a neuron of activation ``index`` takes part; 0 in float64."""
         if not self._float32.holds(index):
             return 0
         own = sums.depth(self._lines.node(index).size, self._tuning)

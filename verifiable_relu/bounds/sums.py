@@ -6,7 +6,6 @@ then takes part in at most lines + length additions instead of n.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import torch
@@ -20,13 +19,6 @@ def lines(count: int, least: int) -> tuple[int, int]:
     """How ``count`` numbers are summed in float32: in how many partial sums of how many numbers each."""
     length = next(n for n in range(min(count, least), count + 1) if count % n == 0)
     return count // length, length
-
-
-@cache
-def steps(count: int, least: int) -> tuple[int, int]:
-    """The two steps in which ``count`` partial sums are summed: (1, count), one step, below ``least`` of them."""
-    first = next(n for n in range(math.isqrt(count), 0, -1) if count % n == 0)
-    return (first, count // first) if count >= least else (1, count)
 
 
 def depth(count: int, tuning: Tuning) -> int:

@@ -67,29 +67,13 @@ class Tuning:
         active_share: rows are restricted to neurons that may be active up to this share of them.
         window_share: windows are used up to this share of the image's area.
         window_start: whole rows that are zero but for such a share become windows.
-        window_matrix_emptiness: how many times the kernel's area a window may have, for the convolution's adjoint on
-            windows to be one matrix.
-        window_matrix_entries: most entries of such a matrix.
-        window_table_rows: where there are at most so many windows for each row, all windows are copied once in turn.
 
         float32_depth: terms that sums in float32 of the first convolutions may have together: these take most of the
             time and move bounds least, in the networks of the benchmark by at most 1e-4 of their width.
         float32_inputs: from so many inputs on the coefficients of the inputs alone are taken in float32 ...
         float32_neurons: ... behind a first dense layer of at most so many neurons.
 
-        interval_samples: from so many boxes on interval sums may be in float32.
-        interval_products: products that a dense layer needs over all boxes for that.
-        interval_terms: most terms of such a sum; 512 terms widen a radius by about 1e-5 of itself.
-        interval_inputs: most inputs of such a layer.
-        interval_widening: share of the radius by which sums in float32 of the centre may widen it, on average over the
-            inputs of a box.
-
-        sparse_share: a dense layer's weight is kept in compressed rows up to this share of weights that are not 0 ...
-        sparse_weights: ... from so many weights on.
         sum_length: least numbers added one after another in a float32 sum of many: fewer take more time, more err more.
-        weight_sum_length: the same in products with a weight matrix.
-        sum_steps: from so many partial sums on they are themselves summed in two steps.
-
 
         search_bytes: bytes that the search for slopes (α-CROWN) holds at once; more gain nothing.
         search_copies: arrays of every activation's size that the search holds for each row.
@@ -108,25 +92,12 @@ class Tuning:
     active_share: float = 0.75
     window_share: float = 0.5
     window_start: float = 0.1
-    window_matrix_emptiness: int = 8
-    window_matrix_entries: int = 1 << 22
-    window_table_rows: int = 4
 
     float32_depth: int = 192
     float32_inputs: int = 256
     float32_neurons: int = 256
 
-    interval_samples: int = 4
-    interval_products: int = 1 << 21
-    interval_terms: int = 512
-    interval_inputs: int = 1 << 22
-    interval_widening: float = 8e-5
-
-    sparse_share: float = 1 / 32
-    sparse_weights: int = 1 << 14
     sum_length: int = 96
-    weight_sum_length: int = 48
-    sum_steps: int = 16
 
     search_bytes: int = 1 << 28
     search_copies: int = 13
@@ -136,12 +107,7 @@ class Tuning:
 TUNING = Tuning()
 """The defaults."""
 
-PLAIN = Tuning(
-    float32=False,
-    windows=False,
-    restrict=False,
-    sparse_weights=1 << 62,
-)
+PLAIN = Tuning(float32=False, windows=False, restrict=False)
 """Without any acceleration."""
 
 
@@ -185,9 +151,11 @@ def groups(
         for start in range(0, count, size):
             yield slice(start, start + size), None
         return
-    if count <= size and (sample is None or in_turn(sample, samples)):
-        yield slice(0, count), None
-        return
+    if count <= size:
+        every = torch.arange(samples, device=None if sample is None else sample.device)
+        if sample is None or torch.equal(sample, every.repeat_interleave(count // samples)):
+            yield slice(0, count), None
+            return
     assert sample is not None
     order = sample.argsort(stable=True)
     counts = torch.bincount(sample).tolist()
@@ -209,9 +177,3 @@ def groups(
         del pieces[:taken]
         place = torch.minimum(torch.arange(longest, device=sample.device), lengths[:, None] - 1)
         yield order[starts[:, None] + place].flatten(), mine
-
-
-def in_turn(sample: Tensor, samples: int) -> bool:
-    """Whether equally many rows of every sample come, one sample after another."""
-    each, more = divmod(sample.shape[0], samples)
-    return not more and torch.equal(sample, torch.arange(samples, device=sample.device).repeat_interleave(each))

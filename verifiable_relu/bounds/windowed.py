@@ -5,9 +5,6 @@ Pulling back whole images of coefficients, nearly all zeros, is most of CROWN's 
 are all of the same size, and only their position differs from row to row. (The idea is that of the patches mode in Xu
 et al., arXiv 2002.12920; the windows here lie on the grid of the neurons that they started from.)
 
-**The last convolution.** A row's least value over the box of the inputs is −|A|·radius, where |A| and the radius may be
-taken in any order: so the coefficients stay in the cells of one stride in which the convolution's adjoint leaves them.
-
 **Rows of possibly active neurons alone.** An inactive neuron passes no coefficient on. Its column of the rows, and its
 row of the weight, are left out of the product with the layer's weight; and where two such layers follow each other, of
 the next product's result, too.
@@ -29,8 +26,11 @@ from verifiable_relu.bounds.forward import NodeBounds
 from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator, framed
 from verifiable_relu.bounds.slack import Float32, LineStep, ShiftedLines, Slack
-from verifiable_relu.bounds.tuning import TUNING, Lines, Tuning
+from verifiable_relu.bounds.tuning import Lines, Tuning
 from verifiable_relu.network.nodes import Activation, Conv2d, Relu, Scale, Shape
+
+_TABLE_ROWS = 4
+"""Where there are at most so many windows for each row, all windows are copied once in turn."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,6 @@ class Grid:
         stride = tuple(n * s for n, s in zip(self.stride, node.stride, strict=True))
         offset = tuple(n * s + p for n, s, p in zip(self.offset, node.stride, node.padding[:2], strict=True))
         return Grid(self.points, size, stride, offset)  # type: ignore[arg-type]
-
-    def cells_before(self, operator: ConvolutionOperator) -> Grid:
-        """The grid, in cells of one stride of a convolution's input, of the cells that windows of its output see.
-
-        A cell is counted as an output: the cells that output (y, x) sees begin at cell (y, x).
-        """
-        _, height, width = operator.cells_shape(self.size)
-        return replace(self, size=(height, width))
 
     def table(self, values: Tensor) -> Tensor:
         """The windows of values (batch, channels, height, width): (batch·points, channels, *size), 0 beyond edges."""
@@ -85,14 +77,12 @@ class Window:
         point: (rows,) the number of each row's grid point, in row-major order.
         grid: where the windows lie.
         clean: whether the values beyond the edges are known to be zero.
-        tuning: when windows are copied in turn, and when a convolution's adjoint on windows is one matrix.
     """
 
     values: Tensor
     point: Tensor
     grid: Grid
     clean: bool = False
-    tuning: Tuning = TUNING
 
     def __len__(self) -> int:
         return len(self.values)
@@ -104,22 +94,18 @@ class Window:
         """
         grid, (down, right), each = grid or self.grid, self.grid.points, len(self) // len(images)
         group = torch.arange(len(images), device=images.device).repeat_interleave(each)
-        if down * right <= self.tuning.window_table_rows * each:
+        if down * right <= _TABLE_ROWS * each:
             return grid.table(images).index_select(0, group * (down * right) + self.point)
         return grid.views(images)[group, self.point.div(right, rounding_mode="floor"), self.point % right]
 
     def before(self, operator: ConvolutionOperator) -> Window:
         """Pulled back through a convolution."""
         weight, grid = operator.node.weight, self.grid.before(operator.node)
-        if self.values.dtype != weight.dtype or not operator.plain:
-            values = operator.transposed(self.values, grid.size)
-        elif self.grid.size == (1, 1):
+        if self.values.dtype == weight.dtype and operator.plain and self.grid.size == (1, 1):
             values = (self.values.flatten(1) @ weight.flatten(1)).unflatten(1, weight.shape[1:])
-        elif (matrix := _matrix(operator, self.grid, self.tuning)) is not None:
-            values = (self.values.flatten(1) @ matrix).unflatten(1, (-1, *grid.size))
         else:
             values = operator.transposed(self.values, grid.size)
-        return Window(values, self.point, grid, tuning=self.tuning)
+        return Window(values, self.point, grid)
 
     def float(self) -> Window:
         """In float32."""
@@ -135,7 +121,7 @@ class Window:
         size = tuple(most + max(n - a, m - b) for most, (a, n, b, m) in zip(offset, pairs, strict=True))
         grid = Grid(ours.points, size, ours.stride, offset)  # type: ignore[arg-type]
         values = self._within(grid) + other._within(grid)
-        return Window(values, self.point, grid, self.clean and other.clean, self.tuning)
+        return Window(values, self.point, grid, self.clean and other.clean)
 
     def _within(self, grid: Grid) -> Tensor:
         """The values in larger windows, zero where they had none."""
@@ -160,66 +146,43 @@ class Window:
         return whole[:, :, 1 : 1 + height, 1 : 1 + width]
 
 
-def _matrix(operator: ConvolutionOperator, grid: Grid, tuning: Tuning) -> Tensor | None:
-    """A convolution's adjoint on windows as one matrix, where that is small and not much emptier than the kernel.
-
-    torch's transposed convolution goes row by row in float64; a matrix product does not.
-    """
-    weight, before = operator.node.weight, grid.before(operator.node)
-    inside, outside = math.prod(grid.size), math.prod(before.size)
-    out, channels, *kernel = weight.shape
-    if outside > tuning.window_matrix_emptiness * math.prod(kernel):
-        return None
-    if out * inside * channels * outside > tuning.window_matrix_entries:
-        return None
-
-    def make() -> Tensor:
-        one = torch.eye(out * inside, dtype=weight.dtype, device=weight.device)
-        return operator.transposed(one.unflatten(1, (out, *grid.size)), before.size).flatten(1)
-
-    return operator.once(("adjoint on windows", grid.size), make)
-
-
-def kernels(operator: ConvolutionOperator, neuron: Tensor, sign: Tensor, tuning: Tuning) -> Window:
+def kernels(operator: ConvolutionOperator, neuron: Tensor, sign: Tensor) -> Window:
     """sign·(neurons of a convolution) as rows of its input: kernels in their windows.
 
     Args:
         operator: the convolution, plain.
         neuron: (rows,) the neurons' numbers, in row-major order.
         sign: (rows,) ±1, in the dtype that the rows are to have.
-        tuning: of the windows.
     """
     points = operator.node.shape[1:]
     size = math.prod(points)
     values = operator.weight(sign.dtype).index_select(0, neuron // size).mul_(sign[:, None, None, None])
     grid = Grid(points, (1, 1), (1, 1), (0, 0)).before(operator.node)  # type: ignore[arg-type]
-    return Window(values, neuron % size, grid, tuning=tuning)
+    return Window(values, neuron % size, grid)
 
 
-def windows(shape: Shape, neuron: Tensor, sign: Tensor, tuning: Tuning) -> Window:
+def windows(shape: Shape, neuron: Tensor, sign: Tensor) -> Window:
     """sign·(neurons of a node) as rows of that node, each in a window of one point.
 
     Args:
         shape: of the node, (channels, height, width).
         neuron: (rows,) the neurons' numbers, in row-major order.
         sign: (rows,) ±1.
-        tuning: of the windows.
     """
     channels, height, width = shape
     channel = neuron.div(height * width, rounding_mode="floor")
     values = sign.new_zeros(len(neuron), channels, 1, 1)
     values[torch.arange(len(neuron), device=neuron.device), channel] = sign[:, None, None]
     grid = Grid((height, width), (1, 1), (1, 1), (0, 0))
-    return Window(values, neuron % (height * width), grid, clean=True, tuning=tuning)
+    return Window(values, neuron % (height * width), grid, clean=True)
 
 
-def seen(rows: Tensor, most: float, tuning: Tuning) -> Window | None:
+def seen(rows: Tensor, most: float) -> Window | None:
     """Dense rows of a node in the windows outside of which they are zero; None where one has more than ``most`` pixels.
 
     Args:
         rows: (rows, channels, height, width).
         most: how many pixels a window may have.
-        tuning: of the windows.
     """
 
     def extent(rows: Tensor) -> tuple[list[Tensor], list[int]]:
@@ -240,7 +203,7 @@ def seen(rows: Tensor, most: float, tuning: Tuning) -> Window | None:
     views = F.pad(rows, (0, width - 1, 0, height - 1)).unfold(2, height, 1).unfold(3, width, 1)
     values = views[torch.arange(len(rows), device=rows.device), :, top, left]
     down, right = rows.shape[2:]
-    return Window(values, top * right + left, Grid((down, right), (height, width), (1, 1), (0, 0)), True, tuning)
+    return Window(values, top * right + left, Grid((down, right), (height, width), (1, 1), (0, 0)), True)
 
 
 @dataclass(frozen=True)
@@ -297,72 +260,17 @@ class Stepped:
 
 
 class Stepper(Protocol):
-    """A faster way to take rows back through some nodes (``LastConvolution``, ``Windowed``, ``Restriction``)."""
+    """A faster way to take rows back through some nodes (``Windowed``, ``Restriction``)."""
 
     def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
         """One step back from node ``index``; None if the plain step is to be taken for these rows."""
 
 
-class LastConvolution:
-    """A stepper through a convolution of the node at which rows end, in float32.
-
-    Args:
-        bounds: the nodes' bounds.
-        slack: what rounding may change.
-        float32: which coefficients are in float32.
-        tuning: of sums in float32.
-    """
-
-    def __init__(self, bounds: NodeBounds, slack: Slack, float32: Float32, tuning: Tuning) -> None:
-        self._bounds, self._slack, self._float32, self._tuning = bounds, slack, float32, tuning
-        self._cells: dict[int, Tensor] = {}
-
-    def operator(self, index: int) -> ConvolutionOperator | None:
-        """The operator of node ``index`` if that is a convolution of the inputs at which rows can end, else None."""
-        network, start = self._bounds.network, self._bounds.start
-        if not self._float32.holds(index) or network.nodes[index].inputs != (start,) or network.uses[start] != 1:
-            return None
-        operator = self._bounds.operators.find(index)
-        return operator if isinstance(operator, ConvolutionOperator) else None
-
-    def radius(self, operator: ConvolutionOperator, seen: Shape) -> Tensor:
-        """The radius of the inputs in cells, for sums over an image or ``seen`` cells, (channels, height, width)."""
-        whole = operator.cells_shape(operator.node.shape[1:])
-        # Sums in windows may be deeper, where their length has no factors.
-        terms = max(math.prod(whole), math.prod(seen), key=lambda n: sums.depth(n, self._tuning))
-        if terms not in self._cells:
-            shape = self._bounds.network.nodes[self._bounds.start].shape
-            self._cells[terms] = operator.image_in_cells(self._slack.end(terms).unflatten(1, shape))
-        return self._cells[terms]
-
-    def step(self, index: int, rows: Coefficients, chunk: Chunk) -> Stepped | None:
-        """The least values of dense rows of node ``index``."""
-        if isinstance(rows, Window | Restricted) or not chunk.rounded or chunk.coefficients:
-            return None
-        operator = self.operator(index)
-        if operator is None:
-            return None
-        cells = operator.cells(rows.reshape(-1, *operator.node.shape))
-        radius = of_samples(self.radius(operator, operator.cells_shape(operator.node.shape[1:])), chunk.sample)
-        products = cells.abs_().unflatten(0, (chunk.groups, chunk.each)).mul_(radius[:, None])
-        return Stepped(-sums.last_axes(products, 3, self._tuning))
-
-
 class Windowed:
-    """A stepper of rows that are given in windows smaller than the image.
+    """A stepper of rows that are given in windows smaller than the image."""
 
-    Args:
-        bounds: the nodes' bounds.
-        slack: what rounding may change.
-        shifted: the steps through activations.
-        last: the step through a convolution of the inputs.
-        tuning: how large windows may be.
-    """
-
-    def __init__(
-        self, bounds: NodeBounds, slack: Slack, shifted: ShiftedLines, last: LastConvolution, tuning: Tuning
-    ) -> None:
-        self._bounds, self._slack, self._shifted, self._last = bounds, slack, shifted, last
+    def __init__(self, bounds: NodeBounds, slack: Slack, shifted: ShiftedLines, tuning: Tuning) -> None:
+        self._bounds, self._slack, self._shifted = bounds, slack, shifted
         self._tuning = tuning
         self.tables: dict[tuple[Grid, Hashable], Tensor] = {}
 
@@ -387,8 +295,6 @@ class Windowed:
         if not isinstance(operator, ConvolutionOperator) or not operator.pulls_back(rows.values.dtype):
             return None
         rows = self._clean(rows, index)
-        if self._last.operator(index) is not None:
-            return Stepped(self._added(-self.in_cells(rows, operator, chunk.sample), chunk))
         return Stepped(None, operator.node.inputs[0], rows.before(operator))
 
     def _seen(self, rows: Tensor, index: int) -> Coefficients:
@@ -397,7 +303,7 @@ class Windowed:
         if not isinstance(operator, ConvolutionOperator) or not operator.pulls_back(rows.dtype):
             return rows
         shape = operator.node.shape
-        found = seen(rows.reshape(-1, *shape), self._tuning.window_start * math.prod(shape[1:]), self._tuning)
+        found = seen(rows.reshape(-1, *shape), self._tuning.window_start * math.prod(shape[1:]))
         return rows if found is None else found
 
     def weighed(self, rows: Window, index: int, name: str, values: Tensor, chunk: Chunk) -> Tensor:
@@ -460,14 +366,6 @@ class Windowed:
         constant = sums.last_axes(offsets.addcmul_(a.values, floor), 3, self._tuning)
         return Stepped(self._added(constant, chunk), node.inputs[0], replace(a, values=values, clean=True))
 
-    def in_cells(self, a: Window, operator: ConvolutionOperator, sample: Tensor | None) -> Tensor:
-        """|A|·radius in cells of the inputs, (rows,), of rows of the convolution at which they end."""
-        cells = self._last.radius(operator, operator.cells_shape(a.grid.size))
-        reached = a.grid.cells_before(operator)
-        many = len(cells) > 1
-        radius = a.of(of_samples(cells, sample), reached) if many else self._table(a, reached, "cells", lambda: cells)
-        return sums.last_axes(operator.cells(a.values).abs_().mul_(radius), 3, self._tuning)
-
 
 @dataclass(frozen=True)
 class _Active:
@@ -510,11 +408,6 @@ class _Active:
     def of_rows(self, a: Tensor, sample: Tensor | None, weight: Tensor) -> tuple[Tensor, LineStep, Tensor, Tensor]:
         """What rows need of the possibly active neurons of their samples.
 
-        Args:
-            a: the rows' coefficients of all neurons, (groups, each, neurons).
-            sample: (groups,) the sample of each group; None for every sample, one after another.
-            weight: W, (neurons, inputs).
-
         Returns:
             Of these neurons alone the coefficients (groups, each, most), the steps (groups, most), the rows of W
             (groups, most, inputs), and the neurons' numbers (groups, most).
@@ -530,14 +423,7 @@ class _Active:
 
 
 class Restriction:
-    """A stepper through a ReLU and the dense layer before it at once.
-
-    Args:
-        bounds: the nodes' bounds.
-        shifted: the steps through activations.
-        float32: which coefficients are in float32.
-        tuning: from which share of inactive neurons on that is worth it.
-    """
+    """A stepper through a ReLU and the dense layer before it at once."""
 
     def __init__(self, bounds: NodeBounds, shifted: ShiftedLines, float32: Float32, tuning: Tuning) -> None:
         self._bounds, self._shifted, self._float32, self._tuning = bounds, shifted, float32, tuning

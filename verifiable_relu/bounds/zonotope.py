@@ -44,7 +44,7 @@ from torch import Tensor
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.beside import Secants
 from verifiable_relu.bounds.operators import DenseOperator, Operators, prepared
-from verifiable_relu.bounds.tuning import TUNING, Bounds, Tuning
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
@@ -167,13 +167,7 @@ def takes(network: Network) -> bool:
 
 
 def box_bytes(network: Network, varying: int, most: int) -> int:
-    """About the bytes of one box's affine forms: a few arrays of all symbols at the node where these are largest.
-
-    Args:
-        network: the network.
-        varying: how many inputs vary.
-        most: how many symbols a layer may add.
-    """
+    """About the bytes of one box's affine forms: a few arrays of all symbols at the node where these are largest."""
     symbols, largest = varying, 1
     for node in network.nodes:
         if isinstance(node, Activation):
@@ -192,7 +186,6 @@ class Zonotopes:
             with the least q first.
         mirrored: whether neurons that repeat or mirror another one share its symbol.
         stop: asked before every node; what it raises ends the pass.
-        tuning: of products with weights.
 
     Attributes:
         pre: bounds of the ReLUs' inputs, by the ReLU's index, each (batch, *shape).
@@ -212,10 +205,9 @@ class Zonotopes:
         box: Bounds,
         most: int = 64,
         stop: Callable[[], object] | None = None,
-        tuning: Tuning = TUNING,
         mirrored: bool = True,
     ) -> None:
-        self.operators: Operators = prepared(network, tuning)
+        self.operators: Operators = prepared(network)
         self.nodes, self.most, self._mirrored = network.nodes, most, mirrored
         self.pre: dict[int, Bounds] = {}
         first, self.share, self.varying = _of_inputs(box)
@@ -451,9 +443,6 @@ def _shared(
 
 def chord(pre: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     """Where a ReLU is unstable, a slope s in [0, 1], and q so that 0 ≤ max(z, 0) − s·z ≤ q over the bounds of z.
-
-    Args:
-        pre: of z, (batch, *shape).
 
     Returns:
         Three tensors of that shape; of stable neurons s is 0 or 1, and q is 0.

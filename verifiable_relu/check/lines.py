@@ -280,12 +280,7 @@ Slopes = Fixed | Signed
 
 
 class CheckedRelaxation:
-    """A network over a box, with bounds of pre-activations that are known so far.
-
-    Args:
-        graph: the network.
-        lower, upper: (inputs,) the box, in float64.
-    """
+    """A network over a box, with bounds of pre-activations that are known so far."""
 
     def __init__(self, graph: Graph, lower: Number, upper: Number) -> None:
         self.graph, self.lower, self.upper = graph, lower, upper

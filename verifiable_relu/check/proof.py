@@ -24,14 +24,7 @@ TOGETHER = 1 << 10
 
 @dataclass
 class CertificateProof:
-    """The check of one certificate.
-
-    Args:
-        graph: the network.
-        disjuncts: the unsafe set.
-        records: the certificate, behind its first record.
-        arithmetic: of what runs the network; None for real arithmetic.
-    """
+    """The check of one certificate."""
 
     graph: Graph
     disjuncts: list[UnsafeSet]

@@ -19,7 +19,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.agreement import parting, sample_points
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.exported import exported
-from verifiable_relu.network.module.operators import NotTranslated, Translator
+from verifiable_relu.network.module.operators import ModuleTranslator, NotTranslated
 from verifiable_relu.network.module.trace import trace
 from verifiable_relu.network.nodes import Shape
 from verifiable_relu.rounding import unit_roundoff
@@ -96,11 +96,11 @@ def _read(module: _Called, shape: Shape, name: str, compared: bool, exact: bool)
         raise InputError(f"an input of shape {shape} has no numbers")
     first = _first(module)
     if not compared:
-        return Translator(trace(module, first.new_zeros(1, *shape), exact), exact).network(name)[0]
+        return ModuleTranslator(trace(module, first.new_zeros(1, *shape), exact), exact).network(name)[0]
     points = sample_points(shape, first.dtype).to(first.device)
     several, one = points[::3], points[1:2]
     try:
-        network, observed = Translator(trace(module, several.clone(), exact), exact).network(name)
+        network, observed = ModuleTranslator(trace(module, several.clone(), exact), exact).network(name)
         _require_agreement(network, several, observed, "the module is not the network that was read from it")
         _require_outputs(module, network, several, one)
     except NotTranslated as refusal:

@@ -116,10 +116,6 @@ _TYPES = {
 class _FileRun:
     """What runs a file on one input: onnxruntime, or the standard's reference evaluator where that has no kernel.
 
-    Args:
-        data: the file.
-        default: whether a quantised file is run with the default optimisations, rather than as the file has it.
-
     Attributes:
         dtype: in which the file's numbers are compared.
         unit: the unit roundoff in which it computes.

@@ -154,11 +154,6 @@ def ordered(call: Call, x: Value, axes: Sequence[int]) -> Value:
 class GatheredRows:
     """x as rows of numbers that are taken together.
 
-    Args:
-        call: the node that is read.
-        x: the value.
-        axes: of its ONNX shape, along which a row's numbers lie.
-
     Attributes:
         count: the number of rows.
         length: of each.

@@ -38,12 +38,7 @@ _FOLDED = frozenset({"BatchNormalization", *_NEUTRAL})
 
 
 class Requantised:
-    """The nodes of a file that have been read, in order, so that a node can be traced back.
-
-    Args:
-        tensors: what each name of the file stands for.
-        exact: the operators whose results are numbers of their first input.
-    """
+    """The nodes of a file that have been read, in order, so that a node can be traced back."""
 
     def __init__(self, tensors: Mapping[str, Any], exact: frozenset[str]) -> None:
         self._tensors, self._exact = tensors, exact | _MOVES

@@ -80,10 +80,6 @@ def counts(operator: str) -> bool:
 def is_short(operator: str, given: bool) -> bool:
     """Whether a result of whole numbers is of few bits, so that sums of them wrap around.
 
-    Args:
-        operator: of the node.
-        given: whether an input is.
-
     Raises:
         UnsupportedError: for an operator that may compute with them beyond their range.
     """
