@@ -107,8 +107,10 @@ def kinds_asked_for(source: str) -> set[str]:
             asked.append(part.args[1])
         elif isinstance(part, ast.MatchClass):
             asked.append(part.cls)
-    names = {name.id for part in asked for name in ast.walk(part) if isinstance(name, ast.Name)}
-    return names & imported & {kind.__name__ for kind in KINDS}
+    inner = [name for part in asked for name in ast.walk(part)]
+    names = {name.id for name in inner if isinstance(name, ast.Name)} & imported
+    names |= {name.attr for name in inner if isinstance(name, ast.Attribute) and ast.unparse(name.value) == "nodes"}
+    return names & {kind.__name__ for kind in KINDS}
 
 
 def made(kind: type[Node]) -> Node:
@@ -167,10 +169,10 @@ from verifiable_relu.network.nodes import Add, Affine, Relu, Scale
 match node:
     case Relu() | Add(): pass
     case Linear(): pass
-isinstance(node, Scale | Affine)
+isinstance(node, Scale | Affine | nodes.Sparse)
 isinstance(module, nn.Conv2d)
 """
-    assert kinds_asked_for(text) == {"Relu", "Add", "Scale"}
+    assert kinds_asked_for(text) == {"Relu", "Add", "Scale", "Sparse"}
 
 
 @pytest.mark.thorough

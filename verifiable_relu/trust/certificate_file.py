@@ -74,40 +74,33 @@ def write_unsat(
         UnsupportedError: if a number is out of the format's range, or the network has activations that the format
             does not know.
     """
-    names, more = _activations(network), dict[str, Any]()
+    names = _activations(network)
+    head = _head("unsat", network, prop)
+    if arithmetic != "real":
+        head |= {"says": _SAYS["runs"], "arithmetic": arithmetic}
+    if joint:
+        head |= {"says": _SAYS["joint"], "joint": [str(value) for value in joint]}
     if other is not None:
         data, pairs = other
         beside = {j for _, j in pairs}
         names += [name for j, name in enumerate(_activations(data)) for _ in range(1 + (j in beside))]
         more = {"other": hashlib.sha256(data).hexdigest(), "beside": [list(pair) for pair in pairs]}
+        head |= {**more, "says": _SAYS["two"]}
     parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
-    _write(path, "unsat", network, prop, parts, joint, arithmetic, more)
+    _write(path, head, parts)
 
 
 def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
     """Write a certificate that a point is a counterexample; the arguments are those of ``write_unsat``."""
-    _write(path, "sat", network, prop, iter([{"point": [str(value) for value in point]}]))
+    _write(path, _head("sat", network, prop), iter([{"point": [str(value) for value in point]}]))
 
 
-def _write(
-    path: Path,
-    claim: str,
-    network: bytes,
-    prop: bytes,
-    records: Iterator[dict[str, Any]],
-    joint: Sequence[Fraction] = (),
-    arithmetic: str = "real",
-    more: dict[str, Any] | None = None,
-) -> None:
-    head: dict[str, Any] = {"certificate": VERSION, "claim": claim}
-    head |= {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
-    head["says"] = _SAYS["joint" if joint else "runs" if arithmetic != "real" else claim]
-    if arithmetic != "real":
-        head["arithmetic"] = arithmetic
-    if joint:
-        head["joint"] = [str(value) for value in joint]
-    if more:
-        head |= {**more, "says": _SAYS["two"]}
+def _head(claim: str, network: bytes, prop: bytes) -> dict[str, Any]:
+    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+    return {"certificate": VERSION, "claim": claim, **digests, "says": _SAYS[claim]}
+
+
+def _write(path: Path, head: dict[str, Any], records: Iterator[dict[str, Any]]) -> None:
     count = 1
     with gzip.open(path, "wt", compresslevel=4, encoding="ascii", newline="\n") as file:
         file.write(json.dumps(head) + "\n")
