@@ -1,4 +1,4 @@
-"""The interface from Python: what is asked of models, of two beside each other, and of the radii that are proved."""
+"""Interface from Python: questions about models, about two models at once, and certified radii."""
 
 from verifiable_relu.api.changing import Change, verify_change
 from verifiable_relu.api.radii import Radii, certified_radius, verify_radii

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -24,7 +24,7 @@ from verifiable_relu.verifiers.base import Verdict
 
 @dataclass(frozen=True)
 class Radii:
-    """What is known of the largest radius of each image up to which no input changes its class.
+    """Bounds of the largest radius of each image up to which no input changes its class.
 
     Attributes:
         certified: float64 (n,), the largest radius that was proved, rounded down; 0 if none was.
@@ -69,18 +69,14 @@ def verify_radii(
         raise InputError(f"radii are a list of numbers, not {radii!r:.40}") from None
     if not exact:
         raise InputError("there are no radii")
-    pixels, true = arguments.pixels(images), arguments.classes(labels)
-    if len(pixels) != len(true):
-        raise InputError(f"{len(true)} labels for {len(pixels)} images")
-    network = _once(model, pixels, options)
+    count, ask = _asking(model, images, labels, options)
     found: dict[Fraction, list[Result]] = {}
     known: dict[int, Result] = {}
     for radius in sorted(set(exact)):
-        open_ = [i for i in range(len(pixels)) if i not in known]
-        answers = verify(network, pixels[open_], true[open_], radius, **_chosen(options, open_, pixels.shape))
-        results = dict(zip(open_, answers, strict=True))
-        found[radius] = [results.get(i, known.get(i)) for i in range(len(pixels))]  # type: ignore[misc]
-        known |= {i: result for i, result in results.items() if result.verdict is Verdict.SAT}
+        open_ = [i for i in range(count) if i not in known]
+        results = known | dict(zip(open_, ask(open_, radius), strict=True))
+        found[radius] = [results[i] for i in range(count)]
+        known = {i: result for i, result in results.items() if result.verdict is Verdict.SAT}
     return [Results(found[radius]) for radius in exact]
 
 
@@ -95,7 +91,7 @@ def certified_radius(
     method: str = "crown",
     **options: Any,
 ) -> Radii:
-    """The largest radius that is proved around each image, by bisection, all images in one batch per round.
+    """Bisect for the largest radius that is proved around each image, all images in one batch per round.
 
     Args:
         model: as in ``verify``.
@@ -115,19 +111,14 @@ def certified_radius(
     limit, width = exact_number(upper, "upper"), exact_number(tolerance, "the tolerance")
     if limit <= 0 or width <= 0:
         raise InputError("upper and the tolerance are positive")
-    pixels, true = arguments.pixels(images), arguments.classes(labels)
-    if len(pixels) != len(true):
-        raise InputError(f"{len(true)} labels for {len(pixels)} images")
-    network, count = _once(model, pixels, options), len(pixels)
+    count, ask = _asking(model, images, labels, {**options, "method": method})
     low, high = [Fraction(-1)] * count, [limit] * count
     refuted: list[float] = [math.inf] * count
     # The first round asks for the image alone, the second for the largest radius.
     asked, rounds = [Fraction(0)] * count, 0
     open_ = list(range(count))
     while open_:
-        radii = np.array([asked[i] for i in open_], dtype=object)
-        chosen = _chosen(options, open_, pixels.shape)
-        results = verify(network, pixels[open_], true[open_], radii, method, **chosen)
+        results = ask(open_, np.array([asked[i] for i in open_], dtype=object))
         for i, result in zip(open_, results, strict=True):
             if result.verdict is Verdict.UNSAT:
                 low[i] = asked[i]
@@ -142,18 +133,24 @@ def certified_radius(
     return Radii(certified, np.array([nearest(radius) for radius in refuted]), rounds)
 
 
-def _once(model: Model, pixels: np.ndarray, options: dict[str, Any]) -> Model:
-    """The network of a model, read once for several calls of ``verify``; its normalisation and argument are taken in.
+def _asking(
+    model: Model, images: Any, labels: Any, options: dict[str, Any]
+) -> tuple[int, Callable[[list[int], Any], Results]]:
+    """Return the number of images, and ``verify`` for some of them and a radius, of a model that is read once.
 
     Raises:
-        InputError: if the model cannot be read, or for an option of ``verify`` that has no meaning with several radii.
+        InputError: for bad images, labels or a model, or an option of ``verify`` that has no meaning here.
     """
     if "eps" in options:
         raise InputError("several radii are asked about images; eps has no meaning with them")
-    first = arguments.normalize(options.pop("normalize", None))
-    return arguments.network(model, pixels.shape[1:], first, options.pop("argument", None))
+    pixels, true = arguments.pixels(images), arguments.classes(labels)
+    if len(pixels) != len(true):
+        raise InputError(f"{len(true)} labels for {len(pixels)} images")
+    around, normalize = options.pop("around", Around()), options.pop("normalize", None)
+    network = arguments.network(model, pixels.shape[1:], normalize, options.pop("argument", None))
 
+    def ask(open_: list[int], eps: Any) -> Results:
+        chosen = around.chosen(open_, pixels.shape)
+        return verify(network, pixels[open_], true[open_], eps, around=chosen, **options)
 
-def _chosen(options: Mapping[str, Any], open_: list[int], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The options of ``verify`` for some of the images, (n, …)."""
-    return {**options, "around": options.get("around", Around()).of(open_, shape)}
+    return len(pixels), ask
