@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from tests.soundness import onnx_exact
 from tests.soundness.page_curves import Curve, Family, Round, Sign, Smooth, root
 
 ZERO, ONE = Fraction(0), Fraction(1)
@@ -56,6 +57,14 @@ class Form:
         return Form({k: v * factor for k, v in self.terms.items()} if factor else {}, self.constant * factor)
 
     __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, divisor: Fraction | int) -> Form:
+        if isinstance(divisor, Form):
+            raise Unsupported("a quotient of values")
+        return self * (ONE / divisor)
+
+    def __rtruediv__(self, _: Fraction) -> Form:
+        raise Unsupported("a quotient of values")
 
     def __sub__(self, other: Form | Fraction) -> Form:
         return self + other * -ONE
@@ -308,7 +317,10 @@ MOVES_OF_WHOLE_NUMBERS = ("Flatten", "Identity", "MaxPool", "Reshape", "Squeeze"
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 TAKEN_AWAY = (*MOVES, "Cast", "Slice")
 FOLDED = ("Add", "BatchNormalization", "Div", "Mul", "Sub")
+EVALUATED = (*SUMS, "Dropout", "Flatten", "Identity", "Transpose")
 WHOLE = {"int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
+
+STANDARD = onnx_exact.Evaluator(onnx.helper.make_model(onnx.GraphProto()))
 
 
 @dataclass
@@ -539,7 +551,7 @@ class _Reader:
             need(node.op_type not in ("Div", *MEANS), f"{node.op_type} in an arithmetic of 16 bits")
             need(attributes.get("alpha", 1) == 1 == attributes.get("beta", 1), "a weight that is made of others")
         made = _value(self.network, node.op_type, node.output[0], attributes, local)
-        rows = [Form({k: w for k, w in form.terms.items() if w}, form.constant) for form in made.ravel()]
+        rows = [Form({k: w for k, w in form.terms.items() if w}, form.constant) for form in map(form_of, made.ravel())]
         before = [self.sums[n] for n, c in zip(node.input, computed, strict=True) if c and n in self.sums]
         found, self.sums[node.output[0]] = self._off_by_sums(rows, entries, before)
         return self.rounded(shaped(found, made.shape))
@@ -656,24 +668,10 @@ def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], g
     if kind in ("Squeeze", "Unsqueeze"):
         axes = given[1].tolist() if len(given) > 1 else attributes.get("axes")
         return np.expand_dims(given[0], axes) if kind == "Unsqueeze" else np.squeeze(given[0], axes and tuple(axes))
+    if kind in EVALUATED:
+        return _evaluated(kind, attributes, given)
     a, *others = [v if v is None or v.dtype == object else exact(v) for v in given]
     match kind:
-        case "Identity" | "Dropout":
-            return a
-        case "Flatten":
-            return a.reshape(math.prod(a.shape[: attributes.get("axis", 1)]), -1)
-        case "Transpose":
-            return a.transpose(attributes.get("perm"))
-        case "Add" | "Sub" | "Mul" | "MatMul":
-            operation = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "MatMul": np.matmul}[kind]
-            return operation(a, others[0])
-        case "Div":
-            return a * (1 / others[0])
-        case "Gemm":
-            alpha, beta = (Fraction(attributes.get(key, 1.0)) for key in ("alpha", "beta"))
-            a = a.T if attributes.get("transA") else a
-            b = others[0].T if attributes.get("transB") else others[0]
-            return (a @ b) * alpha + (others[1] * beta if len(others) > 1 else ZERO)
         case "Pad":
             sizes = [int(size) for size in given[1].tolist()]
             for axis in range(a.ndim):
@@ -682,35 +680,46 @@ def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], g
                 ends = [np.full((*a.shape[:axis], max(0, n), *a.shape[axis + 1 :]), ZERO) for n in (first, last)]
                 a = np.concatenate([ends[0], a.take(places, axis), ends[1]], axis)
             return a
-        case "Relu" | "Abs":
-            return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
-        case "Round" | "Sign":
-            return network.activation(name, a, ONE, Round() if kind == "Round" else Sign())
         case "Upsample":
             for axis, factor in enumerate(exact(others[0]).ravel()):
                 a = np.repeat(a, int(factor), axis)
             return a
+        case "Relu" | "Abs":
+            return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
+        case "Round" | "Sign":
+            return network.activation(name, a, ONE, Round() if kind == "Round" else Sign())
         case "LeakyRelu":
             return network.activation(name, a, Fraction(attributes.get("alpha", float(np.float32(0.01)))))
         case "PRelu":
             return network.activation(name, a, others[0])
-        case "Conv":
-            return _convolution(a, attributes, *others)
-        case "ConvTranspose":
-            return _transposed(a, attributes, *others)
-        case "AveragePool" | "GlobalAveragePool":
-            return _means(a, tuple(attributes.get("kernel_shape", a.shape[2:])), attributes)
         case "MaxPool":
             return _tournament(network, name, a, attributes)
     raise Unsupported(kind)
+
+
+def _evaluated(kind: str, attributes: dict[str, Any], given: list[Any]) -> np.ndarray:
+    """What an affine operator computes by the standard (``onnx_exact``), of forms in the place of numbers."""
+    _need_plain(attributes)
+    texts = {key: value.decode() if isinstance(value, bytes) else value for key, value in attributes.items()}
+    numbers = [None if v is None else v if v.dtype == object else exact(v) for v in given]
+    values = [None if v is None else onnx_exact.Value(v, onnx.TensorProto.FLOAT, constant=False) for v in numbers]
+    try:
+        return np.asarray(getattr(STANDARD, f"op_{kind}")(texts, *values), object)
+    except onnx_exact.UnknownOperatorError as error:
+        raise Unsupported(f"{kind}: {error}") from None
+
+
+def _need_plain(attributes: dict[str, Any]) -> None:
+    odd = attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    if odd or attributes.get("ceil_mode") or attributes.get("output_shape"):
+        raise Unsupported("auto_pad, ceil_mode or output_shape")
 
 
 def _windows(
     size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]
 ) -> tuple[list[int], list[list[tuple[int, ...] | None]]]:
     """The numbers of windows, and in row-major order the places of each, those in the padding as None."""
-    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("ceil_mode"):
-        raise Unsupported("auto_pad or ceil_mode")
+    _need_plain(attributes)
     rank = len(size)
     strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
     pads = attributes.get("pads", [0] * 2 * rank)
@@ -722,59 +731,6 @@ def _windows(
         return found if all(0 <= p < n for p, n in zip(found, size, strict=True)) else None
 
     return counts, [[place(out, k) for k in product(*map(range, kernel))] for out in product(*map(range, counts))]
-
-
-def _convolution(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
-    """A convolution of (1, channels, …)."""
-    kernel, per = weight.shape[2:], weight.shape[1]
-    together = len(weight) // attributes.get("group", 1)
-    counts, windows = _windows(x.shape[2:], kernel, attributes)
-    found = []
-    for channel, places in product(range(len(weight)), windows):
-        total = Form(constant=ZERO if bias is None else bias[channel])
-        for place, inside in zip(places, product(*map(range, kernel)), strict=True):
-            for c in range(per if place is not None else 0):
-                total.put(weight[(channel, c, *inside)], x[(0, channel // together * per + c, *place)])
-        found.append(total)
-    return shaped(found, (1, len(weight), *counts))
-
-
-def _transposed(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
-    """A transposed convolution of (1, channels, …): entry i goes to i·stride + k·dilation − pad with weight k."""
-    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("output_shape"):
-        raise Unsupported("auto_pad or output_shape")
-    size, kernel, per = x.shape[2:], weight.shape[2:], weight.shape[1]
-    rank, groups = len(size), attributes.get("group", 1)
-    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
-    pads, more = attributes.get("pads", [0] * 2 * rank), attributes.get("output_padding", [0] * rank)
-    counts = [
-        (size[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + more[i] - pads[i] - pads[rank + i]
-        for i in range(rank)
-    ]
-    found = [
-        Form(constant=ZERO if bias is None else bias[channel])
-        for channel in range(per * groups)
-        for _ in product(*map(range, counts))
-    ]
-    made = shaped(found, (1, per * groups, *counts))
-    for channel, place, inside in product(range(len(weight)), product(*map(range, size)), product(*map(range, kernel))):
-        at = tuple(place[i] * strides[i] + inside[i] * dilations[i] - pads[i] for i in range(rank))
-        if all(0 <= a < n for a, n in zip(at, counts, strict=True)):
-            for out in range(per):
-                target = channel // (len(weight) // groups) * per + out
-                made[(0, target, *at)].put(weight[(channel, out, *inside)], x[(0, channel, *place)])
-    return made
-
-
-def _means(x: np.ndarray, kernel: tuple[int, ...], attributes: dict[str, Any]) -> np.ndarray:
-    """Means of windows: of the entries that they cover, or of these and the padding."""
-    counts, windows = _windows(x.shape[2:], kernel, attributes)
-    found = []
-    for channel, places in product(range(x.shape[1]), windows):
-        covered = [place for place in places if place is not None]
-        count = len(places) if attributes.get("count_include_pad") else len(covered)
-        found.append(sum((x[(0, channel, *place)] * Fraction(1, count) for place in covered), Form()))
-    return shaped(found, (1, x.shape[1], *counts))
 
 
 def _tournament(network: Network, name: str, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
