@@ -143,3 +143,12 @@ def of(records: Sequence[Record], kind: str) -> list[Record]:
 def notes(records: Sequence[Record]) -> Iterator[str]:
     """The lines on the commands and the machines of the records, each once."""
     yield from dict.fromkeys(str(record["text"]) for record in of(records, NOTE))
+
+
+def grouped(records: Sequence[Record], *names: str) -> dict[Any, list[Record]]:
+    """Return records by the values of some fields: a tuple, or the value alone of one field."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        key = tuple(record[name] for name in names)
+        groups.setdefault(key if len(names) > 1 else key[0], []).append(record)
+    return groups

@@ -23,8 +23,8 @@ from verifiable_relu.bounds import Bounds, interval_bounds
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.curves import ROUNDED
-from verifiable_relu.check.graph import Activation, Smooth
-from verifiable_relu.check.lines import Relaxation
+from verifiable_relu.check.graph import ActivationNode, SmoothNode
+from verifiable_relu.check.lines import CheckedRelaxation
 from verifiable_relu.check.model import read_model
 from verifiable_relu.network import deployed, read_onnx
 from verifiable_relu.spec.property import Box, Property, Query
@@ -97,10 +97,10 @@ def enclosed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The checker's bounds of all outputs over a box, by intervals alone."""
     graph = read_model(data, None if arithmetic is None else ARITHMETICS[arithmetic])
-    found = Relaxation(graph, low.astype(float), high.astype(float))
+    found = CheckedRelaxation(graph, low.astype(float), high.astype(float))
     for number in found.graph.activations:
         node = found.graph.nodes[number]
-        assert isinstance(node, Activation | Smooth)
+        assert isinstance(node, ActivationNode | SmoothNode)
         found.claim(number, *found.ends(node.source))
     return found.ends(found.graph.output)
 

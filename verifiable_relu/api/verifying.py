@@ -21,7 +21,7 @@ from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network
 from verifiable_relu.network.onnx.running import meant
-from verifiable_relu.network.product import Part, product
+from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, targeted, within_balls
@@ -303,7 +303,7 @@ def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Net
         return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)
 
     starts = [count * number for number in range(len(parts))]
-    both = product([Part(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
+    both = product([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
     return both, [
         replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe))
         for p in properties

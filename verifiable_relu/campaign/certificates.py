@@ -23,7 +23,7 @@ from verifiable_relu.journal import plain
 from verifiable_relu.network import Network
 from verifiable_relu.network.family import beside_family, least_hardness
 from verifiable_relu.network.head import headless
-from verifiable_relu.network.product import Part, product, rectified
+from verifiable_relu.network.product import NetworkPart, product, rectified
 from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import SpecFile, Variable, vnnlib_text
@@ -277,7 +277,7 @@ def beside(
 ) -> tuple[list[tuple[int, int]], Proof | Cover | None]:
     """A proof about two networks at the same input, and the activations that it puts beside each other, by number."""
     size = one.input_size
-    parts = [Part("first", one, range(size)), Part("second", other, range(size))]
+    parts = [NetworkPart("first", one, range(size)), NetworkPart("second", other, range(size))]
     if pairs := rectified(one, other):
         proof = proved_beside(Query(product(parts, size), prop), Ascent())
         if proof is not None:
