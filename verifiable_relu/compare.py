@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     """Compare the networks and print what is known of their differences; returns the exit status."""
     # Imported here, because --help need not wait for what these load.
     from verifiable_relu.api.changing import compared, unsafe
-    from verifiable_relu.api.verifying import Options
+    from verifiable_relu.api.verifying import VerifyOptions
     from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.network import read_onnx
     from verifiable_relu.network.onnx.running import meant
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         one = meant(read_onnx(options.first), options.arithmetic, joint)
         other = one.limit if options.second is None else meant(read_onnx(options.second), options.arithmetic)
         question = unsafe(one.output_size, options.delta, options.top1)
-        change = compared(one, other, boxes, question, Options(options.method, options.timeout))
+        change = compared(one, other, boxes, question, VerifyOptions(options.method, options.timeout))
         refused, files = False, (str(options.first), str(options.second))
         for prop, result in zip(boxes, change.results, strict=False):
             if kept is not None and result.answer == "unsat":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
-from verifiable_relu.api.verifying import Number, Options, Results
+from verifiable_relu.api.verifying import Number, Results, VerifyOptions
 from verifiable_relu.bounds import Bounds, crown_relaxation, input_box
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network
@@ -87,7 +87,7 @@ def verify_change(
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape or number, or models whose shapes differ.
     """
-    chosen, pixels = Options(**options), arguments.pixels(images)
+    chosen, pixels = VerifyOptions(**options), arguments.pixels(images)
     shape = pixels.shape[1:]
     if second is None and arguments.family(chosen.joint) is False:
         raise InputError("a second model is needed, or joint, which makes it the network with ReLU")
@@ -109,7 +109,7 @@ def compared(
     other: Network,
     boxes: Sequence[Property],
     question: tuple[Polytope, ...] = (),
-    options: Options = Options(),  # noqa: B008 -- frozen
+    options: VerifyOptions = VerifyOptions(),  # noqa: B008 -- frozen
 ) -> Change:
     """Compare two networks over boxes, and ask whether one of these has an input that is asked for.
 

@@ -137,7 +137,7 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Options:
+class VerifyOptions:
     """Options of every question; the attributes are arguments of ``verify``, which describes them."""
 
     method: str = "auto"
@@ -258,7 +258,7 @@ def verify(
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
     """
-    options = Options(method, timeout, normalize, argument, joint, arithmetic, device, memory, progress)
+    options = VerifyOptions(method, timeout, normalize, argument, joint, arithmetic, device, memory, progress)
     if not isinstance(around, Around):
         raise InputError(f"around is {around!r:.60}, no Around")
     images, labels = arguments.samples(images, labels)
@@ -331,7 +331,7 @@ def verify_properties(
     Raises:
         InputError: (a ``ValueError``) for a bad model, property, number, method or limit.
     """
-    chosen = Options(method, timeout, **options)
+    chosen = VerifyOptions(method, timeout, **options)
     try:
         asked = [properties] if isinstance(properties, Property | SpecFile | Path | str) else list(properties)
     except TypeError:
