@@ -17,7 +17,7 @@ from typing import Any
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
-from verifiable_relu.journal import Journal, Kind, read_journal
+from verifiable_relu.journal import Journal, RecordFormat, read_journal
 
 Record = dict[str, Any]
 """A JSON object, whose field ``kind`` says what it records."""
@@ -57,7 +57,7 @@ def _decode(found: Any) -> Record:
     return found
 
 
-RECORDS: Kind[Record] = Kind(b'{"kind": "', lambda record: record, _decode)
+RECORDS: RecordFormat[Record] = RecordFormat(b'{"kind": "', lambda record: record, _decode)
 
 
 class Records:

@@ -32,7 +32,7 @@ from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 
 def _dense(g: Graph) -> str:
@@ -121,7 +121,7 @@ def test_exact_values_are_within_the_checkers_bounds(name: str) -> None:
 def proved(folder: Path, name: str, method: str = "crown") -> tuple[Case, Fraction]:
     """A property that a method proves, and the least sum of the outputs that points have."""
     methods: dict[str, Verifier] = {
-        "crown": Crown(record=True), "alpha-crown": AlphaCrown(record=True), "split": RecordedSplit(batch=4)
+        "crown": Crown(record=True), "alpha-crown": AlphaCrown(record=True), "split": InputSplit(batch=4, record=True)
     }  # fmt: skip
     data, points = of(name), drawn(name, 1, 40)
     found = values(name, data, points)

@@ -17,7 +17,7 @@ from torch import nn
 from tests.support.draws import draws
 from tests.support.vnnlib_cases import holds
 from verifiable_relu.campaign import run
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.network.source import replay
@@ -92,7 +92,7 @@ def test_no_verdict_on_a_polynomial_property_is_wrong(version: str, tmp_path: Pa
         net, (text, box) = Drawn(rng), drawn(rng)
         write_onnx(net.network, tmp_path / f"{seed}.onnx")
         (tmp_path / f"{seed}.vnnlib").write_text(text if version == "2.0" else of_1(text))
-        asked = Loader().read(Entry(tmp_path / f"{seed}.vnnlib", tmp_path / f"{seed}.onnx", 0.3))
+        asked = Loader().read(InstanceFiles(tmp_path / f"{seed}.vnnlib", tmp_path / f"{seed}.onnx", 0.3))
         (result,) = run([asked], make(rng.choice(["auto", "split", "crown"])), budget=TimeBudget(0.3))
         # Bounds of inputs among the conditions may leave none.
         answer = "unsat" if "is empty" in result.detail else result.answer

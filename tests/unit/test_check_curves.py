@@ -35,7 +35,7 @@ from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.auto import prove
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.base import Verdict
 
 Real = Callable[[Any], Any]
@@ -310,7 +310,7 @@ WIDE = {"sigmoid": (2.0, 0.06), "tanh": (1.5, 0.12), "gelu": (1.0, 0.25), "gelu,
 def branched(folder: Path, kind: str) -> Posed:
     """A question that a tree answers, after bounds of neurons have been made tighter by trees of their own."""
     question = posed(kind, *WIDE.get(kind, (0.5, 0.25)))
-    bab = Bab(record=True, rounds=Rounds(Refinement(leaves=8), first=0, patience=0))
+    bab = Bab(record=True, rounds=Schedule(Refinement(leaves=8), first=0, patience=0))
     (outcome,) = claims(bab, [Query(question[0], question[4])], 600.0)
     assert outcome.verdict is Verdict.UNSAT, outcome
     return certified(folder, question, outcome.proof)

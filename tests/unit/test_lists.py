@@ -12,13 +12,12 @@ import pytest
 from tests.support.hostile_verifier import Hostile
 from tests.unit.test_parallel import SPEC, Here, Kept, entries, ran
 from verifiable_relu.campaign import Result, Store, inputs
-from verifiable_relu.campaign.inputs import Entry, Loader
-from verifiable_relu.campaign.queue import run_parallel
-from verifiable_relu.campaign.worker import Answered, InstancePart, Job
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
+from verifiable_relu.campaign.queue import Answered, InstancePart, Job, run_parallel
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.network import hardened
 from verifiable_relu.spec import instances
-from verifiable_relu.supervisor.executors import Deadline, Report
+from verifiable_relu.supervisor.workers import Deadline, Report
 from verifiable_relu.verifiers.base import Reason, Verdict
 
 
@@ -36,7 +35,7 @@ def test_a_list_is_drawn_as_it_is_answered(tmp_path: Path) -> None:
     made = entries(tmp_path, [5, 6])
     drawn, ahead = 0, []
 
-    def source() -> Iterator[Entry]:
+    def source() -> Iterator[InstanceFiles]:
         nonlocal drawn
         for number in range(3000):
             drawn += 1
@@ -60,7 +59,7 @@ def test_what_stands_before_a_bad_row_is_answered(tmp_path: Path) -> None:
     found, count = instances(tmp_path / "instances.csv")
     assert count == 3001
     seen = Kept()
-    asked = (Entry(spec, onnx, limit or 1.0) for spec, onnx, limit in found)
+    asked = (InstanceFiles(spec, onnx, limit or 1.0) for spec, onnx, limit in found)
     with pytest.raises(InputError, match=r"instances\.csv: line 3001: the row has 2 fields"):
         run_parallel(asked, Job(Hostile(), Loader()), Instant(size=2), None, seen)
     assert len(seen.results) == 3000
@@ -72,7 +71,7 @@ def test_a_bad_row_in_a_short_list_comes_before_any_answer(tmp_path: Path) -> No
     found, _ = instances(tmp_path / "instances.csv")
     seen = Kept()
     with pytest.raises(InputError, match="line 2: 'x' is no number of seconds"):
-        run_parallel((Entry(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), Here(), None, seen)
+        run_parallel((InstanceFiles(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), Here(), None, seen)
     assert not seen.results
 
 
@@ -103,10 +102,12 @@ def test_equal_networks_and_properties_are_read_once(tmp_path: Path, monkeypatch
 def test_few_networks_are_kept_where_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = entries(tmp_path, [5, 6, 7], networks=3)
     monkeypatch.setattr(inputs, "_KEPT_NETWORKS", 2 * (tmp_path / "net0.onnx").stat().st_size + 10)
+    original, read = inputs.read_onnx, list[str]()
+    monkeypatch.setattr(inputs, "read_onnx", lambda path, **k: (read.append(path.name), original(path, **k))[1])
     loader = Loader()
-    for entry in made:
+    for entry in [*made, *reversed(made)]:
         loader.case(entry)
-    assert [loader.knows(entry.onnx or Path()) for entry in made] == [False, True, True]
+    assert read == ["net0.onnx", "net1.onnx", "net2.onnx", "net0.onnx"]
 
 
 @pytest.mark.parametrize("change", ["", "network", "property", "joint", "limit", "method"])

@@ -16,7 +16,7 @@ import pytest
 from tests.support.scripted import Scripted
 from tests.unit.test_report_page import Reader, answer, classifier
 from verifiable_relu.campaign import Store, run
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main as certify
@@ -58,7 +58,7 @@ def asked(files: Sequence[Path], out: Path, verifier: Verifier = ONE, batch: int
     loader = Loader()
     with Store(out) as store:
         for first in range(0, len(files), batch):
-            entries = [Entry(path, path.parent / "net.onnx", 9.0) for path in files[first : first + batch]]
+            entries = [InstanceFiles(path, path.parent / "net.onnx", 9.0) for path in files[first : first + batch]]
             run([loader.read(entry) for entry in entries], verifier, store)
 
 
@@ -195,7 +195,7 @@ def test_rows_that_cannot_be_read_count_once_in_each_campaign(
     def given(folder: Path, out: str, verifier: Verifier, onnx: bool = True) -> None:
         monkeypatch.chdir(folder)
         names = [Path(os.path.relpath(path)) for path in [*files, *bad]]
-        entries = [Entry(path, path.parent / "net.onnx" if onnx else None, 9.0) for path in names]
+        entries = [InstanceFiles(path, path.parent / "net.onnx" if onnx else None, 9.0) for path in names]
         with Store(tmp_path / out) as store:
             run([Loader(arithmetic="real").read(entry) for entry in entries], verifier, store)
 

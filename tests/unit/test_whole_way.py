@@ -16,9 +16,13 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
+from tests.support.asking import claims
 from verifiable_relu import Around, certify, verify, verify_change
 from verifiable_relu.api.changing import compared
 from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.campaign.certificates import Certificates
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
+from verifiable_relu.campaign.runner import Case
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, deployed, from_torch, hardened, read_onnx, write_onnx
@@ -26,7 +30,9 @@ from verifiable_relu.network.nodes import Gelu
 from verifiable_relu.network.onnx.running import meant
 from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.runtime import session
+from verifiable_relu.spec.property import Query
 from verifiable_relu.train.export import quantize
+from verifiable_relu.verifiers.incomplete import Crown
 
 LAM = 30.0
 IMAGES = np.random.default_rng(0).random((6, 8)).astype(np.float32)
@@ -282,3 +288,34 @@ def test_a_family_of_a_multiple_that_runs_has_no_certificate_unless_it_begins_th
         assert certify.main([*asked, "--joint", lam, "--certificates", str(folder / lam)]) == 0
         found = list((folder / lam).glob("*.jsonl.gz"))
         assert len(found) == kept and all("λ ≥ 1," in check(path, net, spec, "float32") for path in found)
+
+
+FACTORS: dict[str, Callable[[Callable[..., str]], str]] = {
+    "Add": lambda made: made("Gelu", made("Mul", made("Add", "x", 1.0), 4.0)),
+    "Sub": lambda made: made("Gelu", made("Mul", made("Sub", "x", -1.0), 4.0)),
+    "Sub, Div": lambda made: made("Mul", made("Gelu", made("Div", made("Sub", "x", -1.0), 0.25)), 1.0),
+    "two factors": lambda made: made("Gelu", made("Mul", made("Mul", made("Sub", "x", -1.0), 2.0), 2.0)),
+}
+
+
+@pytest.mark.parametrize("spelling", FACTORS)
+def test_the_hardness_of_a_family_is_that_of_what_is_before_all_factors(tmp_path: Path, spelling: str) -> None:
+    """GELU(4·(x + 1)) is 4 times 4-GELU of x + 1, and its family begins with 4 times 1-GELU of that."""
+    read = read_onnx(gelu_file(FACTORS[spelling]))
+    for x in (-1.5, -3.0, -0.7):
+        member = 4 * (x + 1) * 0.5 * (1 + math.erf((x + 1) / math.sqrt(2)))
+        for arithmetic in ("real", "float32"):
+            assert member - 1e-3 < lowest(meant(read, arithmetic, 1), x) <= member
+    net, spec = tmp_path / "gelu.onnx", tmp_path / "p.vnnlib"
+    net.write_bytes(read.onnx or b"")
+    lines = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 -1.6))(assert (<= X_0 -1.4))"
+    for most, answer in (("-0.3", "unknown"), ("-0.75", "unsat")):
+        spec.write_text(f"{lines}(assert (<= Y_0 {most}))")
+        case = Loader().read(InstanceFiles(spec, net, 10.0))
+        assert isinstance(case, Case)
+        (query,) = case.queries
+        asked = [Query(meant(query.network, "real", 1), query.property)]
+        (outcome,) = claims(Crown(record=True), asked)
+        assert outcome.verdict.value == answer
+        kept = Certificates(tmp_path / "kept")
+        assert answer == "unknown" or kept.keep(str(net), str(spec), asked, [outcome], 5.0).accepted

@@ -23,7 +23,8 @@ from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.split import Clipped, InputSplit, clip, input_error
+from verifiable_relu.verifiers.boxes import Clipped, clip, input_error
+from verifiable_relu.verifiers.split import InputSplit
 
 
 def networks(seed: int) -> list[Network]:

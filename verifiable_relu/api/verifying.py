@@ -29,7 +29,7 @@ from verifiable_relu.spec.property import Polytope, nearest, round_down, round_u
 from verifiable_relu.verifiers.base import Verdict
 
 if TYPE_CHECKING:
-    from verifiable_relu.campaign.certificates import OfQuestions
+    from verifiable_relu.campaign.certificates import Certificates
 
 Number = Fraction | float | str
 Asked = Property | SpecFile | Path | str
@@ -166,7 +166,7 @@ class VerifyOptions:
         network: Network,
         questions: Sequence[tuple[str, list[Query]]],
         balls: bool = False,
-        certificates: OfQuestions | None = None,
+        certificates: Certificates | None = None,
     ) -> Results:
         """Put named questions about a network to the method; with ``balls`` they are about L1 or L2 balls."""
         if not isinstance(self.method, str):
@@ -275,12 +275,12 @@ def verify(
     kept = None
     if certificates is not None:
         # Imported here, because few questions need the checker.
-        from verifiable_relu.campaign.certificates import OfQuestions
+        from verifiable_relu.campaign.certificates import Certificates
 
         files = [model, *others]
         if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or options.normalize is not None:
             raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
-        kept = OfQuestions(Path(certificates), list(map(str, files)), parts)
+        kept = Certificates(Path(certificates), list(map(str, files)), parts)
     return options.answer(network, questions, around.order != math.inf, kept)
 
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import numpy as np
 
 from verifiable_relu import __version__
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError, printable
@@ -190,7 +190,7 @@ def _box(loader: Loader, result: Result) -> tuple[np.ndarray, np.ndarray, list[f
     """
     import torch
 
-    case = loader.case(Entry(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
+    case = loader.case(InstanceFiles(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
     assert result.witness is not None
     box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
     network = case.queries[0].network

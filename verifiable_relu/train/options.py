@@ -221,7 +221,8 @@ def _reader(kind: Any) -> Callable[[str], Any]:
     plain = next(each for each in (*get_args(kind), kind) if each is not type(None))
     if get_origin(kind) is tuple:
         return sizes
-    return {float: number, int: int, Path: Path}.get(plain, str)
+    readers: dict[Any, Callable[[str], Any]] = {float: number, int: int, Path: Path}
+    return readers.get(plain, str)
 
 
 def flag(name: str) -> str:
