@@ -17,7 +17,6 @@ from verifiable_relu.spec.__main__ import indices, named_data, radius
 from verifiable_relu.streams import complain, guarded, write
 
 if TYPE_CHECKING:
-    from verifiable_relu.api import Change
     from verifiable_relu.spec import Property
 
 ABOUT = """Bound how far the outputs of two networks differ on boxes, and decide whether their answers do.
@@ -33,7 +32,7 @@ every answer, 2 for bad input, 1 for a fault of the program, 3 if the checker re
 
 
 def parser() -> Parser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     made = Parser(label="compare", prog="verifiable-relu compare", text=ABOUT)
     made.add_argument("first", type=Path, metavar="A.onnx", help="the first network")
     made.add_argument(
@@ -93,26 +92,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.certificates is not None and (options.second is None or not (options.delta or options.top1)):
         made.error("--certificates needs two files, and --delta or --top1")
 
-    def work() -> int:
-        boxes = _boxes(options)
-        change, refused, notes = _compared(options, boxes)
-        lines = []
-        for number, (prop, largest) in enumerate(zip(boxes, change.largest, strict=True)):
-            line = f"{csv_cell(prop.name)},{largest:.6g}"
-            if change.results:
-                result = change.results[number]
-                line += f",{result.answer},{result.seconds:.2f}"
-            lines.append(line)
-        write(lines, sys.stdout)
-        if not options.quiet:
-            print("\n".join((_summary(change), *map(printable, notes))), file=sys.stderr)
-        return DISPUTED if refused else 0
+    return guarded("compare", lambda: run(options), options.debug)
 
-    return guarded("compare", work, options.debug)
+
+def run(options: argparse.Namespace) -> int:
+    """Compare the networks and print what is known of their differences; returns the exit status."""
+    # Imported here, because --help need not wait for what these load.
+    from verifiable_relu.api.changing import compared, unsafe
+    from verifiable_relu.api.verifying import VerifyOptions
+    from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.network import read_onnx
+    from verifiable_relu.network.onnx.running import meant
+    from verifiable_relu.settings import neutral
+
+    boxes = _boxes(options)
+    kept = None if options.certificates is None else Certificates(options.certificates)
+    with neutral():
+        lam = options.joint
+        joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
+        one = meant(read_onnx(options.first), options.arithmetic, joint)
+        other = one.limit if options.second is None else meant(read_onnx(options.second), options.arithmetic)
+        question = unsafe(one.output_size, options.delta, options.top1)
+        change = compared(one, other, boxes, question, VerifyOptions(options.method, options.timeout))
+        refused, files = False, (str(options.first), str(options.second))
+        for prop, result in zip(boxes, change.results, strict=False):
+            if kept is not None and result.answer == "unsat":
+                said = kept.keep_two(files, one, other, replace(prop, unsafe=question), options.timeout)
+                complain("compare", f"{prop.name}: {'checked' if said.accepted else f'no certificate: {said.detail}'}")
+                refused = refused or said.refused
+    answers = [f",{result.answer},{result.seconds:.2f}" for result in change.results] or [""] * len(boxes)
+    rows = zip(boxes, change.largest, answers, strict=True)
+    write([f"{csv_cell(prop.name)},{largest:.6g}{answer}" for prop, largest, answer in rows], sys.stdout)
+    if not options.quiet:
+        how = "their differences are bounded neuron by neuron" if change.compared else "each is bounded by itself"
+        counts = change.results.summary
+        asked = f"; {counts['certified']} unsat, {counts['refuted']} sat, {counts['undecided']} open"
+        lines = [f"{len(boxes)} boxes; {how}{asked if change.results else ''}"]
+        lines += [f"{options.first}: {sentence}" for sentence in one.mended]
+        print("\n".join(map(printable, lines)), file=sys.stderr)
+    return DISPUTED if refused else 0
 
 
 def _boxes(options: argparse.Namespace) -> list[Property]:
-    # Imported here, because --help need not wait for what this loads.
     import numpy as np
 
     from verifiable_relu.spec import Property, linf_properties, read_vnnlib
@@ -128,41 +149,6 @@ def _boxes(options: argparse.Namespace) -> list[Property]:
     names = [f"image {index}" for index in options.images]
     zeros = np.zeros(len(names), np.int64)
     return linf_properties(images[options.images], zeros, options.eps, 2, names=names)
-
-
-def _compared(options: argparse.Namespace, boxes: Sequence[Property]) -> tuple[Change, bool, list[str]]:
-    """What is known of the differences, whether the checker has refused a certificate, and notes about the files."""
-    from verifiable_relu.api.changing import compared, unsafe
-    from verifiable_relu.campaign.certificates import Certificates
-    from verifiable_relu.network import read_onnx
-    from verifiable_relu.network.onnx.running import meant
-    from verifiable_relu.settings import neutral
-
-    kept = None if options.certificates is None else Certificates(options.certificates)
-    with neutral():
-        lam = options.joint
-        joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
-        one = meant(read_onnx(options.first), options.arithmetic, joint)
-        other = one.limit if options.second is None else meant(read_onnx(options.second), options.arithmetic)
-        question = unsafe(one.output_size, options.delta, options.top1)
-        change = compared(one, other, boxes, question, options.method, options.timeout)
-        notes = [f"{options.first}: {sentence}" for sentence in one.mended]
-        if kept is None:
-            return change, False, notes
-        refused, files = False, (str(options.first), str(options.second))
-        for prop, result in zip(boxes, change.results, strict=True):
-            if result.answer == "unsat":
-                said = kept.keep_two(files, one, other, replace(prop, unsafe=question), options.timeout)
-                complain("compare", f"{prop.name}: {'checked' if said.accepted else f'no certificate: {said.detail}'}")
-                refused = refused or said.refused
-        return change, refused, notes
-
-
-def _summary(change: Change) -> str:
-    how = "their differences are bounded neuron by neuron" if change.compared else "each is bounded by itself"
-    counts = change.results.summary
-    asked = f"; {counts['certified']} unsat, {counts['refuted']} sat, {counts['undecided']} open"
-    return printable(f"{len(change.lower)} boxes; {how}{asked if change.results else ''}")
 
 
 if __name__ == "__main__":

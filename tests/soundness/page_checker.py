@@ -33,10 +33,10 @@ from tests.soundness.page_network import (
     read_pair,
 )
 
-# -------------------------------------------------------------------------------------------------------- properties
-
 Row = tuple[dict[int, Fraction], Fraction]
 """Coefficients other than zero of outputs, and the most that their sum may be."""
+
+Box = tuple[list[Fraction], list[Fraction]]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,9 @@ def read_property(text: bytes) -> list[Disjunct]:
             stack[-1].append(closed)
         else:
             stack[-1].append(word)
-    names = [command[1] for command in stack[0] if command[0] == "declare-const"]
-    inputs = sum(name.startswith("X_") for name in names)
-    choices: list[list[list[Any]]] = [_expanded(command[1]) for command in stack[0] if command[0] == "assert"]
-    found = []
-    for chosen in product(*choices):
-        if (one := _disjunct([atom for part in chosen for atom in part], inputs)) is not None:
-            found.append(one)
-    return found
+    inputs = sum(command[0] == "declare-const" and command[1].startswith("X_") for command in stack[0])
+    choices = _expanded(["and", *(command[1] for command in stack[0] if command[0] == "assert")])
+    return [one for conditions in choices if (one := _disjunct(conditions, inputs)) is not None]
 
 
 def _expanded(formula: list[Any]) -> list[list[Any]]:
@@ -90,13 +85,13 @@ def _linear(term: Any) -> dict[str, Fraction]:
         return {term: ONE} if term[0] in "XY" else {"": Fraction(term)}
     operator, *rest = term
     parts = [_linear(part) for part in rest]
-    found: dict[str, Fraction] = {}
     if operator == "*":
         factor = math.prod([part[""] for part in parts if set(part) == {""}], start=ONE)
         (others,) = [part for part in parts if set(part) != {""}] or [{"": ONE}]
         return {name: factor * value for name, value in others.items()}
     if operator == "/":
         return {name: value / parts[1][""] for name, value in parts[0].items()}
+    found: dict[str, Fraction] = {}
     for number, part in enumerate(parts):
         sign = -ONE if operator == "-" and (number or len(parts) == 1) else ONE
         for name, value in part.items():
@@ -123,8 +118,7 @@ def _disjunct(conditions: list[Any], inputs: int) -> Disjunct | None:
                 stricts.append(strict)
             elif len(total) == 1 and next(iter(total))[0] == "X":
                 ((name, value),) = total.items()
-                i, end = int(name[2:]), most / value
-                ends = upper if value > 0 else lower
+                i, end, ends = int(name[2:]), most / value, upper if value > 0 else lower
                 if ends[i] is None or (end < ends[i] if value > 0 else end > ends[i]):
                     ends[i] = end
                     open_ends.discard((i, value > 0))
@@ -148,22 +142,45 @@ def outward(value: Fraction, up: bool) -> Fraction:
     return Fraction(near)
 
 
-# ------------------------------------------------------------------------------------------------------ certificates
+def a_list(given: Any, what: str, count: int | None = None) -> list[Any]:
+    """A list, of so many entries."""
+    if not isinstance(given, list) or (count is not None and len(given) != count):
+        raise Refused(f"{given!r:.40} is not {what}")
+    return given
 
 
 def binary(given: Any, count: int | None = None) -> list[Fraction]:
     """A list of binary numbers."""
-    need(isinstance(given, list) and bool(given) and all(type(v) is int for v in given), "no list of binary numbers")
-    exponent, *mantissas = given
+    exponent, *mantissas = a_list(given, "binary numbers") or [None]
+    need(all(type(v) is int for v in (exponent, *mantissas)), "no list of binary numbers")
     need(abs(exponent) <= 900 and all(abs(m) <= 1 << 53 for m in mantissas), "a binary number that is too large")
     need(count is None or len(mantissas) == count, f"{len(mantissas)} numbers for {count}")
     return [m * Fraction(2) ** exponent for m in mantissas]
+
+
+def rational(given: Any) -> Fraction:
+    try:
+        return Fraction(given if isinstance(given, str) else "")
+    except (ValueError, ZeroDivisionError):
+        raise Refused(f"{given!r} is no rational number") from None
 
 
 def index(given: Any, count: int) -> int:
     """A number that counts something."""
     need(type(given) is int and 0 <= given < count, f"{given} is no number below {count}")
     return int(given)
+
+
+def indices(given: Any, count: int) -> list[int]:
+    return [index(i, count) for i in a_list(given, "numbers")]
+
+
+def sides(given: Any, count: int) -> list[tuple[int, int]]:
+    """Neurons and their sides, +1 or −1, which stand in turn."""
+    rows = a_list(given, "neurons and sides")
+    need(len(rows) % 2 == 0, "a neuron without a side")
+    need(all(side in (1, -1) and type(side) is int for side in rows[1::2]), "no side")
+    return list(zip(indices(rows[::2], count), rows[1::2], strict=True))
 
 
 def keys(record: Any, *wanted: str, perhaps: tuple[str, ...] = ()) -> None:
@@ -197,73 +214,53 @@ def check(certificate: bytes, network: bytes, prop: bytes, other: bytes | None =
         Refused: if the certificate proves nothing.
         Unsupported: if it is about something that this checker does not know.
     """
-    found = read_records(certificate)
-    first, last = found[0], found[-1]
-    need(last == {"end": len(found) - 1} and type(last["end"]) is int, "no end")
-    more = {key for key in ("arithmetic", "joint") if key in first} | (
-        {"other", "beside"} if other is not None else set()
-    )
+    first, *found, last = read_records(certificate)
+    need(last == {"end": len(found) + 1} and type(last["end"]) is int, "no end")
+    more = {"arithmetic", "joint"} & set(first) | ({"other", "beside"} if other is not None else set())
     keys(first, "certificate", "claim", "network", "property", "says", *more)
     need(first["certificate"] == 4 and type(first["certificate"]) is int, "another version")
     need(first["network"] == hashlib.sha256(network).hexdigest(), "another network")
     need(first["property"] == hashlib.sha256(prop).hexdigest(), "another property")
-    disjuncts, arithmetic = read_property(prop), first.get("arithmetic")
+    disjuncts, arithmetic, joint = read_property(prop), first.get("arithmetic"), None
     known = isinstance(arithmetic, str) and arithmetic in ARITHMETICS
     need("arithmetic" not in first or known, "an arithmetic that is not known")
-    joint = _lambdas(first["joint"]) if "joint" in first else None
+    if "joint" in first:
+        joint = [rational(value) for value in a_list(first["joint"], "a family")]
+        need(bool(joint) and all(value >= 1 for value in joint), "a λ below 1, or none")
     if other is None:
         net = read_network(network, arithmetic, joint)
     else:
         need(first["other"] == hashlib.sha256(other).hexdigest(), "another other network")
-        net = read_pair(network, other, _pairs(first["beside"]), arithmetic, joint)
-    need(first["claim"] == "unsat" or not more, "a point of more than one function")
+        pairs = [a_list(pair, "a pair", 2) for pair in a_list(first["beside"], "pairs")]
+        need(all(type(i) is int and i >= 0 for pair in pairs for i in pair), "no pair")
+        net = read_pair(network, other, [(i, j) for i, j in pairs], arithmetic, joint)
     if first["claim"] == "sat":
-        need(len(found) == 3, "three records are expected")
-        keys(found[1], "point")
-        _reaches(net, disjuncts, found[1]["point"])
+        need(not more, "a point of more than one function")
+        need(len(found) == 1, "three records are expected")
+        keys(found[0], "point")
+        _reaches(net, disjuncts, found[0]["point"])
     else:
         need(first["claim"] == "unsat", "no claim")
-        unsat = _Unsat(net, disjuncts, found[1:-1])
-        if arithmetic is not None:
-            for box in unsat.boxes:
-                _stays_below(net, box, ARITHMETICS[arithmetic].largest)
+        unsat = _Unsat(net, disjuncts, found)
+        for box in unsat.boxes if arithmetic is not None else ():
+            _stays_below(net, box, ARITHMETICS[arithmetic].largest)
         unsat.check()
     return str(first["claim"])
-
-
-def _lambdas(given: Any) -> list[Fraction]:
-    """λ of each activation of a family."""
-    need(isinstance(given, list) and bool(given), "no family")
-    found = [_rational(value) for value in given]
-    need(all(value >= 1 for value in found), "a λ below 1")
-    return found
-
-
-def _pairs(given: Any) -> list[tuple[int, int]]:
-    """The activations that stand beside each other."""
-    need(isinstance(given, list), "no pairs")
-    for pair in given:
-        need(isinstance(pair, list) and len(pair) == 2 and all(type(i) is int and i >= 0 for i in pair), "no pair")
-    return [(i, j) for i, j in given]
 
 
 def _stays_below(net: Network, box: Box, largest: Fraction) -> None:
     """Refuse a box in which something may overflow."""
     over = Bounds(net, box)
-    for members in net.members:
-        for k in members:
-            over.lower[k], over.upper[k] = over.interval(net.z[k]), -over.interval(net.z[k] * -ONE)
-            need(max(-over.lower[k], over.upper[k]) <= largest, "a value that may overflow")
-    for error in net.errors.values():
-        need(over.size(error) <= largest, "a sum that may overflow")
-    for form in net.outputs:
-        need(max(-over.interval(form), -over.interval(form * -ONE)) <= largest, "an output that may overflow")
+    for k in (k for members in net.members for k in members):
+        over.lower[k], over.upper[k] = over.interval(net.z[k]), over.highest(net.z[k])
+        need(max(-over.lower[k], over.upper[k]) <= largest, "a value that may overflow")
+    need(all(over.size(error) <= largest for error in net.errors.values()), "a sum that may overflow")
+    need(all(over.farthest(form) <= largest for form in net.outputs), "an output that may overflow")
 
 
 def _reaches(net: Network, disjuncts: list[Disjunct], point: Any) -> None:
     """Refuse a point that is no counterexample."""
-    need(isinstance(point, list) and len(point) == net.inputs, "no point")
-    x = [_rational(value) for value in point]
+    x = [rational(value) for value in a_list(point, "a point", net.inputs)]
     atoms = list(x)
     if any(isinstance(curve, Smooth) for curve in net.curves.values()):
         raise Unsupported("a point of a curve")
@@ -281,17 +278,6 @@ def _reaches(net: Network, disjuncts: list[Disjunct], point: Any) -> None:
 
 def at(form: Form, atoms: list[Fraction]) -> Fraction:
     return form.constant + sum((c * atoms[k] for k, c in form.terms.items()), ZERO)
-
-
-def _rational(given: Any) -> Fraction:
-    need(isinstance(given, str), "no rational number")
-    try:
-        return Fraction(given)
-    except (ValueError, ZeroDivisionError):
-        raise Refused(f"{given!r} is no rational number") from None
-
-
-Box = tuple[list[Fraction], list[Fraction]]
 
 
 class _Unsat:
@@ -317,36 +303,29 @@ class _Unsat:
 
     def check(self) -> None:
         """Refuse what does not prove that no disjunct is reached."""
-        parts: list[tuple[int, list[list[Row]]]] = []
+        covered: list[tuple[int, list[Row]]] = []
         while self.place < len(self.records):
             record = self.next()
             keys(record, "part")
             keys(record["part"], "box", "polytopes")
             box = index(record["part"]["box"], len(self.boxes))
-            need(isinstance(record["part"]["polytopes"], list), "no polytopes")
-            polytopes = [self.polytope(given) for given in record["part"]["polytopes"]]
-            parts.append((box, polytopes))
+            polytopes = [self.polytope(given) for given in a_list(record["part"]["polytopes"], "polytopes")]
+            covered += [(box, polytope) for polytope in polytopes]
             self.cover(self.boxes[box], polytopes)
         for d, box in zip(self.disjuncts, self.box_of, strict=True):
-            need(
-                any(
-                    number == box and all(any(_multiple(row, r) for r in d.rows) for row in polytope)
-                    for number, polytopes in parts
-                    for polytope in polytopes
-                ),
-                "a disjunct is not covered",
-            )
+            holding = (polytope for number, polytope in covered if number == box)
+            covers = any(all(any(_multiple(row, r) for r in d.rows) for row in polytope) for polytope in holding)
+            need(covers, "a disjunct is not covered")
 
     def polytope(self, given: Any) -> list[Row]:
-        need(isinstance(given, list), "no polytope")
         found = []
-        for row in given:
+        for row in a_list(given, "a polytope"):
             keys(row, "y", "most")
-            need(isinstance(row["y"], list) and all(isinstance(t, list) and len(t) == 2 for t in row["y"]), "no row")
-            terms = [(index(i, len(self.net.outputs)), _rational(c)) for i, c in row["y"]]
+            pairs = [a_list(term, "a term", 2) for term in a_list(row["y"], "a row")]
+            terms = [(index(i, len(self.net.outputs)), rational(c)) for i, c in pairs]
             need(all(a[0] < b[0] for a, b in pairwise(terms)), "outputs out of order")
             need(all(c for _, c in terms), "a coefficient of zero")
-            found.append((dict(terms), _rational(row["most"])))
+            found.append((dict(terms), rational(row["most"])))
         return found
 
     def cover(self, box: Box, polytopes: list[list[Row]]) -> None:
@@ -357,8 +336,7 @@ class _Unsat:
             record = self.next()
             if "halve" in record:
                 keys(record, "halve")
-                need(isinstance(record["halve"], list) and len(record["halve"]) == 3, "no halve")
-                i, m, e = record["halve"]
+                i, m, e = a_list(record["halve"], "halving", 3)
                 i, (middle,) = index(i, len(low)), binary([e, m])
                 below, above = list(high), list(low)
                 need(low[i] < middle < high[i], "a box that is not halved between its ends")
@@ -366,28 +344,23 @@ class _Unsat:
                 waiting += [(above, high), (low, below)]
             elif "zonotope" in record:
                 keys(record, "zonotope")
-                need(isinstance(record["zonotope"], list), "no rows")
-                need(len(record["zonotope"]) == len(polytopes), "a row for each polytope")
+                rows = a_list(record["zonotope"], "a row for each polytope", len(polytopes))
                 need(not self.net.curves and not self.net.differences, "a zonotope of a curve, or of a difference")
                 over = Bounds.zonotope(self.net, (low, high))
-                for number, polytope in zip(record["zonotope"], polytopes, strict=True):
+                for number, polytope in zip(rows, polytopes, strict=True):
                     g = self.integral(polytope[index(number, len(polytope))])
                     need(over.least(g, over.chord_slopes) > 0, "a row that the zonotope does not prove")
             else:
                 keys(record, "root")
-                need(
-                    type(record["root"]) is int and record["root"] == len(self.net.names),
-                    "another number of activations",
-                )
+                is_count = type(record["root"]) is int and record["root"] == len(self.net.names)
+                need(is_count, "another number of activations")
                 self.root((low, high), polytopes)
 
     def integral(self, row: Row) -> Form:
         """g of a row."""
         factor = Fraction(math.lcm(1, *(c.denominator for c in row[0].values())))
-        form = Form(constant=-factor * row[1])
-        for i, c in row[0].items():
-            form.put(factor * c, self.net.outputs[i])
-        return form
+        outputs = [self.net.outputs[i] for i in row[0]]
+        return _sum((factor * c for c in row[0].values()), outputs) - factor * row[1]
 
     def root(self, box: Box, polytopes: list[list[Row]]) -> None:
         over = Bounds(self.net, box)
@@ -412,37 +385,29 @@ class _Unsat:
 
     def activation(self, over: Bounds, number: int, name: str, shared: Slopes) -> None:
         """Bounds of an activation."""
-        record = self.next()
-        members = self.net.members[number]
+        record, members = self.next(), self.net.members[number]
         are_differences = bool(members) and members[0] in self.net.differences
         keys(record, "activation", "lower", "upper", "slopes", *(["alone"] if are_differences else []))
         need(record["activation"] == name, "another activation")
         lower, upper = (binary(record[side], len(members)) for side in ("lower", "upper"))
         if are_differences:
-            need(isinstance(record["alone"], list), "no neurons")
-            over.alone |= {members[index(j, len(members))] for j in record["alone"]}
+            over.alone |= {members[j] for j in indices(record["alone"], len(members))}
         # A row that bounds the other network goes through this network alone.
         alone = set() if are_differences else set(self.net.differences)
         rows: dict[tuple[int, int], list[Slopes]] = {}
         while self.coming("row"):
             own = self.next()
             keys(own, "row", "slopes")
-            need(isinstance(own["row"], list) and len(own["row"]) == 2, "no row")
-            j, side = index(own["row"][0], len(members)), own["row"][1]
-            need(side in (1, -1) and type(side) is int, "no side")
-            slopes = over.slopes(own["slopes"], range(number))
-            rows.setdefault((j, side), []).append(slopes)
-        for j, k in enumerate(members):
-            for side, bound in ((1, lower[j]), (-1, -upper[j])):
-                form = self.net.z[k] * Fraction(side)
-                ways = [shared, *rows.get((j, side), [])]
-                need(
-                    over.interval(form) >= bound
-                    or (are_differences and over.apart(k, side) >= bound)
-                    or any(over.least(form, over.by_sign(w), alone) >= bound for w in ways),
-                    f"bound {side} of neuron {j} of {name}",
-                )
-        over.claim(members, lower, upper)
+            (pair,) = sides(a_list(own["row"], "a row", 2), len(members))
+            rows.setdefault(pair, []).append(over.slopes(own["slopes"], range(number)))
+        for (j, k), (side, bounds) in product(enumerate(members), ((1, lower), (-1, upper))):
+            form, bound = self.net.z[k] * Fraction(side), side * bounds[j]
+            holds = over.interval(form) >= bound or (are_differences and over.apart(k, side) >= bound)
+            ways = (over.by_sign(slopes) for slopes in (shared, *rows.get((j, side), [])))
+            holds = holds or any(over.least(form, way, alone) >= bound for way in ways)
+            need(holds, f"bound {side} of neuron {j} of {name}")
+        over.lower.update(zip(members, lower, strict=True))
+        over.upper.update(zip(members, upper, strict=True))
         shared.update(over.slopes(record["slopes"], range(number, number + 1)))
 
     def maxima(self, over: Bounds) -> None:
@@ -453,12 +418,11 @@ class _Unsat:
         need(bool(every), "no maxima of this name")
         earlier = [k for members in self.net.members for k in members if k < every[0]]
         need(all(k in over.lower for k in earlier), "maxima before their activations")
-        for side in ("below", "above"):
-            need(isinstance(record[side], list) and len(record[side]) == len(every), "an entry for each maximum")
-        for k, i, j in zip(every, record["below"], record["above"], strict=True):
+        entries = [a_list(record[side], "an entry for each maximum", len(every)) for side in ("below", "above")]
+        for k, i, j in zip(every, *entries, strict=True):
             rivals = self.net.maxima[k][1]
-            i, j = index(i, len(rivals)), index(j, len(rivals))
-            low, high = over.interval(rivals[j]), [-over.interval(rival * -ONE) for rival in rivals]
+            i, j = indices([i, j], len(rivals))
+            low, high = over.interval(rivals[j]), [over.highest(rival) for rival in rivals]
             t = max([low, *high[:j], *high[j + 1 :]])
             s = (high[j] - t) / (high[j] - low) if high[j] > low and high[j] > t else ZERO
             over.windows[k] = rivals[i], rivals[j] * s + max(t - s * low, high[j] - s * high[j])
@@ -467,23 +431,15 @@ class _Unsat:
         """Tighter bounds of an activation."""
         record = self.next()
         keys(record, "tighter", "rows", "least", "tree", "neurons", "chords")
-        number = index(record["tighter"], len(self.net.members))
-        members = self.net.members[number]
-        rows = record["rows"]
-        need(isinstance(rows, list) and len(rows) % 2 == 0, "no rows")
-        pairs = [(index(j, len(members)), side) for j, side in zip(rows[::2], rows[1::2], strict=True)]
-        need(all(side in (1, -1) and type(side) is int for _, side in pairs), "no side")
+        members = self.net.members[index(record["tighter"], len(self.net.members))]
+        pairs = sides(record["rows"], len(members))
         least = binary(record["least"], len(pairs))
         for (j, side), value in zip(pairs, least, strict=True):
             form = self.net.z[members[j]] * Fraction(side) - value
-            tree = Tree(self, over, {key: record[key] for key in ("tree", "neurons", "chords")}, [form], members[0])
-            tree.check()
+            Tree(self, over, {key: record[key] for key in ("tree", "neurons", "chords")}, [form], members[0]).check()
         for (j, side), value in zip(pairs, least, strict=True):
-            k = members[j]
-            if side > 0:
-                over.lower[k] = max(over.lower[k], value)
-            else:
-                over.upper[k] = min(over.upper[k], -value)
+            bounds = over.lower if side > 0 else over.upper
+            bounds[members[j]] = side * max(side * bounds[members[j]], value)
         over.off.clear()
 
 
@@ -512,34 +468,24 @@ Slopes = dict[int, tuple[Fraction, Fraction]]
 
 
 class Bounds:
-    """A box, and bounds of neurons; those of later activations may be missing.
-
-    Attributes:
-        alone: the differences in whose place the other network's value itself goes on.
-        off: how far off the values are that errors belong to, as far as that has been asked.
-    """
+    """A box, and bounds of neurons; those of later activations may be missing."""
 
     def __init__(self, net: Network, box: Box) -> None:
         self.net, self.box = net, box
         self.lower: dict[int, Fraction] = {}
         self.upper: dict[int, Fraction] = {}
         self.windows: dict[int, tuple[Form, Form]] = {}
-        self.alone: set[int] = set()
-        self.off: dict[int, Fraction] = {}
+        self.alone: set[int] = set()  # differences in whose place the other network's value itself goes on
+        self.off: dict[int, Fraction] = {}  # how far off values are that errors belong to, as far as asked
 
     @classmethod
     def zonotope(cls, net: Network, box: Box) -> Bounds:
         """Each neuron's bounds are those of its form over the earlier ones' remainders, every slope the chord."""
         over = cls(net, box)
-        for members in net.members:
-            for k in members:
-                over.lower[k] = over.least(net.z[k], over.chord_slopes)
-                over.upper[k] = -over.least(net.z[k] * -ONE, over.chord_slopes)
+        for k in (k for members in net.members for k in members):
+            over.lower[k] = over.least(net.z[k], over.chord_slopes)
+            over.upper[k] = -over.least(net.z[k] * -ONE, over.chord_slopes)
         return over
-
-    def claim(self, members: range, lower: list[Fraction], upper: list[Fraction]) -> None:
-        self.lower.update(zip(members, lower, strict=True))
-        self.upper.update(zip(members, upper, strict=True))
 
     def open(self) -> list[int]:
         return [k for k in self.lower if self.is_open(k)]
@@ -583,8 +529,10 @@ class Bounds:
         return ONE if k in self.net.maxima or self.lower[k] >= 0 else self.net.s[k]
 
     def value(self, k: int, z: Fraction) -> Fraction:
-        """A neuron's value."""
         return z if z >= 0 else self.net.s[k] * z
+
+    def z_of(self, k: int) -> Ends:
+        return self.lower[k], self.upper[k]
 
     def ends(self, k: int) -> tuple[Fraction, Fraction]:
         """The least and the largest value of a neuron."""
@@ -592,18 +540,16 @@ class Bounds:
             return -self.error(k), self.error(k)
         if k in self.net.maxima:
             made, rivals = self.net.z[k], self.net.maxima[k][1]
-            low = max(self.interval(rival) for rival in rivals)
-            high = max(-self.interval(rival * -ONE) for rival in rivals)
-            return max(low, self.interval(made)), min(high, -self.interval(made * -ONE))
+            low, high = (max(map(bound, rivals)) for bound in (self.interval, self.highest))
+            return max(low, self.interval(made)), min(high, self.highest(made))
         if (curve := self.net.curves.get(k)) is not None:
             return curve.least(self.z_of(k), ZERO), curve.most(self.z_of(k), ZERO)
-        values = [self.value(k, z) for z in (self.lower[k], self.upper[k])] + [ZERO] * self.is_open(k)
+        values = [self.value(k, z) for z in self.z_of(k)] + [ZERO] * self.is_open(k)
         return min(values), max(values)
 
     def size(self, error: Error) -> Fraction:
         """The most that the terms of what has an error are, together."""
-        sizes = (w * max(-self.interval(x), -self.interval(x * -ONE)) for w, x in error.terms)
-        return sum(sizes, error.constant)
+        return sum((w * self.farthest(x) for w, x in error.terms), error.constant)
 
     def error(self, k: int) -> Fraction:
         if k not in self.off:
@@ -613,22 +559,24 @@ class Bounds:
 
     def interval(self, form: Form) -> Fraction:
         """A lower bound of a form by interval arithmetic over its atoms."""
-        total = form.constant
+        total, inputs = form.constant, self.net.inputs
         for atom, c in form.terms.items():
-            low, high = self.ends(atom - self.net.inputs) if atom >= self.net.inputs else self.side(atom)
+            low, high = self.ends(atom - inputs) if atom >= inputs else (self.box[0][atom], self.box[1][atom])
             total += min(c * low, c * high)
         return total
 
-    def side(self, i: int) -> tuple[Fraction, Fraction]:
-        return self.box[0][i], self.box[1][i]
+    def highest(self, form: Form) -> Fraction:
+        """An upper bound of a form, likewise."""
+        return -self.interval(form * -ONE)
+
+    def farthest(self, form: Form) -> Fraction:
+        """A bound of a form's magnitude."""
+        return max(-self.interval(form), self.highest(form))
 
     def apart(self, k: int, side: int) -> Fraction:
         """A bound of a difference by what is claimed of both neurons."""
         mine, other = self.net.differences[k]
         return self.lower[other] - self.upper[mine] if side > 0 else self.lower[mine] - self.upper[other]
-
-    def z_of(self, k: int) -> Ends:
-        return self.lower[k], self.upper[k]
 
     def rest(self, k: int, K: Fraction, t: Fraction) -> Fraction:
         """The least of K·q for q = r − t·z."""
@@ -677,14 +625,6 @@ class Bounds:
             form.put(K * self.fixed(k), self.net.z[k])
 
 
-@dataclass
-class Plane:
-    """r ≤ g·v + c, and how far below that r may be."""
-
-    form: Form
-    drop: Fraction
-
-
 class Tree:
     """A proof by splits."""
 
@@ -697,54 +637,48 @@ class Tree:
         opened = [k for k in over.open() if before is None or k < before]
         self.slopes = dict(zip(opened, binary(record["tree"], len(opened)), strict=True))
         self.neurons: list[int] = []
-        need(isinstance(record["neurons"], list), "no neurons")
-        for entry in record["neurons"]:
-            need(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list), "no neurons")
-            members = self.net.members[index(entry[0], len(self.net.members))]
-            for j in entry[1]:
-                k = members[index(j, len(members))]
+        for number, inside in (a_list(entry, "neurons", 2) for entry in a_list(record["neurons"], "neurons")):
+            for j in a_list(inside, "neurons"):
+                k = self.neuron(number, j)
                 need(k in self.slopes and k not in self.neurons, "a neuron that is not open, or twice")
                 self.neurons.append(k)
-        need(isinstance(record["chords"], list), "no chords")
-        self.chords = {self.neurons[index(j, len(self.neurons))] for j in record["chords"]}
+        self.chords = {self.neurons[j] for j in indices(record["chords"], len(self.neurons))}
         need(not any(self.over.is_curve(k) for k in self.chords), "a chord of a curve")
         need(not any(k in self.net.differences for k in self.neurons), "a difference that a tree speaks of")
-        self.planes: dict[int, Plane] = {}
+        # Of each neuron a form with r ≤ form, and how far below that r may be.
+        self.planes: dict[int, tuple[Form, Fraction]] = {}
         terms: list[int] | None = None
         while before is None and reader.coming("plane"):
             terms = self.plane(reader.next(), terms)
 
+    def neuron(self, number: Any, j: Any) -> int:
+        members = self.net.members[index(number, len(self.net.members))]
+        return members[index(j, len(members))]
+
     def plane(self, record: dict[str, Any], terms: list[int] | None) -> list[int]:
         """Read a plane; returns its terms as atoms."""
         keys(record, "plane", "parts", "bends", perhaps=("terms",))
-        need(isinstance(record["plane"], list) and len(record["plane"]) == 2, "no plane")
-        members = self.net.members[index(record["plane"][0], len(self.net.members))]
-        k = members[index(record["plane"][1], len(members))]
+        number, j = a_list(record["plane"], "a plane", 2)
+        k, n = self.neuron(number, j), self.net.inputs
         need(k in self.slopes and self.net.s[k] <= 1 and k not in self.planes, "a plane of such a neuron")
         need(not self.net.curves and not self.net.differences, "a plane in a network with curves")
-        opened = self.over.open()
         if "terms" in record:
-            need(isinstance(record["terms"], list), "no terms")
-            numbers = [index(i, self.net.inputs + len(opened)) for i in record["terms"]]
-            n = self.net.inputs
-            terms = [i if i < n else n + opened[i - n] for i in numbers]
+            opened = self.over.open()
+            terms = [i if i < n else n + opened[i - n] for i in indices(record["terms"], n + len(opened))]
             need(len(set(terms)) == len(terms), "a term twice")
         if terms is None:
             raise Refused("a plane without terms")
-        need(all(atom < self.net.inputs + members[0] for atom in terms), "a term that is not before the neuron")
+        first = self.net.members[number][0]
+        need(all(atom < n + first for atom in terms), "a term that is not before the neuron")
         parts = binary(record["parts"], len(terms))
         mu, nu = binary(record["bends"], 2)
         need(mu >= 0 and nu >= 0, "a negative bend")
         z = self.kept_open(self.net.z[k])
         g = Form({atom: p * z.terms[atom] for atom, p in zip(terms, parts, strict=True) if atom in z.terms})
-        low, high, s = self.over.lower[k], self.over.upper[k], self.net.s[k]
-        c = max(
-            -self.over.interval(g - z * (1 - mu)) + mu * high,
-            -self.over.interval(g - z * (s + nu)) - nu * low,
-        )
-        form = g + c
-        drop = -self.over.interval(z * self.over.chord(k) - form)
-        self.planes[k] = Plane(form, drop)
+        (low, high), s, highest = self.over.z_of(k), self.net.s[k], self.over.highest
+        # The largest of z·(1 − μ) − g and z·(s + ν) − g, moved by the bends.
+        c = max(-self.over.interval(g - z * (1 - mu)) + mu * high, -self.over.interval(g - z * (s + nu)) - nu * low)
+        self.planes[k] = g + c, highest(g + c - z * self.over.chord(k))
         return terms
 
     def kept_open(self, form: Form) -> Form:
@@ -771,29 +705,22 @@ class Tree:
 
     def split(self, given: Any, path: dict[int, Ends]) -> list[dict[int, Ends]]:
         """What is below a split: the lower half, which is read last, and the upper one."""
+        j, m, e = a_list(given, "a split", 3) if isinstance(given, list) else (given, 0, 0)
+        k, (middle,) = self.neurons[index(j, len(self.neurons))], binary([e, m])
         if isinstance(given, list):
-            need(len(given) == 3, "no split")
-            k, (at_,) = self.neurons[index(given[0], len(self.neurons))], binary([given[2], given[1]])
             need(self.over.is_curve(k), "a split of a neuron with a kink at another place than 0")
-        else:
-            k, at_ = self.neurons[index(given, len(self.neurons))], ZERO
-            need(k not in path or self.over.is_curve(k), "a neuron is split twice")
-        low, high = path.get(k, (self.over.lower[k], self.over.upper[k]))
-        need(low < at_ < high, "a split that is not between the ends")
-        return [{**path, k: (low, at_)}, {**path, k: (at_, high)}]
+        need(k not in path or self.over.is_curve(k), "a neuron is split twice")
+        low, high = path.get(k, self.over.z_of(k))
+        need(low < middle < high, "a split that is not between the ends")
+        return [{**path, k: (low, middle)}, {**path, k: (middle, high)}]
 
     def leaf(self, record: dict[str, Any], path: dict[int, Ends]) -> Fraction:
         """A lower bound of Σ μ·g below the splits of a path."""
         keys(record, "leaf", perhaps=() if self.refining else ("rows",))
-        need(isinstance(record["leaf"], list) and len(record["leaf"]) % 2 == 1, "no leaf")
-        places = record["leaf"][1::2]
-        w = dict(
-            zip(
-                [self.neurons[index(j, len(self.neurons))] for j in places],
-                binary([record["leaf"][0], *record["leaf"][2::2]]),
-                strict=True,
-            )
-        )
+        leaf = a_list(record["leaf"], "a leaf")
+        need(len(leaf) % 2 == 1, "no leaf")
+        places = [self.neurons[j] for j in indices(leaf[1::2], len(self.neurons))]
+        w = dict(zip(places, binary([leaf[0], *leaf[2::2]]), strict=True))
         need(len(w) == len(places), "a multiplier twice")
         need("rows" in record or len(self.g) == 1, "no multipliers of rows")
         mu = binary(record["rows"], len(self.g)) if "rows" in record else [ONE]
@@ -807,32 +734,27 @@ class Tree:
                 if K:
                     self.over.closed(form, k, K)
                 continue
-            low, high = path.get(k, (self.over.lower[k], self.over.upper[k]))
-            points = [ZERO, low, high]
-            given = w.get(k, ZERO)
-            if (curve := self.net.curves.get(k)) is not None:
-                form.put(K * self.slopes[k], self.net.z[k])
-                form.constant += curve.term((low, high), K, self.slopes[k], given)
-            elif k in self.net.differences:
-                form.put(K * self.slopes[k], self.net.z[k])
-                form.constant += self.over.rest(k, K, self.slopes[k])
-            elif k in self.planes:
+            ends, given = path.get(k, self.over.z_of(k)), w.get(k, ZERO)
+            if k in self.planes:
+                upper, drop = self.planes[k]
                 v = self.second(k, K, given, k in path, k in w)
-                form.put(K + v, self.planes[k].form)
-                form.constant += min(ZERO, -(K + v) * self.planes[k].drop)
-                form.constant += min(-v * self.over.value(k, z) - given * z for z in points)
+                form.put(K + v, upper)
+                form.constant += min(ZERO, -(K + v) * drop)
+                form.constant += min(-v * self.over.value(k, z) - given * z for z in (ZERO, *ends))
             else:
                 t = self.slopes[k]
                 if k in self.chords and k not in w and k not in path:
-                    given = self.chorded(k, K, t)
+                    # The multiplier that makes the slope that of the chord.
+                    given = K * (self.over.chord(k) - t) if (K < 0) != (self.net.s[k] > 1) else ZERO
                 form.put(K * t, self.net.z[k])
-                form.constant += min(K * (self.over.value(k, z) - t * z) - given * z for z in points)
+                if (curve := self.net.curves.get(k)) is not None:
+                    form.constant += curve.term(ends, K, t, given)
+                elif k in self.net.differences:
+                    form.constant += self.over.rest(k, K, t)
+                else:
+                    form.constant += min(K * (self.over.value(k, z) - t * z) - given * z for z in (ZERO, *ends))
             form.put(given, self.net.z[k])
         return self.over.interval(form)
-
-    def chorded(self, k: int, K: Fraction, t: Fraction) -> Fraction:
-        """The w of a neuron among ``chords``: it makes the slope that of the chord."""
-        return K * (self.over.chord(k) - t) if (K < 0) != (self.net.s[k] > 1) else ZERO
 
     def second(self, k: int, K: Fraction, w: Fraction, is_split: bool, is_given: bool) -> Fraction:
         """The multiplier v of a neuron with a plane."""

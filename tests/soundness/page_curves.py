@@ -6,6 +6,7 @@ they bend otherwise, a tangent bounds them on one side and their ends on the oth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -20,15 +21,13 @@ Ends = tuple[Fraction, Fraction]
 
 
 class Curve:
-    """A function of a pre-activation, or several between a lower and an upper one."""
+    """A function of a pre-activation, or several between a lower and an upper one.
 
-    def least(self, ends: Ends, t: Fraction) -> Fraction:
-        """A lower bound of f(z) − t·z over the ends."""
-        raise NotImplementedError
+    Each has ``least`` and ``most``: a lower and an upper bound of f(z) − t·z over the ends.
+    """
 
-    def most(self, ends: Ends, t: Fraction) -> Fraction:
-        """An upper bound of f(z) − t·z over the ends."""
-        raise NotImplementedError
+    least: Callable[[Ends, Fraction], Fraction]
+    most: Callable[[Ends, Fraction], Fraction]
 
     def term(self, ends: Ends, K: Fraction, t: Fraction, w: Fraction = ZERO) -> Fraction:
         """A lower bound of K·(f(z) − t·z) − w·z over the ends."""
@@ -81,10 +80,6 @@ class Smooth(Curve):
             return [-1 / self.k, 1 / self.k], [False, True, False]
         return [ZERO], [True, False]
 
-    def at(self, z: Fraction) -> tuple[Fraction, Fraction]:
-        """The value and the derivative."""
-        return _at(self.kind, self.k, z)
-
     def least(self, ends: Ends, t: Fraction) -> Fraction:
         return _least(self, ends, t, ONE)
 
@@ -109,21 +104,21 @@ def _least(curve: Smooth, ends: Ends, t: Fraction, sign: Fraction) -> Fraction:
         piece = sum(z <= low for z in places)
         found += _piece(curve, low, high, t, sign, convex[piece] == (sign > 0))
     unsure = Fraction(1, 10**40) * (1 + max(map(abs, ends))) * (1 + abs(t))
-    return min(found, default=sign * (curve.at(ends[0])[0] - t * ends[0])) - unsure
+    return min(found, default=sign * (_at(curve, ends[0])[0] - t * ends[0])) - unsure
 
 
 def _piece(curve: Smooth, low: Fraction, high: Fraction, t: Fraction, sign: Fraction, convex: bool) -> list[Fraction]:
     """Numbers of which the least is no more than the function is between the ends."""
     if not convex:
-        return [sign * (curve.at(z)[0] - t * z) for z in (low, high)]
+        return [sign * (_at(curve, z)[0] - t * z) for z in (low, high)]
     a, b = low, high
     for _ in range(50):
         middle = Fraction(round((a + b) / 2 * 2**120), 2**120)
         if not a < middle < b:
             break
-        a, b = (middle, b) if sign * (curve.at(middle)[1] - t) < 0 else (a, middle)
-    touching = b if sign * (curve.at(low)[1] - t) < 0 else low
-    value, slope = curve.at(touching)
+        a, b = (middle, b) if sign * (_at(curve, middle)[1] - t) < 0 else (a, middle)
+    touching = b if sign * (_at(curve, low)[1] - t) < 0 else low
+    value, slope = _at(curve, touching)
     return [sign * (value - t * touching + (slope - t) * (z - touching)) for z in (low, high)]
 
 
@@ -144,13 +139,14 @@ def gap(curve: Curve | None, ends: Ends) -> Fraction:
 
 
 @cache
-def _at(kind: str, k: Fraction, z: Fraction) -> tuple[Fraction, Fraction]:
+def _at(curve: Smooth, z: Fraction) -> tuple[Fraction, Fraction]:
+    """The value and the derivative."""
     with mpmath.workdps(60):
-        x, scale = _mpf(z), _mpf(k)
-        if kind == "Tanh":
+        x, scale = _mpf(z), _mpf(curve.k)
+        if curve.kind == "Tanh":
             value = mpmath.tanh(x)
             return _exact(value), _exact(1 - value * value)
-        if kind == "Sigmoid":
+        if curve.kind == "Sigmoid":
             value = 1 / (1 + mpmath.exp(-x))
             return _exact(value), _exact(value * (1 - value))
         share = mpmath.erfc(-scale * x) / 2

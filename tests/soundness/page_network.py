@@ -13,7 +13,6 @@ difference and an error of rounding count as neurons, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
@@ -23,6 +22,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from tests.soundness import onnx_exact
 from tests.soundness.page_curves import Curve, Family, Round, Sign, Smooth, root
 
 ZERO, ONE = Fraction(0), Fraction(1)
@@ -57,6 +57,14 @@ class Form:
         return Form({k: v * factor for k, v in self.terms.items()} if factor else {}, self.constant * factor)
 
     __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, divisor: Fraction | int) -> Form:
+        if isinstance(divisor, Form):
+            raise Unsupported("a quotient of values")
+        return self * (ONE / divisor)
+
+    def __rtruediv__(self, _: Fraction) -> Form:
+        raise Unsupported("a quotient of values")
 
     def __sub__(self, other: Form | Fraction) -> Form:
         return self + other * -ONE
@@ -109,18 +117,15 @@ class Arithmetic:
         """Stored numbers, rounded to the narrower type, to nearest, ties to even."""
         if not self.result:
             return values
-        found = np.empty(values.size, object)
-        found[:] = [self._narrow(value) for value in values.ravel()]
-        return found.reshape(values.shape)
 
-    def _narrow(self, value: Fraction) -> Fraction:
-        if not value:
-            return value
-        above = abs(value)
-        exponent = above.numerator.bit_length() - above.denominator.bit_length()
-        exponent -= Fraction(2) ** exponent > above
-        quantum = Fraction(2) ** (max(exponent, self.lowest) - self.digits + 1)
-        return round(value / quantum) * quantum
+        def narrowed(value: Fraction) -> Fraction:
+            above = abs(value)
+            exponent = above.numerator.bit_length() - above.denominator.bit_length()
+            exponent -= Fraction(2) ** exponent > above
+            quantum = Fraction(2) ** (max(exponent, self.lowest) - self.digits + 1)
+            return round(value / quantum) * quantum
+
+        return shaped([narrowed(value) if value else value for value in values.ravel()], values.shape)
 
 
 TINY = Fraction(2) ** -126
@@ -142,34 +147,22 @@ ARITHMETICS = {
 class Network:
     """Neurons by activation, and outputs.
 
-    Attributes:
-        names: of the activations' outputs.
-        members: the numbers of each activation's neurons.
-        z: the neurons' inputs.
-        s: their slopes below zero.
-        maxima: of each maximum its number, its MaxPool's name and its rivals. It counts as a neuron whose value is
-            its input, what the tournament makes, and which no activation has.
-        curves: the functions of neurons without a kink.
-        joint: of a family, λ of each activation of the first network.
-        differences: of each difference its number, and those of the first and of the other network's neuron.
-        errors: of each error of rounding its number and its bound; no activation has it.
-        beside: the first network's activation for some of the other network's, by their numbers there.
-        counted: how many activations the network that is read has so far; of the other one's it is asked for pairs.
+    Maxima, differences and errors count as neurons, too; a maximum's value is its input, what the tournament makes.
     """
 
     inputs: int
     outputs: list[Form] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    members: list[range] = field(default_factory=list)
-    z: list[Form] = field(default_factory=list)
-    s: list[Fraction] = field(default_factory=list)
-    maxima: dict[int, tuple[str, list[Form]]] = field(default_factory=dict)
-    curves: dict[int, Curve] = field(default_factory=dict)
-    joint: list[Fraction] = field(default_factory=list)
-    differences: dict[int, tuple[int, int]] = field(default_factory=dict)
-    errors: dict[int, Error] = field(default_factory=dict)
-    beside: dict[int, int] = field(default_factory=dict)
-    counted: int = 0
+    names: list[str] = field(default_factory=list)  # of the activations' outputs
+    members: list[range] = field(default_factory=list)  # the numbers of each activation's neurons
+    z: list[Form] = field(default_factory=list)  # the neurons' inputs
+    s: list[Fraction] = field(default_factory=list)  # their slopes below zero
+    maxima: dict[int, tuple[str, list[Form]]] = field(default_factory=dict)  # MaxPool's name and rivals, by number
+    curves: dict[int, Curve] = field(default_factory=dict)  # of neurons without a kink
+    joint: list[Fraction] = field(default_factory=list)  # of a family, λ of each activation of the first network
+    differences: dict[int, tuple[int, int]] = field(default_factory=dict)  # the first and the other network's neuron
+    errors: dict[int, Error] = field(default_factory=dict)  # of rounding, by number
+    beside: dict[int, int] = field(default_factory=dict)  # the first network's activation for some of the other's
+    counted: int = 0  # activations of the network that is read, so far
 
     def _neuron(self, z: Form, s: Fraction = ONE) -> Form:
         self.z.append(z)
@@ -189,10 +182,8 @@ class Network:
     def activation(self, name: str, z: np.ndarray, s: np.ndarray | Fraction, curve: Curve | None = None) -> np.ndarray:
         """Count an activation, of slopes below zero or a curve; its values."""
         first, number = len(self.z), self.counted
-        made = [
-            self._neuron(value if isinstance(value, Form) else Form(constant=value), below)
-            for value, below in zip(z.ravel(), np.broadcast_to(np.asarray(s, object), z.shape).ravel(), strict=True)
-        ]
+        slopes = np.broadcast_to(np.asarray(s, object), z.shape).ravel()
+        made = [self._neuron(form_of(value), below) for value, below in zip(z.ravel(), slopes, strict=True)]
         self._count(name, first)
         self.counted += 1
         if self.joint:
@@ -203,9 +194,7 @@ class Network:
             self.curves |= dict.fromkeys(self.members[-1], curve)
         if number in self.beside:
             self._difference(self.members[self.beside[number]], self.members[-1], name)
-        values = np.empty(z.size, object)
-        values[:] = made
-        return values.reshape(z.shape)
+        return shaped(made, z.shape)
 
     def _count(self, name: str, first: int) -> None:
         self.names.append(name)
@@ -240,14 +229,16 @@ def shaped(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def exact(array: np.ndarray) -> np.ndarray:
-    """The same numbers as fractions."""
+    """Numbers as fractions."""
     if array.dtype == object:
         return array
     if not np.isfinite(array).all():
         raise Unsupported("a number that is not finite")
-    found = np.empty(array.size, object)
-    found[:] = [Fraction(value) for value in array.ravel().tolist()]
-    return found.reshape(array.shape)
+    return shaped([Fraction(value) for value in array.ravel().tolist()], array.shape)
+
+
+def form_of(value: Form | Fraction) -> Form:
+    return value if isinstance(value, Form) else Form(constant=value)
 
 
 def read_network(
@@ -262,11 +253,10 @@ def read_network(
     need(not joint or arithmetic is None or not ARITHMETICS[arithmetic].result, "a family with rounded weights")
     network = first or Network(math.prod(shape), joint=joint or [])
     need(network.inputs == math.prod(shape), "another number of inputs")
-    x = np.empty(network.inputs, object)
-    x[:] = [Form({i: ONE}) for i in range(network.inputs)]
+    x = shaped([Form({i: ONE}) for i in range(network.inputs)], tuple(shape))
     reader = _Reader(network, ARITHMETICS[arithmetic] if arithmetic is not None else None)
     reader.values |= stored
-    reader.values[given.name] = reader.rounded(x.reshape(shape))
+    reader.values[given.name] = reader.rounded(x)
     nodes = _in_order(list(graph.node))
     needed = {graph.output[0].name}
     for node in reversed(nodes):
@@ -285,7 +275,7 @@ def read_network(
     need(not joint or len(joint) == network.counted, "another number of λ")
     if any(gate.product is None for gate in reader.gates):
         raise Unsupported("an Erf that is no part of GELU")
-    network.outputs += [v if isinstance(v, Form) else Form(constant=v) for v in outputs]
+    network.outputs += map(form_of, outputs)
     return network
 
 
@@ -327,7 +317,10 @@ MOVES_OF_WHOLE_NUMBERS = ("Flatten", "Identity", "MaxPool", "Reshape", "Squeeze"
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 TAKEN_AWAY = (*MOVES, "Cast", "Slice")
 FOLDED = ("Add", "BatchNormalization", "Div", "Mul", "Sub")
+EVALUATED = (*SUMS, "Dropout", "Flatten", "Identity", "Transpose")
 WHOLE = {"int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
+
+STANDARD = onnx_exact.Evaluator(onnx.helper.make_model(onnx.GraphProto()))
 
 
 @dataclass
@@ -350,25 +343,17 @@ Chain = tuple[int, Fraction]
 
 
 class _Reader:
-    """The values of a graph by their names.
-
-    Attributes:
-        quantised: the types of the values between QuantizeLinear and DequantizeLinear.
-        sums: of the values that a sum of products made, what a sum right behind it has to know.
-        scaled: of products with scalars the value before all of them, and the factor.
-        reached: of values the DequantizeLinear whose results are summed in them, with N·σ of each.
-        nodes: by the names of their results.
-    """
+    """The values of a graph by their names."""
 
     def __init__(self, network: Network, arithmetic: Arithmetic | None) -> None:
         self.network, self.arithmetic = network, arithmetic
         self.values: dict[str, Any] = {}
-        self.quantised: dict[str, str] = {}
-        self.sums: dict[str, Chain] = {}
-        self.scaled: dict[str, tuple[np.ndarray, Fraction]] = {}
+        self.quantised: dict[str, str] = {}  # types of the values between QuantizeLinear and DequantizeLinear
+        self.sums: dict[str, Chain] = {}  # of values that sums of products made, what a sum behind has to know
+        self.scaled: dict[str, tuple[np.ndarray, Fraction]] = {}  # of products with scalars, value and factor
         self.gates: list[Gate] = []
-        self.reached: dict[str, dict[str, Fraction]] = {}
-        self.nodes: dict[str, onnx.NodeProto] = {}
+        self.reached: dict[str, dict[str, Fraction]] = {}  # DequantizeLinear summed in a value, with N·σ of each
+        self.nodes: dict[str, onnx.NodeProto] = {}  # by the names of their results
 
     def read(self, node: onnx.NodeProto) -> None:
         """Compute what a node computes."""
@@ -508,11 +493,7 @@ class _Reader:
             return value
         unit = Fraction(2) ** -18
         part, lost = (unit, ZERO) if kind == "Gelu" else (ZERO, unit)
-        found = np.empty(x.size, object)
-        found[:] = [
-            v + self.network.error(Error(part, lost, [(ONE, z)], ZERO)) for v, z in zip(value.flat, x.flat, strict=True)
-        ]
-        return self.rounded(self._off(found.reshape(value.shape), *self.arithmetic.sizes(1, ONE)))
+        return self.rounded(self._off(self._off(value, part, lost, x), *self.arithmetic.sizes(1, ONE)))
 
     def _gated(self, node: onnx.NodeProto, given: list[Any]) -> Gate | np.ndarray:
         """A GELU that is spelled out: what becomes of its erf."""
@@ -541,11 +522,10 @@ class _Reader:
         gate.product = node.output[0]
         return gate.r * (2 * factor * gate.part)
 
-    def _off(self, values: np.ndarray, part: Fraction, lost: Fraction) -> np.ndarray:
-        """Values of which each has an error that is a part of its own."""
-        found = np.empty(values.size, object)
-        found[:] = [v + self.network.error(Error(part, lost, [(ONE, v)], ZERO)) for v in values.ravel()]
-        return found.reshape(values.shape)
+    def _off(self, values: np.ndarray, part: Fraction, lost: Fraction, of: np.ndarray | None = None) -> np.ndarray:
+        """Values of which each has an error that is a part of its own, or of that of another array."""
+        terms = zip(values.flat, (values if of is None else of).flat, strict=True)
+        return shaped([v + self.network.error(Error(part, lost, [(ONE, z)], ZERO)) for v, z in terms], values.shape)
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
         """Results, as the arithmetic keeps them."""
@@ -561,10 +541,8 @@ class _Reader:
         local: list[Any] = []
         for value, is_computed in zip(given, computed, strict=True):
             if is_computed:
-                atoms = np.empty(value.size, object)
-                atoms[:] = [Form({len(entries) + i: ONE}) for i in range(value.size)]
+                local.append(shaped([Form({len(entries) + i: ONE}) for i in range(value.size)], value.shape))
                 entries += list(value.ravel())
-                local.append(atoms.reshape(value.shape))
             else:
                 local.append(value if value is None else self.arithmetic.narrow(exact(value)))
         if not entries:
@@ -573,26 +551,26 @@ class _Reader:
             need(node.op_type not in ("Div", *MEANS), f"{node.op_type} in an arithmetic of 16 bits")
             need(attributes.get("alpha", 1) == 1 == attributes.get("beta", 1), "a weight that is made of others")
         made = _value(self.network, node.op_type, node.output[0], attributes, local)
-        rows = [Form({k: w for k, w in form.terms.items() if w}, form.constant) for form in made.ravel()]
+        rows = [Form({k: w for k, w in form.terms.items() if w}, form.constant) for form in map(form_of, made.ravel())]
         before = [self.sums[n] for n, c in zip(node.input, computed, strict=True) if c and n in self.sums]
         found, self.sums[node.output[0]] = self._off_by_sums(rows, entries, before)
-        return self.rounded(found.reshape(made.shape))
+        return self.rounded(shaped(found, made.shape))
 
-    def _off_by_sums(self, rows: list[Form], entries: list[Form], before: list[Chain]) -> tuple[np.ndarray, Chain]:
+    def _off_by_sums(self, rows: list[Form], entries: list[Form], before: list[Chain]) -> tuple[list[Form], Chain]:
         """Sums of products of entries with their errors, and what a sum that follows has to know of them."""
         assert self.arithmetic is not None
         count = max(len(row.terms) for row in rows) + max((k for k, _ in before), default=0)
         least = min((abs(w) for row in rows for w in row.terms.values()), default=ONE)
         least *= min([ONE, *(w for _, w in before)])
-        found = np.empty(len(rows), object)
-        for number, row in enumerate(rows):
+        found = []
+        for row in rows:
             need(len({id(entries[k]) for k in row.terms}) == len(row.terms), "a sum of a number with itself")
             terms = [(abs(w), entries[k]) for k, w in row.terms.items()]
             part, lost = self.arithmetic.sizes(count, sum((w for w, _ in terms), ZERO), small=least < TINY)
             value = Form(constant=row.constant)
             for k, w in row.terms.items():
                 value.put(w, entries[k])
-            found[number] = value + self.network.error(Error(part, lost, terms, abs(row.constant)))
+            found.append(value + self.network.error(Error(part, lost, terms, abs(row.constant))))
         return found, (count, least)
 
     def _normalised(self, node: onnx.NodeProto, attributes: dict[str, Any], x: np.ndarray, *stored: Any) -> np.ndarray:
@@ -613,17 +591,12 @@ class _Reader:
             if self.arithmetic is None:
                 made = [entries[i] * row.terms.get(i, ZERO) + row.constant for i, row in enumerate(rows)]
             else:
-                found, chain = self._off_by_sums(rows, entries, [chain] if chain else [])
-                made = list(found)
+                made, chain = self._off_by_sums(rows, entries, [chain] if chain else [])
                 self.sums[node.output[0]] = chain
             before, entries = entries, made
         sizes = [(abs(row.terms.get(i, ZERO)), x_i) for i, (row, x_i) in enumerate(zip(rows, before, strict=True))]
-        values = np.empty(x.size, object)
-        values[:] = [
-            value + self.network.error(Error(Fraction(2) ** -150, ZERO, [size], ZERO))
-            for size, value in zip(sizes, entries, strict=True)
-        ]
-        return values.reshape(x.shape)
+        errors = [self.network.error(Error(Fraction(2) ** -150, ZERO, [size], ZERO)) for size in sizes]
+        return shaped([value + error for value, error in zip(entries, errors, strict=True)], x.shape)
 
     def _along(self, numbers: Any, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
         """Scales or zero points, one for all or one for each place of an axis."""
@@ -637,12 +610,7 @@ class _Reader:
         return numbers.reshape(shape)
 
     def _quantised(
-        self,
-        node: onnx.NodeProto,
-        attributes: dict[str, Any],
-        x: np.ndarray,
-        scale: np.ndarray,
-        zero: np.ndarray | None = None,
+        self, node: onnx.NodeProto, attributes: dict[str, Any], x: Any, scale: Any, zero: Any = None
     ) -> np.ndarray:
         """QuantizeLinear of a computed value."""
         if not varies(x) or attributes.get("output_dtype"):
@@ -674,12 +642,7 @@ class _Reader:
         return r * -ONE + b
 
     def _dequantised(
-        self,
-        node: onnx.NodeProto,
-        attributes: dict[str, Any],
-        q: np.ndarray,
-        scale: np.ndarray,
-        zero: np.ndarray | None = None,
+        self, node: onnx.NodeProto, attributes: dict[str, Any], q: Any, scale: Any, zero: Any = None
     ) -> np.ndarray:
         source = node.input[0]
         kind = self.quantised.get(source, q.dtype.name)
@@ -692,7 +655,7 @@ class _Reader:
             return (q - p) * sigma
         rows = [Form({i: s}) for i, s in enumerate(np.broadcast_to(np.asarray(sigma, object), q.shape).ravel())]
         found, self.sums[node.output[0]] = self._off_by_sums(rows, list((q - p).ravel()), [])
-        return found.reshape(q.shape)
+        return shaped(found, q.shape)
 
 
 def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], given: list[Any]) -> Any:
@@ -705,29 +668,10 @@ def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], g
     if kind in ("Squeeze", "Unsqueeze"):
         axes = given[1].tolist() if len(given) > 1 else attributes.get("axes")
         return np.expand_dims(given[0], axes) if kind == "Unsqueeze" else np.squeeze(given[0], axes and tuple(axes))
+    if kind in EVALUATED:
+        return _evaluated(kind, attributes, given)
     a, *others = [v if v is None or v.dtype == object else exact(v) for v in given]
     match kind:
-        case "Identity" | "Dropout":
-            return a
-        case "Flatten":
-            return a.reshape(math.prod(a.shape[: attributes.get("axis", 1)]), -1)
-        case "Transpose":
-            return a.transpose(attributes.get("perm"))
-        case "Add":
-            return a + others[0]
-        case "Sub":
-            return a - others[0]
-        case "Mul":
-            return a * others[0]
-        case "Div":
-            return a * (1 / others[0])
-        case "MatMul":
-            return a @ others[0]
-        case "Gemm":
-            alpha, beta = (Fraction(attributes.get(key, 1.0)) for key in ("alpha", "beta"))
-            a = a.T if attributes.get("transA") else a
-            b = others[0].T if attributes.get("transB") else others[0]
-            return (a @ b) * alpha + (others[1] * beta if len(others) > 1 else ZERO)
         case "Pad":
             sizes = [int(size) for size in given[1].tolist()]
             for axis in range(a.ndim):
@@ -736,144 +680,78 @@ def _value(network: Network, kind: str, name: str, attributes: dict[str, Any], g
                 ends = [np.full((*a.shape[:axis], max(0, n), *a.shape[axis + 1 :]), ZERO) for n in (first, last)]
                 a = np.concatenate([ends[0], a.take(places, axis), ends[1]], axis)
             return a
-        case "Relu" | "Abs":
-            return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
-        case "Round":
-            return network.activation(name, a, ONE, Round())
-        case "Sign":
-            return network.activation(name, a, ONE, Sign())
         case "Upsample":
             for axis, factor in enumerate(exact(others[0]).ravel()):
                 a = np.repeat(a, int(factor), axis)
             return a
+        case "Relu" | "Abs":
+            return network.activation(name, a, ZERO if kind == "Relu" else -ONE)
+        case "Round" | "Sign":
+            return network.activation(name, a, ONE, Round() if kind == "Round" else Sign())
         case "LeakyRelu":
             return network.activation(name, a, Fraction(attributes.get("alpha", float(np.float32(0.01)))))
         case "PRelu":
             return network.activation(name, a, others[0])
-        case "Conv":
-            return _convolution(a, attributes, *others)
-        case "ConvTranspose":
-            return _transposed(a, attributes, *others)
-        case "AveragePool" | "GlobalAveragePool":
-            kernel = tuple(attributes.get("kernel_shape", a.shape[2:]))
-            return _means(a, kernel, attributes)
         case "MaxPool":
             return _tournament(network, name, a, attributes)
     raise Unsupported(kind)
 
 
-def _windows(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]) -> Iterator[list[tuple]]:
-    """The places of each window of a plane, those in the padding as None; windows in row-major order."""
-    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("ceil_mode"):
-        raise Unsupported("auto_pad or ceil_mode")
+def _evaluated(kind: str, attributes: dict[str, Any], given: list[Any]) -> np.ndarray:
+    """What an affine operator computes by the standard (``onnx_exact``), of forms in the place of numbers."""
+    _need_plain(attributes)
+    texts = {key: value.decode() if isinstance(value, bytes) else value for key, value in attributes.items()}
+    numbers = [None if v is None else v if v.dtype == object else exact(v) for v in given]
+    values = [None if v is None else onnx_exact.Value(v, onnx.TensorProto.FLOAT, constant=False) for v in numbers]
+    try:
+        return np.asarray(getattr(STANDARD, f"op_{kind}")(texts, *values), object)
+    except onnx_exact.UnknownOperatorError as error:
+        raise Unsupported(f"{kind}: {error}") from None
+
+
+def _need_plain(attributes: dict[str, Any]) -> None:
+    odd = attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    if odd or attributes.get("ceil_mode") or attributes.get("output_shape"):
+        raise Unsupported("auto_pad, ceil_mode or output_shape")
+
+
+def _windows(
+    size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]
+) -> tuple[list[int], list[list[tuple[int, ...] | None]]]:
+    """The numbers of windows, and in row-major order the places of each, those in the padding as None."""
+    _need_plain(attributes)
     rank = len(size)
     strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
     pads = attributes.get("pads", [0] * 2 * rank)
-    counts = [
-        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
-    ]
-    for out in product(*map(range, counts)):
-        places = []
-        for inside in product(*map(range, kernel)):
-            place = tuple(out[i] * strides[i] - pads[i] + inside[i] * dilations[i] for i in range(rank))
-            places.append(place if all(0 <= p < n for p, n in zip(place, size, strict=True)) else None)
-        yield places
+    covered = [size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1 for i in range(rank)]
+    counts = [covered[i] // strides[i] + 1 for i in range(rank)]
 
+    def place(out: tuple[int, ...], inside: tuple[int, ...]) -> tuple[int, ...] | None:
+        found = tuple(out[i] * strides[i] - pads[i] + inside[i] * dilations[i] for i in range(rank))
+        return found if all(0 <= p < n for p, n in zip(found, size, strict=True)) else None
 
-def _counts(size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]) -> list[int]:
-    rank = len(size)
-    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
-    pads = attributes.get("pads", [0] * 2 * rank)
-    return [
-        (size[i] + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
-    ]
-
-
-def _convolution(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
-    """A convolution of (1, channels, …)."""
-    size, kernel, per = x.shape[2:], weight.shape[2:], weight.shape[1]
-    together = len(weight) // attributes.get("group", 1)
-    found = []
-    for channel in range(len(weight)):
-        for places in _windows(size, kernel, attributes):
-            total = Form(constant=ZERO if bias is None else bias[channel])
-            for place, inside in zip(places, product(*map(range, kernel)), strict=True):
-                for c in range(per if place is not None else 0):
-                    total.put(weight[(channel, c, *inside)], x[(0, channel // together * per + c, *place)])
-            found.append(total)
-    values = np.empty(len(found), object)
-    values[:] = found
-    return values.reshape(1, len(weight), *_counts(size, kernel, attributes))
-
-
-def _transposed(x: np.ndarray, attributes: dict[str, Any], weight: np.ndarray, bias: Any = None) -> np.ndarray:
-    """A transposed convolution of (1, channels, …): entry i goes to i·stride + k·dilation − pad with weight k."""
-    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("output_shape"):
-        raise Unsupported("auto_pad or output_shape")
-    size, kernel, per = x.shape[2:], weight.shape[2:], weight.shape[1]
-    rank, groups = len(size), attributes.get("group", 1)
-    strides, dilations = (attributes.get(key, [1] * rank) for key in ("strides", "dilations"))
-    pads, more = attributes.get("pads", [0] * 2 * rank), attributes.get("output_padding", [0] * rank)
-    counts = [
-        (size[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + more[i] - pads[i] - pads[rank + i]
-        for i in range(rank)
-    ]
-    found = [
-        Form(constant=ZERO if bias is None else bias[channel])
-        for channel in range(per * groups)
-        for _ in product(*map(range, counts))
-    ]
-    made = shaped(found, (1, per * groups, *counts))
-    for channel, place, inside in product(range(len(weight)), product(*map(range, size)), product(*map(range, kernel))):
-        at = tuple(place[i] * strides[i] + inside[i] * dilations[i] - pads[i] for i in range(rank))
-        if all(0 <= a < n for a, n in zip(at, counts, strict=True)):
-            for out in range(per):
-                target = channel // (len(weight) // groups) * per + out
-                made[(0, target, *at)].put(weight[(channel, out, *inside)], x[(0, channel, *place)])
-    return made
-
-
-def _means(x: np.ndarray, kernel: tuple[int, ...], attributes: dict[str, Any]) -> np.ndarray:
-    """Means of windows: of the entries that they cover, or of these and the padding."""
-    found = []
-    for channel in range(x.shape[1]):
-        for places in _windows(x.shape[2:], kernel, attributes):
-            covered = [place for place in places if place is not None]
-            count = len(places) if attributes.get("count_include_pad") else len(covered)
-            total = Form()
-            for place in covered:
-                total.put(Fraction(1, count), x[(0, channel, *place)])
-            found.append(total)
-    return shaped(found, (1, x.shape[1], *_counts(x.shape[2:], kernel, attributes)))
+    return counts, [[place(out, k) for k in product(*map(range, kernel))] for out in product(*map(range, counts))]
 
 
 def _tournament(network: Network, name: str, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
     """A MaxPool as rounds of pairs."""
     kernel = tuple(attributes["kernel_shape"])
-    size = x.shape[2:]
-    rivals = [
-        [x[(0, c, *place)] for place in places if place is not None]
-        for c in range(x.shape[1])
-        for places in _windows(size, kernel, attributes)
-    ]
+    counts, windows = _windows(x.shape[2:], kernel, attributes)
+    rivals = [[x[(0, c, *at)] for at in places if at is not None] for c in range(x.shape[1]) for places in windows]
     first, most = rivals, math.prod(kernel)
     while most > 1:
         pairs = most // 2
-        z = np.empty(pairs * len(rivals), object)
-        z[:] = [
+        z = [
             (window[2 * p + 1] - window[2 * p]) if 2 * p + 1 < len(window) else -ONE
             for p in range(pairs)
             for window in rivals
         ]
-        r = network.activation(name, z, ZERO)
+        r = network.activation(name, shaped(z, (len(z),)), ZERO)
         on = []
         for number, window in enumerate(rivals):
             met = [window[2 * p] + r[p * len(rivals) + number] for p in range(len(window) // 2)]
             on.append(met + window[2 * len(met) :])
         rivals, most = on, most - pairs
-    values = np.empty(len(rivals), object)
-    values[:] = [
-        network.maximum(name, window, made) if math.prod(kernel) > 1 else made
-        for window, (made,) in zip(first, rivals, strict=True)
-    ]
-    return values.reshape(1, x.shape[1], *_counts(size, kernel, attributes))
+    if math.prod(kernel) > 1:
+        rivals = [[network.maximum(name, *each)] for each in zip(first, (made for (made,) in rivals), strict=True)]
+    return shaped([value for (value,) in rivals], (1, x.shape[1], *counts))

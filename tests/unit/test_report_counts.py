@@ -22,9 +22,8 @@ from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main as certify
 from verifiable_relu.network import write_onnx
 from verifiable_relu.report.__main__ import main as report
-from verifiable_relu.report.expected import ExpectedVerdicts, read_expected
 from verifiable_relu.report.figures import certified
-from verifiable_relu.report.records import read_campaigns
+from verifiable_relu.report.results import ExpectedVerdicts, read_campaigns, read_expected
 from verifiable_relu.report.summary import CampaignSummary, RadiusCounts, image
 from verifiable_relu.spec import Box, Property, Row, write_vnnlib
 from verifiable_relu.verifiers.base import Reason, Trust, Verdict, Verifier
@@ -183,38 +182,6 @@ def test_a_curve_joins_radii_of_equal_images_alone() -> None:
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_read_was_given_to_every_method(files: list[Path], tmp_path: Path) -> None:
-    out, bad = tmp_path / "out", tmp_path / "bad.vnnlib"
-    bad.write_text("(assert")
-    for method in (ONE, TWO):
-        asked([*files, bad], out, method)
-    found, shown = page(out)
-    assert counted(found) == [{"unsat": 4, "sat": 4, "unknown": 1}] * 2 and "9 instances, 2 methods." in text(shown)
-    # Once the file can be read, its answers count and the complaint does not.
-    shutil.copy(files[0], bad)
-    for method in (ONE, TWO):
-        asked([*files, bad], out, method)
-    assert counted(page(out)[0]) == [{"unsat": 5, "sat": 4}] * 2
-
-
-@pytest.mark.thorough
-def test_a_campaign_that_is_resumed_elsewhere_counts_its_files_once(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    (tmp_path / "deep").mkdir()
-    for folder in (tmp_path, tmp_path / "deep", tmp_path):
-        monkeypatch.chdir(folder)
-        asked([Path(os.path.relpath(path)) for path in files], out)
-        found, _ = page(out)
-        assert counted(found) == [{"unsat": 4, "sat": 4}]
-        assert {result.vnnlib for result in found.results} == {row["vnnlib"] for row in rows(out)}
-    # A later list is no reason to forget an earlier one.
-    asked([Path(os.path.relpath(path)) for path in files[:3]], out)
-    assert counted(page(out)[0]) == [{"unsat": 4, "sat": 4}]
-
-
-@pytest.mark.thorough
 def test_rows_that_cannot_be_read_count_once_in_each_campaign(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,18 +220,6 @@ def test_rows_that_cannot_be_read_count_once_in_each_campaign(
     files[0].write_text("(assert")
     given(tmp_path, "two", TWO, onnx=False)
     assert len(pages()) == 4
-
-
-@pytest.mark.thorough
-def test_what_cannot_be_read_belongs_to_the_method_that_was_asked(files: list[Path], tmp_path: Path) -> None:
-    bad = tmp_path / "bad.vnnlib"
-    bad.write_text("(assert")
-    asked([*files, bad], tmp_path / "out", ONE)
-    asked(files[:2], tmp_path / "out", TWO)
-    found, _ = page(tmp_path / "out")
-    assert counted(found) == [{"unsat": 4, "sat": 4, "unknown": 1}, {"unsat": 2}]
-    result = Loader(arithmetic="float32").read(InstanceFiles(bad, tmp_path / "net.onnx", 9.0))
-    assert isinstance(result, Result) and result.arithmetic == "float32"
 
 
 COMPETITION = """category,onnx,vnnlib,prepare,result,time

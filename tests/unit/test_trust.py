@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -66,6 +65,7 @@ def points(network: Network, seed: int) -> list[list[Fraction]]:
         [Fraction(round(v * 10**6), 10**6) for v in values],
         [Fraction(round(v * 1000), int(random.integers(1, 90))) for v in values],
         [Fraction(0)] * network.input_size,
+        [Fraction(round(v * 10), 7) * Fraction(10) ** (40 * (-1) ** i) for i, v in enumerate(values)],
     ]
 
 
@@ -75,25 +75,6 @@ def test_exact_evaluation_equals_the_definitions(seed: int, dtype: torch.dtype) 
     network = everything(seed, dtype)
     for point in points(network, seed):
         assert evaluate_exact(network, point) == exact_outputs(network, point)
-
-
-def test_exact_evaluation_is_near_torch_in_double_precision() -> None:
-    network = everything(9)
-    point = points(network, 9)[0]
-    x = torch.tensor([float(v) for v in point], dtype=torch.float64).reshape(1, *network.input_shape)
-    found = torch.tensor([float(v) for v in evaluate_exact(network, point)], dtype=torch.float64)
-    torch.testing.assert_close(found, network(x)[0], rtol=1e-10, atol=1e-10)
-
-
-def test_extreme_weights_stay_exact() -> None:
-    weight = torch.tensor([[1e-38, 3e38, 1.1754944e-38, 1e-45]])
-    nodes = (
-        Input(name="x", inputs=(), shape=(4,)),
-        Linear(name="l", inputs=(0,), shape=(1,), weight=weight, bias=torch.tensor([-1e-45])),
-    )
-    network = Network(nodes)
-    point = [Fraction(1, 3), Fraction(1, 10**40), Fraction(-7), Fraction(10**50)]
-    assert evaluate_exact(network, point) == exact_outputs(network, point)
 
 
 def test_networks_without_an_exact_value_are_refused() -> None:
@@ -115,17 +96,6 @@ def test_enclosures_hold_the_exact_outputs_and_are_narrow(seed: int) -> None:
                 value, error = (Fraction(*v.as_integer_ratio()) for v in (value, error))
                 assert abs(value - truth) <= error
                 assert error <= ENCLOSE_UNITS[dtype] * 1e8 * (1 + max(abs(float(v)) for v in exact))
-
-
-def test_enclosure_errors_are_needed() -> None:
-    # 1 + 2⁻⁶⁰ − 1 is 0 in float64: only the error bound saves the enclosure.
-    weight = torch.tensor([[1.0, 2.0**-60, -1.0]])
-    nodes = (
-        Input(name="x", inputs=(), shape=(3,)),
-        Linear(name="l", inputs=(0,), shape=(1,), weight=weight, bias=torch.zeros(1)),
-    )
-    enclosed = enclose(Network(nodes), [Fraction(1)] * 3)
-    assert abs(Fraction(enclosed.value[0]) - Fraction(2) ** -60) <= Fraction(enclosed.error[0])
 
 
 @pytest.mark.parametrize("activation", [Sigmoid, Tanh, Gelu])
@@ -337,10 +307,3 @@ def test_a_large_network_is_judged_by_its_enclosure_unless_that_is_inconclusive(
     assert clear.confirmed and not clear.exact
     boundary = confirm(query, [Fraction(0)] * width)
     assert boundary.confirmed and boundary.exact and boundary.margin == 0
-
-
-def test_many_sign_patterns_agree_with_the_definition() -> None:
-    network = layers(2, seed=5).linear(4).add(Relu).linear(2).network()
-    for signs in itertools.product((-1, 0, 1), repeat=2):
-        point = [Fraction(s, 7) for s in signs]
-        assert evaluate_exact(network, point) == exact_outputs(network, point)

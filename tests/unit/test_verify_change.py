@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from verifiable_relu import verify_change
+from verifiable_relu.api import Change
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaGELU
@@ -31,12 +32,17 @@ def sampled(first: nn.Module, second: nn.Module, eps: float) -> torch.Tensor:
     return (second(x.clamp(0, 1)) - first(x.clamp(0, 1))).detach().double()
 
 
+def check(found: Change, seen: torch.Tensor) -> None:
+    """The bounds hold at sampled points."""
+    assert (found.lower <= seen.amin(0).numpy() + 1e-6).all() and (seen.amax(0).numpy() <= found.upper + 1e-6).all()
+
+
 def test_bounds_hold_and_are_close_for_close_models() -> None:
     first, second = model(), model(1e-3)
     found = verify_change(first, second, IMAGES, 0.1)
     seen = sampled(first, second, 0.1)
+    check(found, seen)
     assert found.compared and not found.results
-    assert (found.lower <= seen.amin(0).numpy() + 1e-6).all() and (seen.amax(0).numpy() <= found.upper + 1e-6).all()
     assert found.largest.max() < 4 * float(seen.abs().max())
     # Networks of modules are differentiable, by themselves.
     read = verify_change(from_torch(first, (4,)), from_torch(second, (4,)), IMAGES, 0.1)
@@ -69,8 +75,7 @@ def test_the_swap_of_a_family() -> None:
 
     smooth, hard = model(gate=gate), model()  # type: ignore[arg-type]
     found = verify_change(smooth, None, IMAGES, 0.1, joint=True, beyond=0.5)
-    seen = sampled(smooth, hard, 0.1)
-    assert (found.lower <= seen.amin(0).numpy() + 1e-6).all() and (seen.amax(0).numpy() <= found.upper + 1e-6).all()
+    check(found, sampled(smooth, hard, 0.1))
     assert {r.answer for r in found.results} == {"unsat"}
 
 
@@ -78,9 +83,8 @@ def test_other_builds_are_bounded_each_by_itself() -> None:
     torch.manual_seed(0)
     other = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     found = verify_change(model(), other, IMAGES, 0.1)
-    seen = sampled(model(), other, 0.1)
+    check(found, sampled(model(), other, 0.1))
     assert not found.compared
-    assert (found.lower <= seen.amin(0).numpy() + 1e-6).all() and (seen.amax(0).numpy() <= found.upper + 1e-6).all()
 
 
 @pytest.mark.parametrize(

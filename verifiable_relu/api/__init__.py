@@ -1,8 +1,15 @@
-"""The interface from Python: what is asked of models, of two beside each other, and of the radii that are proved."""
+"""Interface from Python: questions about models, about two models at once, and certified radii."""
 
 from verifiable_relu.api.changing import Change, verify_change
-from verifiable_relu.api.radii import Radii, certified_radius, verify_radii
-from verifiable_relu.api.verifying import Around, Results, verify, verify_properties
+from verifiable_relu.api.verifying import (
+    Around,
+    Radii,
+    Results,
+    certified_radius,
+    verify,
+    verify_properties,
+    verify_radii,
+)
 
 __all__ = [
     "Around",

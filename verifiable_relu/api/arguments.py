@@ -1,8 +1,11 @@
-"""What users of the interface from Python may pass, read and checked: models, images, labels, numbers."""
+"""Arguments of the interface from Python, read and checked: models, images, labels, numbers, options.
+
+Every function raises an ``InputError`` (a ``ValueError``) for what it cannot take; the message names the argument.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,16 +24,14 @@ from verifiable_relu.network.module.reading import runner
 from verifiable_relu.settings import as_given
 from verifiable_relu.spec.balls import exact_number
 
-_EXACT_INTEGERS = 2**53
-"""The largest integer up to which every integer is a float64 number."""
+_EXACT_INTEGERS = 2**53  # Up to here, every integer is a float64 number.
+
+Model = nn.Module | Network | Path | str | bytes
+"""A torch module, a network, or an ONNX file by its path or as bytes."""
 
 
 def array(values: object, what: str) -> np.ndarray:
-    """A tensor, an array or nested lists as a numpy array; a tensor's floating-point numbers are widened to float64.
-
-    Raises:
-        InputError: if the values are no array; the message calls them ``what``.
-    """
+    """Return a tensor, an array or nested lists as a numpy array; a tensor's floating-point numbers become float64."""
     if isinstance(values, np.ma.MaskedArray):
         raise InputError(f"{what}: a masked array, of which some numbers may be missing, is no array of numbers")
     try:
@@ -43,11 +44,7 @@ def array(values: object, what: str) -> np.ndarray:
 
 
 def pixels(images: np.ndarray | Tensor) -> np.ndarray:
-    """The images as an array of finite float64 numbers, (n, *input shape).
-
-    Raises:
-        InputError: for anything but finite real numbers that float64 represents exactly.
-    """
+    """Return images as finite float64 numbers, (n, *input shape); numbers that float64 cannot represent are refused."""
     found = array(images, "images")
     if found.dtype.kind not in "fiub" or found.dtype.itemsize > 8:
         raise InputError(f"images of dtype {found.dtype} where real numbers of at most 64 bits are expected")
@@ -63,11 +60,7 @@ def pixels(images: np.ndarray | Tensor) -> np.ndarray:
 
 
 def samples(images: Any, labels: Any) -> tuple[Any, Any]:
-    """Images and labels with an axis of samples: of one image and its label, or all that a DataLoader yields.
-
-    Raises:
-        InputError: if a batch of a DataLoader is no pair of images and labels, or labels are given beside one.
-    """
+    """Return images and labels with an axis of samples: of one image and its label, or all that a DataLoader yields."""
     if isinstance(images, DataLoader):
         if labels is not None:
             raise InputError("a DataLoader yields images and labels: no others are given")
@@ -85,11 +78,7 @@ def samples(images: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def classes(labels: object, what: str = "labels") -> np.ndarray:
-    """Class numbers as an array, int64 (n,).
-
-    Raises:
-        InputError: if they are no integers of one axis; the message calls them ``what``.
-    """
+    """Return class numbers as an array, int64 (n,)."""
     found = array(labels, what)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise InputError(f"{what} of shape {found.shape} and dtype {found.dtype} where n integers are expected")
@@ -97,22 +86,14 @@ def classes(labels: object, what: str = "labels") -> np.ndarray:
 
 
 def flag(value: object, what: str) -> bool:
-    """An argument that is True or False.
-
-    Raises:
-        InputError: if it is neither; the message calls it ``what``.
-    """
+    """Return an argument that is True or False."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise InputError(f"{what} is {value!r:.60}, neither True nor False")
 
 
 def number(value: object, what: str) -> float:
-    """A finite number as a float, rounded to the nearest.
-
-    Raises:
-        InputError: for anything else; the message calls it ``what``.
-    """
+    """Return a finite number as a float, rounded to the nearest."""
     exact = exact_number(value, what)
     try:
         return float(exact)
@@ -120,24 +101,18 @@ def number(value: object, what: str) -> float:
         raise InputError(f"{what} is too large") from None
 
 
-def hardness(joint: object) -> float | Sequence[float] | None:
-    """The value of λ that the argument ``joint`` states: a number or one per layer; None if ``joint`` is True."""
+def family(joint: object) -> float | Sequence[float] | bool:
+    """Return the argument ``joint``: λ, one number or one per layer; True for the model's own, False for no family."""
     if isinstance(joint, bool | np.bool_):
-        return None
-    if isinstance(joint, str | bytes | Mapping | set):
-        raise InputError(f"joint is {joint!r:.60}, neither a number, nor one for each layer, nor True or False")
-    found = array(joint, "joint")
+        return bool(joint)
+    found = array(None if isinstance(joint, str | bytes | Mapping | set) else joint, "joint")
     if found.dtype.kind not in "fiu" or found.ndim > 1:
         raise InputError(f"joint is {joint!r:.60}, neither a number, nor one for each layer, nor True or False")
     return [float(number) for number in found] if found.ndim else float(found)
 
 
 def radii(eps: object) -> object:
-    """The radii of balls as a number, or an array of numbers or fractions.
-
-    Raises:
-        InputError: if they are neither.
-    """
+    """Return the radii of balls as a number, or an array of numbers or fractions."""
     if isinstance(eps, Tensor | np.ma.MaskedArray) or (isinstance(eps, np.ndarray) and eps.dtype != object):
         found = array(eps, "eps")
         if found.dtype.kind not in "fiu":
@@ -152,11 +127,7 @@ def radii(eps: object) -> object:
 
 
 def masked(eps: object, mask: object, shape: tuple[int, ...]) -> object:
-    """Radii that are 0 outside of a mask: an array in the images' shape, (n, …).
-
-    Raises:
-        InputError: if the mask is not boolean, or does not broadcast to the images' shape.
-    """
+    """Return radii that are 0 outside of a boolean mask: an array in the images' shape, (n, …)."""
     chosen = array(mask, "mask")
     if chosen.dtype != bool:
         raise InputError(f"a mask of dtype {chosen.dtype}, where bool is expected")
@@ -173,62 +144,51 @@ def masked(eps: object, mask: object, shape: tuple[int, ...]) -> object:
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """(x − mean)/std, as scale·(x − center).
-
-    Attributes:
-        center: the mean, float64: () or one number for each channel.
-        scale: 1/std, likewise.
-        error: the relative error of both.
-    """
+    """(x − center)·scale: mean and 1/std, float64, of all or of each channel, and the relative error of both."""
 
     center: Tensor
     scale: Tensor
     error: float
 
+    @classmethod
+    def from_pair(cls, given: Any) -> Normalisation:
+        """Take each number of a pair of mean and std exactly."""
+        try:
+            mean, std = given
+        except (TypeError, ValueError):
+            raise InputError(f"normalize is a pair of mean and std, not {given!r:.60}") from None
+        found = []
+        for each, name in ((mean, "mean"), (std, "std")):
+            numbers = array(each, name)
+            if numbers.dtype.kind not in "fiu" or numbers.ndim > 1 or not numbers.size:
+                raise InputError(f"{name}: one number, or one for each channel, is expected")
+            exact = np.array([exact_number(number, name) for number in numbers.flat], dtype=object)
+            found.append(Derived(exact.reshape(() if numbers.size == 1 else (-1, 1, 1))))
+        if not all(number > 0 for number in found[1].values.flat):
+            raise InputError(f"the std must be positive, got {std}")
+        (center, off), (scale, other) = rounded(found[0]), rounded(reciprocal(found[1]))
+        return cls(center, scale, max(off, other))
 
-def normalize(given: Any) -> Normalisation | None:
-    """The normalisation that a pair of mean and std describes; None for None. Each number is taken exactly.
-
-    Raises:
-        InputError: if it is no pair of numbers, ``std`` is not positive, or 1/std is beyond the range of float64.
-    """
-    if given is None:
-        return None
-    try:
-        mean, std = given
-    except (TypeError, ValueError):
-        raise InputError(f"normalize is a pair of mean and std, not {given!r:.60}") from None
-    found = []
-    for each, name in ((mean, "mean"), (std, "std")):
-        numbers = array(each, name)
-        if numbers.dtype.kind not in "fiu" or numbers.ndim > 1 or not numbers.size:
-            raise InputError(f"{name}: one number, or one for each channel, is expected")
-        exact = np.array([exact_number(number, name) for number in numbers.flat], dtype=object)
-        found.append(Derived(exact.reshape(() if numbers.size == 1 else (-1, 1, 1))))
-    if not all(number > 0 for number in found[1].values.flat):
-        raise InputError(f"the std must be positive, got {std}")
-    (center, off), (scale, other) = rounded(found[0]), rounded(reciprocal(found[1]))
-    return Normalisation(center, scale, max(off, other))
+    def before(self, then: Network) -> Network:
+        """Return a network behind this normalisation of its input."""
+        build = Builder(then.input_shape)
+        index = build.scale(0, "normalisation", center=self.center, scale=self.scale, error=self.error)
+        moved = [replace(node, inputs=tuple(source + index for source in node.inputs)) for node in then.nodes[1:]]
+        run = then.run
+        composed = None if run is None else lambda x: run(((x - self.center) * self.scale).float())
+        return Network((*build.nodes, *moved), run=composed, name=then.name, mended=then.mended)
 
 
-Model = nn.Module | Network | Path | str | bytes
-"""A torch module, a network, or an ONNX file by its path or as bytes."""
-
-
-def network(
-    model: Model, shape: tuple[int, ...], first: Normalisation | None = None, argument: str | None = None
-) -> Network:
-    """The network of a model.
+def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argument: str | None = None) -> Network:
+    """Return the network of a model.
 
     Args:
         model: the model; a torch module is read in evaluation mode.
         shape: of an input sample, which torch modules do not tell.
-        first: a normalisation of the input that is not part of the model.
+        normalize: mean and std of a normalisation of the input that is not part of the model; None for none.
         argument: the name of the argument of a torch module that takes the input; None stands for the first one.
-
-    Raises:
-        InputError: if the model cannot be read.
     """
+    first = None if normalize is None else Normalisation.from_pair(normalize)
     match model:
         case Network():
             read = model
@@ -242,17 +202,4 @@ def network(
             read = read_onnx(model)
         case _:
             raise InputError(f"a model is a torch module, a Network or an ONNX file, not {type(model).__name__}")
-    return read if first is None else _after(first, read)
-
-
-def _after(first: Normalisation, then: Network) -> Network:
-    """A network behind a normalisation of its input."""
-    build = Builder(then.input_shape)
-    index = build.scale(0, "normalisation", center=first.center, scale=first.scale, error=first.error)
-    moved = [replace(node, inputs=tuple(source + index for source in node.inputs)) for node in then.nodes[1:]]
-    run = None if then.run is None else _composed(then.run, first)
-    return Network((*build.nodes, *moved), run=run, name=then.name, mended=then.mended)
-
-
-def _composed(run: Callable[[Tensor], Tensor], first: Normalisation) -> Callable[[Tensor], Tensor]:
-    return lambda x: run(((x - first.center) * first.scale).float())
+    return read if first is None else first.before(read)

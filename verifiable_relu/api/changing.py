@@ -1,4 +1,4 @@
-"""Two models beside each other: how far their outputs differ around images, and whether their answers do."""
+"""Comparison of two models: how far their outputs differ around images, and whether their answers do."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from torch import Tensor
 
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
-from verifiable_relu.api.verifying import Number, Results, answered
+from verifiable_relu.api.verifying import Number, Results, VerifyOptions
 from verifiable_relu.bounds import Bounds, crown_relaxation, input_box
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network
-from verifiable_relu.network.onnx.running import meant
 from verifiable_relu.network.product import NetworkPart, matched, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, linf_properties
 from verifiable_relu.spec.balls import exact_number
 from verifiable_relu.spec.property import Polytope, Row
 
-_BATCH = 8
-"""How many balls are bounded at once."""
+_BATCH = 8  # Balls that are bounded at once.
 
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """How the outputs of a second model differ from those of a first around each image.
+    """Differences of a second model's outputs from those of a first, around each image.
 
     Attributes:
         lower, upper: float64 (n, outputs), proven bounds of second − first at every input of the ball.
@@ -62,31 +60,26 @@ def verify_change(
     *,
     beyond: Number | None = None,
     same_class: bool = False,
-    method: str = "auto",
-    timeout: float = 60.0,
-    joint: float | Sequence[float] | bool = False,
-    arithmetic: str = "real",
     clip: tuple[Number, Number] = (0, 1),
-    normalize: tuple[object, object] | None = None,
-    argument: str | None = None,
-    memory: int | None = None,
-    progress: bool = False,
+    **options: Any,
 ) -> Change:
     """Bound how far the outputs of two models differ in L∞ balls around images, and decide whether their answers do.
 
     Both get the same input. Where they have the same build (a network and what became of it by rounding, pruning or
     fine-tuning, or by another activation), bounds of all neurons' differences are propagated (``bounds.beside``).
 
-    Arguments that are not described are those of ``verify``; ``clip`` is that of its ``around``.
-
     Args:
         first: as ``model`` in ``verify``.
         second: likewise. Without it, ``joint`` is given, and the second model is the network with ReLU.
+        images: as in ``verify``.
+        eps: as in ``verify``.
         beyond: asks whether any output differs by this much or more.
         same_class: asks whether both give the largest output to different classes; a tie counts as different.
-        joint: the first stands for all networks with λ'-GELU, λ' ≥ λ, or ReLU in the place of its activations, as in
-            ``verify``. Their *sat* is not decided, for a counterexample is an input of one network.
-        arithmetic: of what runs both, as in ``verify``: the bounds are of any evaluation of each.
+        clip: the least and the greatest valid value of a pixel.
+        options: ``method``, ``timeout``, ``normalize``, ``argument``, ``joint``, ``arithmetic``, ``device``, ``memory``
+            and ``progress``, as in ``verify``. With ``joint``, the first stands for all networks with λ'-GELU, λ' ≥ λ,
+            or ReLU in the place of its activations. Their *sat* is not decided, for a counterexample is an input of one
+            network. The arithmetic is that of what runs both: the bounds are of any evaluation of each.
 
     Returns:
         The proven bounds, and for each image what was asked: *unsat* where no input of the ball does it.
@@ -94,25 +87,21 @@ def verify_change(
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape or number, or models whose shapes differ.
     """
-    pixels, before = arguments.pixels(images), arguments.normalize(normalize)
-    family = None if isinstance(joint, bool | np.bool_) and not joint else arguments.hardness(joint) or True
-    if second is None and family is None:
+    chosen, pixels = VerifyOptions(**options), arguments.pixels(images)
+    shape = pixels.shape[1:]
+    if second is None and arguments.family(chosen.joint) is False:
         raise InputError("a second model is needed, or joint, which makes it the network with ReLU")
-    one = meant(arguments.network(first, pixels.shape[1:], before, argument), arithmetic, family)
-    other = (
-        one.limit
-        if second is None
-        else meant(arguments.network(second, pixels.shape[1:], before, argument), arithmetic)
-    )
+    one = chosen.read(first, shape)
+    other = one.limit if second is None else chosen.read(second, shape, joint=False)
     for network in (one, other):
-        if network.input_shape != pixels.shape[1:]:
-            raise InputError(f"images of shape {pixels.shape[1:]}, but a network takes {network.input_shape}")
+        if network.input_shape != shape:
+            raise InputError(f"images of shape {shape}, but a network takes {network.input_shape}")
     given: Any = arguments.radii(eps)
     classes = np.zeros(len(pixels), np.int64)
     balls = linf_properties(pixels, classes, given, max(2, one.output_size), clip)  # type: ignore[arg-type]
     named = [replace(ball, name=f"image {i}") for i, ball in enumerate(balls)]
     question = unsafe(one.output_size, beyond, arguments.flag(same_class, "same_class"))
-    return compared(one, other, named, question, method, timeout, memory, progress)
+    return compared(one, other, named, question, chosen)
 
 
 def compared(
@@ -120,18 +109,15 @@ def compared(
     other: Network,
     boxes: Sequence[Property],
     question: tuple[Polytope, ...] = (),
-    method: str = "auto",
-    timeout: float = 60.0,
-    memory: int | None = None,
-    progress: bool = False,
+    options: VerifyOptions = VerifyOptions(),  # noqa: B008 -- frozen
 ) -> Change:
-    """How the outputs of two networks differ over boxes, and whether one of them has an input that is asked for.
+    """Compare two networks over boxes, and ask whether one of these has an input that is asked for.
 
     Args:
         one, other: the networks; what bounds know of their differences, ``network.product`` says.
         boxes: properties, of which the names and the boxes count.
         question: the unsafe set of the outputs of both, ``one``'s first (``unsafe``); empty for none.
-        method, timeout, memory, progress: as in ``verify``.
+        options: as in ``verify``; the networks are read.
 
     Raises:
         InputError: if the shapes of the networks, or of a box, differ.
@@ -146,57 +132,51 @@ def compared(
     both = product([NetworkPart("first", one, range(size)), NetworkPart("second", other, range(size))], size)
     bounds, results = differences(both, boxes), Results()
     if question:
-        asked = [Property(prop.box, question, prop.name) for prop in boxes]
-        questions = [(prop.name, [Query(both, prop)]) for prop in asked]
-        results = answered(both, questions, False, method, timeout, "cpu", memory, progress)
+        asked = [(prop.name, [Query(both, Property(prop.box, question, prop.name))]) for prop in boxes]
+        results = options.answer(both, asked)
     return Change(bounds.lower.numpy(), bounds.upper.numpy(), bool(matched(one, other)), results)
 
 
 def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -> tuple[Polytope, ...]:
-    """The outputs of two networks with ``count`` each that are asked for, as in ``verify_change``; empty for none.
+    """Return the outputs of two networks with ``count`` each that ``verify_change`` asks for; empty for none.
 
     Raises:
         InputError: for both questions at once, a difference that is not positive, or classes of a single output.
     """
+
+    def row(coefficients: dict[int, int], bound: Fraction = Fraction(0)) -> Row:
+        return Row(tuple((i, Fraction(c)) for i, c in sorted(coefficients.items())), bound)
+
     if beyond is not None and same_class:
         raise InputError("one question is asked: a difference beyond a number, or the same class")
     if beyond is not None:
-        return _apart(count, exact_number(beyond, "beyond"))
-    return _classes(count) if same_class else ()
+        most = exact_number(beyond, "beyond")
+        if most <= 0:
+            raise InputError("beyond is positive")
+        return tuple((row({k: sign, count + k: -sign}, -most),) for k in range(count) for sign in (1, -1))
+    if not same_class:
+        return ()
+    if count < 2:
+        raise InputError(f"the networks have {count} output, but classes are compared")
+    # An output is the largest of the first network, and another one of the second at least as large as it is there.
+    return tuple(
+        (*(row({i: 1, top: -1}) for i in range(count) if i != top), row({count + top: 1, count + k: -1}))
+        for top in range(count)
+        for k in range(count)
+        if k != top
+    )
 
 
 @torch.no_grad()
 def differences(both: Network, balls: Sequence[Property]) -> Bounds:
-    """Bounds of the later half of the outputs less the first one over boxes, (boxes, half), rounding accounted for."""
+    """Bound the later half of the outputs less the first one over boxes, (boxes, half), rounding accounted for."""
     net, half = both.to(torch.float64), both.output_size // 2
     one = torch.eye(half, dtype=torch.float64)
     rows = torch.cat([one, -one], 1)
-    found = []
+    found = [torch.zeros(0, 2, half, dtype=torch.float64)]
     for start in range(0, len(balls), _BATCH):
         box = input_box(balls[start : start + _BATCH], net)
-        relaxation = crown_relaxation(net, box)
-        values = relaxation.outputs(torch.cat([-rows, rows]).repeat(len(box.lower), 1))
+        values = crown_relaxation(net, box).outputs(torch.cat([-rows, rows]).repeat(len(box.lower), 1))
         found.append(values.unflatten(0, (len(box.lower), 2, half)))
-    every = torch.cat([torch.zeros(0, 2, half, dtype=torch.float64), *found])
+    every = torch.cat(found)
     return Bounds(every[:, 0], -every[:, 1])
-
-
-def _row(coefficients: dict[int, int], bound: Fraction = Fraction(0)) -> Row:
-    return Row(tuple((i, Fraction(c)) for i, c in sorted(coefficients.items())), bound)
-
-
-def _apart(count: int, most: Fraction) -> tuple[Polytope, ...]:
-    """Where an output of the later half differs from its own of the first one by ``most`` or more."""
-    if most <= 0:
-        raise InputError("beyond is positive")
-    return tuple((_row({k: sign, count + k: -sign}, -most),) for k in range(count) for sign in (1, -1))
-
-
-def _classes(count: int) -> tuple[Polytope, ...]:
-    """Where an output is the largest of the first half, and another one of the later half at least as large as its."""
-    if count < 2:
-        raise InputError(f"the networks have {count} output, but classes are compared")
-    largest = [tuple(_row({k: 1, top: -1}) for k in range(count) if k != top) for top in range(count)]
-    return tuple(
-        (*largest[top], _row({count + top: 1, count + k: -1})) for top in range(count) for k in range(count) if k != top
-    )

@@ -1,10 +1,10 @@
-"""What Python programs ask: is a model's answer the same for all inputs around images, or for all of a property?"""
+"""Functions by which Python programs ask about a model: around images, up to which radius, or about a property."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -25,11 +25,15 @@ from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, targeted, within_balls
-from verifiable_relu.spec.property import Polytope
+from verifiable_relu.spec.property import Polytope, nearest, round_down, round_up
 from verifiable_relu.verifiers.base import Verdict
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
+
+Number = Fraction | float | str
+Asked = Property | SpecFile | Path | str
+"""A property, or a VNN-LIB file as it was read or by its path."""
 
 
 class Results(list[Result]):
@@ -37,7 +41,7 @@ class Results(list[Result]):
 
     @property
     def summary(self) -> dict[str, float]:
-        """How many were asked, certified (*unsat*), refuted (*sat*) and undecided, and the seconds charged to all."""
+        """Counts of what was asked, certified (*unsat*), refuted (*sat*) and undecided, and the seconds of all."""
         counts = Counter(result.verdict for result in self)
         return {
             "asked": len(self),
@@ -48,7 +52,7 @@ class Results(list[Result]):
         }
 
     def to_pandas(self) -> Any:
-        """A ``pandas.DataFrame`` with a row for each result: what was asked, answer, reason, method, margin, seconds.
+        """Return a ``pandas.DataFrame`` with a row for each result: answer, reason, method, margin, seconds and more.
 
         Raises:
             InputError: if pandas is not installed.
@@ -67,14 +71,9 @@ class Results(list[Result]):
         return f"<Results: {', '.join(f'{count} {name}' for name, count in counts.items())}, {seconds:.1f} s>"
 
 
-Number = Fraction | float | str
-Asked = Property | SpecFile | Path | str
-"""A property, or a VNN-LIB file as it was read or by its path."""
-
-
 @dataclass(frozen=True, eq=False)
 class Around:
-    """What is asked around each image, beside a radius.
+    """What is asked around each image, apart from a radius.
 
     Attributes:
         norm: inf, 2 or 1 (numbers or text). L1 and L2 balls are bounded by linear bounds in the dual norm; where these
@@ -90,16 +89,110 @@ class Around:
     mask: np.ndarray | Tensor | None = None
     targets: Sequence[int] | np.ndarray | Tensor | None = None
 
-    def of(self, chosen: Sequence[int], shape: tuple[int, ...]) -> Around:
-        """The same for some of the images, (n, …), by their numbers: with the targets and masks of these."""
-        found: dict[str, np.ndarray] = {}
+    @property
+    def order(self) -> float:
+        """The order of the norm."""
+        names: dict[object, float] = {"inf": math.inf, "linf": math.inf, "1": 1, "l1": 1, "2": 2, "l2": 2}
+        norm = names.get(self.norm.lower().lstrip("_")) if isinstance(self.norm, str) else self.norm
+        if isinstance(norm, int | float) and not isinstance(norm, bool) and norm in (1, 2, math.inf):
+            return float(norm)
+        raise InputError(f"norm is {self.norm!r:.40}, none of inf, 2 and 1")
+
+    def chosen(self, images: Sequence[int], shape: tuple[int, ...]) -> Around:
+        """Return the same for some of the images, (n, …), by their numbers: with the targets and masks of these."""
+        found: dict[str, Any] = {}
         for name, axes in (("targets", 1), ("mask", len(shape))):
             if (given := getattr(self, name)) is not None:
                 values = arguments.array(given, name)
                 # What fits no image is refused later, and a mask with fewer axes is for every image.
                 if values.ndim == axes and len(values) == shape[0]:
-                    found[name] = values[chosen]
-        return replace(self, **found)  # type: ignore[arg-type]
+                    found[name] = values[images]
+        return replace(self, **found)
+
+    def properties(self, network: Network, pixels: np.ndarray, labels: object, eps: object) -> list[Property]:
+        """Return the property of each image, (n, *input shape)."""
+        if pixels.shape[1:] != network.input_shape:
+            raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
+        order, classes, count = self.order, network.output_size, len(pixels)
+        if classes < 2:
+            raise InputError(f"the network has {classes} output, but classes are compared")
+        true = arguments.classes(self.targets, "targets") if labels is None else arguments.classes(labels)
+        radii: Any = arguments.radii(eps)
+        if self.mask is not None:
+            if order != math.inf:
+                raise InputError("masks are for norm=inf")
+            radii = arguments.masked(radii, self.mask, pixels.shape)
+        found = linf_properties(pixels, true, radii, classes, self.clip)  # type: ignore[arg-type]
+        if order != math.inf:
+            if np.ndim(radii) > 1:
+                raise InputError("radii of pixels are for norm=inf; L1 and L2 balls have one for each image")
+            numbers = np.broadcast_to(np.asarray(radii, dtype=object), (count,)).tolist()
+            found = within_balls(found, pixels, [exact_number(radius, "eps") for radius in numbers], int(order))
+        if self.targets is not None:
+            wanted = arguments.classes(self.targets, "targets")
+            if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
+                raise InputError(f"targets are {count} numbers in 0 to {classes - 1}, one for each image")
+            found = [replace(p, unsafe=targeted(int(t), classes)) for p, t in zip(found, wanted, strict=True)]
+        return found
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Options of every question; the attributes are arguments of ``verify``, which describes them."""
+
+    method: str = "auto"
+    timeout: Any = 60.0
+    normalize: tuple[object, object] | None = None
+    argument: str | None = None
+    joint: float | Sequence[float] | bool = False
+    arithmetic: str = "real"
+    device: str = "cpu"
+    memory: int | None = None
+    progress: bool = False
+
+    def read(self, model: Model, shape: tuple[int, ...], joint: bool = True) -> Network:
+        """Return the network of a model as it is meant: a family (with ``joint``), and in the arithmetic that runs it.
+
+        Args:
+            model: the model.
+            shape: of an input sample.
+            joint: whether the option ``joint`` is about this model.
+        """
+        network = arguments.network(model, shape, self.normalize, self.argument)
+        return meant(network, self.arithmetic, arguments.family(self.joint) if joint else False)
+
+    def answer(
+        self,
+        network: Network,
+        questions: Sequence[tuple[str, list[Query]]],
+        balls: bool = False,
+        certificates: Certificates | None = None,
+    ) -> Results:
+        """Put named questions about a network to the method; with ``balls`` they are about L1 or L2 balls."""
+        if not isinstance(self.method, str):
+            raise InputError(f"a method is named by a string, not {self.method!r:.60}")
+        if not isinstance(self.device, str | torch.device):
+            raise InputError(f"a device is named by a string, not {self.device!r:.60}")
+        limit = time_limit(arguments.number(self.timeout, "the time limit"))
+        shown = arguments.flag(self.progress, "progress")
+        asked, budget = chosen(self.method, str(self.device), self.memory)
+        if certificates is not None and len(certificates.files) == 1:
+            from verifiable_relu.verifiers.auto import recording
+
+            asked = recording(asked)
+        if balls:
+            from verifiable_relu.verifiers.balls import InBalls
+
+            asked = InBalls(asked)
+        cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
+        believe(network, [query.property for case in cases for query in case.queries])
+        if not shown:
+            return Results(run(cases, asked, budget=budget, certificates=certificates))
+        # Imported here, because the bar alone needs the library rich.
+        from verifiable_relu.campaign.console import Watcher
+
+        with Watcher(len(cases)) as watcher:
+            return Results(run(cases, asked, observer=watcher, budget=budget, certificates=certificates))
 
 
 @neutral()
@@ -112,12 +205,12 @@ def verify(
     timeout: float = 60.0,
     *,
     around: Around = Around(),
+    also: Model | Sequence[Model] = (),
+    certificates: Path | str | None = None,
     normalize: tuple[object, object] | None = None,
     argument: str | None = None,
     joint: float | Sequence[float] | bool = False,
     arithmetic: str = "real",
-    also: Model | Sequence[Model] = (),
-    certificates: Path | str | None = None,
     device: str = "cpu",
     memory: int | None = None,
     progress: bool = False,
@@ -131,29 +224,26 @@ def verify(
         images: (n, *input shape), in the units of ``around.clip``; each number is taken exactly, bit for bit. A
             ``DataLoader`` that yields images and labels stands for both, and with a single label there is one image.
         labels: (n,), the true classes; not needed with ``around.targets``.
-        eps: the radius, ≥ 0, in the same units; ``Fraction(1, 255)`` and ``"1/255"`` stay exact. Several
-            are one for each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of
-            ``images``. All numbers may be numpy scalars, or tensors without axes.
+        eps: the radius, ≥ 0, in the same units; ``Fraction(1, 255)`` and ``"1/255"`` stay exact. Several are one for
+            each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of ``images``. All
+            numbers may be numpy scalars, or tensors without axes.
         method: the name of a verifier.
         timeout: seconds for each image.
         around: norm, valid pixels, masks and targets.
-        normalize: what the model expects to be subtracted from its input and what this is divided by then, one number
-            or one for each channel each, if that is not part of the model; images and ``eps`` are in the units before
-            that.
-        argument: the name of the argument of a torch module that takes the images; None stands for the first one. What
-            the module returns is a tensor, or holds one alone or one called ``logits``.
-        joint: asks at once for the ReLU network and for all networks that have λ'-GELU with λ' ≥ λ in place of ReLU.
-            The value is λ, one number for the network or one for each layer; True takes the λ of the model's own
-            λ-GELUs (``network.hardened``), and False asks for the model alone.
-        arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file: ``float32``, ``tf32``,
-            ``bfloat16`` or ``float16``. The answer is then about every evaluation of the file, in any order of its sums
-            (``network.deployed``); of a model that is no file, it is about the file that ``write_onnx`` writes. With
-            ``joint``, it is about every network of the set in real arithmetic, too.
         also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
             and one proof, about all. They are taken in the same arithmetic, without ``joint``.
         certificates: a folder for certificates, with the property of each beside it; the model and at most one of
             ``also`` are given by their paths. Each certificate is checked at once (``Result.certificate``), and one
             that is refused makes its verdict *unknown*. Of two models, only *unsat* has one.
+        normalize: mean and std, each one number or one for each channel, of a normalisation of the input that is not
+            part of the model; images and ``eps`` are in the units before it.
+        argument: the name of the argument of a torch module that takes the images; None stands for the first one. What
+            the module returns is a tensor, or holds one alone or one called ``logits``.
+        joint: asks at once for the ReLU network and for all networks with λ'-GELU, λ' ≥ λ, in place of ReLU. The value
+            is λ, for the network or for each layer; True takes that of the model's own λ-GELUs (``network.hardened``).
+        arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file (``write_onnx`` makes one of other
+            models): ``float32``, ``tf32``, ``bfloat16`` or ``float16``. The answer is then about every evaluation of
+            the file, in any order of its sums (``network.deployed``), and with ``joint`` about real arithmetic, too.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -168,22 +258,19 @@ def verify(
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
     """
+    options = VerifyOptions(method, timeout, normalize, argument, joint, arithmetic, device, memory, progress)
     if not isinstance(around, Around):
         raise InputError(f"around is {around!r:.60}, no Around")
     images, labels = arguments.samples(images, labels)
     if images is None or eps is None or (labels is None and around.targets is None):
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
-    first = arguments.normalize(normalize)
-    network = _meant(arguments.network(model, pixels.shape[1:], first, argument), joint, arithmetic)
-    order = _order(around.norm)
-    properties = _balls(network, pixels, labels, arguments.radii(eps), order, around)
-    whole = [network]
+    network = options.read(model, pixels.shape[1:])
+    properties = around.properties(network, pixels, labels, eps)
     others = [also] if isinstance(also, Path | str | bytes | torch.nn.Module | Network) else list(also)
+    parts = [network, *(options.read(other, pixels.shape[1:], joint=False) for other in others)]
     if others:
-        read = [arguments.network(other, pixels.shape[1:], first, argument) for other in others]
-        whole += [meant(other, arithmetic) for other in read]
-        network, properties = _together(whole, properties)
+        network, properties = _together(parts, properties)
     questions = [(f"image {i}", [Query(network, prop)]) for i, prop in enumerate(properties)]
     kept = None
     if certificates is not None:
@@ -191,94 +278,14 @@ def verify(
         from verifiable_relu.campaign.certificates import Certificates
 
         files = [model, *others]
-        if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
+        if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or options.normalize is not None:
             raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
-        kept = Certificates(Path(certificates), list(map(str, files)), whole)
-    return answered(network, questions, order != math.inf, method, timeout, device, memory, progress, kept)
-
-
-@neutral()
-def verify_properties(
-    model: Model,
-    properties: Asked | Sequence[Asked],
-    method: str = "auto",
-    timeout: float = 60.0,
-    *,
-    normalize: tuple[object, object] | None = None,
-    argument: str | None = None,
-    joint: float | Sequence[float] | bool = False,
-    arithmetic: str = "real",
-    device: str = "cpu",
-    memory: int | None = None,
-    progress: bool = False,
-) -> Results:
-    """Decide for each property whether an input of its box has outputs in its unsafe set.
-
-    All arguments but the properties are those of ``verify``.
-
-    Args:
-        properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
-
-    Returns:
-        One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
-        unsafe outputs are missed.
-
-    Raises:
-        InputError: (a ``ValueError``) for a bad model, property, number, method or limit.
-    """
-    specs = _specs(properties)
-    first = arguments.normalize(normalize)
-    network = _meant(arguments.network(model, _shape(specs, model), first, argument), joint, arithmetic)
-    questions = [(name, _queries(spec, network)) for name, spec in specs]
-    return answered(network, questions, False, method, timeout, device, memory, progress)
-
-
-def answered(
-    network: Network,
-    questions: Sequence[tuple[str, list[Query]]],
-    balls: bool,
-    method: object,
-    timeout: object,
-    device: object,
-    memory: int | None,
-    progress: object,
-    certificates: Certificates | None = None,
-) -> Results:
-    """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
-    if not isinstance(method, str):
-        raise InputError(f"a method is named by a string, not {method!r:.60}")
-    if not isinstance(device, str | torch.device):
-        raise InputError(f"a device is named by a string, not {device!r:.60}")
-    limit = time_limit(arguments.number(timeout, "the time limit"))
-    shown = arguments.flag(progress, "progress")
-    asked, budget = chosen(method, str(device), memory)
-    if certificates is not None and len(certificates.files) == 1:
-        from verifiable_relu.verifiers.auto import recording
-
-        asked = recording(asked)
-    if balls:
-        from verifiable_relu.verifiers.balls import InBalls
-
-        asked = InBalls(asked)
-    cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
-    believe(network, [query.property for case in cases for query in case.queries])
-    if not shown:
-        return Results(run(cases, asked, budget=budget, certificates=certificates))
-    # Imported here, because the bar alone needs the library rich.
-    from verifiable_relu.campaign.console import Watcher
-
-    with Watcher(len(cases)) as watcher:
-        return Results(run(cases, asked, observer=watcher, budget=budget, certificates=certificates))
-
-
-def _meant(network: Network, joint: float | Sequence[float] | bool, arithmetic: str) -> Network:
-    """The network, the set of networks, or the network as it runs, that the question is about."""
-    alone = isinstance(joint, bool | np.bool_) and not joint
-    return meant(network, arithmetic, None if alone else arguments.hardness(joint) or True)
+        kept = Certificates(Path(certificates), list(map(str, files)), parts)
+    return options.answer(network, questions, around.order != math.inf, kept)
 
 
 def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Network, list[Property]]:
-    """Several networks as one, and the properties of which each says of every one what it said of the first.
+    """Return several networks as one, and properties that say of every one what they said of the first.
 
     Raises:
         InputError: if the shapes of the networks' inputs, or the numbers of their outputs, differ.
@@ -291,91 +298,193 @@ def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Net
             raise InputError(
                 f"'{other.name}' takes inputs of shape {shape} and has {other.output_size} outputs: not alike"
             )
-    both = product([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
 
     def moved(polytope: Polytope, start: int) -> Polytope:
         return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)
 
     starts = [count * number for number in range(len(parts))]
+    both = product([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
     return both, [
         replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe))
         for p in properties
     ]
 
 
-def _order(norm: object) -> float:
-    """The order of a norm, which users write as a number or text."""
-    names: dict[object, float] = {"inf": math.inf, "linf": math.inf, "1": 1, "l1": 1, "2": 2, "l2": 2}
-    given: object = norm.lower().lstrip("_") if isinstance(norm, str) else norm
-    found = names.get(given) if isinstance(given, str) else given
-    if isinstance(found, int | float) and not isinstance(found, bool) and found in (1, 2, math.inf):
-        return float(found)
-    raise InputError(f"norm is {norm!r:.40}, none of inf, 2 and 1")
+@neutral()
+def verify_properties(
+    model: Model, properties: Asked | Sequence[Asked], method: str = "auto", timeout: float = 60.0, **options: Any
+) -> Results:
+    """Decide for each property whether an input of its box has outputs in its unsafe set.
 
+    Args:
+        model: as in ``verify``.
+        properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
+        method: as in ``verify``.
+        timeout: as in ``verify``.
+        options: ``normalize``, ``argument``, ``joint``, ``arithmetic``, ``device``, ``memory`` and ``progress``, as in
+            ``verify``.
 
-def _balls(
-    network: Network,
-    pixels: np.ndarray,
-    labels: object,
-    eps: object,
-    order: float,
-    around: Around,
-) -> list[Property]:
-    """The property of each image."""
-    mask, targets = around.mask, around.targets
-    if pixels.shape[1:] != network.input_shape:
-        raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
-    classes, count = network.output_size, len(pixels)
-    if classes < 2:
-        raise InputError(f"the network has {classes} output, but classes are compared")
-    true = arguments.classes(targets, "targets") if labels is None else arguments.classes(labels)
-    if mask is not None:
-        if order != math.inf:
-            raise InputError("masks are for norm=inf")
-        eps = arguments.masked(eps, mask, pixels.shape)
-    found = linf_properties(pixels, true, eps, classes, around.clip)  # type: ignore[arg-type]
-    if order != math.inf:
-        if np.ndim(eps) > 1:  # type: ignore[arg-type]
-            raise InputError("radii of pixels are for norm=inf; L1 and L2 balls have one for each image")
-        numbers = np.broadcast_to(np.asarray(eps, dtype=object), (count,)).tolist()
-        found = within_balls(found, pixels, [exact_number(radius, "eps") for radius in numbers], int(order))
-    if targets is not None:
-        wanted = arguments.classes(targets, "targets")
-        if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
-            raise InputError(f"targets are {count} numbers in 0 to {classes - 1}, one for each image")
-        found = [replace(p, unsafe=targeted(int(t), classes)) for p, t in zip(found, wanted, strict=True)]
-    return found
+    Returns:
+        One result per property, in their order. For *unsat*, ``margin`` ≥ 0 is a proven lower bound of how far the
+        unsafe outputs are missed.
 
-
-def _specs(asked: Asked | Sequence[Asked]) -> list[tuple[str, Property | SpecFile]]:
-    """The properties and files that are asked about, with names."""
+    Raises:
+        InputError: (a ``ValueError``) for a bad model, property, number, method or limit.
+    """
+    chosen = VerifyOptions(method, timeout, **options)
     try:
-        several = [asked] if isinstance(asked, Property | SpecFile | Path | str) else list(asked)
+        asked = [properties] if isinstance(properties, Property | SpecFile | Path | str) else list(properties)
     except TypeError:
-        raise InputError(f"properties are a property, a VNN-LIB file or a list of them, not {asked!r:.40}") from None
-    found: list[tuple[str, Property | SpecFile]] = []
-    for each in several:
-        if isinstance(each, Path | str):
-            each = read_vnnlib(each)
-        if isinstance(each, SpecFile):
-            found.append((str(each.path), each))
-        elif isinstance(each, Property):
-            found.append((each.name, each))
-        else:
-            raise InputError(f"a property is a Property or a VNN-LIB file, not {type(each).__name__}")
-    return found
-
-
-def _shape(specs: Sequence[tuple[str, Property | SpecFile]], model: Model) -> tuple[int, ...]:
-    """The shape of the input sample that properties speak of, which only torch modules need."""
+        known = "a property, a VNN-LIB file or a list of them"
+        raise InputError(f"properties are {known}, not {properties!r:.40}") from None
+    specs = [read_vnnlib(each) if isinstance(each, Path | str) else each for each in asked]
+    for spec in specs:
+        if not isinstance(spec, Property | SpecFile):
+            raise InputError(f"a property is a Property or a VNN-LIB file, not {type(spec).__name__}")
     if not specs:
         raise InputError("there are no properties")
-    spec = specs[0][1]
-    if isinstance(spec, Property):
-        return (spec.box.size,)
-    shape = spec.inputs.shape
-    return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
+    # The shape of the input sample, which only torch modules need.
+    first = specs[0]
+    shape = (first.box.size,) if isinstance(first, Property) else first.inputs.shape
+    network = chosen.read(model, shape[1:] if len(shape) > 1 and shape[0] == 1 else shape)
+    questions = [
+        (spec.name, [Query(network, spec)])
+        if isinstance(spec, Property)
+        else (str(spec.path), list(queries(spec, network)))
+        for spec in specs
+    ]
+    return chosen.answer(network, questions)
 
 
-def _queries(spec: Property | SpecFile, network: Network) -> list[Query]:
-    return [Query(network, spec)] if isinstance(spec, Property) else queries(spec, network)
+@dataclass(frozen=True)
+class Radii:
+    """Bounds of the largest radius of each image up to which no input changes its class.
+
+    Attributes:
+        certified: float64 (n,), the largest radius that was proved, rounded down; 0 if none was.
+        refuted: float64 (n,), the smallest radius with a confirmed counterexample, rounded up; inf if none was found.
+        rounds: the number of rounds of the bisection.
+    """
+
+    certified: np.ndarray
+    refuted: np.ndarray
+    rounds: int
+
+
+@neutral()
+def verify_radii(
+    model: Model,
+    images: np.ndarray | Tensor,
+    labels: Sequence[int] | np.ndarray | Tensor,
+    radii: Sequence[Number],
+    **options: Any,
+) -> list[Results]:
+    """Answer every image for several radii, each from the last.
+
+    A counterexample for a radius is one for every larger radius, and a proof for a radius is one for every smaller
+    radius: the radii are asked in ascending order, and an image that is refuted is asked no more.
+
+    Args:
+        model: as in ``verify``.
+        images: as in ``verify``.
+        labels: as in ``verify``.
+        radii: the radii, in any order.
+        options: further arguments of ``verify``.
+
+    Returns:
+        For each radius, in the given order, a result per image.
+
+    Raises:
+        InputError: as ``verify``, or if there are no radii.
+    """
+    try:
+        exact = [exact_number(radius, "a radius") for radius in radii]
+    except TypeError:
+        raise InputError(f"radii are a list of numbers, not {radii!r:.40}") from None
+    if not exact:
+        raise InputError("there are no radii")
+    count, ask = _asking(model, images, labels, options)
+    found: dict[Fraction, list[Result]] = {}
+    known: dict[int, Result] = {}
+    for radius in sorted(set(exact)):
+        open_ = [i for i in range(count) if i not in known]
+        results = known | dict(zip(open_, ask(open_, radius), strict=True))
+        found[radius] = [results[i] for i in range(count)]
+        known = {i: result for i, result in results.items() if result.verdict is Verdict.SAT}
+    return [Results(found[radius]) for radius in exact]
+
+
+@neutral()
+def certified_radius(
+    model: Model,
+    images: np.ndarray | Tensor,
+    labels: Sequence[int] | np.ndarray | Tensor,
+    *,
+    upper: Number = 1,
+    tolerance: Number = Fraction(1, 1000),
+    method: str = "crown",
+    **options: Any,
+) -> Radii:
+    """Bisect for the largest radius that is proved around each image, all images in one batch per round.
+
+    Args:
+        model: as in ``verify``.
+        images: as in ``verify``.
+        labels: as in ``verify``.
+        upper: the largest radius that is tried, > 0.
+        tolerance: the bisection ends when every image's radius is known to be in an interval of at most this width, or
+            to be larger than ``upper``. Where ``method`` decides nothing, the interval is that between proved and not
+            proved.
+        method: the name of a verifier. A method of bounds proves at every smaller radius what it proves at a larger
+            one, as a rule; a radius that is returned was itself proved in any case.
+        options: further arguments of ``verify``, such as ``around`` and ``timeout`` (seconds for an image and round).
+
+    Raises:
+        InputError: as ``verify``, or for a bad ``upper`` or ``tolerance``.
+    """
+    limit, width = exact_number(upper, "upper"), exact_number(tolerance, "the tolerance")
+    if limit <= 0 or width <= 0:
+        raise InputError("upper and the tolerance are positive")
+    count, ask = _asking(model, images, labels, {**options, "method": method})
+    low, high = [Fraction(-1)] * count, [limit] * count
+    refuted: list[float] = [math.inf] * count
+    # The first round asks for the image alone, the second for the largest radius.
+    asked, rounds = [Fraction(0)] * count, 0
+    open_ = list(range(count))
+    while open_:
+        results = ask(open_, np.array([asked[i] for i in open_], dtype=object))
+        for i, result in zip(open_, results, strict=True):
+            if result.verdict is Verdict.UNSAT:
+                low[i] = asked[i]
+            else:
+                high[i] = min(high[i], asked[i])
+                if result.verdict is Verdict.SAT:
+                    refuted[i] = min(refuted[i], round_up(asked[i]))
+            asked[i] = limit if rounds == 0 else (max(low[i], Fraction(0)) + high[i]) / 2
+        rounds += 1
+        open_ = [i for i in open_ if low[i] >= 0 and low[i] < limit and high[i] - low[i] > width]
+    certified = np.array([round_down(max(radius, Fraction(0))) for radius in low])
+    return Radii(certified, np.array([nearest(radius) for radius in refuted]), rounds)
+
+
+def _asking(
+    model: Model, images: Any, labels: Any, options: dict[str, Any]
+) -> tuple[int, Callable[[list[int], Any], Results]]:
+    """Return the number of images, and ``verify`` for some of them and a radius, of a model that is read once.
+
+    Raises:
+        InputError: for bad images, labels or a model, or an option of ``verify`` that has no meaning here.
+    """
+    if "eps" in options:
+        raise InputError("several radii are asked about images; eps has no meaning with them")
+    pixels, true = arguments.pixels(images), arguments.classes(labels)
+    if len(pixels) != len(true):
+        raise InputError(f"{len(true)} labels for {len(pixels)} images")
+    around, normalize = options.pop("around", Around()), options.pop("normalize", None)
+    network = arguments.network(model, pixels.shape[1:], normalize, options.pop("argument", None))
+
+    def ask(open_: list[int], eps: Any) -> Results:
+        chosen = around.chosen(open_, pixels.shape)
+        return verify(network, pixels[open_], true[open_], eps, around=chosen, **options)
+
+    return len(pixels), ask

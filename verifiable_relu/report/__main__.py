@@ -27,30 +27,21 @@ def parser() -> Parser:
         "the record of a training.",
     )
     made.add_argument(
-        "source",
-        type=Path,
-        nargs="+",
-        metavar="DIR|RECORD.json",
+        "source", type=Path, nargs="+", metavar="DIR|RECORD.json",
         help="a folder with a file records.jsonl, or a record that train has written; several campaigns are compared",
-    )
+    )  # fmt: skip
     made.add_argument(
-        "--expected",
-        type=Path,
-        metavar="LIST.csv",
+        "--expected", type=Path, metavar="LIST.csv",
         help="a table whose rows begin with network and property, or with a category and these, and have a verdict "
         "(sat, unsat, violated, holds) in a later field, such as an instances.csv with expected verdicts or the "
         "competition's results.csv: answers are compared",
-    )
+    )  # fmt: skip
     made.add_argument(
         "--out", type=Path, metavar="FILE.html", help="the page (default: DIR/report.html, or RECORD.html)"
     )
     made.add_argument("--title", help="the page's title (default: the folder's name)")
     made.add_argument(
-        "--pictures",
-        type=_count,
-        default=60,
-        metavar="N",
-        help="show the first N counterexamples (default: %(default)s)",
+        "--pictures", type=_count, default=60, metavar="N", help="show the first N counterexamples (default: 60)"
     )
     made.add_argument("--figures", type=Path, metavar="DIR", help="write figures for papers there, as PDF and PNG")
     add_debug(made)
@@ -73,8 +64,7 @@ def run(options: argparse.Namespace) -> int:
         # A page must never take the place of the records that it shows.
         raise InputError("the name of the page must end in .html", path=options.out)
     from verifiable_relu.report import figures, page
-    from verifiable_relu.report.expected import ExpectedVerdicts, read_expected
-    from verifiable_relu.report.records import read_campaigns
+    from verifiable_relu.report.results import ExpectedVerdicts, read_campaigns, read_expected
     from verifiable_relu.report.summary import CampaignSummary
 
     source, *others = options.source

@@ -10,14 +10,14 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup
 
 from verifiable_relu.errors import InputError
@@ -44,78 +44,35 @@ GLYPHS = {"o": "●○", "s": "■□", "D": "◆◇", "^": "▲△", "v": "▼�
 """The markers of series by matplotlib's names, each as text, filled and hollow; the last one is a line without any."""
 
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "--")
-"""The hatches of bars, by matplotlib's names."""
 
 ANSWER_STYLES = {"unsat": 0, "sat": 1, "unknown": 6, "timed-out": 4}
 """The number of the colour, marker and hatch of each answer."""
 
-COLUMN = 3.4
-"""The width of a paper's column, in inches."""
+COLUMN = 3.4  # The width of a paper's column, in inches.
 
 _MARKERS = tuple(GLYPHS)
 _LINES = ("-", "--", "-.", ":")
+_LARGEST = 1e150  # Larger numbers are drawn there.
+_MOST_MARKERS = 25  # Of a joined series: more would hide the line.
+_WIDE, _WIDEST = 1e2, 1e6  # Largest to median: an axis about 0 is logarithmic from the first on, cut at the second.
+_FEW = 10  # The most radii with a text each at an axis.
 
-_PAGE = (6.6, 4.1)
-"""Width and height of a chart within a page, in inches of 72 units."""
-
-_LARGEST = 1e150
-"""The largest number that is drawn; larger ones are drawn there."""
-
-_MOST_MARKERS = 25
-"""The most markers of a joined series; more would hide the line."""
-
-_WIDE, _WIDEST = 1e2, 1e6
-"""Ratios of the largest value to the median: an axis about 0 is logarithmic beyond the first, and cut at the second."""
-
-_FEW = 10
-"""The most radii with a text each at an axis."""
-
-_STYLE: Any = {
-    "font.size": 8.0,
-    "axes.titlesize": 8.0,
-    "legend.fontsize": 7.0,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 3.5,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
-    "axes.axisbelow": True,
-    "hatch.linewidth": 0.6,
-    # Names of files are no mathematics.
-    "text.parse_math": False,
-    # Text stays text in a PDF, in fonts that journals take.
-    "pdf.fonttype": 42,
-}
-_STYLE_OF_PAGE: Any = {
-    **_STYLE,
-    "font.size": 12.0,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 6.0,
-    "xtick.bottom": False,
-    "ytick.left": False,
-    "svg.fonttype": "none",
-}
+_PAPER, _PAGE = (str(Path(__file__).with_name(f"{name}.mplstyle")) for name in ("paper", "page"))
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind.
+    """Points (x, y, text) of one kind; the text is shown where the mouse rests on the point.
 
-    Attributes:
-        name: in the legend; empty for none.
-        points: triples (x, y, text), of which the text is shown where the mouse rests on the point.
-        colour: the number of the colour, of the line's dashes, and of the marker unless ``marker`` is given.
-        marker: the name of the marker; empty for none.
-        joined: whether a line joins the points.
-        upper: whether the truth lies between this series and the one before it; its markers are hollow.
+    Colour, dashes and marker are those of the number ``colour``, unless ``marker`` names another one; empty for none.
     """
 
-    name: str
+    name: str  # In the legend; empty for none.
     points: Sequence[tuple[float, float, str]]
     colour: int = 0
     marker: str | None = None
     joined: bool = True
-    upper: bool = False
+    upper: bool = False  # The truth lies between this series, whose markers are hollow, and the one before it.
 
     @property
     def step(self) -> int:
@@ -130,21 +87,13 @@ class Series:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """An axis of a chart.
-
-    Attributes:
-        label: the quantity, with the unit.
-        scale: ``linear``, ``log``, or ``symlog``: logarithmic above the median of magnitudes if others are far larger.
-        percent: whether numbers are shown as percentages, up to 100 %.
-        ends: the first and last value; None for the ends of the points.
-        ticks: texts by values; None for round numbers.
-    """
+    """Axis of a chart: its label has the unit."""
 
     label: str
-    scale: str = "linear"
+    scale: str = "linear"  # Or log, or symlog: logarithmic above the median of magnitudes if others are far larger.
     percent: bool = False
-    ends: tuple[float, float] | None = None
-    ticks: Mapping[float, str] | None = None
+    ends: tuple[float, float] | None = None  # None for the ends of the points.
+    ticks: Mapping[float, str] | None = None  # Texts by values; None for round numbers.
 
     def apply(self, axis: Axis, values: Sequence[float]) -> None:
         """Give an axis of matplotlib label, scale and ticks for these values."""
@@ -153,7 +102,7 @@ class ChartAxis:
         axis.set_label_text(self.label)
         sizes = sorted(abs(value) for value in values if value)
         set_scale = getattr(axis.axes, f"set_{axis.axis_name}scale")  # type: ignore[attr-defined]
-        if self.scale == "log" and values:
+        if self.scale == "log" and sizes:
             set_scale("log")
             first, last = math.floor(math.log10(sizes[0])), math.ceil(math.log10(sizes[-1]))
             axis.set_view_interval(10.0**first, 10.0 ** max(last, first + 1), ignore=True)
@@ -191,40 +140,34 @@ class Chart:
 
     def draw(self, axes: Axes) -> None:
         """Draw the panel."""
-        drawn: list[tuple[float, float]] = []
-        before: list[float] = []
+        drawn = [np.zeros((0, 2))]
         for number, series in enumerate(self.series):
-            points = [
-                (max(-_LARGEST, min(float(x), _LARGEST)), max(-_LARGEST, min(float(y), _LARGEST)))
-                for x, y, _ in series.points
-                if math.isfinite(x) and math.isfinite(y)
-            ]
-            xs, ys = [x for x, _ in points], [y for _, y in points]
+            points = np.array([(x, y) for x, y, _ in series.points], float).reshape(-1, 2)
+            points = points[np.isfinite(points).all(1)].clip(-_LARGEST, _LARGEST)
             colour, line = COLOURS[series.colour % 8], _LINES[series.colour % 4] if series.joined else "none"
             look: dict[str, Any] = {"color": colour, "marker": series.shape, "markevery": series.step, "ls": line}
             if series.upper:
-                axes.fill_between(xs, before, ys, color=colour, alpha=0.15, lw=0)
+                axes.fill_between(points[:, 0], drawn[-1][:, 1], points[:, 1], color=colour, alpha=0.15, lw=0)
                 look |= {"markerfacecolor": "white", "zorder": 1.9}
-            (markers,) = axes.plot(xs, ys, gid=f"series{number}", label=series.name, **look)
+            (markers,) = axes.plot(*points.T, gid=f"series{number}", label=series.name, **look)
             if series.upper:
                 # A larger ring below a filled marker at the same place leaves both visible.
                 markers.set_markersize(1.6 * markers.get_markersize())
-            before = ys
-            drawn += points
-        self.x.apply(axes.xaxis, [x for x, _ in drawn])
-        self.y.apply(axes.yaxis, [y for _, y in drawn])
+            drawn.append(points)
+        for way, axis, values in zip((self.x, self.y), (axes.xaxis, axes.yaxis), np.concatenate(drawn).T, strict=True):
+            way.apply(axis, values.tolist())
 
     def svg(self) -> Markup:
         """Return the content of an SVG element within a page, whose colours and fonts it takes."""
-        from matplotlib import rc_context
+        from matplotlib import style
         from matplotlib.figure import Figure
 
-        with rc_context({**_STYLE_OF_PAGE, "svg.hashsalt": self.title}):
-            figure = Figure(figsize=_PAGE, layout="constrained", frameon=False)
+        text = io.StringIO()
+        with style.context([_PAPER, _PAGE, {"svg.hashsalt": self.title}]):
+            figure = Figure(layout="constrained", frameon=False)
             self.draw(figure.add_subplot(frameon=False))
             for artist in figure.findobj():
                 artist.set_clip_on(False)
-            text = io.StringIO()
             figure.savefig(text, format="svg", transparent=True)
         drawn = text.getvalue()
         drawn = drawn[drawn.index("<g ", drawn.index("</defs>")) : drawn.rindex("</g>") + 4]
@@ -239,16 +182,12 @@ class Chart:
         drawn = re.sub('#[0-9a-f]{6}(?=[;"])', lambda found: variables.get(found[0], found[0]), drawn)
         for number, series in enumerate(self.series):
             before, _, after = drawn.partition(f'<g id="series{number}">')
-            drawn = before + _with_tips(after, [tip for _, _, tip in series.points[:: series.step]])
+            # The texts that appear where the mouse rests on a marker.
+            first, *marks = re.split("(?=<use )", after)
+            for place, (_, _, tip) in enumerate(series.points[:: series.step][: len(marks)]):
+                marks[place] = marks[place].replace("/>", Markup("><title>{}</title></use>").format(tip), 1)
+            drawn = "".join([before, first, *marks])
         return Markup(drawn)
-
-
-def _with_tips(drawn: str, tips: Sequence[str]) -> str:
-    """Give the first markers of an SVG text the texts that appear where the mouse rests on them."""
-    first, *marks = re.split("(?=<use )", drawn)
-    for place, tip in enumerate(tips[: len(marks)]):
-        marks[place] = marks[place].replace("/>", Markup("><title>{}</title></use>").format(tip), 1)
-    return "".join([first, *marks])
 
 
 def draw_answers(groups: Sequence[AnswerGroup], axes: Axes) -> None:
@@ -275,11 +214,10 @@ def cactus(groups: Sequence[AnswerGroup]) -> Chart:
     """Return the chart of instances decided within a time limit."""
     series = []
     for colour, group in enumerate(group for group in groups if group.decided):
-        ordered = sorted(group.decided, key=lambda result: result.seconds)
-        points = [
-            (n, max(r.seconds, SHORTEST_TIME), f"{_name(r)}: {r.seconds:.3g} s") for n, r in enumerate(ordered, 1)
-        ]
-        series.append(Series(group.method, points, colour))
+        times = sorted(
+            (max(result.seconds, SHORTEST_TIME), f"{_name(result)}: {result.seconds:.3g} s") for result in group.decided
+        )
+        series.append(Series(group.method, [(n, *time) for n, time in enumerate(times, 1)], colour))
     x = ChartAxis("instances decided", ends=(0.0, max((len(group.results) for group in groups), default=1)))
     return Chart("Instances decided within a time limit", series, x, ChartAxis("time [s]", "log"))
 
@@ -308,33 +246,26 @@ def certified(rows: Sequence[RadiusCounts]) -> Chart:
 
     A line joins the radii at which the same images were asked about.
     """
-    lines: dict[tuple[str, str], list[RadiusCounts]] = defaultdict(list)
-    for row in rows:
-        lines[row.network, row.method].append(row)
-    several = len({method for _, method in lines}) > 1
-    series = []
-    for colour, (key, same) in enumerate(lines.items()):
-        name = f"{', '.join(key) if several else key[0]}: certified"
-        for images in dict.fromkeys(row.images for row in same):
-            each = [row for row in same if row.images == images]
-            lower = [(float(row.eps), row.certified / row.instances, "") for row in each]
-            upper = [(float(row.eps), 1 - row.refuted / row.instances, "") for row in each]
-            series.append(Series(name, lower, colour))
-            series.append(Series("hollow: not refuted", upper, colour, upper=True))
-    x = ChartAxis("radius ε", ticks=_radius_ticks(sorted({row.eps for row in rows})))
-    y = ChartAxis("share of the instances", percent=True, ends=(0.0, 1.02))
-    return Chart("Certified accuracy against the radius", series, x, y)
-
-
-def _radius_ticks(radii: Sequence[Fraction]) -> dict[float, str] | None:
-    """Return a tick for each of a few sorted radii; texts that have no room next to each other are empty."""
+    keys = list(dict.fromkeys((row.network, row.method) for row in rows))
+    several, series = len({method for _, method in keys}) > 1, []
+    for network, method, images in dict.fromkeys((row.network, row.method, row.images) for row in rows):
+        same = [row for row in rows if (row.network, row.method, row.images) == (network, method, images)]
+        name, colour = f"{network}, {method}" if several else network, keys.index((network, method))
+        lower = [(float(row.eps), row.certified / row.instances, "") for row in same]
+        upper = [(float(row.eps), 1 - row.refuted / row.instances, "") for row in same]
+        series.append(Series(f"{name}: certified", lower, colour))
+        series.append(Series("hollow: not refuted", upper, colour, upper=True))
+    radii = sorted({row.eps for row in rows})
     ticks: dict[float, str] = {}
     last = None
     for eps in radii:
+        # Texts that have no room next to each other are empty.
         has_room = last is None or eps - last >= (radii[-1] - radii[0]) / _FEW
         ticks[float(eps)] = radius_text(eps) if has_room else ""
         last = eps if has_room else last
-    return ticks if len(radii) < _FEW else None
+    x = ChartAxis("radius ε", ticks=ticks if len(radii) < _FEW else None)
+    y = ChartAxis("share of the instances", percent=True, ends=(0.0, 1.02))
+    return Chart("Certified accuracy against the radius", series, x, y)
 
 
 def scatter(pair: MethodPair) -> Chart:
@@ -343,14 +274,10 @@ def scatter(pair: MethodPair) -> Chart:
     groups |= {f"{name} alone": pair.only(which) for which, name in enumerate(pair.names)}
     series = []
     for colour, (name, results) in enumerate(groups.items()):
-        points = [
-            (
-                time_or_limit(a),
-                time_or_limit(b),
-                f"{_name(a)}: {a.seconds:.3g} s ({a.answer}), {b.seconds:.3g} s ({b.answer})",
-            )
-            for a, b in results
-        ]
+        points = []
+        for a, b in results:
+            tip = f"{_name(a)}: {a.seconds:.3g} s ({a.answer}), {b.seconds:.3g} s ({b.answer})"
+            points.append((time_or_limit(a), time_or_limit(b), tip))
         series.append(Series(name, points, colour, joined=False))
     if times := [time for each in series for x, y, _ in each.points for time in (x, y)]:
         series.append(Series("equal time", [(time, time, "") for time in (min(times), max(times))], 6, ""))
@@ -361,23 +288,20 @@ def scatter(pair: MethodPair) -> Chart:
 def training_charts(record: Mapping[str, Any]) -> dict[str, Chart]:
     """Return the charts of a training's record (``page.read_training``), by the names of its numbers."""
     epochs = record["epochs"]
-    every = range(1, len(epochs) + 1)
-    layers = zip(*(epoch["lam"] for epoch in epochs), strict=False)
-    x, accuracy = (
-        ChartAxis("epoch", ends=(0.0, len(epochs) + 0.5)),
-        ChartAxis("accuracy on training images", percent=True),
-    )
-    lines: dict[str, tuple[ChartAxis, list[Series]]] = {
-        "loss": (ChartAxis("mean loss"), [_curve("training loss", every, [epoch["loss"] for epoch in epochs])]),
-        "accuracy": (accuracy, [_curve("training accuracy", every, [epoch["accuracy"] for epoch in epochs])]),
-        "lam": (ChartAxis("λ", "log"), [_curve(f"layer {k + 1}", every, lam, k) for k, lam in enumerate(layers)]),
+
+    def curve(name: str, values: Iterable[float], colour: int = 0) -> Series:
+        return Series(name, [(float(n), float(value), "") for n, value in enumerate(values, 1)], colour)
+
+    axes = {
+        "loss": ChartAxis("mean loss"),
+        "accuracy": ChartAxis("accuracy on training images", percent=True),
+        "lam": ChartAxis("λ", "log"),
     }
-    charts = {name: Chart(y.label, series, x, y) for name, (y, series) in lines.items()}
-    return {name: chart for name, chart in charts.items() if chart.legend}
-
-
-def _curve(name: str, xs: Sequence[float], ys: Sequence[float], colour: int = 0) -> Series:
-    return Series(name, [(float(x), float(y), "") for x, y in zip(xs, ys, strict=False)], colour)
+    lines = {name: [curve(f"training {name}", (epoch[name] for epoch in epochs))] for name in ("loss", "accuracy")}
+    layers = zip(*(epoch["lam"] for epoch in epochs), strict=False)
+    lines["lam"] = [curve(f"layer {k + 1}", lam, k) for k, lam in enumerate(layers)]
+    x = ChartAxis("epoch", ends=(0.0, len(epochs) + 0.5))
+    return {name: Chart(axes[name].label, series, x, axes[name]) for name, series in lines.items() if series}
 
 
 def plot_times(results: Mapping[str, Sequence[Result]], ax: Axes | None = None) -> Axes:
@@ -385,10 +309,7 @@ def plot_times(results: Mapping[str, Sequence[Result]], ax: Axes | None = None) 
 
     Args:
         results: for each name in the legend, what ``verify`` returned.
-        ax: where to draw; by default pyplot's current axes.
-
-    Returns:
-        The axes.
+        ax: where to draw; by default pyplot's current axes. They are returned.
     """
     return _plotted(cactus([AnswerGroup("", name, each) for name, each in results.items()]), ax)
 
@@ -401,10 +322,7 @@ def plot_certified(
     Args:
         radii: the radii, in ascending order.
         results: for each name in the legend, what ``verify_radii`` returned for them.
-        ax: where to draw; by default pyplot's current axes.
-
-    Returns:
-        The axes.
+        ax: where to draw; by default pyplot's current axes. They are returned.
 
     Raises:
         InputError: if there is another number of results than of radii, or a radius without results.
@@ -431,8 +349,8 @@ def _plotted(chart: Chart, ax: Axes | None) -> Axes:
 
 def write_campaign_figures(summary: CampaignSummary, folder: Path) -> list[Path]:
     """Write the figures of a campaign (answers, cactus, certified) as PDF and PNG; returns the files."""
-    bars = [("", partial(draw_answers, summary.networks))]
-    made = write_figure(bars, folder / "answers", height=0.6 + 0.28 * len(summary.networks))
+    bars = partial(draw_answers, summary.networks)
+    made = write_figure([("", bars)], folder / "answers", height=0.6 + 0.28 * len(summary.networks))
     for name, chart in {"cactus": cactus(summary.methods), "certified": certified(summary.shared_radii)}.items():
         if chart.legend:
             made += write_figure([("", chart.draw)], folder / name, height=2.4)
@@ -453,17 +371,16 @@ def write_figure(
     Args:
         panels: titles, shown where there are several panels, and functions that draw.
         path: the files' name; a suffix is replaced. The folder is made if it does not exist.
-        width: of each panel, in inches.
-        height: of each panel, in inches.
+        width, height: of each panel, in inches.
 
     Raises:
         InputError: if a file cannot be written.
     """
-    from matplotlib import rc_context
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
-        columns = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
+    with style.context(_PAPER):
+        columns = {4: 2}.get(len(panels), min(len(panels), 3))
         rows = math.ceil(len(panels) / columns)
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
         entries: dict[str, Any] = {}

@@ -1,43 +1,56 @@
-"""HTML pages of campaigns and trainings. Templates hold all text and formats; a page needs no other file."""
+"""HTML pages of campaigns, with their counterexamples, and of trainings.
+
+Templates hold all text and formats; a page needs no other file.
+"""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from verifiable_relu import __version__
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.report import figures
-from verifiable_relu.report.counterexamples import counterexamples, spread
-from verifiable_relu.report.expected import LARGEST_FILE, counted
+from verifiable_relu.report.results import LARGEST_FILE, counted
 from verifiable_relu.report.summary import CampaignSummary, radius_text
-from verifiable_relu.spec.find import named
+from verifiable_relu.spec.find import named, onnx_files
 
 
-def campaign_page(
-    summary: CampaignSummary, title: str, most_shown: int, page: Path | None = None, folder: Path | None = None
-) -> str:
+def campaign_page(summary: CampaignSummary, title: str, most_shown: int, page: Path, folder: Path | None = None) -> str:
     """Return the page of a campaign, or of several.
 
     Args:
         summary: the counts of their results.
         title: the title.
         most_shown: the most counterexamples to show.
-        page: the folder of the page, from which rows lead to files that exist; None for no links to files.
+        page: the folder of the page, from which rows lead to files that exist.
         folder: the folder of the campaign; None for several campaigns.
     """
     chosen = spread(summary.refuted, most_shown)
 
-    def evidence(result: Result) -> str:
-        return _address(folder / counterexample_file(result), page) if folder else ""
+    def address(file: Path | None) -> str:
+        """Return the address of a file as seen from the page; empty if the file does not exist."""
+        # Windows knows no path from one drive to another.
+        with contextlib.suppress(ValueError):
+            if file is not None and file.is_file():
+                return "./" + quote(os.fsencode(Path(os.path.relpath(file, page)).as_posix()))
+        return ""
 
     return _render(
         "campaign.html",
@@ -47,39 +60,22 @@ def campaign_page(
         anchors={(result.onnx, result.vnnlib): f"#counterexample-{n}" for n, result in enumerate(chosen)},
         charts=figures,
         counterexample_file=counterexample_file,
-        evidence=evidence,
-        address=lambda file: _address(on_disk(file), page),
-        records={name: _address(folder / name, page) for name in ("records.jsonl", "results.csv")} if folder else {},
+        evidence=lambda result: address(folder and folder / counterexample_file(result)),
+        address=lambda file: address(on_disk(file)),
+        records={name: address(folder / name) for name in ("records.jsonl", "results.csv")} if folder else {},
     )
-
-
-def _address(file: Path, page: Path | None) -> str:
-    """Return the address of a file as seen from the page's folder; empty if the file does not exist."""
-    if page is None or not file.is_file():
-        return ""
-    try:
-        where = os.path.relpath(file, page)
-    except ValueError:  # Windows knows no path from one drive to another.
-        return ""
-    return "./" + quote(os.fsencode(Path(where).as_posix()))
 
 
 def training_page(record: Mapping[str, Any], charts: Mapping[str, figures.Chart], title: str) -> str:
     """Return the page of a training's record."""
-    rows = {name: _rows(record[name], "") for name in ("options", "results")}
-    return _render("training.html", title=title, record=record, charts=charts, **rows)
 
+    def rows(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            path = f"{before} {name.replace('_', ' ')}".strip()
+            yield from rows(value, path) if isinstance(value, dict) else [(path, value)]
 
-def _rows(values: Mapping[str, Any], before: str) -> list[tuple[str, Any]]:
-    """Return the names and values of nested results."""
-    rows = []
-    for name, value in values.items():
-        path = f"{before} {name.replace('_', ' ')}".strip()
-        if isinstance(value, dict):
-            rows += _rows(value, path)
-        else:
-            rows.append((path, value))
-    return rows
+    nested = {name: [*rows(record[name])] for name in ("options", "results")}
+    return _render("training.html", title=title, record=record, charts=charts, **nested)
 
 
 def _render(template: str, **values: Any) -> str:
@@ -92,14 +88,8 @@ def _render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {
-        "counted": counted,
-        "number": number,
-        "sort_key": sort_key,
-        "radius": radius_text,
-        "named": named,
-    }
-    templates.filters |= {"printable": printable, "file_name": lambda path: Path(path).name}
+    templates.filters |= {"counted": counted, "number": number, "sort_key": sort_key, "radius": radius_text}
+    templates.filters |= {"named": named, "printable": printable, "file_name": lambda path: Path(path).name}
     styles = {"answers": figures.ANSWER_STYLES, "colours": len(figures.COLOURS), "glyphs": figures.GLYPHS}
     return templates.get_template(template).render(version=__version__, **styles, **values)
 
@@ -132,13 +122,123 @@ def read_training(path: Path) -> Mapping[str, Any]:
     if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in wanted.items()):
         raise InputError("no record of a training: 'options', 'results' or 'epochs' is missing", path=path)
     for place, epoch in enumerate(record["epochs"], 1):
-        if not (
-            isinstance(epoch, dict)
-            and all(isinstance(epoch.get(name), int | float) for name in ("loss", "accuracy"))
-            and isinstance(epoch.get("lam"), list)
-            and all(isinstance(lam, int | float) for lam in epoch["lam"])
-        ):
+        given = epoch if isinstance(epoch, dict) else {}
+        numbers, lam = [given.get("loss"), given.get("accuracy")], given.get("lam")
+        if not isinstance(lam, list) or not all(isinstance(number, int | float) for number in [*numbers, *lam]):
             raise InputError("'loss', 'accuracy' or 'lam' is missing", path=path, place=f"epoch {place}")
     if not record["epochs"]:
         raise InputError("the training has no epoch", path=path)
     return record
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Counterexample as a page shows it; what needs the box is empty where the network's or property's file is gone."""
+
+    id: str
+    result: Result
+    inputs: Sequence[Sequence[float]]  # For each input its lower and upper bound and its value.
+    outputs: Sequence[tuple[float | None, float]]  # At the middle of the box and here.
+    largest: tuple[int, int] | None  # The numbers of the largest outputs there and here.
+    pictures: Mapping[str, str]  # PNG files in base64 by what they show, for inputs that are a picture.
+    change: float  # The largest change of an input, which is white in the picture of the change.
+    note: str  # Why the middle is not known.
+
+
+def counterexamples(results: Sequence[Result]) -> Iterator[Counterexample]:
+    """Yield the counterexamples of *sat* results; networks and properties that still exist are read again."""
+    loader = Loader()
+    for number, result in enumerate(results):
+        point, after = result.counterexample, [float(value) for value in result.outputs or ()]
+        assert point is not None
+        before: Sequence[float | None] = [None] * len(after)
+        inputs: list[list[float]] = []
+        largest, middle, note = None, None, ""
+        try:
+            lower, upper, known = _box(loader, result)
+        except InputError as error:
+            # Whoever keeps records need not keep the files that they are about.
+            note = str(error)
+        else:
+            # Adding 0 turns −0 into 0.
+            inputs = (np.array([lower, upper, point.ravel()], np.float64).T + 0.0).tolist()
+            before, largest, middle = known, (int(np.argmax(known)), int(np.argmax(after))), (lower + upper) / 2
+        outputs = list(zip(before, after, strict=True))
+        pictures, change = _pictures(point, middle)
+        yield Counterexample(f"counterexample-{number}", result, inputs, outputs, largest, pictures, change, note)
+
+
+def _pictures(point: np.ndarray, middle: np.ndarray | None) -> tuple[dict[str, str], float]:
+    """Return the pictures of a counterexample and of the middle of its box, and the largest change."""
+    picture = as_image(point.ravel().astype(np.float64), point.shape)
+    if picture is None:
+        return {}, 0.0
+    before = None if middle is None else as_image(middle, point.shape)
+    if before is None:
+        return {"counterexample": _base64(picture, *_range(picture))}, 0.0
+    most = float(np.abs(picture - before).max()) or 1.0
+    ends = _range(before)
+    shown = {"middle": _base64(before, *ends), "counterexample": _base64(picture, *ends)}
+    return {**shown, "change": _base64(picture - before, -most, most)}, most
+
+
+def _box(loader: Loader, result: Result) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Return the box that a counterexample is from, flat, and the outputs at its middle.
+
+    Raises:
+        InputError: if the files do not exist any more, or have changed.
+    """
+    import torch
+
+    case = loader.case(InstanceFiles(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
+    assert result.witness is not None
+    box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
+    network = case.queries[0].network
+    if box is None or network.output_size != len(result.outputs or ()):
+        raise InputError("the file has changed", path=result.vnnlib)
+    middle = torch.as_tensor((box.lower + box.upper) / 2, dtype=torch.float32)
+    with torch.inference_mode():
+        outputs = network(middle.reshape(1, *network.input_shape)).flatten().double()
+    return box.lower, box.upper, outputs.tolist()
+
+
+def spread(results: Sequence[Result], most: int) -> list[Result]:
+    """Return at most ``most`` results, the first ones of every network, in their order."""
+    places: Counter[str] = Counter()
+    ranked = []
+    for number, result in enumerate(results):
+        ranked.append((places[result.onnx], number))
+        places[result.onnx] += 1
+    return [results[number] for number in sorted(number for _, number in sorted(ranked)[:most])]
+
+
+def _range(image: np.ndarray) -> tuple[float, float]:
+    """Return the values shown as black and white: 0 and 1, or for other inputs the least and the greatest."""
+    low, high = float(image.min()), float(image.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
+def _base64(image: np.ndarray, low: float, high: float) -> str:
+    """Return a PNG file in base64: ``low`` is black and ``high`` is white, as are values beyond them."""
+    from PIL import Image
+
+    scaled = (image - low) / (high - low if high > low else 1.0)
+    file = io.BytesIO()
+    Image.fromarray(np.rint(255 * scaled.clip(0, 1)).astype(np.uint8)).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def as_image(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return flat inputs as a picture, (height, width) or (height, width, 3); None if they are no picture.
+
+    Pictures are inputs of shape (1 or 3, height, width), (height, width, 1 or 3) or (height, width), and vectors whose
+    size is that of a square picture of at least 8 × 8 in grey or in three colours.
+    """
+    inner = tuple(extent for extent in shape if extent != 1)
+    for channels in (1, 3) if len(inner) == 1 else ():
+        side = round((inner[0] / channels) ** 0.5)
+        if side >= 8 and side * side * channels == inner[0]:
+            return as_image(values, (channels, side, side))
+    if (len(inner) == 2 and min(inner) >= 4) or (len(inner) == 3 and inner[2] == 3 and inner[0] != 3):
+        return values.reshape(inner)
+    return values.reshape(inner).transpose(1, 2, 0) if len(inner) == 3 and inner[0] == 3 else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations, count
 from pathlib import Path
 from statistics import median
 
@@ -17,32 +17,21 @@ from verifiable_relu.arguments import fraction
 from verifiable_relu.campaign.result import REFUSED, Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk, read_text
-from verifiable_relu.report.expected import LARGEST_FILE, ExpectedVerdicts, counted
-from verifiable_relu.report.records import IN_FOLDER
+from verifiable_relu.report.results import IN_FOLDER, LARGEST_FILE, ExpectedVerdicts, counted
 from verifiable_relu.spec.find import named
 
 ANSWERS = ("unsat", "sat", "unknown", "timed-out")
 """The answers of results (``Result.answer``), in the order of charts and tables."""
 
-SHORTEST_TIME = 1e-4
-"""Seconds below which times are not told apart."""
-
-_DECIDED = ("unsat", "sat")
-_MOST_NAMED = 5
-"""The most instances with unexpected verdicts that a note names."""
-
-_MOST_PAIRS = 6
-"""The most pairs of methods that are compared."""
-
-_HEAD = 2_000
-"""The characters of a property file in which comments on radius and image are looked for."""
+SHORTEST_TIME = 1e-4  # Seconds below which times are not told apart.
+_MOST_NAMED = 5  # Instances with unexpected verdicts that a note names.
+_MOST_PAIRS = 6  # Pairs of methods that are compared.
+_LARGEST_DENOMINATOR = 1_000  # Of a radius that is printed as a fraction.
+_HEAD = 2_000  # Characters of a property file in which comments on radius and image are looked for.
 
 _EPS_IN_COMMENT = re.compile(r"^;.*\beps(?:ilon)?\s*[=:]?\s*([0-9./e-]+)", re.IGNORECASE | re.MULTILINE)
 _IMAGE_IN_COMMENT = re.compile(r"^;.*\bimage\s+([0-9]+)", re.IGNORECASE | re.MULTILINE)
 _EPS_IN_NAME = re.compile(r"eps_?([0-9]+)_([0-9]+)(?![0-9])|(?:eps_?|_)(0\.[0-9]+)(?![0-9])")
-
-_LARGEST_DENOMINATOR = 1_000
-"""The largest denominator of a radius that is printed as a fraction."""
 
 Files = tuple[str, str]
 """An instance: the names of its network and property."""
@@ -50,18 +39,12 @@ Files = tuple[str, str]
 
 def is_decided(result: Result) -> bool:
     """Return True for *sat* and *unsat*."""
-    return result.answer in _DECIDED
+    return result.answer in ("unsat", "sat")
 
 
 @dataclass(frozen=True)
 class AnswerGroup:
-    """Results of one method, about one network or (with an empty name) about all.
-
-    Attributes:
-        network: the name of the network's file, without its folder.
-        method: the short name of the method.
-        results: the results, one for each instance.
-    """
+    """Results of one method, about one network or (with an empty name) about all, one for each instance."""
 
     network: str
     method: str
@@ -94,12 +77,7 @@ class RadiusCounts:
 
 @dataclass(frozen=True)
 class MethodPair:
-    """The instances that two methods were asked about.
-
-    Attributes:
-        names: the short names of the methods.
-        results: for each instance the results of both.
-    """
+    """The instances that two methods were asked about: the methods' names, and pairs of results."""
 
     names: tuple[str, str]
     results: Sequence[tuple[Result, Result]]
@@ -119,11 +97,13 @@ class MethodPair:
         return [pair for pair in self.results if is_decided(pair[which]) and not is_decided(pair[1 - which])]
 
     @property
-    def differences(self) -> Iterator[tuple[Result, str, Result, str]]:
+    def differences(self) -> list[tuple[Result, str, Result, str]]:
         """Results with contrary verdicts or of one method alone: result, method, and those of the other."""
-        for which in (0, 1):
-            for pair in [*(self.contrary if which == 0 else ()), *self.only(which)]:
-                yield pair[which], self.names[which], pair[1 - which], self.names[1 - which]
+        pairs = [
+            *((0, pair) for pair in self.contrary),
+            *((which, pair) for which in (0, 1) for pair in self.only(which)),
+        ]
+        return [(pair[i], self.names[i], pair[1 - i], self.names[1 - i]) for i, pair in pairs]
 
     @property
     def time_ratio(self) -> float | None:
@@ -139,12 +119,7 @@ def time_or_limit(result: Result) -> float:
 
 @dataclass(frozen=True)
 class CampaignSummary:
-    """Counts of the results of a campaign, or of several that are compared.
-
-    Attributes:
-        results: the results, in the order of tables.
-        expected: the verdicts with which they are compared.
-    """
+    """Counts of the results of a campaign, or of several that are compared, and of expected verdicts."""
 
     results: Sequence[Result]
     expected: ExpectedVerdicts = ExpectedVerdicts()  # noqa: RUF009 -- frozen
@@ -153,12 +128,11 @@ class CampaignSummary:
     def names(self) -> Mapping[str, str]:
         """A short name for each verifier: that of its class, with a number where several have the same."""
         names: dict[str, str] = {}
-        counts: Counter[str] = Counter()
         for verifier in dict.fromkeys(result.verifier for result in self.results):
             method, separator, folder = verifier.partition(IN_FOLDER)
             short = (method.partition("(")[0].lower() or "not asked") + separator + folder
-            counts[short] += 1
-            names[verifier] = short if counts[short] == 1 else f"{short} {counts[short]}"
+            numbered = (f"{short} {number}" for number in count(2))
+            names[verifier] = next(name for name in chain([short], numbered) if name not in names.values())
         return names
 
     @cached_property
@@ -190,26 +164,23 @@ class CampaignSummary:
         """For each method and stage the seconds of the instances that went through it."""
         seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
         for group in self.methods:
-            for result in group.results:
-                for stage, spent in result.stages.items():
-                    seconds[group.method, stage].append(spent)
+            for stage, spent in (item for result in group.results for item in result.stages.items()):
+                seconds[group.method, stage].append(spent)
         return seconds
 
     @cached_property
     def radii(self) -> Sequence[RadiusCounts]:
         """The answers by network, method and radius, for the properties that state a radius."""
-        found = []
-        for group in self.networks:
-            by_radius: dict[Fraction, list[Result]] = defaultdict(list)
-            for result in group.results:
-                if (eps := radius(result.vnnlib)) is not None:
-                    by_radius[eps].append(result)
-            for eps, same in by_radius.items():
-                counts = Counter(result.answer for result in same)
-                images = frozenset(image(result.vnnlib) for result in same)
-                key = group.network, group.method, eps
-                found.append(RadiusCounts(*key, len(same), counts["unsat"], counts["sat"], images))
-        return sorted(found, key=lambda row: (row.network, row.method, row.eps))
+        found: dict[tuple[str, str, Fraction], list[Result]] = defaultdict(list)
+        for result in self.results:
+            if (eps := radius(result.vnnlib)) is not None:
+                found[named(result.onnx), self.names[result.verifier], eps].append(result)
+        rows = []
+        for key, same in sorted(found.items(), key=lambda item: item[0]):
+            counts = Counter(result.answer for result in same)
+            images = frozenset(image(result.vnnlib) for result in same)
+            rows.append(RadiusCounts(*key, len(same), counts["unsat"], counts["sat"], images))
+        return rows
 
     @property
     def shared_radii(self) -> Sequence[RadiusCounts]:
@@ -255,12 +226,12 @@ class CampaignSummary:
     def notes(self) -> Sequence[str]:
         """Sentences about matching rows of expected verdicts, refused certificates, and contrary verdicts."""
         notes = [self.expected.summary([*self.instances])] if self.expected.rows else []
-        disputed = sum(any(result.disputed for result in by.values()) for by in self.instances.values())
-        if disputed:
+        asked = [[*by.values()] for by in self.instances.values()]
+        if disputed := sum(any(result.disputed for result in results) for results in asked):
             notes.append(f"Verifier and checker disagree on {counted(disputed, 'instance')}: {REFUSED}.")
-        if contrary := sum(map(_contradict, self.instances.values())):
+        if contrary := sum(map(_contradict, asked)):
             notes.append(f"Methods contradict each other (sat and unsat) about {counted(contrary, 'instance')}.")
-        if wrong := [first for by in self.instances.values() if (first := self._first_unexpected(by))]:
+        if wrong := [first[0] for results in asked if (first := [*filter(self.is_unexpected, results)])]:
             shown = [
                 f"{Path(r.vnnlib).name} of {named(r.onnx)} is {r.answer}, expected {self.verdicts[r.onnx, r.vnnlib]}"
                 for r in wrong[:_MOST_NAMED]
@@ -269,9 +240,6 @@ class CampaignSummary:
             verdicts = f"{counted(len(wrong), 'instance')} with another verdict than expected"
             notes.append(f"{verdicts}: {'; '.join(shown)}.")
         return notes
-
-    def _first_unexpected(self, results: Mapping[str, Result]) -> Result | None:
-        return next(filter(self.is_unexpected, results.values()), None)
 
     @cached_property
     def facts(self) -> Mapping[str, str]:
@@ -282,29 +250,29 @@ class CampaignSummary:
                 found[package][version] = None
         versions = {package: ", ".join(each) for package, each in found.items()}
         verifiers = {name: verifier for verifier, name in self.names.items() if verifier}
-        return {**dict(_conditions(self.results)), **verifiers, **versions}
+        return {**_conditions(self.results), **verifiers, **versions}
 
 
-def _contradict(results: Mapping[str, Result]) -> bool:
+def _contradict(results: Sequence[Result]) -> bool:
     """Return True if one method says *sat* and another *unsat* about the same arithmetic."""
-    given = {(result.answer, result.arithmetic) for result in results.values()}
+    given = {(result.answer, result.arithmetic) for result in results}
     return any(answer == "sat" and ("unsat", arithmetic) in given for answer, arithmetic in given)
 
 
-def _conditions(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    """Yield when, where and how the results were computed, as far as their records say."""
-    for name, values in (
-        ("command", [result.command for result in results]),
-        ("processor", [result.processor for result in results if result.date]),
-    ):
-        if any(values):
-            yield name, "; ".join(dict.fromkeys(filter(None, values)))
-    if dates := sorted(result.date for result in results if result.date):
-        yield "date", dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    if spent := [result.processor_seconds for result in results if result.processor_seconds is not None]:
-        yield "processor time", f"{sum(spent):.4g} s for {counted(len(spent), 'instance')}"
-    if most := max((result.memory or 0 for result in results), default=0):
-        yield "memory", f"at most {most / 1e6:.0f} MB in one process"
+def _conditions(results: Sequence[Result]) -> dict[str, str]:
+    """Return when, where and how the results were computed, as far as their records say."""
+    dated = [result for result in results if result.date]
+    dates = sorted(result.date for result in dated)
+    spent = [result.processor_seconds for result in results if result.processor_seconds is not None]
+    most = max((result.memory or 0 for result in results), default=0)
+    conditions = {
+        "command": "; ".join(dict.fromkeys(filter(None, (result.command for result in results)))),
+        "processor": "; ".join(dict.fromkeys(filter(None, (result.processor for result in dated)))),
+        "date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
+        "processor time": f"{sum(spent):.4g} s for {counted(len(spent), 'instance')}" if spent else "",
+        "memory": f"at most {most / 1e6:.0f} MB in one process" if most else "",
+    }
+    return {name: value for name, value in conditions.items() if value}
 
 
 def radius(vnnlib: str) -> Fraction | None:
@@ -325,18 +293,17 @@ def radius(vnnlib: str) -> Fraction | None:
 def image(vnnlib: str) -> str:
     """Return the name of what a property is about: its file's name without radius, or the image of its comment."""
     name = Path(vnnlib).name.removesuffix(".gz")
-    if found := _EPS_IN_NAME.search(name):
-        return name[: found.start()] + name[found.end() :]
+    if _EPS_IN_NAME.search(name):
+        return _EPS_IN_NAME.sub("", name, count=1)
     found = _IMAGE_IN_COMMENT.search(_head(vnnlib))
     return name if found is None else f"image {found[1]}"
 
 
 def _head(vnnlib: str) -> str:
     """Return the beginning of a property file; empty if it cannot be read."""
-    try:
+    with contextlib.suppress(InputError):
         return read_text(on_disk(vnnlib), LARGEST_FILE)[:_HEAD]
-    except InputError:
-        return ""
+    return ""
 
 
 def radius_text(eps: Fraction | float) -> str:

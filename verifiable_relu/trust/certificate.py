@@ -1,4 +1,4 @@
-"""What proves *unsat*, as certificates hold it: plain data; ``docs/certificates.md`` says what it means."""
+"""Proofs of *unsat* as certificates hold them: plain data; ``docs/certificates.md`` says what it means."""
 
 from __future__ import annotations
 
@@ -12,39 +12,25 @@ from verifiable_relu.spec.property import Polytope
 
 @dataclass(frozen=True, eq=False)
 class OwnSlopes:
-    """What proves one bound of one neuron.
+    """Slopes that prove one bound of one neuron."""
 
-    Attributes:
-        neuron: its number in its activation.
-        sign: +1 for the lower bound, −1 for the upper one.
-        slopes: (open neurons of all earlier activations,).
-    """
-
-    neuron: int
-    sign: int
-    slopes: np.ndarray
+    neuron: int  # Its number in its activation.
+    sign: int  # +1 for the lower bound, −1 for the upper one.
+    slopes: np.ndarray  # (open neurons of all earlier activations,)
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """Bounds of the inputs of one activation.
+    """Bounds of the inputs of one activation."""
 
-    Attributes:
-        lower: (size,).
-        upper: (size,).
-        slopes: (open neurons,) the slopes that later rows without slopes of their own use.
-        own: neurons' own slopes.
-        maxima: of the maxima that end with this activation, the entries that bound them below and above: (size,) each,
-            by their numbers among each maximum's.
-        alone: of differences of two networks' activations the neurons whose second value is taken by itself; None of
-            other activations.
-    """
-
-    lower: np.ndarray
-    upper: np.ndarray
-    slopes: np.ndarray
+    lower: np.ndarray  # (size,)
+    upper: np.ndarray  # (size,)
+    slopes: np.ndarray  # (open neurons,) the slopes that later rows without slopes of their own use.
     own: Sequence[OwnSlopes] = ()
+    # Of the maxima that end with this activation, the entries that bound them below and above: (size,) each, by their
+    # numbers among each maximum's.
     maxima: tuple[np.ndarray, np.ndarray] | None = None
+    # Of differences of two networks' activations the neurons whose second value is taken by itself; else None.
     alone: np.ndarray | None = None
 
     @property
@@ -55,44 +41,29 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class Plain:
-    """A polytope that needs no split.
+    """Proof of a polytope that needs no split."""
 
-    Attributes:
-        rows: (rows,) multipliers, not negative.
-        slopes: (open neurons of all activations,).
-    """
-
-    rows: np.ndarray
-    slopes: np.ndarray
+    rows: np.ndarray  # (rows,) multipliers, not negative.
+    slopes: np.ndarray  # (open neurons of all activations,)
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """One leaf of a tree.
+    """One leaf of a tree."""
 
-    Attributes:
-        splits: (splits,) cuts of the tree.
-        sides: (splits,) on which side of each cut the leaf is, +1 above and −1 below.
-        neurons: (multipliers,) neurons of the tree.
-        multipliers: (multipliers,).
-        rows: (rows,) multipliers of the rows, not negative.
-    """
-
-    splits: np.ndarray
-    sides: np.ndarray
-    neurons: np.ndarray
-    multipliers: np.ndarray
-    rows: np.ndarray
+    splits: np.ndarray  # (splits,) cuts of the tree.
+    sides: np.ndarray  # (splits,) on which side of each cut the leaf is, +1 above and −1 below.
+    neurons: np.ndarray  # (multipliers,) neurons of the tree.
+    multipliers: np.ndarray  # (multipliers,)
+    rows: np.ndarray  # (rows,) multipliers of the rows, not negative.
 
 
 @dataclass(frozen=True, eq=False)
 class Branches:
-    """The leaves of one tree, and the cuts that lead to them.
+    """Leaves of one tree, and the cuts that lead to them.
 
-    Attributes:
-        cuts: for each the number of a neuron of the tree, and the point where its interval is cut, or None for its
-            kink at zero. Of the cuts of a neuron, those of a part come behind the one that makes the part.
-        leaves: all leaves.
+    A cut is the number of a neuron of the tree, and the point where its interval is cut, or None for its kink at zero.
+    Of the cuts of a neuron, those of a part come behind the one that makes the part.
     """
 
     cuts: Sequence[tuple[int, float | None]]
@@ -101,57 +72,35 @@ class Branches:
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """An upper bound of one neuron's value that is affine in inputs and in values of open neurons before it.
+    """Upper bound of one neuron's value that is affine in inputs and in values of open neurons before it."""
 
-    Attributes:
-        neuron: the number of its activation, and its number there.
-        terms: (terms,) the variables that have a coefficient: inputs and, behind these, the open neurons.
-        parts: (terms,) their coefficients, as parts of those of the neuron's pre-activation.
-        bends: μ and ν, not negative: how far the plane leaves the activation on either side of zero.
-    """
-
-    neuron: tuple[int, int]
-    terms: np.ndarray
-    parts: np.ndarray
-    bends: np.ndarray
+    neuron: tuple[int, int]  # The number of its activation, and its number there.
+    terms: np.ndarray  # (terms,) the variables that have a coefficient: inputs and, behind these, the open neurons.
+    parts: np.ndarray  # (terms,) their coefficients, as parts of those of the neuron's pre-activation.
+    bends: np.ndarray  # μ and ν, not negative: how far the plane leaves the activation on either side of zero.
 
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A polytope that needs splits.
+    """Proof of a polytope that needs splits."""
 
-    Attributes:
-        slopes: (open neurons of all activations,).
-        neurons: for each neuron of the tree the number of its activation, and its number there.
-        chords: the neurons of the tree that have their chord's multiplier at leaves that give them none.
-        branches: the tree itself.
-        planes: over some neurons.
-    """
-
-    slopes: np.ndarray
-    neurons: Sequence[tuple[int, int]]
-    chords: Sequence[int]
+    slopes: np.ndarray  # (open neurons of all activations,)
+    neurons: Sequence[
+        tuple[int, int]
+    ]  # For each neuron of the tree the number of its activation, and its number there.
+    chords: Sequence[int]  # Neurons of the tree that have their chord's multiplier at leaves that give them none.
     branches: Branches
     planes: Sequence[Plane] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Tighter:
-    """Tighter bounds of neurons of one activation, each with a tree of its own.
-
-    Attributes:
-        activation: its number.
-        rows: (bounds, 2) each bound's neuron and its side, +1 for a lower bound and −1 for an upper one.
-        least: (bounds,) what side·z is at least.
-        slopes: (open neurons of all activations before,).
-        neurons, chords: of all trees, as in ``Tree``.
-        trees: each bound's tree.
-    """
+    """Tighter bounds of neurons of one activation, each with a tree of its own; fields are those of ``Tree``."""
 
     activation: int
-    rows: np.ndarray
-    least: np.ndarray
-    slopes: np.ndarray
+    rows: np.ndarray  # (bounds, 2) each bound's neuron and its side, +1 for a lower bound and −1 for an upper one.
+    least: np.ndarray  # (bounds,) what side·z is at least.
+    slopes: np.ndarray  # (open neurons of all activations before,)
     neurons: Sequence[tuple[int, int]]
     chords: Sequence[int]
     trees: Sequence[Branches]
@@ -159,13 +108,7 @@ class Tighter:
 
 @dataclass(frozen=True, eq=False)
 class Excluded:
-    """One polytope, and what excludes it.
-
-    Attributes:
-        rows: in the order that the proof counts them.
-        proof: with the bounds that are known by then.
-        tighter: bounds that are made known before.
-    """
+    """Polytope that is not reached: its rows as the proof counts them, the proof, and bounds made known before it."""
 
     rows: Polytope
     proof: Plain | Tree
@@ -174,15 +117,10 @@ class Excluded:
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What excludes the unsafe set of one query over its whole box.
+    """Proof that one query's whole box misses its unsafe set."""
 
-    Attributes:
-        claims: of each activation, in the order of the network.
-        excluded: all polytopes, in the order in which they are proven.
-    """
-
-    claims: Sequence[Claim]
-    excluded: Sequence[Excluded]
+    claims: Sequence[Claim]  # Of each activation, in the order of the network.
+    excluded: Sequence[Excluded]  # All polytopes, in the order in which they are proven.
 
     @property
     def polytopes(self) -> list[Polytope]:
@@ -191,16 +129,13 @@ class Proof:
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """What excludes the unsafe set of one query, box by box.
+    """Proof that one query misses its unsafe set, box by box.
 
-    Attributes:
-        polytopes: the rows of each.
-        lower, upper: (boxes, inputs) what halving the query's box, and the halves, leaves in the end.
-        proofs: for each box what excludes the polytopes, in their order: for each of them the number of the row that
-            the box's zonotope proves, or a proof.
+    A box has what excludes the polytopes, in their order: for each of them the number of the row that the box's
+    zonotope proves, or a proof.
     """
 
     polytopes: Sequence[Polytope]
-    lower: np.ndarray
+    lower: np.ndarray  # (boxes, inputs) what halving the query's box, and the halves, leaves in the end.
     upper: np.ndarray
     proofs: Sequence[Sequence[int] | Proof]

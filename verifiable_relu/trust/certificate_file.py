@@ -11,6 +11,8 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -61,53 +63,43 @@ def write_unsat(
 
     Args:
         path: the file, which is gzipped.
-        network: the bytes of the ONNX file, unpacked.
-        prop: the bytes of the VNN-LIB file, unpacked.
+        network, prop: the bytes of the ONNX and the VNN-LIB file, unpacked.
         proofs: of all queries that the property makes, each with the number of its box among the property's different
             boxes, in their order.
-        joint: of a proof for all networks with λ-GELU or ReLU in the place of each activation, the least λ of each.
+        joint: of a family, the least λ of each activation.
         arithmetic: of what runs the network (``Network.arithmetic``), of which the proofs are.
-        other: of a proof about two networks the second one's file, and which activations of both stand beside each
-            other, by their numbers.
+        other: of two networks the second one's file, and which activations of both stand beside each other, by number.
 
     Raises:
-        UnsupportedError: if a number is out of the format's range, or the network has activations that the format
-            does not know.
+        UnsupportedError: if a number is out of the format's range, or an activation is not known to the format.
     """
-    names, more = _activations(network), dict[str, Any]()
+    names = _activations(network)
+    head = _head("unsat", network, prop)
+    if arithmetic != "real":
+        head |= {"says": _SAYS["runs"], "arithmetic": arithmetic}
+    if joint:
+        head |= {"says": _SAYS["joint"], "joint": [str(value) for value in joint]}
     if other is not None:
         data, pairs = other
         beside = {j for _, j in pairs}
         names += [name for j, name in enumerate(_activations(data)) for _ in range(1 + (j in beside))]
         more = {"other": hashlib.sha256(data).hexdigest(), "beside": [list(pair) for pair in pairs]}
+        head |= {**more, "says": _SAYS["two"]}
     parts = (record for box, proof in proofs if proof.polytopes for record in _part(box, names, proof))
-    _write(path, "unsat", network, prop, parts, joint, arithmetic, more)
+    _write(path, head, parts)
 
 
 def write_sat(path: Path, network: bytes, prop: bytes, point: Sequence[Fraction]) -> None:
     """Write a certificate that a point is a counterexample; the arguments are those of ``write_unsat``."""
-    _write(path, "sat", network, prop, iter([{"point": [str(value) for value in point]}]))
+    _write(path, _head("sat", network, prop), iter([{"point": [str(value) for value in point]}]))
 
 
-def _write(
-    path: Path,
-    claim: str,
-    network: bytes,
-    prop: bytes,
-    records: Iterator[dict[str, Any]],
-    joint: Sequence[Fraction] = (),
-    arithmetic: str = "real",
-    more: dict[str, Any] | None = None,
-) -> None:
-    head: dict[str, Any] = {"certificate": VERSION, "claim": claim}
-    head |= {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
-    head["says"] = _SAYS["joint" if joint else "runs" if arithmetic != "real" else claim]
-    if arithmetic != "real":
-        head["arithmetic"] = arithmetic
-    if joint:
-        head["joint"] = [str(value) for value in joint]
-    if more:
-        head |= {**more, "says": _SAYS["two"]}
+def _head(claim: str, network: bytes, prop: bytes) -> dict[str, Any]:
+    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
+    return {"certificate": VERSION, "claim": claim, **digests, "says": _SAYS[claim]}
+
+
+def _write(path: Path, head: dict[str, Any], records: Iterator[dict[str, Any]]) -> None:
     count = 1
     with gzip.open(path, "wt", compresslevel=4, encoding="ascii", newline="\n") as file:
         file.write(json.dumps(head) + "\n")
@@ -118,7 +110,7 @@ def _write(
 
 
 def _activations(network: bytes) -> list[str]:
-    """The outputs of the activations that the network's output depends on, in the order in which they are read."""
+    """Return the outputs of the activations that the network's output depends on, in the order of reading."""
     graph = onnx.load_from_string(network).graph
     sort(graph)
     needed = {graph.output[0].name}
@@ -147,12 +139,9 @@ def _part(box: int, names: list[str], proof: Proof | Cover) -> Iterator[dict[str
         return
     for step in halvings(proof.lower, proof.upper):
         if isinstance(step, tuple):
-            place, middle = step
-            exponent, mantissa = encoded(np.array([middle]))
-            yield {"halve": [place, mantissa, exponent]}
-            continue
-        inner = proof.proofs[step]
-        if isinstance(inner, Proof):
+            exponent, mantissa = encoded(np.array([step[1]]))
+            yield {"halve": [step[0], mantissa, exponent]}
+        elif isinstance(inner := proof.proofs[step], Proof):
             yield from _root(names, inner)
         else:
             yield {"zonotope": list(inner)}
@@ -187,11 +176,8 @@ def _root(names: list[str], proof: Proof) -> Iterator[dict[str, Any]]:
 
 
 def _shared(tree: Tree | Tighter) -> dict[str, Any]:
-    groups: list[tuple[int, list[int]]] = []
-    for activation, neuron in tree.neurons:
-        if not groups or groups[-1][0] != activation:
-            groups.append((activation, []))
-        groups[-1][1].append(neuron)
+    runs = groupby(tree.neurons, key=itemgetter(0))
+    groups = [(activation, [neuron for _, neuron in run]) for activation, run in runs]
     return {"tree": encoded(tree.slopes), "neurons": groups, "chords": list(tree.chords)}
 
 
@@ -206,7 +192,7 @@ def _planes(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
 
 
 def halvings(lower: np.ndarray, upper: np.ndarray) -> Iterator[tuple[int, float] | int]:
-    """How halving makes boxes (boxes, inputs) of the whole: the input and the place of each cut, or a box's number.
+    """Yield how halving makes boxes (boxes, inputs) of the whole: input and place of each cut, or a box's number.
 
     What is below a cut comes before what is above it. Wherever a cut goes through no box, it may come first.
 
@@ -250,11 +236,8 @@ def _nodes(tree: Branches) -> Iterator[dict[str, Any]]:
             raise UnsupportedError("the leaves of a tree do not cover it")
         chosen = int(common.argmax())
         neuron, point = tree.cuts[chosen]
-        if point is None:
-            yield {"split": neuron}
-        else:
-            exponent, mantissa = encoded(np.array([point]))
-            yield {"split": [neuron, mantissa, exponent]}
+        exponent, mantissa = encoded(np.array([point or 0.0]))
+        yield {"split": neuron if point is None else [neuron, mantissa, exponent]}
         rest = left.copy()
         rest[chosen] = False
         for side in (-1, 1):
@@ -264,14 +247,11 @@ def _nodes(tree: Branches) -> Iterator[dict[str, Any]]:
 def _leaf(leaf: Leaf) -> dict[str, Any]:
     exponent, *mantissas = encoded(leaf.multipliers)
     pairs = [number for pair in zip(leaf.neurons.tolist(), mantissas, strict=True) for number in pair]
-    record: dict[str, Any] = {"leaf": [exponent, *pairs]}
-    if len(leaf.rows) > 1:
-        record["rows"] = encoded(leaf.rows)
-    return record
+    return {"leaf": [exponent, *pairs]} | ({"rows": encoded(leaf.rows)} if len(leaf.rows) > 1 else {})
 
 
 def encoded(values: np.ndarray) -> list[int]:
-    """[exponent, mantissa, …] of float64 numbers mantissa·2^exponent, as short as they allow.
+    """Return [exponent, mantissa, …] of float64 numbers mantissa·2^exponent, as short as they allow.
 
     Raises:
         UnsupportedError: if some are not finite, or not of one scale.

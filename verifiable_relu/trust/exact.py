@@ -23,52 +23,20 @@ from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.network import nodes
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Activation,
-    Add,
-    Affine,
-    Bilinear,
-    Conv2d,
-    Curve,
-    Hardened,
-    Identity,
-    Kinked,
-    Linear,
-    MatMul,
-    Node,
-    Permute,
-    Product,
-    Reshape,
-    Scale,
-    Seen,
-    Sparse,
-    Step,
-)
 
 Array = np.ndarray
+Weighted = nodes.Linear | nodes.Conv2d | nodes.Sparse
 
 
 def array(tensor: Tensor) -> Array:
-    """The numbers of a tensor, bit for bit, in the tensor's own dtype."""
-    found: Array = tensor.detach().cpu().numpy()
-    return found
+    """Return the numbers of a tensor, bit for bit, in the tensor's own dtype."""
+    return tensor.detach().cpu().numpy()
 
 
-Weighted = Linear | Conv2d | Sparse
-
-
-def bias(node: Weighted) -> Array:
-    """The stored bias, broadcastable to the node's shape."""
-    return array(node.offset())
-
-
-def _matrix(node: Linear, weights: Array, x: Array) -> Array:
-    return x @ weights.T
-
-
-def _windows(node: Conv2d, weights: Array, x: Array) -> Array:
+def _windows(node: nodes.Conv2d, weights: Array, x: Array) -> Array:
     top, left, bottom, right = node.padding
     channels, height, width = x.shape
     # np.pad would fill an object array with 64-bit zeros, which overflow when they meet a long integer.
@@ -86,21 +54,22 @@ def _windows(node: Conv2d, weights: Array, x: Array) -> Array:
     return np.concatenate(parts, axis=1).T.reshape(node.shape)
 
 
-def _terms(node: Sparse, weights: Array, x: Array) -> Array:
-    values = x.reshape(-1)[array(node.index)]
-    found: Array = (weights * values).sum(axis=1)
-    return found.reshape(node.shape)
-
-
 _PRODUCTS: Table[Callable[[Any, Array, Array], Array]] = Table(
     "the product of weights and values",
-    {Linear: _matrix, Conv2d: _windows, Sparse: _terms, Scale: Refusal("has no weight matrix")},
-    group=Affine,
+    {
+        nodes.Linear: lambda node, weights, x: x @ weights.T,
+        nodes.Conv2d: _windows,
+        nodes.Sparse: lambda node, weights, x: (
+            (weights * x.reshape(-1)[array(node.index)]).sum(axis=1).reshape(node.shape)
+        ),
+        nodes.Scale: Refusal("has no weight matrix"),
+    },
+    group=nodes.Affine,
 )
 
 
 def product(node: Weighted, weights: Array, x: Array) -> Array:
-    """The product W·x of weights in a node's layout and one sample; the bias is not added.
+    """Return the product W·x of weights in a node's layout and one sample; the bias is not added.
 
     Args:
         node: its kind, stride, padding and groups define the product.
@@ -113,19 +82,19 @@ def product(node: Weighted, weights: Array, x: Array) -> Array:
     return _PRODUCTS[node](node, weights, x)
 
 
-def _constant(stored: np.ndarray, denominator: int) -> Dyadic:
-    """A stored constant times the common denominator, as the values are to which it is added."""
-    exact = Dyadic.of(stored)
+def _constant(stored: Tensor, denominator: int) -> Dyadic:
+    """Return a stored constant times the common denominator, as the values are to which it is added."""
+    exact = Dyadic.of(array(stored))
     return Dyadic(exact.numbers * denominator, exact.exponent)
 
 
 def _weighted(node: Weighted, denominator: int, x: Dyadic) -> Dyadic:
     linear = x.weighed(array(node.weight), node.weight[0].numel(), partial(product, node))
-    return linear + _constant(bias(node), denominator)
+    return linear + _constant(node.offset(), denominator)
 
 
-def _scale(node: Scale, denominator: int, x: Dyadic) -> Dyadic:
-    center, shift = (_constant(array(tensor), denominator) for tensor in (node.center, node.shift))
+def _scale(node: nodes.Scale, denominator: int, x: Dyadic) -> Dyadic:
+    center, shift = _constant(node.center, denominator), _constant(node.shift, denominator)
     if not node.weight_error:
         return Dyadic.of(array(node.scale)) * (x - center) + shift
     assert node.divisor is not None
@@ -136,31 +105,23 @@ def _scale(node: Scale, denominator: int, x: Dyadic) -> Dyadic:
 
 
 def _divisor(stored: Tensor) -> tuple[Array, Array]:
-    """The odd integers m and the exponents e of numbers m·2^e, which are not 0, as object arrays."""
+    """Return the odd integers m and the exponents e of numbers m·2^e, which are not 0, as object arrays."""
     exact = Dyadic.of(array(stored))
     twos = np.asarray(np.frompyfunc(lambda n: (n & -n).bit_length() - 1, 1, 1)(exact.numbers), dtype=object)
     return np.asarray(exact.numbers >> twos, dtype=object), np.asarray(twos + exact.exponent, dtype=object)
-
-
-def _add(node: Add, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
-    return x + y
-
-
-def _matmul(node: MatMul, denominator: int, x: Dyadic, y: Dyadic) -> Dyadic:
-    return Dyadic(np.matmul(x.numbers, y.numbers), x.exponent + y.exponent)
 
 
 _POWERS = {"Square": 2, "Cube": 3}
 """The curves that are polynomials."""
 
 
-def _power(node: Curve, denominator: int, x: Dyadic) -> Dyadic:
+def _power(node: nodes.Curve, denominator: int, x: Dyadic) -> Dyadic:
     if node.function not in _POWERS:
         raise UnsupportedError("has irrational values", place=node.place)
     return Dyadic(x.numbers ** _POWERS[node.function], x.exponent * _POWERS[node.function])
 
 
-def _kinked(node: Kinked, denominator: int, x: Dyadic) -> Dyadic:
+def _kinked(node: nodes.Kinked, denominator: int, x: Dyadic) -> Dyadic:
     positive, negative = (Dyadic(part(x.numbers, 0), x.exponent) for part in (np.maximum, np.minimum))
     return positive + Dyadic.of(array(node.below)) * negative
 
@@ -184,38 +145,28 @@ STEPPED: dict[str, Callable[[Array, int], Array]] = {
 """The functions that jump at n/d, for arrays of integers n and an integer d > 0."""
 
 
-def _step(node: Step, denominator: int, x: Dyadic) -> Dyadic:
+def _step(node: nodes.Step, denominator: int, x: Dyadic) -> Dyadic:
     up, down = max(x.exponent, 0), max(-x.exponent, 0)
     whole = STEPPED[node.function](x.numbers << up, denominator << down)
     return Dyadic(np.asarray(whole, dtype=object) * denominator, 0)
 
 
-def _reshape(node: Reshape, denominator: int, x: Dyadic) -> Dyadic:
-    return Dyadic(x.numbers.reshape(node.shape), x.exponent)
-
-
-def _permute(node: Permute, denominator: int, x: Dyadic) -> Dyadic:
-    return Dyadic(x.numbers.transpose(node.axes), x.exponent)
-
-
 VALUES: Table[Callable[..., Dyadic]] = Table(
     "exact evaluation",
     {
-        Linear: _weighted,
-        Conv2d: _weighted,
-        Sparse: _weighted,
-        Scale: _scale,
-        Add: _add,
-        Kinked: _kinked,
-        Step: _step,
-        Identity: lambda node, denominator, x: x,
-        Product: lambda node, denominator, x, y: x * y,
-        MatMul: _matmul,
-        Seen: lambda node, denominator, *xs: xs[-1],
-        Reshape: _reshape,
-        Permute: _permute,
-        Curve: _power,
-        Hardened: Refusal("stands for a set of activations, not for one value"),
+        **dict.fromkeys((nodes.Linear, nodes.Conv2d, nodes.Sparse), _weighted),
+        nodes.Scale: _scale,
+        nodes.Add: lambda node, denominator, x, y: x + y,
+        nodes.Kinked: _kinked,
+        nodes.Step: _step,
+        nodes.Identity: lambda node, denominator, x: x,
+        nodes.Product: lambda node, denominator, x, y: x * y,
+        nodes.MatMul: lambda node, denominator, x, y: Dyadic(np.matmul(x.numbers, y.numbers), x.exponent + y.exponent),
+        nodes.Seen: lambda node, denominator, *xs: xs[-1],
+        nodes.Reshape: lambda node, denominator, x: Dyadic(x.numbers.reshape(node.shape), x.exponent),
+        nodes.Permute: lambda node, denominator, x: Dyadic(x.numbers.transpose(node.axes), x.exponent),
+        nodes.Curve: _power,
+        nodes.Hardened: Refusal("stands for a set of activations, not for one value"),
     },
 )
 """The value of each kind of node: a function of the node, a denominator and the values of the node's inputs.
@@ -228,34 +179,30 @@ _DEGREE = 64
 """The largest degree of a network that is evaluated, which numbers' lengths grow with."""
 
 
-def _factors(node: Node) -> int:
-    """How many values a node multiplies with each other."""
-    return 2 if isinstance(node, Bilinear) else _POWERS.get(node.function, 1) if isinstance(node, Curve) else 1
-
-
 def _degrees(network: Network) -> list[int]:
-    """The power of the inputs' denominator that each node's values are held with: their degree in the inputs."""
+    """Return the power of the inputs' denominator that each node's values are held with: their degree in the inputs."""
     degrees = [1]
     for node in network.nodes[1:]:
-        degrees.append(_factors(node) * max(degrees[i] for i in node.inputs))
+        factors = 2 if isinstance(node, nodes.Bilinear) else _POWERS.get(getattr(node, "function", ""), 1)
+        degrees.append(factors * max(degrees[i] for i in node.inputs))
     return degrees
 
 
 def evaluable(network: Network) -> bool:
-    """Whether rational arithmetic can evaluate the network.
+    """Return True if rational arithmetic can evaluate the network.
 
     It can where every node is piecewise linear, a polynomial, or jumps between whole numbers, and every stored weight
     is the true one (``weight_error`` is 0), or the reciprocal of a divisor that is.
     """
     known = network.arithmetic == "real" and all(
-        node in VALUES and (not isinstance(node, Curve) or node.function in _POWERS) for node in network.nodes[1:]
+        node in VALUES and (not isinstance(node, nodes.Curve) or node.function in _POWERS) for node in network.nodes[1:]
     )
     exact = all(not node.weight_error or node.divisor is not None for node in network.affine)
     return known and exact and max(_degrees(network)) <= _DEGREE
 
 
 def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
-    """The outputs of ``network`` at the exact point x, in exact arithmetic.
+    """Return the outputs of ``network`` at the exact point x, in exact arithmetic.
 
     Args:
         network: ``evaluable``.
@@ -277,35 +224,17 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     values = [Dyadic(point.reshape(network.input_shape), -twos)]
     for node in network.nodes[1:]:
         degree = max(degrees[i] for i in node.inputs)
-        inputs = (_times(values[i], odd ** (degree - degrees[i])) for i in node.inputs)
-        values.append(VALUES[node](node, odd**degree, *inputs))
+        factors = (odd ** (degree - degrees[i]) for i in node.inputs)
+        inputs = (values[i] for i in node.inputs)
+        raised = (v if f == 1 else Dyadic(v.numbers * f, v.exponent) for v, f in zip(inputs, factors, strict=True))
+        values.append(VALUES[node](node, odd**degree, *raised))
     last = values[-1]
     unit = Fraction(2) ** last.exponent / odd ** degrees[-1]
     return [int(number) * unit for number in last.numbers.flatten()]
 
 
-def _times(value: Dyadic, factor: int) -> Dyadic:
-    return value if factor == 1 else Dyadic(value.numbers * factor, value.exponent)
-
-
-def _per_weight(node: Linear | Conv2d) -> int:
-    return node.size * node.weight[0].numel()
-
-
-MULTIPLICATIONS: Table[Callable[[Any], int]] = Table(
-    "the count of an exact evaluation's multiplications",
-    {
-        Linear: _per_weight,
-        Conv2d: _per_weight,
-        Sparse: lambda node: int(node.weight.numel()),
-        Scale: lambda node: int(node.size),
-        Bilinear: lambda node: int(node.size * node.terms),
-        **dict.fromkeys((Add, Seen, Reshape, Permute, Activation), lambda node: 0),
-    },
-)
-"""The number of multiplications that each kind of node takes; an activation's are too few to count."""
-
-
 def multiplications(network: Network) -> int:
-    """The number of multiplications in one exact evaluation, those of activations left out."""
-    return sum(MULTIPLICATIONS[node](node) for node in network.nodes[1:])
+    """Return the number of multiplications in one exact evaluation, those of activations left out."""
+    weights = ((node, getattr(node, "weight", None)) for node in network.affine)
+    linear = sum(node.size * (1 if weight is None else weight[0].numel()) for node, weight in weights)
+    return linear + sum(node.size * node.terms for node in network.nodes if isinstance(node, nodes.Bilinear))

@@ -37,12 +37,13 @@ With more, the network is evaluated in float64 with error bounds first, and exac
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The result of checking a claimed counterexample.
+    """Result of checking a claimed counterexample.
+
+    It is confirmed where three conditions hold: the point is in the box, its outputs in real arithmetic are in the
+    unsafe set, and so are the outputs of the replay (``replay``), in its own floating-point format. Where the exact
+    outputs lie on the boundary of the set, it is enough that those of the replay are close to them.
 
     Attributes:
-        confirmed: whether three conditions hold: the point is in the box, its outputs in real arithmetic are in the
-            unsafe set, and so are the outputs of the replay (``replay``), in its own floating-point format. Where the
-            exact outputs lie on the boundary of the set, it is enough that those of the replay are close to them.
         detail: which condition failed, and by how much; a note where a point is confirmed though the replay misses.
         exact: whether rational arithmetic computed the outputs. If not, float64 did, with a proven error bound, and
             the point is confirmed only where every margin within that bound is negative.
@@ -59,19 +60,8 @@ class Confirmation:
     replayed: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class _Judgement:
-    """What real arithmetic says of a point; the fields mean the same as those of ``Confirmation``."""
-
-    violated: bool
-    exact: bool
-    margin: float | None
-    outputs: tuple[Fraction, ...] | None
-    detail: str = ""
-
-
-def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgement:
-    """Whether the outputs at x are in the unsafe set in real arithmetic; a margin that is still open counts as no."""
+def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> Confirmation:
+    """Return what real arithmetic says of a point; a margin that is still open counts as not violated."""
     exactly = evaluable(network)
     if not exactly or multiplications(network) > _EXACT_PRODUCTS:
         for dtype in formats(network):
@@ -80,24 +70,23 @@ def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> _Judgemen
                 return _at(prop, [Fraction(*v.as_integer_ratio()) for v in y.value])
             low, high = margin_range(prop, y)
             if high < 0:
-                return _Judgement(True, False, nearest(high), None)
+                return Confirmation(True, margin=nearest(high))
             if low > 0:
                 said = f"its margin in real arithmetic is at least {nearest(low):.6g}"
-                return _Judgement(False, False, nearest(high), None, said)
+                return Confirmation(False, said, margin=nearest(high))
         if not exactly:
             said = (
                 f"arithmetic with error bounds leaves its margin between {nearest(low):.6g} and {nearest(high):.6g}, "
                 "and this network has no exact evaluation"
             )
-            return _Judgement(False, False, nearest(high), None, said)
+            return Confirmation(False, said, margin=nearest(high))
     return _at(prop, evaluate_exact(network, x))
 
 
-def _at(prop: Property, outputs: Sequence[Fraction]) -> _Judgement:
-    """What exact outputs say."""
+def _at(prop: Property, outputs: Sequence[Fraction]) -> Confirmation:
+    """Return what exact outputs say."""
     margin, violated = nearest(prop.margin(outputs)), prop.violated(outputs)
-    said = "" if violated else f"its exact margin is {margin:.6g}"
-    return _Judgement(violated, True, margin, tuple(outputs), said)
+    return Confirmation(violated, "" if violated else f"its exact margin is {margin:.6g}", True, margin, tuple(outputs))
 
 
 def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
@@ -129,39 +118,39 @@ def confirm(query: Query, witness: Sequence[Fraction]) -> Confirmation:
     try:
         replayed = replay(network, rounded)
     except UnsupportedError as error:
-        return Confirmation(False, str(error), judged.exact, judged.margin, judged.outputs)
+        return replace(judged, confirmed=False, detail=str(error))
+    judged = replace(judged, replayed=replayed)
     finite = bool(np.isfinite(replayed).all())
     repeated = finite and prop.violated([Fraction(float(v)) for v in replayed])
-    match judged.violated, repeated:
-        case True, True:
-            detail = ""
-        case True, False if _reached(prop, judged, replayed):
-            # Floating-point numbers cannot be expected to hit a set that exact outputs only touch.
-            detail = "the exact outputs reach the boundary of the unsafe set, which the replay in float32 misses"
-            return Confirmation(True, detail, True, judged.margin, judged.outputs, replayed)
-        case True, False:
-            detail = "real arithmetic confirms the counterexample, the replay does not"
-        case False, True:
-            detail = f"the replay confirms the counterexample, real arithmetic does not: {judged.detail}"
-        case _:
-            detail = f"neither real arithmetic nor the replay confirms the counterexample: {judged.detail}"
-    return Confirmation(judged.violated and repeated, detail, judged.exact, judged.margin, judged.outputs, replayed)
+    if judged.confirmed and repeated:
+        return judged
+    if judged.confirmed and _reached(prop, judged.outputs, replayed):
+        # Floating-point numbers cannot be expected to hit a set that exact outputs only touch.
+        detail = "the exact outputs reach the boundary of the unsafe set, which the replay in float32 misses"
+        return replace(judged, detail=detail)
+    if judged.confirmed:
+        detail = "real arithmetic confirms the counterexample, the replay does not"
+    elif repeated:
+        detail = f"the replay confirms the counterexample, real arithmetic does not: {judged.detail}"
+    else:
+        detail = f"neither real arithmetic nor the replay confirms the counterexample: {judged.detail}"
+    return replace(judged, confirmed=False, detail=detail)
 
 
 _NEAR = 2.0**-10
 """The part of the largest exact output by which the replay may differ where a point is confirmed in spite of it."""
 
 
-def _reached(prop: Property, judged: _Judgement, replayed: np.ndarray) -> bool:
+def _reached(prop: Property, outputs: Sequence[Fraction] | None, replayed: np.ndarray) -> bool:
     """Return True if exact outputs lie on the boundary of the unsafe set, and the replay's are close to them."""
-    if judged.outputs is None or prop.margin(judged.outputs) != 0:
+    if outputs is None or prop.margin(outputs) != 0:
         return False
-    exact = np.array([float(v) for v in judged.outputs])
+    exact = np.array([float(v) for v in outputs])
     return bool((np.abs(replayed - exact) <= _NEAR * np.abs(exact).max(initial=1.0)).all())
 
 
 def representable(prop: Property, point: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """The float32 numbers next to those of a point, within the box where it has one."""
+    """Return the float32 numbers next to those of a point, within the box where it has one."""
     found = []
     for i, value in enumerate(point):
         low, high = prop.box.bounds(i)
@@ -173,7 +162,7 @@ def representable(prop: Property, point: Sequence[Fraction]) -> tuple[Fraction, 
 
 
 def _evaluated(query: Query, witness: Sequence[Fraction]) -> Confirmation:
-    """Whether an evaluation in the network's arithmetic maps a point of float32 numbers into the unsafe set."""
+    """Check that an evaluation in the network's arithmetic maps a point of float32 numbers into the unsafe set."""
     network, prop = query.network, query.property
     x = np.array([float(v) for v in witness]).astype(np.float32)
     if any(Fraction(float(found)) != v for found, v in zip(x, witness, strict=True)) or not prop.admits(witness):
@@ -200,13 +189,9 @@ def _evaluated(query: Query, witness: Sequence[Fraction]) -> Confirmation:
     return replace(best, detail=f"evaluations differ at the point: {', '.join(said)}") if differ else best
 
 
-def _in_onnxruntime(network: Network, x: np.ndarray) -> np.ndarray | None:
-    return replay(network, x) if network.arithmetic == "float32" else None
-
-
 @torch.no_grad()
 def _by_operators(network: Network, x: np.ndarray) -> np.ndarray | None:
-    """The outputs as torch computes them in float32, one operator after another, with operands and results rounded.
+    """Return the outputs as torch computes them in float32, operator by operator, with operands and results rounded.
 
     Returns:
         The outputs, flat; None where the nodes are no operators: a maximum of the file is several of them.
@@ -243,8 +228,8 @@ OPERATORS: Table[tuple[Callable[[Network, Any], bool], bool]] = Table(
         Node: (lambda network, node: True, False),
     },
 )
-"""Whether a node rounds as the model says, or computes nothing, so that its forward pass is an evaluation; and whether
-it is a product of matrices, whose operands are rounded."""
+"""Predicate of nodes whose forward pass is an evaluation: they round as the model says, or compute nothing; and whether
+a node is a product of matrices, whose operands are rounded."""
 
 
 def _cut(x: Tensor) -> Tensor:
@@ -260,7 +245,7 @@ ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """How an arithmetic rounds float32 operands of products of matrices, and results."""
 
 EVALUATIONS: dict[str, Callable[[Network, np.ndarray], np.ndarray | None]] = {
-    "onnxruntime": _in_onnxruntime,
+    "onnxruntime": lambda network, x: replay(network, x) if network.arithmetic == "float32" else None,
     "torch, operator by operator,": _by_operators,
 }
 """The evaluations that can be run here, by name; None where one is none in the network's arithmetic."""
