@@ -18,7 +18,7 @@ from verifiable_relu.campaign.worker import Answered, InstancePart, Job
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.network import hardened
 from verifiable_relu.spec import instances
-from verifiable_relu.supervisor.executors import Deadline, Report
+from verifiable_relu.supervisor.executors import Report
 from verifiable_relu.verifiers.base import Reason, Verdict
 
 
@@ -100,15 +100,6 @@ def test_equal_networks_and_properties_are_read_once(tmp_path: Path, monkeypatch
     assert loader.case(made[0]).digest != cases[0].digest
 
 
-def test_few_networks_are_kept_where_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = entries(tmp_path, [5, 6, 7], networks=3)
-    monkeypatch.setattr(inputs, "_KEPT_NETWORKS", 2 * (tmp_path / "net0.onnx").stat().st_size + 10)
-    loader = Loader()
-    for entry in made:
-        loader.case(entry)
-    assert [loader.knows(entry.onnx or Path()) for entry in made] == [False, True, True]
-
-
 @pytest.mark.parametrize("change", ["", "network", "property", "joint", "limit", "method"])
 def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path: Path) -> None:
     made = entries(tmp_path, [5, 6, 7])
@@ -154,19 +145,3 @@ def test_what_is_late_costs_itself_alone(reading: bool, tmp_path: Path) -> None:
     assert results[4].reason is Reason.TIMEOUT and results[4].seconds == 30.0
     # What was not read in time is known; what was not answered is found by halves.
     assert sum(4 in part for part in slot.parts) == (1 if reading else 4)
-
-
-def test_a_worker_names_the_limits_of_what_it_does(tmp_path: Path) -> None:
-    made, said = entries(tmp_path, [5, 6]), list[Any]()
-
-    class Heard(Here):
-        def perform(self, task: InstancePart, report: Report) -> Any:
-            return super().perform(task, lambda message: (said.append(message), report(message))[1])
-
-    for certificates in (None, tmp_path / "certificates"):
-        said.clear()
-        ran(made[:1], Job(Hostile(), Loader(), certificates), Heard())
-        limits = [(m.subject, m.seconds) for m in said if isinstance(m, Deadline)]
-        assert [number for number, _ in limits] == [0, None] and limits[0][1] == pytest.approx(30.8)
-        assert limits[1][1] == float("inf") if certificates else 30 < limits[1][1] <= 31.6
-        assert isinstance(said[-1], Answered)

@@ -203,7 +203,7 @@ def work(task: _Task | None) -> list[Outcome] | InputError | None:
         torch.set_num_threads(task.threads)
         model = _prepared(task)
         box = input_box(task.properties, model.network, model.dtype)
-        rows = RowBatch.of(task.properties, model.network.output_size)
+        rows = RowBatch.from_properties(task.properties, model.network.output_size)
         lower = model.lower(box, rows, lambda: elapsed() > task.seconds)
         doubt = _doubt(model.network.to(model.dtype), box, rows).double()
         margins = rows.margins(lower - doubt - rows.bound).tolist()

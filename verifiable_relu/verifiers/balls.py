@@ -97,7 +97,7 @@ class InBalls(Batched):
         net = network.to(torch.float64)
         box = input_box(properties, network, torch.float64, "cpu")
         found = relaxation(net, box, None, memory=memory // 2, stop=stop)
-        rows = RowBatch.of(properties, network.output_size)
+        rows = RowBatch.from_properties(properties, network.output_size)
         values = torch.full_like(rows.bound, -math.inf)
         points = box.lower.flatten(1)[rows.sample]
         size = max(1, chunk_size(net, rows.matrix.reshape(-1, *net.output_shape), memory // 2, found.tuning))
@@ -113,7 +113,7 @@ class InBalls(Batched):
         chosen = []
         for number in range(len(queries)):
             own = (rows.sample == number).nonzero().flatten()
-            reached = RowBatch.of([properties[number]], network.output_size)
+            reached = RowBatch.from_properties([properties[number]], network.output_size)
             at = reached.margins(outputs[own] @ reached.matrix.T - reached.bound).flatten()
             chosen.append(points[own[at.argmin()]].numpy())
         sound = covers(net, torch.float64, "cpu") and keeps_activations(network, net)

@@ -176,7 +176,7 @@ class Recorder:
                 they were proven.
             ascent: the search for slopes for other polytopes that the lines of all rows do not exclude.
         """
-        rows = RowBatch.of([prop], relaxation.network.output_size)
+        rows = RowBatch.from_properties([prop], relaxation.network.output_size)
         counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
         # Coefficients that float64 does not hold are split into several rows.
         if counts != [len(polytope) for polytope in prop.unsafe]:

@@ -140,7 +140,7 @@ class Smt(Decider):
     def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         query = bounds.queries[number]
         problem = Problem.of(query, bounds.relaxation.pre, bounds.sample(number))
-        rows = RowBatch.of([query.property], query.network.output_size)
+        rows = RowBatch.from_properties([query.property], query.network.output_size)
         lower = bounds.lower[number].tolist()
         if self.whole:
             order = sorted(

@@ -367,7 +367,7 @@ class Frontier:
         self.by_zonotopes = varying <= NARROW and each <= self.memory
         if self.by_zonotopes:
             self.batch = max(1, min(self.batch, int(self.memory // each)))
-        self.rows = RowBatch.of([q.property for q in queries], network.output_size).to(self.lower)
+        self.rows = RowBatch.from_properties([q.property for q in queries], network.output_size).to(self.lower)
         self.owner = torch.arange(len(queries), device=self.lower.device)
         self.within = torch.full_like(self.owner, -1)
         self._bounded: dict[int, Mapping[int, Bounds]] = {}
@@ -958,7 +958,7 @@ class _Recorded(Frontier):
         super()._decide(local, outcome)
         proven, self._proven[local] = self._proven[local], []
         prop = self.queries[local].property
-        rows = RowBatch.of([prop], self.network.output_size)
+        rows = RowBatch.from_properties([prop], self.network.output_size)
         counts: list[Any] = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
         # Coefficients that float64 does not hold are split into several rows.
         if outcome.verdict is Verdict.UNSAT and counts == [len(polytope) for polytope in prop.unsafe]:

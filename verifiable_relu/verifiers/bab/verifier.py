@@ -245,7 +245,7 @@ class BoundedBoxes:
             options = {"search": search, "steps": ascent.steps, "memory": memory, "stop": stop, "coarse": coarse}
             self.relaxation = relaxation(net, box, known, exact=True, **options)  # type: ignore[arg-type]
             whole = not stop()
-            rows = RowBatch.of(properties, network.output_size)
+            rows = RowBatch.from_properties(properties, network.output_size)
             values = self.relaxation.outputs(rows.matrix, rows.sample, memory=memory, stop=stop)
             values = torch.maximum(values, self.relaxation.outputs(rows.matrix, rows.sample, intervals=True))
             values = below(values - rows.bound)
