@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from verifiable_relu.report.figures import plot_times as plot_times
 
 # OpenMP's threads wait for one another in busy loops by default. OpenMP reads the variable when torch is loaded, and
-# not after; ``openmp`` says more.
+# not after; ``settings`` says more.
 TORCH_CAME_FIRST = "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

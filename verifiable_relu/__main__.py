@@ -1,15 +1,48 @@
-"""The command ``verifiable-relu``, which runs one of the commands of the table ``commands.COMMANDS``."""
+"""The command ``verifiable-relu``, which runs one of a table of commands; those of one group stand together."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 from verifiable_relu import __version__
 from verifiable_relu.arguments import Parser
-from verifiable_relu.commands import COMMANDS, NAME
+
+NAME = "verifiable-relu"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what the user types, the heading of its group in the help, its module, and what it does.
+
+    The module has functions ``main``, which takes the arguments and returns the exit status, and ``parser``.
+    """
+
+    name: str
+    group: str
+    module: str
+    about: str
+
+    def load(self) -> Any:
+        """Import the module, for which other commands, and --help, need not wait."""
+        return import_module(f"verifiable_relu.{self.module}")
+
+
+COMMANDS = (
+    Command("certify", "Verify", "certify.__main__", "answer VNN-LIB properties of ONNX networks"),
+    Command("compare", "Verify", "compare", "bound how far two networks' outputs differ, and whether their answers do"),
+    Command("spec", "Verify", "spec.__main__", "write robustness properties of a classifier around images"),
+    Command("check", "Verify", "check.__main__", "check a certificate without trusting who wrote it"),
+    Command("report", "Verify", "report.__main__", "write one HTML page of results, and figures for papers"),
+    Command("train", "Train", "train.__main__", "train with λ-GELU, swap in ReLU, and write the network as ONNX"),
+    Command("harden", "Train", "hardening.__main__", "harden a network of one's own to ReLU by fine-tuning"),
+    Command("completion", "Shell", "completion", "print the completion of these commands for bash, zsh, tcsh or fish"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.parse_args(given[:1])
     for command in COMMANDS:
         if command.name == given[0]:
-            return command.run(given[1:])
+            return int(command.load().main(given[1:]))
     names = [command.name for command in COMMANDS]
     near = get_close_matches(given[0], names, 1)
     made.error(f"no command '{given[0]}'; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"))

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from verifiable_relu.errors import LONGEST, InputError, printable
 
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:/[0-9]+|\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?\s*", re.IGNORECASE)
-_LONGEST_NUMBER = 1_000
+_LONGEST_NUMBER = 1_000  # Characters; an exact number with a large exponent could fill the memory, too
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,11 +26,8 @@ class Parser(argparse.ArgumentParser):
     Whoever has one is a command, whose process ends soon after: at its end, Python then looks for no unreachable cycles
     among the objects of torch and the other libraries, which takes a quarter of the processor time of starting up.
 
-    Args:
-        label: the word with which an error line begins.
-        text: what the help says, instead of a description and an epilog: its first line before the options, the other
-            lines, unwrapped, after them.
-        options: the arguments of ``argparse.ArgumentParser``.
+    Error lines begin with ``label``. The first line of ``text`` comes in the help before the options, the others,
+    unwrapped, after them, instead of a description and an epilog.
     """
 
     def __init__(self, label: str = "error", text: str | None = None, **options: Any) -> None:
@@ -64,11 +61,7 @@ def add_debug(to: argparse._ActionsContainer) -> None:
 
 
 def seconds(text: str) -> float:
-    """A time limit on the command line: a positive, finite number of seconds.
-
-    Raises:
-        argparse.ArgumentTypeError: for any other text.
-    """
+    """A time limit on the command line: a positive, finite number of seconds."""
     try:
         limit = float(text)
     except ValueError:
@@ -79,26 +72,17 @@ def seconds(text: str) -> float:
 
 
 def fraction(text: str) -> Fraction:
-    """The exact value of a number such as ``0.01`` or ``1e-3``, or of a fraction such as ``2/255``.
-
-    Raises:
-        ValueError: for any other text, a division by zero, more than 1,000 characters, or an exponent of more than
-            three digits (an exact number with a larger one could fill the memory).
-    """
-    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
-        raise ValueError(f"'{printable(text, 40)}' is neither a number nor a fraction like 2/255")
+    """The exact value of a number such as ``1e-3``, or of a fraction such as ``2/255``; else a ValueError."""
     try:
-        return Fraction(text)
+        if len(text) <= _LONGEST_NUMBER and _NUMBER.fullmatch(text):
+            return Fraction(text)
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"'{printable(text, 40)}' is neither a number nor a fraction like 2/255") from None
+        pass
+    raise ValueError(f"'{printable(text, 40)}' is neither a number nor a fraction like 2/255")
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """The name and the file of ``NAME=FILE``.
-
-    Raises:
-        argparse.ArgumentTypeError: for any other text.
-    """
+    """The name and the file of ``NAME=FILE``."""
     name, separator, file = text.partition("=")
     if not (name and separator and file):
         raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
@@ -106,26 +90,14 @@ def named_file(text: str) -> tuple[str, Path]:
 
 
 def scheduler(text: str) -> str:
-    """The address of a Dask scheduler, ``dask://HOST:PORT``.
-
-    Raises:
-        argparse.ArgumentTypeError: for any other text.
-    """
+    """The address of a Dask scheduler, ``dask://HOST:PORT``."""
     if not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", text):
         raise argparse.ArgumentTypeError(f"'{printable(text, 80)}' is not of the form dask://HOST:PORT")
     return text
 
 
 def imported(name: str, place: str) -> Any:
-    """What a text of the form ``package.module:name`` names.
-
-    Args:
-        name: the text.
-        place: the option that has it.
-
-    Raises:
-        InputError: if there is no such module, or nothing of that name in it.
-    """
+    """What ``package.module:name``, the value of the option ``place``, names; an InputError if there is none."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)

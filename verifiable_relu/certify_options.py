@@ -1,4 +1,4 @@
-"""The options of the command ``certify``, and what they mean to a campaign."""
+"""The options of the command ``certify``."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug, named_file, scheduler, seconds
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
 from verifiable_relu.verifiers.registry import methods
-
-if TYPE_CHECKING:
-    from verifiable_relu.campaign.inputs import Entry, Loader
-    from verifiable_relu.spec.find import Networks
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
@@ -32,121 +27,61 @@ each instance as soon as it is answered. Exit status: 0 for every verdict, 2 for
 program, 130 if interrupted, 3 if the checker refuses the certificate of a verdict, which then is unknown.
 """
 
-DISPUTED = 3
-"""The exit status where verifier and checker disagree."""
-
-TIMEOUT = 60.0
-"""The time limit of an instance in seconds, where nothing else says one."""
-
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-"""The binary logarithm of each unit of memory, in bytes."""
+DISPUTED = 3  # The exit status where verifier and checker disagree
+TIMEOUT = 60.0  # The time limit of an instance in seconds, where nothing else says one
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}  # The binary logarithm of each unit of memory, in bytes
 
 
 def parser() -> Parser:
     """The parser of the command line."""
-    made = Parser(
-        label="certify",
-        prog="verifiable-relu certify",
-        text=ABOUT,
-    )
+    made = Parser(label="certify", prog="verifiable-relu certify", text=ABOUT)
     asked = made.add_argument_group("what is asked")
     asked.add_argument("file", type=Path, nargs="?", metavar="FILE|DIR|CSV", help="the same as --spec")
     asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
-    asked.add_argument(
-        "--net",
-        metavar="FILE",
-        help="the network, where the property file names none, or several as instances.csv has them",
-    )
-    asked.add_argument(
-        "--network",
-        type=named_file,
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="the file of a network that a VNN-LIB 2.0 property declares; may be repeated",
-    )
-    asked.add_argument(
-        "--joint",
-        nargs="?",
-        type=hardness,
-        const=(),
-        metavar="LAMBDA[,LAMBDA…]",
-        help="answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or "
-        "one per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs",
-    )
-    asked.add_argument(
-        "--arithmetic",
-        default="real",
-        metavar="NAME",
-        help="answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32, "
-        "bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers",
-    )
+    text = "the network, where the property file names none, or several as instances.csv has them"
+    asked.add_argument("--net", metavar="FILE", help=text)
+    text = "the file of a network that a VNN-LIB 2.0 property declares; may be repeated"
+    asked.add_argument("--network", type=named_file, action="append", default=[], metavar="NAME=FILE", help=text)
+    text = """answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or one
+        per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs"""
+    asked.add_argument("--joint", nargs="?", type=hardness, const=(), metavar="LAMBDA[,LAMBDA…]", help=text)
+    text = """answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32,
+        bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers"""
+    asked.add_argument("--arithmetic", default="real", metavar="NAME", help=text)
     how = made.add_argument_group("how it is answered")
     how.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
-    how.add_argument(
-        "--timeout",
-        type=seconds,
-        metavar="SECONDS",
-        help=f"the time limit for each instance (default: that of instances.csv, else {TIMEOUT:g})",
-    )
+    text = f"the time limit for each instance (default: that of instances.csv, else {TIMEOUT:g})"
+    how.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
     how.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
-    how.add_argument(
-        "--memory",
-        type=_bytes,
-        metavar="BYTES",
-        help="the bytes that bounds may hold at once, approximately, such as 500000000, 512M or 2G; the program itself "
-        "takes more on top (default: 1G)",
-    )
+    text = """the bytes that bounds may hold at once, approximately, such as 500000000, 512M or 2G; the program itself
+        takes more on top (default: 1G)"""
+    how.add_argument("--memory", type=_bytes, metavar="BYTES", help=text)
     many = made.add_argument_group("many instances")
-    many.add_argument(
-        "--jobs",
-        type=_count,
-        metavar="N",
-        help="the processes that answer instances of a folder or list, each with one thread, or that share the search "
-        "for the answer of a single property (default: one for each core; 1: a single one, with all threads)",
-    )
-    many.add_argument(
-        "--worker-memory",
-        type=_bytes,
-        metavar="BYTES",
-        help="the most memory of each of these processes; an instance that needs more is unknown (default: half of "
-        "the machine's)",
-    )
-    many.add_argument(
-        "--executor",
-        type=scheduler,
-        metavar="dask://HOST:PORT",
-        help="a running Dask scheduler, whose workers answer the instances; they need the same files under the same "
-        "paths (needs the package distributed)",
-    )
+    text = """the processes that answer instances of a folder or list, each with one thread, or that share the search
+        for the answer of a single property (default: one for each core; 1: a single one, with all threads)"""
+    many.add_argument("--jobs", type=_count, metavar="N", help=text)
+    text = """the most memory of each of these processes; an instance that needs more is unknown (default: half of the
+        machine's)"""
+    many.add_argument("--worker-memory", type=_bytes, metavar="BYTES", help=text)
+    text = """a running Dask scheduler, whose workers answer the instances; they need the same files under the same
+        paths (needs the package distributed)"""
+    many.add_argument("--executor", type=scheduler, metavar="dask://HOST:PORT", help=text)
     kept = made.add_argument_group("what is kept")
-    kept.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="the folder for results.csv (this run), counterexamples, and records.jsonl (all runs, whose answers are "
-        "not computed again, unless a longer time limit may decide more)",
-    )
-    kept.add_argument(
-        "--repair",
-        action="store_true",
-        help="move lines of DIR/records.jsonl that are no records to a file DIR/records.jsonl.bad-N, and go on",
-    )
-    kept.add_argument(
-        "--certificates",
-        type=Path,
-        metavar="DIR",
-        help="write a certificate of every sat and unsat there, and have it checked by the independent checker "
-        "(python -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'",
-    )
+    text = """the folder for results.csv (this run), counterexamples, and records.jsonl (all runs, whose answers are not
+        computed again, unless a longer time limit may decide more)"""
+    kept.add_argument("--out", type=Path, metavar="DIR", help=text)
+    text = "move lines of DIR/records.jsonl that are no records to a file DIR/records.jsonl.bad-N, and go on"
+    kept.add_argument("--repair", action="store_true", help=text)
+    text = """write a certificate of every sat and unsat there, and have it checked by the independent checker (python
+        -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'"""
+    kept.add_argument("--certificates", type=Path, metavar="DIR", help=text)
     shown = made.add_argument_group("what is shown")
-    shown.add_argument(
-        "--explain",
-        action="store_true",
-        help="say of a property file which methods auto would use, in which order and why, and do not answer it",
-    )
+    text = "say of a property file which methods auto would use, in which order and why, and do not answer it"
+    shown.add_argument("--explain", action="store_true", help=text)
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     add_debug(shown)
+    for action in made._actions:
+        action.help = " ".join((action.help or "").split())
     return made
 
 
@@ -177,26 +112,8 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def loader(options: argparse.Namespace) -> Loader:
-    """The reader of instances that the options describe: ``--joint`` and ``--arithmetic`` say what a network is."""
-    from functools import partial
-
-    from verifiable_relu.campaign.inputs import Loader
-    from verifiable_relu.network.onnx.running import meant
-
-    lam, arithmetic = options.joint, options.arithmetic
-    if lam is None and arithmetic == "real":
-        return Loader(dict(options.network))
-    joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
-    return Loader(dict(options.network), partial(meant, arithmetic=arithmetic, joint=joint), arithmetic)
-
-
 def require_files(options: argparse.Namespace) -> None:
-    """Look for the files that the options name, before anything else is imported.
-
-    Raises:
-        InputError: if one is not there, or if a network stands where a property is expected.
-    """
+    """Raise an InputError if a file is not there, or a network stands for a property, before anything is imported."""
     spec = options.spec
     if spec.name.removesuffix(".gz").endswith(".onnx"):
         raise InputError("a network, where a property is expected: --net names the network of --spec", path=spec)
@@ -209,23 +126,6 @@ def require_files(options: argparse.Namespace) -> None:
         except (OSError, ValueError):
             # Whoever reads it says why it cannot be read.
             continue
-
-
-def net(options: argparse.Namespace) -> Path | Networks | None:
-    """What ``--net`` names."""
-    from verifiable_relu.spec.find import onnx_files
-
-    return None if options.net is None else onnx_files(options.net)
-
-
-def entries(
-    options: argparse.Namespace, listed: Iterable[tuple[Path, Path | Networks | None, float | None]]
-) -> Iterator[Entry]:
-    """The instances of the folder or list that ``--spec`` names (``spec.find``), as the options ask for them."""
-    from verifiable_relu.campaign.inputs import Entry
-
-    for spec, onnx, limit in listed:
-        yield Entry(spec, net(options) or onnx, options.timeout or limit or TIMEOUT)
 
 
 def workers(options: argparse.Namespace, instances: int) -> int:
@@ -254,11 +154,7 @@ def _bytes(text: str) -> int:
 
 
 def hardness(text: str) -> tuple[float, ...]:
-    """λ on a command line, one for the network or one for each layer.
-
-    Raises:
-        argparse.ArgumentTypeError: for what is no list of finite numbers from 1 on.
-    """
+    """λ on a command line, one for the network or one for each layer: finite numbers from 1 on."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:

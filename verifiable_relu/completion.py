@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 
+from verifiable_relu.__main__ import COMMANDS, NAME
 from verifiable_relu.arguments import Parser
-from verifiable_relu.commands import COMMANDS, NAME
 from verifiable_relu.errors import missing
 from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.streams import guarded
@@ -37,22 +37,37 @@ def parser() -> Parser:
     return made
 
 
-def _parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command, whose options have their values where these are names."""
-    named = {"method": methods(), "arithmetic": ("real", *ARITHMETICS)}
-    made = {command.name: command.make_parser() for command in COMMANDS}
-    for one in made.values():
-        for action in one._actions:
-            if action.choices is None and isinstance(known := named.get(action.dest), tuple | list):
-                action.choices = tuple(known)
-    return made
+def _print(shell: str) -> int:
+    named = {"method": tuple(methods()), "arithmetic": ("real", *ARITHMETICS)}
+    parsers = {command.name: command.load().parser() for command in COMMANDS}
+    for action in (action for made in parsers.values() for action in made._actions):
+        # Options whose values are names have these.
+        action.choices = action.choices or named.get(action.dest)
+    if shell == "fish":
+        print("\n".join(_fish(parsers)))
+        return 0
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise missing("completion", "shtab") from None
+    whole = argparse.ArgumentParser(NAME)
+    commands = whole.add_subparsers()
+    for command in COMMANDS:
+        for action in parsers[command.name]._actions:
+            if action.type is Path:
+                action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
+        # The help of each command is in its own parser already.
+        commands.add_parser(command.name, help=command.about, parents=[parsers[command.name]], add_help=False)
+    print(shtab.complete(whole, shell))
+    return 0
 
 
-def _fish() -> str:
+def _fish(parsers: dict[str, argparse.ArgumentParser]) -> Iterator[str]:
     """The script for fish, of which shtab knows nothing."""
     begin = f"complete -c {NAME}"
-    lines = [f"{begin} -f -n __fish_use_subcommand -a {c.name} -d {quote(c.about)}" for c in COMMANDS]
-    for name, parser in _parsers().items():
+    for command in COMMANDS:
+        yield f"{begin} -f -n __fish_use_subcommand -a {command.name} -d {quote(command.about)}"
+    for name, parser in parsers.items():
         for action in parser._actions:
             words = [f"{begin} -n '__fish_seen_subcommand_from {name}'"]
             words += [f"-{'l' if o.startswith('--') else 's'} {o.lstrip('-')}" for o in action.option_strings]
@@ -63,28 +78,4 @@ def _fish() -> str:
             if action.help and action.option_strings:
                 words.append(f"-d {quote(action.help.replace('%%', '%')[:60])}")
             if action.option_strings or action.choices is not None:
-                lines.append(" ".join(words))
-    return "\n".join(lines)
-
-
-def _print(shell: str) -> int:
-    if shell == "fish":
-        print(_fish())
-        return 0
-    try:
-        import shtab
-    except ModuleNotFoundError:
-        raise missing("completion", "shtab") from None
-
-    whole = argparse.ArgumentParser(NAME)
-    commands = whole.add_subparsers()
-    made = _parsers()
-    for command in COMMANDS:
-        one = made[command.name]
-        for action in one._actions:
-            if action.type is Path:
-                action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
-        # The help of each command is in its own parser already.
-        commands.add_parser(command.name, help=command.about, parents=[one], add_help=False)
-    print(shtab.complete(whole, shell))
-    return 0
+                yield " ".join(words)

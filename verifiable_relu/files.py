@@ -10,13 +10,15 @@ import re
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from verifiable_relu.errors import InputError
 
 _CHUNK = 1 << 20
+
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+"""The flags with which ``os.open`` creates a file for writing, and fails where the file exists."""
 
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
 """Control characters but tab and line ends, separators of lines, and the byte order mark.
@@ -38,34 +40,29 @@ def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | No
     """The content of a file, unpacked if the file's name ends in ``.gz``.
 
     At most one byte more than ``limit`` is ever unpacked, whatever size the gzip trailer states. Pipes, devices and
-    folders are refused without waiting for them.
+    folders are refused without waiting for them, and ``path.gz`` is read where it exists and ``path`` does not.
 
     Args:
-        path: the file; ``path.gz`` is read where it exists and ``path`` does not.
         limit: the most bytes that the content may have, unpacked.
-        check: a function of the first bytes, at most 1 MiB of them, which raises an InputError if a file of the
-            expected kind cannot begin with them, so that a large file of another kind is not unpacked any further.
+        check: is given the first bytes, at most 1 MiB, and raises an InputError if a file of the expected kind cannot
+            begin with them, so that a large file of another kind is not unpacked any further.
 
     Raises:
-        InputError: if the file is missing, not a regular file, unreadable or damaged, if its content has more than
-            ``limit`` bytes, or if ``check`` refuses it. The error names the file.
+        InputError: if the file is no regular file, unreadable, damaged or too large, or ``check`` refuses it.
     """
     with _opened(path) as (stream, size):
+        held = io.BytesIO()
+        while size <= limit and (part := stream.read(min(_CHUNK, limit + 1 - held.tell()))):
+            if check is not None and not held.tell():
+                check(part)
+            size = max(size, held.tell() + held.write(part))
         if size > limit:
-            raise _too_large(limit)
-        return _all(stream, limit, check)
+            raise InputError(f"larger than {limit:,} bytes, the most that is read (unpacked, if the file is gzipped)")
+        return held.getvalue()
 
 
 def read_lines(path: Path | str, longest: int) -> Iterator[str]:
-    """The lines of a text in UTF-8, one after the other, each with its end of line; the file may have any length.
-
-    Args:
-        path: the file, found as :func:`read_bytes` finds it.
-        longest: the most bytes that a line may have.
-
-    Raises:
-        InputError: as :func:`read_text` does, or for a line that is longer.
-    """
+    """The lines of a text, which may have any length, as ``read_text`` reads it; an InputError for a longer line."""
     with _opened(path) as (stream, _):
         buffered, number = io.BufferedReader(stream, _CHUNK), 0
         while line := buffered.readline(longest + 1):
@@ -82,11 +79,7 @@ def read_lines(path: Path | str, longest: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _opened(path: Path | str) -> Iterator[tuple[gzip.GzipFile | io.RawIOBase, int]]:
-    """A regular file, open for reading, and unpacked if need be; with its size, or 0 where it has to be unpacked.
-
-    Raises:
-        InputError: as :func:`read_bytes` does; one that the block raises names the file.
-    """
+    """A regular file, open for reading, unpacked if need be; with its size, or 0 where it has to be unpacked."""
     path = on_disk(path)
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -94,7 +87,9 @@ def _opened(path: Path | str) -> Iterator[tuple[gzip.GzipFile | io.RawIOBase, in
         with open(descriptor, "rb", buffering=0) as raw:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"cannot be read: {_kind(status.st_mode)}, not a regular file")
+                pipe = "it is a pipe" if stat.S_ISFIFO(status.st_mode) else "it is a device or a socket"
+                kind = "it is a folder" if stat.S_ISDIR(status.st_mode) else pipe
+                raise InputError(f"cannot be read: {kind}, not a regular file")
             if path.suffix == ".gz":
                 with gzip.open(raw, "rb") as unpacked:
                     yield unpacked, 0
@@ -113,15 +108,7 @@ def _opened(path: Path | str) -> Iterator[tuple[gzip.GzipFile | io.RawIOBase, in
 
 
 def read_text(path: Path | str, limit: int) -> str:
-    """The text of a file in UTF-8, without its byte order mark if it has one.
-
-    Args:
-        path: the file, found as :func:`read_bytes` finds it.
-        limit: the most bytes that the text may have, unpacked.
-
-    Raises:
-        InputError: as :func:`read_bytes` does, and for bytes that are no UTF-8, or a control character.
-    """
+    """The text of a file in UTF-8, without its byte order mark; an InputError for other bytes or control characters."""
     path = on_disk(path)
     try:
         text = read_bytes(path, limit).decode("utf-8-sig")
@@ -134,16 +121,7 @@ def read_text(path: Path | str, limit: int) -> str:
 
 
 def require_plain(text: str, first: int = 1) -> None:
-    """Make certain that a text has no characters that other parsers of its format may take for something else.
-
-    Args:
-        text: the text.
-        first: the number of its first line.
-
-    Raises:
-        InputError: for a control character that is neither a tab nor a line end, a separator of lines or paragraphs, or
-            a byte order mark; with its line.
-    """
+    """Raise an InputError, with its line, for a character that parsers may differ about (``_CONTROL``)."""
     if match := _CONTROL.search(text):
         line = text.count("\n", 0, match.start()) + first
         raise InputError(f"the control character U+{ord(match[0]):04X} is not read", place=f"line {line}")
@@ -159,15 +137,7 @@ def csv_cell(text: str) -> str:
 
 
 def require_writable(path: Path) -> None:
-    """Make certain, before work that takes long, that a file can be written at its end.
-
-    Args:
-        path: the file, which need not exist.
-
-    Raises:
-        InputError: if its folder does not exist or takes no file, if it is a folder itself, or if no file can have its
-            name.
-    """
+    """Raise an InputError, before work that takes long, if a file, which need not exist, cannot be written."""
     folder = path.parent
     try:
         if not folder.is_dir():
@@ -181,41 +151,27 @@ def require_writable(path: Path) -> None:
             os.lstat(path)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=path) from None
-    except InputError:
-        raise
-    except ValueError as error:  # A null character in the name.
-        raise InputError(f"not a file name: {error}", path=path) from None
+    except ValueError as error:
+        # A null character in the name.
+        raise error if isinstance(error, InputError) else InputError(f"not a file name: {error}", path=path) from None
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``; a crash at any moment leaves the old file or the new one, complete."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+def write_whole(path: Path, data: bytes | Iterable[bytes], lasting: bool = True) -> None:
+    """Write a file: a kill at any moment, or a crash if ``lasting``, leaves the old one or the new one, complete."""
+    new = replacement(path)
+    parts = (data,) if isinstance(data, bytes) else data
+    new.unlink(missing_ok=True)
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with open(os.open(new, CREATE, 0o666), "wb") as file:
+            file.writelines(parts)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(new, path)
     finally:
-        part.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
 
 
-def _all(stream: BinaryIO | gzip.GzipFile | io.RawIOBase, limit: int, check: Callable[[bytes], None] | None) -> bytes:
-    held = io.BytesIO()
-    while part := stream.read(min(_CHUNK, limit + 1 - held.tell())):
-        if check is not None and not held.tell():
-            check(part)
-        held.write(part)
-        if held.tell() > limit:
-            raise _too_large(limit)
-    return held.getvalue()
-
-
-def _too_large(limit: int) -> InputError:
-    return InputError(f"larger than {limit:,} bytes, the most that is read (unpacked, if the file is gzipped)")
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "it is a folder"
-    return "it is a pipe" if stat.S_ISFIFO(mode) else "it is a device or a socket"
+def replacement(path: Path) -> Path:
+    """The path, in the same folder, at which a file is written before it takes another file's place."""
+    return path.with_name(f".{path.name}.new")

@@ -5,33 +5,30 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Generic, NoReturn, TypeVar
 
 from verifiable_relu.errors import InputError
+from verifiable_relu.files import CREATE, replacement, write_whole
 
-LONGEST = 1 << 26
-"""The most bytes of a line. The record of a counterexample with a million inputs has about 40 million bytes."""
+LONGEST = 1 << 26  # Most bytes of a line; a counterexample with a million inputs has about 40 million
+_SHOWN = 200  # The most characters of an error's message that JournalLine.error keeps
 
-_SHOWN = 200
-"""The most characters of an error's message that ``Line.error`` keeps."""
+_NAME = "records.jsonl"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
-    """A kind of record, and how it is written as JSON.
+class RecordFormat(Generic[T]):
+    """A format of records, which are JSON objects without NaN and infinities.
 
-    Attributes:
-        start: the bytes with which the line of every record begins. A last line that begins with them, or is a
-            beginning of them, and has no end of line was being written when its writer was killed.
-        encode: turns a record into a JSON object, without NaN and infinities.
-        decode: the inverse of ``encode``; raises a ValueError for a value that is no record.
+    ``start`` are the bytes with which every line begins: a last line that begins with them, or is a beginning of them,
+    and has no end of line was being written when its writer was killed. ``decode`` raises a ValueError for what is no
+    record.
     """
 
     start: bytes
@@ -39,19 +36,11 @@ class Kind(Generic[T]):
     decode: Callable[[Any], T]
 
     def line(self, record: T) -> bytes:
-        """The line of a record, with its end of line.
-
-        Raises:
-            ValueError: if the record has NaN or an infinity in it.
-        """
+        """The line of a record, with its end of line; raises a ValueError for NaN or an infinity."""
         return json.dumps(self.encode(record), allow_nan=False).encode() + b"\n"
 
     def record(self, line: bytes) -> T:
-        """The record that a line holds.
-
-        Raises:
-            ValueError: if the line is no record; the message says why.
-        """
+        """The record that a line holds; raises a ValueError, which says why, if it is none."""
         if not line.startswith(self.start):
             raise ValueError(f"it does not begin with {self.start.decode()}")
         try:
@@ -62,16 +51,10 @@ class Kind(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Line(Generic[T]):
-    """A line of a file, or a piece of one that is longer than ``LONGEST`` bytes.
+class JournalLine(Generic[T]):
+    """A line of a file, from 1, or a piece of a very long one, that holds a record, or not for the reason ``error``.
 
-    Attributes:
-        number: the number of the line in its file, from 1.
-        data: the bytes, with the end of line where there is one.
-        record: the record that the line holds; None if the line is no record.
-        error: why the line is no record.
-        torn: whether the line is the beginning of a record whose writer was killed: it is the file's last, has no end
-            of line, and begins as records do.
+    It is ``torn`` if it is the beginning of a record whose writer was killed: the file's last line, without an end.
     """
 
     number: int
@@ -80,33 +63,23 @@ class Line(Generic[T]):
     error: str = ""
     torn: bool = False
 
-    @property
-    def ended(self) -> bool:
-        """Whether ``data`` ends with an end of line."""
-        return self.data.endswith(b"\n")
 
-
-def read_lines(file: BinaryIO, kind: Kind[T]) -> Iterator[Line[T]]:
-    """The lines of a file from its present position on; a line beyond ``LONGEST`` bytes comes in several pieces."""
+def journal_lines(file: BinaryIO, kind: RecordFormat[T]) -> Iterator[JournalLine[T]]:
+    """The lines of a file, from its start; a line beyond ``LONGEST`` bytes comes in several pieces."""
+    file.seek(0)
     number, inside = 0, False
     while data := file.readline(LONGEST):
         number += not inside
         whole = not inside and (data.endswith(b"\n") or len(data) < LONGEST)
         inside = not data.endswith(b"\n")
         if not whole:
-            yield Line(number, data, None, f"it is longer than {LONGEST} bytes")
+            yield JournalLine(number, data, None, f"it is longer than {LONGEST} bytes")
             continue
         try:
-            yield Line(number, data, kind.record(data))
+            yield JournalLine(number, data, kind.record(data))
         except ValueError as error:
             torn = inside and (data.startswith(kind.start) or kind.start.startswith(data))
-            yield Line(number, data, None, str(error)[:_SHOWN], torn)
-
-
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-"""The flags with which ``os.open`` creates a file for writing, and fails where the file exists."""
-
-_NAME = "records.jsonl"
+            yield JournalLine(number, data, None, str(error)[:_SHOWN], torn)
 
 
 class Journal(Generic[T]):
@@ -114,41 +87,32 @@ class Journal(Generic[T]):
 
     A record is appended in one write. A process that is killed loses no record that it appended before; it leaves at
     most the beginning of another, which the next journal in the folder cuts off. A file with lines that are no records
-    is refused unchanged, unless ``repair`` is set.
+    is refused unchanged, with an error that ends with ``remedy``. With ``repair`` these are moved to a new file,
+    ``records.jsonl.bad-1`` or the next free number: ``set_aside`` has how many, and the file.
 
     While a journal is open, the operating system holds a lock on ``.lock`` in the folder, and no other process can open
-    a journal there; the lock ends with the process, however the process ends. A journal is a context manager that
-    closes itself.
+    a journal there; the lock ends with the process, however the process ends.
 
-    Args:
-        folder: the folder, which is made if it does not exist.
-        kind: the kind of the records.
-        repair: whether lines that are no records are moved to a new file, ``records.jsonl.bad-1`` or the next free
-            number. Without it, such lines are an error.
-        remedy: a text that the error for such a line ends with.
-        seen: is told of every record that the file holds, with its place there in bytes (``at``); no record is kept.
-
-    Attributes:
-        path: the path of ``records.jsonl``.
-        set_aside: the number of lines that were moved and the file that they were moved to; None if none were.
-
-    Raises:
-        InputError: if the folder cannot be made, written or locked, if another process holds its lock, or if the file
-            has lines that are no records and ``repair`` is not set.
+    ``seen`` is told of every record that the file holds, with its place there in bytes (``at``), perhaps twice. A
+    folder that cannot be used, or that another process has locked, is an InputError.
     """
 
     def __init__(
-        self, folder: Path | str, kind: Kind[T], seen: Callable[[int, T], None], repair: bool = False, remedy: str = ""
+        self,
+        folder: Path | str,
+        kind: RecordFormat[T],
+        seen: Callable[[int, T], None],
+        repair: bool = False,
+        remedy: str = "",
     ) -> None:
-        self.folder = Path(folder)
-        self.path = self.folder / _NAME
-        self.set_aside: tuple[int, Path] | None = None
-        self._kind = kind
-        self._seen = seen
-        self._file: BinaryIO | None = None
         # Imported here, because the import takes 0.1 s, which commands that keep no records need not wait.
         from filelock import FileLock, Timeout
 
+        self.folder = Path(folder)
+        self.path = self.folder / _NAME
+        self.set_aside: tuple[int, Path] | None = None
+        self._kind, self._seen = kind, seen
+        self._file: BinaryIO | None = None
         # Where the operating system has no locks, filelock would fall back to the mere existence of a file, which
         # outlives its process.
         self._lock = FileLock(self.folder / ".lock", timeout=0, thread_local=False, fallback_to_soft=False)
@@ -156,8 +120,7 @@ class Journal(Generic[T]):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
             # A repair that was killed can have left a half-written file.
-            beside(self.path).unlink(missing_ok=True)
-            self._file = self._opened()
+            replacement(self.path).unlink(missing_ok=True)
             self._load(repair, remedy)
         except BaseException as error:
             self.close()
@@ -167,14 +130,6 @@ class Journal(Generic[T]):
                 raise unusable(self.folder, error) from None
             raise
 
-    def __enter__(self) -> Journal[T]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the file and release the folder's lock; a second call does nothing."""
         if self._file is not None:
@@ -183,11 +138,7 @@ class Journal(Generic[T]):
         self._lock.release()
 
     def append(self, record: T) -> int:
-        """Write a record to the end of the file; returns its place there (``at``).
-
-        Raises:
-            InputError: if the record cannot be written; the file is then as it was before.
-        """
+        """Write a record to the end of the file, or raise an InputError and leave it as it is; returns its place."""
         assert self._file is not None, "the journal is closed"
         line = self._kind.line(record)
         size = os.fstat(self._file.fileno()).st_size
@@ -201,11 +152,7 @@ class Journal(Generic[T]):
         return size
 
     def at(self, place: int) -> T:
-        """The record that begins at a byte of the file.
-
-        Raises:
-            InputError: if the file cannot be read, or has been changed by another program.
-        """
+        """The record that begins at a byte of the file; raises an InputError if another program has changed it."""
         try:
             with self.path.open("rb") as file:
                 file.seek(place)
@@ -215,127 +162,67 @@ class Journal(Generic[T]):
         except ValueError as error:
             raise InputError(f"not a record any more: {error}", path=self.path, place=f"byte {place}") from None
 
-    def replace(self, records: Iterable[T]) -> None:
-        """Replace all records of the file at once: a kill at any moment leaves the old ones or the new ones.
-
-        Raises:
-            InputError: if the records cannot be written; the file is then as it was before.
-        """
-        assert self._file is not None, "the journal is closed"
-        new = beside(self.path)
-        try:
-            new.unlink(missing_ok=True)
-            with open(os.open(new, NEW, 0o666), "wb") as file:
-                file.writelines(map(self._kind.line, records))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self.path)
-            self._file.close()
-            self._file = self._opened()
-        except OSError as error:
-            raise unusable(self.folder, error) from None
-
-    def _opened(self) -> BinaryIO:
-        """The file of records, opened for reading and appending.
-
-        Raises:
-            InputError: if the path leads to something other than a regular file.
-            OSError: if the file cannot be opened.
-        """
-        plain(self.path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        return open(os.open(self.path, flags, 0o666), "rb+", buffering=0)
-
     def _load(self, repair: bool, remedy: str) -> None:
-        """Read all records first, and mend the file only after that: its last line, or with ``repair`` any line.
-
-        Raises:
-            InputError: if a line is no record and ``repair`` is not set.
-        """
-        assert self._file is not None
-        bad: dict[int, int] = {}
+        is_plain_file(self.path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        self._file = open(os.open(self.path, flags, 0o666), "rb+", buffering=0)  # noqa: SIM115 -- open as long as this
+        bad: list[int] = []
         end, last = 0, None
         with open(os.dup(self._file.fileno()), "rb") as file:
-            for index, last in enumerate(read_lines(file, self._kind)):
+            for last in journal_lines(file, self._kind):
                 if last.record is not None:
-                    if not bad:
-                        self._seen(end, last.record)
+                    self._seen(end, last.record)
                 elif repair:
-                    bad[index] = last.number
+                    bad.append(last.number)
                 elif not last.torn:
                     raise _refused(self.path, last, remedy)
                 end += len(last.data)
+            if bad:
+                self.set_aside = len(set(bad)), self._move(file)
         if bad:
-            self.set_aside = len(set(bad.values())), self._move(bad.keys())
-            self._look(min(bad))
+            self._file.close()
+            self._load(False, "")
         elif last is not None and last.record is None:
             self._file.truncate(end - len(last.data))
-        elif last is not None and not last.ended:
+        elif last is not None and not last.data.endswith(b"\n"):
             self._file.write(b"\n")
 
-    def _look(self, first: int) -> None:
-        """Tell ``seen`` of the records from a line's index on: they lie elsewhere since bad lines were moved."""
-        assert self._file is not None
-        end = 0
-        with open(os.dup(self._file.fileno()), "rb") as file:
-            file.seek(0)
-            for index, line in enumerate(read_lines(file, self._kind)):
-                if index >= first and line.record is not None:
-                    self._seen(end, line.record)
-                end += len(line.data)
-
-    def _move(self, bad: Container[int]) -> Path:
-        """Move the lines with the indices ``bad`` to a new file; returns its path.
-
-        The journal's file is replaced only when both new files are on disk: a kill at any moment loses no line.
-        """
-        assert self._file is not None
-        descriptor, aside = self._free()
-        new = beside(self.path)
-        with (
-            open(descriptor, "wb") as moved,
-            open(os.open(new, NEW, 0o666), "wb") as kept,
-            open(os.dup(self._file.fileno()), "rb") as file,
-        ):
-            file.seek(0)
-            for index, line in enumerate(read_lines(file, self._kind)):
-                (moved if index in bad else kept).write(line.data)
-                if index not in bad and not line.ended:
-                    kept.write(b"\n")
-            for written in (moved, kept):
-                written.flush()
-                os.fsync(written.fileno())
-        os.replace(new, self.path)
-        self._file.close()
-        self._file = self._opened()
-        return aside
-
-    def _free(self) -> tuple[int, Path]:
-        """Create the file that lines which are no records are moved to; returns its descriptor and path."""
+    def _move(self, file: BinaryIO) -> Path:
+        """Move the lines that are no records to a new file, and return its path; a kill at any moment loses no line."""
         for number in count(1):
-            path = self.path.with_name(f"{self.path.name}.bad-{number}")
+            aside = self.path.with_name(f"{self.path.name}.bad-{number}")
             try:
-                return os.open(path, NEW, 0o666), path
+                descriptor = os.open(aside, CREATE, 0o666)
+                break
             except FileExistsError:
                 continue
-        raise AssertionError
+
+        def kept() -> Iterator[bytes]:
+            for line in journal_lines(file, self._kind):
+                if line.record is None:
+                    moved.write(line.data)
+                else:
+                    yield line.data if line.data.endswith(b"\n") else line.data + b"\n"
+            moved.flush()
+            os.fsync(moved.fileno())
+
+        with open(descriptor, "wb") as moved:
+            write_whole(self.path, kept())
+        return aside
 
 
-def read_journal(folder: Path | str, kind: Kind[T]) -> list[T]:
-    """The records in a folder's ``records.jsonl``, read without taking the lock and without changing the file.
+def read_journal(folder: Path | str, kind: RecordFormat[T]) -> list[T]:
+    """The records in a folder's ``records.jsonl``, read without the lock; an InputError if a line is no record.
 
-    The beginning of a record in the last line, whose writer was killed or is still writing, is left out.
-
-    Raises:
-        InputError: if the file is missing or cannot be read, or if a line is no record.
+    A last record whose writer was killed or is still writing is left out.
     """
     path = Path(folder) / _NAME
     found = []
     try:
-        if not plain(path):
+        if not is_plain_file(path):
             raise InputError("no such file", path=path)
         with path.open("rb") as file:
-            for line in read_lines(file, kind):
+            for line in journal_lines(file, kind):
                 if line.record is not None:
                     found.append(line.record)
                 elif not line.torn:
@@ -345,18 +232,8 @@ def read_journal(folder: Path | str, kind: Kind[T]) -> list[T]:
     return found
 
 
-def beside(path: Path) -> Path:
-    """The path, in the same folder, at which the replacement of a file is written before it takes the file's place."""
-    return path.with_name(f".{path.name}.new")
-
-
-def plain(path: Path) -> bool:
-    """Whether a path leads to a regular file; False if there is nothing at the path.
-
-    Raises:
-        InputError: if there is something else at the path, such as a folder, a symbolic link or a pipe.
-        OSError: if the operating system does not say.
-    """
+def is_plain_file(path: Path) -> bool:
+    """Return True if a path leads to a regular file, False if to nothing; an InputError if to something else."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -372,7 +249,7 @@ def unusable(folder: Path, error: OSError) -> InputError:
     return InputError(f"cannot keep results here: {error.strerror or error}", path=folder)
 
 
-def _refused(path: Path, line: Line[T], remedy: str = "") -> InputError:
+def _refused(path: Path, line: JournalLine[T], remedy: str = "") -> InputError:
     return InputError(f"not a record: {line.error}{remedy}", path=path, place=f"line {line.number}")
 
 

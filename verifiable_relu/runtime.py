@@ -15,13 +15,10 @@ from typing import Any
 
 
 def load(part: str = "") -> Any:
-    """The module onnxruntime, or a submodule of it, imported with its telemetry switched off.
+    """The module onnxruntime, or a submodule of it such as ``quantization``, imported with its telemetry off.
 
     The environment variable stays set for the processes that this one starts. It has no effect on an onnxruntime that
     another library imported before.
-
-    Args:
-        part: the name of a submodule, such as ``quantization``; empty for onnxruntime itself.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     module = import_module("onnxruntime")
@@ -31,21 +28,16 @@ def load(part: str = "") -> Any:
 
 
 def session(model: bytes, threads: int = 1, precise: bool = False, optimised: bool = True) -> Any:
-    """An ONNX file loaded by onnxruntime, to run on the CPU.
+    """An ONNX file's content loaded by onnxruntime, to run on the CPU: an ``onnxruntime.InferenceSession``.
+
+    It logs fatal errors only: other errors are raised as exceptions, of classes of onnxruntime that share no narrower
+    base than ``Exception``, and log lines would carry names from the file to the terminal unescaped.
 
     Args:
-        model: the file's content.
-        threads: how many threads an operator may use.
+        model, threads: the file's content, and how many threads an operator may use.
         precise: whether sums of int8 products are exact on processors without VNNI, too, where sums of two products
             saturate at 16 bits by default.
         optimised: whether operators are fused, as they are by default, or run one by one as the file has them.
-
-    Returns:
-        An ``onnxruntime.InferenceSession``. It logs fatal errors only: other errors are raised as exceptions, and log
-        lines would carry names from the file to the terminal unescaped.
-
-    Raises:
-        Exception: of one of onnxruntime's own classes, which share no narrower base, if it does not run the file.
     """
     onnxruntime = load()
     options = onnxruntime.SessionOptions()
@@ -60,8 +52,5 @@ def session(model: bytes, threads: int = 1, precise: bool = False, optimised: bo
 
 @lru_cache(maxsize=2)
 def kept_session(model: bytes, precise: bool = False, optimised: bool = True) -> Any:
-    """The ``session`` of a file's content; the last two are kept, and no more, because large networks fill memory.
-
-    The arguments are those of ``session``.
-    """
+    """The ``session`` of a file's content; the last two are kept, and no more, because large networks fill memory."""
     return session(model, precise=precise, optimised=optimised)

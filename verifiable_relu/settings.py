@@ -1,67 +1,65 @@
 """The settings of the process that results or their speed depend on.
 
 What users, and libraries that they import, have set for their own work is no setting of this package's: arithmetic in
-half precision, warnings and floating-point flags that raise exceptions, another default type or device. Every front
-door, from Python or from a command, does its work within ``neutral``, which restores what was there.
+half precision, warnings and floating-point flags that raise exceptions, another default type or device. Every function
+that answers, from Python or from a command, does its work within ``neutral``, which restores what was there.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from verifiable_relu.openmp import copied, relax
+from verifiable_relu import COPIED, TORCH_CAME_FIRST
 
 
-class _Here(threading.local):
-    """What a thread has found: whether it is within ``neutral``, and the default device that was there."""
+class _ThreadState(threading.local):
+    """A thread's state: whether it is within ``neutral``, and the default device that was there."""
 
     within = False
     device = torch.device("cpu")
 
 
-_HERE = _Here()
+_HERE = _ThreadState()
 _LOCK = threading.RLock()
 _WITHIN: list[int] = []
 """The threads that are within ``neutral``; settings that all threads share are restored by the last one."""
 
-_WAS: dict[str, Any] = {}
-"""The settings that all threads share, as they were before the first thread came."""
-
-
-def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
-    """The settings that all threads share, by name: how each is read and set, and the value that is neutral."""
-    return {
-        **{f"precision {number}": _precision(*each) for number, each in enumerate(_PRECISE)},
-        # Unless it is told otherwise, cuDNN takes 10 bits of the factors (TF32).
-        "convolutions": (_convolutions, _let_convolutions, (False, "none", "none")),
-        "dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-        "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-        "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, False),
-        "threads": (torch.get_num_threads, torch.set_num_threads, _threads()),
-    }
-
+_WAS: dict[str, Any] = {}  # The settings that all threads share, as they were before the first thread came
 
 _ONEDNN: Any = torch.backends.mkldnn
-
 _CUDNN: Any = torch.backends.cudnn
-
-_PRECISE = (
-    *((each, "none") for each in (torch.backends, _ONEDNN, _CUDNN)),
-    *((each, "ieee") for each in (_ONEDNN.matmul, _ONEDNN.conv, torch.backends.cuda.matmul)),
+_PRECISE = tuple(
+    enumerate(
+        [(each, "none") for each in (torch.backends, _ONEDNN, _CUDNN)]
+        + [(each, "ieee") for each in (_ONEDNN.matmul, _ONEDNN.conv, torch.backends.cuda.matmul)]
+    )
 )
 """What may compute float32 products in less precision (``torch.set_float32_matmul_precision`` sets some, too), and what
 it is to do. What comes first decides on later parts that have ``none``, which alone is full precision."""
 
 
-def _precision(backend: Any, value: str) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
-    return lambda: backend.fp32_precision, lambda given: _let(backend, given), value
+def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
+    """The settings that all threads share, by name: how each is read and set, and the value that is neutral."""
+    # Threads that there were before a fork are gone, and may not round as this one will: OpenMP would wait for them.
+    threads = 1 if COPIED or _flushes() else torch.get_num_threads()
+    return {
+        **{f"precision {n}": (partial(getattr, b, "fp32_precision"), partial(_let, b), v) for n, (b, v) in _PRECISE},
+        # Unless it is told otherwise, cuDNN takes 10 bits of the factors (TF32).
+        "convolutions": (_convolutions, _let_convolutions, (False, "none", "none")),
+        "dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+        "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, False),
+        "threads": (torch.get_num_threads, torch.set_num_threads, threads),
+    }
 
 
 def _let(backend: Any, given: str) -> None:
@@ -89,13 +87,8 @@ def _let_convolutions(given: tuple[bool | None, str, str]) -> None:
     _let(_CUDNN.rnn, recurrent)
 
 
-def _threads() -> int:
-    """The threads of torch: one where the threads that there were may be gone, or do not round as this one will."""
-    return 1 if copied() or _flushes() else torch.get_num_threads()
-
-
 def _flushes() -> bool:
-    """Whether this thread's processor takes the smallest numbers for 0, as a library built for speed can make it."""
+    """Return True if the processor takes the smallest numbers for 0, as a library built for speed can make it."""
     return bool(np.float64(5e-324) * np.float64(1) == 0)
 
 
@@ -103,8 +96,7 @@ def _flushes() -> bool:
 def neutral() -> Iterator[None]:
     """A block, or a function (``@neutral()``), that computes as in a fresh process, whatever was set in this one.
 
-    Number and priority of the process's threads stay the user's, other than in a process that was forked from one that
-    had imported the package: it computes in one thread.
+    Number and priority of threads stay the user's; a fork of a process that had imported the package has one thread.
     """
     if _HERE.within:
         yield
@@ -144,10 +136,9 @@ def as_given() -> Iterator[None]:
 
 @contextmanager
 def _settled(me: int) -> Iterator[None]:
-    """A block with neutral values of the settings that all threads share."""
     with _LOCK:
         if not _WITHIN:
-            relax()
+            _relax_openmp()
             # All are read before one is set: a part whose own precision is none reads as what it is part of.
             shared = _shared()
             _WAS.update({name: read() for name, (read, _, _) in shared.items()})
@@ -171,3 +162,38 @@ def _settled(me: int) -> Iterator[None]:
                 if "warnings" in _WAS:
                     _WAS["warnings"].__exit__(None, None, None)
                 _WAS.clear()
+
+
+@cache
+def _relax_openmp() -> None:
+    """Have OpenMP's threads wait without work for one another, where torch was loaded before this package.
+
+    By default they wait in busy loops; where others use the same cores, computations took up to fifty times longer.
+    OpenMP reads ``OMP_WAIT_POLICY`` when torch is loaded only. But a thread of GNU's OpenMP that waits gives up its
+    core after a moment if OpenMP has more threads than there are cores: a team of so many, which sleep for ever, makes
+    that true.
+    """
+    if not TORCH_CAME_FIRST:
+        return
+    import ctypes
+    from pathlib import Path
+
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        if hasattr(library, "kmp_set_blocktime"):
+            # Intel's and LLVM's OpenMP have a function for it.
+            library.kmp_set_blocktime(0)
+            return
+        begin, nothing = library.GOMP_parallel, ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return
+    begun = threading.Event()
+
+    def sleep() -> None:
+        # Each thread of the team calls free(NULL), and waits for work that never comes.
+        begin(nothing, None, ctypes.c_uint((os.cpu_count() or 1) + 1), ctypes.c_uint(0))
+        begun.set()
+        threading.Event().wait()
+
+    threading.Thread(target=sleep, name="openmp", daemon=True).start()
+    begun.wait(1)

@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,8 @@ _BEGAN = time.perf_counter()
 
 NAME = "verifiable_relu"
 
-_UNLIMITED = 1e6
-"""The seconds that stand for no time limit."""
-
-_SPARE = 0.3
-"""The seconds before the time limit at which methods are told to stop, so that the answer comes before it."""
+_UNLIMITED = 1e6  # The seconds that stand for no time limit
+_SPARE = 0.3  # The seconds before the time limit at which methods are told to stop, so that the answer comes before it
 
 THEORIES = {
     "--vnnlib-versions": "1.0\n2.0",
@@ -60,26 +57,21 @@ _OPERATORS = ("--onnx-opset-versions", "--onnx-operators", "--onnx-operators-uns
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     made = Parser(label="solver", prog="python -m verifiable_relu.solver", text=__doc__)
     made.add_argument("--name", action="store_true", help="print the solver's name")
     made.add_argument("--version", action="store_true", help="print the solver's version")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
     verify = commands.add_parser("verify", help="answer a query", description="Answer a VNN-LIB query.")
-    verify.add_argument("query", type=Path, metavar="QUERY", help="the VNN-LIB file, 1.0 or 2.0")
-    verify.add_argument(
-        "--network", type=named_file, action="append", default=[], metavar="NAME=FILE", help="may be repeated"
-    )
-    verify.add_argument("--net", metavar="FILE", help="the query's only network, or several as instances.csv has them")
-    verify.add_argument("--timeout", type=seconds, default=_UNLIMITED, metavar="SECONDS", help="start-up included")
-    verify.add_argument("--serialise-assignments", type=Path, metavar="DIR", help="write assignments as ONNX tensors")
-    verify.add_argument("--method", default="auto", help="of verifiable_relu.certify (default: auto)")
-    verify.add_argument(
-        "--arithmetic",
-        default="real",
-        metavar="NAME",
-        help="of certify (default: real), or declared: the element type that the query declares for its network",
-    )
+    add = verify.add_argument
+    add("query", type=Path, metavar="QUERY", help="the VNN-LIB file, 1.0 or 2.0")
+    add("--network", type=named_file, action="append", default=[], metavar="NAME=FILE", help="may be repeated")
+    add("--net", metavar="FILE", help="the query's only network, or several as instances.csv has them")
+    add("--timeout", type=seconds, default=_UNLIMITED, metavar="SECONDS", help="start-up included")
+    add("--serialise-assignments", type=Path, metavar="DIR", help="write assignments as ONNX tensors")
+    add("--method", default="auto", help="of verifiable_relu.certify (default: auto)")
+    text = "of certify (default: real), or declared: the element type that the query declares for its network"
+    add("--arithmetic", default="real", metavar="NAME", help=text)
     supports = commands.add_parser("supports", help="say what is supported", description="Say what is supported.")
     which = supports.add_mutually_exclusive_group(required=True)
     for capability in (*_OPERATORS, *THEORIES):
@@ -88,35 +80,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
-    """Run the command; returns the exit status (``streams.guarded``): 0 for every verdict.
-
-    Args:
-        arguments: the command line's arguments; by default those of the process.
-        alone: whether the process runs this command only, so that its time limit counts from the process's start, and
-            a copy of it, which can be killed, answers.
-    """
+    """Run the command; returns the exit status. A process that is ``alone`` answers in a copy, timed from its start."""
     made = parser()
     options = made.parse_args(arguments)
-    if options.name or options.version:
-        print(NAME if options.name else __version__)
-        return 0
-    if options.command is None:
+    if options.command is None and not (options.name or options.version):
         made.error("a command is needed: verify or supports")
-
-    def work() -> int:
-        if options.command == "supports":
-            print(_supported(options.capability))
-            return 0
-        return _verify(options, alone)
-
-    return guarded("solver", work)
+    if options.command == "verify":
+        return guarded("solver", lambda: _verify(options, alone))
+    print(NAME if options.name else __version__ if options.version else _supported(options.capability))
+    return 0
 
 
 def _supported(capability: str) -> str:
-    if capability in THEORIES:
-        return THEORIES[capability]
-    if capability == "--onnx-operators-unsat-proofs":
-        return ""
+    if capability in THEORIES or capability == "--onnx-operators-unsat-proofs":
+        return THEORIES.get(capability, "")
     from verifiable_relu.network.onnx.read import CONVERTERS
 
     if capability == "--onnx-opset-versions":
@@ -125,7 +102,7 @@ def _supported(capability: str) -> str:
     return "\n".join(sorted({operator for operator, _ in CONVERTERS}))
 
 
-def elapsed() -> float:
+def _elapsed() -> float:
     """The seconds since the process was started, as far as the operating system tells, else since this import."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -137,15 +114,11 @@ def elapsed() -> float:
 
 def _verify(options: argparse.Namespace, alone: bool) -> int:
     """Answer a query; returns the exit status. A process that is alone answers in a copy, which is killed in time."""
-    began = time.perf_counter() - (elapsed() if alone else 0.0)
-
-    def left() -> float:
-        """The seconds that are left."""
-        return options.timeout - (time.perf_counter() - began)
+    end = time.perf_counter() - (_elapsed() if alone else 0.0) + options.timeout
 
     def answer(set_limits: SetLimits) -> int:
-        set_limits(left() if options.timeout < _UNLIMITED / 2 else math.inf, math.inf)
-        lines = _answer(options, lambda: max(1e-3, left() - _SPARE))
+        set_limits(end - time.perf_counter() if options.timeout < _UNLIMITED / 2 else math.inf, math.inf)
+        lines = _answer(options, end - _SPARE)
         set_limits(math.inf, math.inf)
         print("\n".join(lines), flush=True)
         return 0
@@ -163,20 +136,19 @@ def _verify(options: argparse.Namespace, alone: bool) -> int:
     return ended.status
 
 
-def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]:
-    """The lines of the answer."""
+def _answer(options: argparse.Namespace, end: float) -> list[str]:
     if options.network and options.net is not None:
         raise InputError("either --net or --network is given", place="--net")
     from verifiable_relu.campaign import run
-    from verifiable_relu.campaign.counterexample import assignment, tensors
-    from verifiable_relu.campaign.inputs import Entry, Loader, chosen
+    from verifiable_relu.campaign.inputs import InstanceFiles, Loader, chosen
+    from verifiable_relu.campaign.store import assignment, tensors
     from verifiable_relu.network import deployed
     from verifiable_relu.spec.find import Networks, onnx_files
     from verifiable_relu.spec.specfile import KINDS, decimal
 
     method, budget = chosen(options.method, processes=default_shares())
     files = Networks(tuple(options.network)) if options.net is None else onnx_files(options.net)
-    entry = Entry(options.query, files, _UNLIMITED)
+    entry = InstanceFiles(options.query, files, _UNLIMITED)
     case = Loader().case(entry)
     spec = case.spec
     assert spec is not None
@@ -185,15 +157,15 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
     arithmetic = options.arithmetic
     if arithmetic == "declared":
         if len(kinds) > 1:
-            raise InputError(
-                f"the query declares several element types: {', '.join(sorted(kinds))}", path=options.query
-            )
+            said = f"the query declares several element types: {', '.join(sorted(kinds))}"
+            raise InputError(said, path=options.query)
         (arithmetic,) = kinds
     if arithmetic != "real":
         case = Loader(prepare=partial(deployed, arithmetic=arithmetic)).case(entry)
     elif kinds != {"real"}:
         print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
-    (result,) = run([replace(case, timeout=left(), spent=0.0)], method, budget=budget)
+    left = max(1e-3, end - time.perf_counter())
+    (result,) = run([replace(case, timeout=left, spent=0.0)], method, budget=budget)
     if result.reason in ("unconfirmed", "error"):
         complain("solver", f"{result.reason} by {result.method}: {result.detail}")
     if result.answer != "sat" or result.witness is None or result.outputs is None:
@@ -201,8 +173,8 @@ def _answer(options: argparse.Namespace, left: Callable[[], float]) -> list[str]
     if spec.version == "1.0":
         return [result.answer, *assignment(result, spec)]
     # The standard's numbers have no quotients.
-    said = tensors(result, spec, lambda value: decimal(value) or repr(float(value)))
-    return [result.answer, *_assigned(options, list(said))]
+    found = tensors(result, spec, lambda value: decimal(value) or repr(float(value)))
+    return [result.answer, *_assigned(options, list(found))]
 
 
 def _assigned(options: argparse.Namespace, tensors: Sequence[tuple[Variable, str, list[str]]]) -> list[str]:

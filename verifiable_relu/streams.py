@@ -17,25 +17,15 @@ def complain(command: str, message: object) -> None:
     if stream is None:
         return
     line = f"{command}: {printable(str(message))}"
-    print(f"\x1b[31m{line}\x1b[0m" if coloured(stream) else line, file=stream, flush=True)
-
-
-def coloured(stream: TextIO) -> bool:
-    """Whether colours are for a stream: it is a terminal, and the user does not refuse them (``NO_COLOR``)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print(f"\x1b[31m{line}\x1b[0m" if coloured else line, file=stream, flush=True)
 
 
 def guarded(command: str, work: Callable[[], int], debug: bool = False) -> int:
-    """Run a command's work; every exception becomes one line on stderr.
+    """Run a command's work; every exception becomes one line on stderr, or is raised if ``debug`` and no user's fault.
 
-    Args:
-        command: its name, with which the line begins.
-        work: returns the exit status.
-        debug: whether an exception that is a fault of the program is raised.
-
-    Returns:
-        The exit status: that of the work, 2 for bad input, 130 after Ctrl-C, 1 for a fault of the program, 0 where the
-        reader of stdout has ended before the work.
+    Returns the exit status: that of the work, 2 for bad input, 130 after Ctrl-C, 1 for a fault of the program, 0 where
+    the reader of stdout has ended before the work.
     """
     try:
         return work()
@@ -46,8 +36,13 @@ def guarded(command: str, work: Callable[[], int], debug: bool = False) -> int:
         complain(command, "interrupted")
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _unread(sys.stdout):
-            return 0
+        if isinstance(error, BrokenPipeError):
+            watched = select.poll()
+            watched.register(sys.stdout, 0)
+            if any(event & select.POLLERR for _, event in watched.poll(0)):
+                # The reader of the pipe has ended.
+                _drop(sys.stdout)
+                return 0
         if debug:
             raise
         complain(command, f"internal error: {type(error).__name__}: {error}")
@@ -55,11 +50,7 @@ def guarded(command: str, work: Callable[[], int], debug: bool = False) -> int:
 
 
 def own_stdout() -> TextIO:
-    """Redirect the descriptor 1 to stderr; returns a new text file that writes to the former stdout.
-
-    Raises:
-        InputError: if stdout is closed.
-    """
+    """Lead the descriptor 1 to stderr; returns a new text file that writes to the former stdout, if that is open."""
     if sys.stderr is None:
         # Stderr is closed. Its descriptor is occupied, so that no file that is opened later takes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -72,19 +63,13 @@ def own_stdout() -> TextIO:
 
 
 def write(lines: Iterable[str], out: TextIO) -> None:
-    """Write lines, as far as the reader of the file takes them."""
+    """Write lines, as far as the reader of the file, such as ``head -1``, takes them."""
     try:
         print("\n".join(lines), file=out, flush=True)
     except BrokenPipeError:
-        # The reader, such as ``head -1``, has ended. Writing the rest of the buffer at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        _drop(out)
 
 
-def _unread(out: TextIO) -> bool:
-    """Whether the reader of a pipe, such as ``head -1``, has ended; then what is written to the pipe is dropped."""
-    watched = select.poll()
-    watched.register(out, 0)
-    ended = any(event & select.POLLERR for _, event in watched.poll(0))
-    if ended:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-    return ended
+def _drop(out: TextIO) -> None:
+    """Lead a file nowhere: writing the rest of its buffer at exit must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -18,15 +18,12 @@ from rich.progress import Progress
 from torch import Tensor
 
 from benchmarks.common.progress import Bar
-from verifiable_relu.bounds import Relaxation, unstable
-from verifiable_relu.data import Dataset
+from verifiable_relu.data import Dataset, load
 from verifiable_relu.network import Network
 from verifiable_relu.spec import Query, linf_properties
-from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verdict, Verifier
-from verifiable_relu.verifiers.batch import QueryBatch, answers
-from verifiable_relu.verifiers.incomplete import Crown
+from verifiable_relu.verifiers.batch import QueryBatch
 
 _BATCH = 256
 
@@ -121,69 +118,31 @@ class Answers:
         return float(np.mean(known)) if known else None
 
 
-def timed(query: Query, verifier: Verifier, limit: float) -> tuple[Outcome, float, float]:
-    """The outcome of one query alone with a budget of ``limit`` seconds, and the wall-clock and processor seconds."""
-    wall, cpu = time.perf_counter(), processor_seconds()
-    (outcome,) = answers(verifier, [query], TimeBudget(limit))
-    return outcome, time.perf_counter() - wall, processor_seconds() - cpu
+def climb(balls: Balls, make: Callable[[str], Verifier], bar: Progress) -> dict[str, int]:
+    """Ask CROWN, then α-CROWN, then the attack, each about the balls that are left open.
 
-
-@dataclass(frozen=True)
-class Counting(Crown):
-    """CROWN, which also counts the unstable neurons of each layer.
-
-    Attributes:
-        counts: for each batch the numbers of unstable neurons by layer, over all queries of the batch.
+    Returns:
+        The numbers of balls (``clean``, for their images are classified correctly), of those that the attack does not
+        refute (``not refuted``; proven balls are not attacked), that CROWN proves (``crown``), and that CROWN or
+        α-CROWN proves (``alpha-crown``).
     """
-
-    counts: list[list[int]] = field(default_factory=list)
-
-    def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
-        """CROWN's bounds of the rows; the unstable neurons of the relaxation are counted."""
-        nodes, pre = relaxation.network.nodes, relaxation.pre
-        self.counts.append([int(unstable(nodes[i], pre[i]).sum()) for i in sorted(pre)])
-        return super().rows(relaxation, rows, work)
-
-    @property
-    def layers(self) -> list[int]:
-        """The number of unstable neurons of each layer, over all queries."""
-        return [sum(layer) for layer in zip(*self.counts, strict=True)]
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """The answers of CROWN, α-CROWN and the attack to the same balls, each asked about the balls that are left open.
-
-    Attributes:
-        crown: the number of balls that CROWN proves.
-        alpha: the number of balls that CROWN or α-CROWN proves.
-        standing: the number of balls that the attack does not refute; proven balls are not attacked.
-        layers: the number of unstable neurons of each layer by CROWN's bounds, over all balls.
-        seconds: the wall-clock seconds of each method.
-    """
-
-    crown: int
-    alpha: int
-    standing: int
-    layers: list[int]
-    seconds: dict[str, float]
-
-
-def climb(balls: Balls, make: Callable[[str], Verifier], bar: Progress) -> Ladder:
-    """Ask CROWN, then α-CROWN, then the attack, each about the balls that are left open."""
-    counting = Counting()
-    by_crown = balls.ask(counting, bar)
+    by_crown = balls.ask(make("crown"), bar)
     rest = balls.those(~by_crown.are(Verdict.UNSAT))
     by_alpha = rest.ask(make("alpha-crown"), bar)
-    left = rest.those(~by_alpha.are(Verdict.UNSAT))
-    attacked = left.ask(make("attack"), bar)
-    seconds = {"crown": by_crown.wall, "alpha-crown": by_alpha.wall, "attack": attacked.wall}
+    attacked = rest.those(~by_alpha.are(Verdict.UNSAT)).ask(make("attack"), bar)
     crown = by_crown.count(Verdict.UNSAT)
-    return Ladder(
-        crown,
-        crown + by_alpha.count(Verdict.UNSAT),
-        len(balls) - attacked.count(Verdict.SAT),
-        # Without balls, CROWN has no batch and counts nothing.
-        counting.layers or [0] * len(balls.network.activations),
-        {name: round(taken, 3) for name, taken in seconds.items()},
+    return {
+        "clean": len(balls),
+        "not refuted": len(balls) - attacked.count(Verdict.SAT),
+        "crown": crown,
+        "alpha-crown": crown + by_alpha.count(Verdict.UNSAT),
+    }
+
+
+def split_tensors(name: str, count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the first training images of a data set and all its test images, with their classes."""
+    training, test = load(name, "train"), load(name, "test")
+    return (
+        (torch.from_numpy(training.images[:count]), torch.from_numpy(training.labels[:count])),
+        (torch.from_numpy(test.images), torch.from_numpy(test.labels)),
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
-from verifiable_relu.journal import Journal, Kind, read_journal
+from verifiable_relu.journal import Journal, RecordFormat, read_journal
 
 Record = dict[str, Any]
 """A JSON object, whose field ``kind`` says what it records."""
@@ -57,7 +57,7 @@ def _decode(found: Any) -> Record:
     return found
 
 
-RECORDS: Kind[Record] = Kind(b'{"kind": "', lambda record: record, _decode)
+RECORDS: RecordFormat[Record] = RecordFormat(b'{"kind": "', lambda record: record, _decode)
 
 
 class Records:
@@ -143,3 +143,12 @@ def of(records: Sequence[Record], kind: str) -> list[Record]:
 def notes(records: Sequence[Record]) -> Iterator[str]:
     """The lines on the commands and the machines of the records, each once."""
     yield from dict.fromkeys(str(record["text"]) for record in of(records, NOTE))
+
+
+def grouped(records: Sequence[Record], *names: str) -> dict[Any, list[Record]]:
+    """Return records by the values of some fields: a tuple, or the value alone of one field."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        key = tuple(record[name] for name in names)
+        groups.setdefault(key if len(names) > 1 else key[0], []).append(record)
+    return groups

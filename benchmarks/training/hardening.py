@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.common.markup import Cell, Table
-from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.records import Record, Records, grouped, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page, estimate
 
@@ -47,7 +47,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 def table(found: Sequence[Record]) -> Table:
     """A row per network and arm."""
     rows: list[tuple[Cell, ...]] = []
-    for key, group in settings(found).items():
+    for key, group in grouped(found, "network", "eps").items():
         for arm in ARMS:
             few = [[record[arm][name] / record[arm]["images"] for name in MEASURES] for record in group]
             accuracy = estimate([record[arm]["accuracy"] for record in group])
@@ -58,7 +58,7 @@ def table(found: Sequence[Record]) -> Table:
 def differences(found: Sequence[Record]) -> Table:
     """Hardened minus the control, seed by seed, and what the swap after hardening changes."""
     rows: list[tuple[Cell, ...]] = []
-    for key, group in settings(found).items():
+    for key, group in grouped(found, "network", "eps").items():
         pairs = [(record["hardened"], record["swap, fine-tuning"]) for record in group]
         accuracy = estimate([a["accuracy"] - b["accuracy"] for a, b in pairs])
         parts = [(a["alpha-crown"] - b["alpha-crown"]) / a["images"] for a, b in pairs]
@@ -69,14 +69,6 @@ def differences(found: Sequence[Record]) -> Table:
         )
     columns = ("net", "ε", "seeds", "Δ accuracy", "Δ certified", "worst change", "proven change", "flipped")
     return Table(columns, rows)
-
-
-def settings(found: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
-    """The records by network and radius."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in found:
-        groups.setdefault((record["network"], record["eps"]), []).append(record)
-    return groups
 
 
 def page(records: Sequence[Record]) -> Page:

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from benchmarks.common.questions import Balls, climb, first_exact
+from benchmarks.common.questions import Balls, climb, first_exact, split_tensors
 from benchmarks.common.records import Record
 from verifiable_relu import harden
 from verifiable_relu.data import Dataset, load
-from verifiable_relu.hardening.loop import default_optimizer
+from verifiable_relu.hardening.loop import RATE, default_optimizer
 from verifiable_relu.network import from_torch
 from verifiable_relu.nn import cnn, substitute_relu
 from verifiable_relu.train.batches import loader, loss
@@ -44,27 +44,24 @@ def network(name: str) -> nn.Module:
     return FunctionalMLP() if name == "mlp" else cnn((1, 28, 28), (8, 16), (64,), 10, nn.GELU)
 
 
-def fine_tuned(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, rate: float | None = None) -> nn.Module:
+def fine_tuned(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, rate: float = RATE) -> nn.Module:
     """A model trained by the loss, batches, optimizer and schedule that ``harden`` takes by default."""
     batches = loader(data, True)
     steps = epochs * len(batches)
     optimizer, scheduler = default_optimizer(model, steps, rate)
-    for _ in fit(model, range(epochs), lambda _: batches, loss, optimizer, after=lambda *_: scheduler.step()):
+    for _ in fit(model, epochs, lambda _: batches, loss, optimizer, after=lambda *_: scheduler.step()):
         pass
     return model.eval()
 
 
 def measured(title: Mapping[str, Any], bar: Progress) -> Record:
-    """The figures of each arm for a network and seed.
+    """Return the figures of each arm for a network and seed.
 
-    Each arm has ``accuracy``, over all test images; the number ``images`` of the first exact test images; and how many
-    of these are ``clean``, ``not refuted`` by the attack, and certified by ``crown`` and ``alpha-crown``. ``hardened``
-    has the ``change`` by its swap, too.
+    Each arm has ``accuracy``, over all test images; the number ``images`` of the first exact test images; and the
+    numbers of ``climb``. ``hardened`` has the ``change`` by its swap, too.
     """
-    training, test = load("mnist", "train"), load("mnist", "test")
-    count = title["train"]
-    data = torch.from_numpy(training.images[:count]), torch.from_numpy(training.labels[:count])
-    held_out = torch.from_numpy(test.images), torch.from_numpy(test.labels)
+    test = load("mnist", "test")
+    data, held_out = split_tensors("mnist", title["train"])
     torch.manual_seed(title["seed"])
     gelu = fine_tuned(network(title["network"]), data, title["epochs"], 2e-3)
     hardened = harden(gelu, data, epochs=title["finetuning"], held_out=held_out, region=(0, 1))
@@ -80,13 +77,5 @@ def figures(
     model: nn.Module, test: Dataset, chosen: np.ndarray, eps: str, held_out: tuple[Tensor, Tensor], bar: Progress
 ) -> Record:
     """The figures of one model (``measured``)."""
-    balls = Balls.around(from_torch(model, (1, 28, 28)), test, chosen, eps)
-    ladder = climb(balls, make, bar)
-    return {
-        "accuracy": accuracy(model, *held_out),
-        "images": len(chosen),
-        "clean": len(balls),
-        "not refuted": ladder.standing,
-        "crown": ladder.crown,
-        "alpha-crown": ladder.alpha,
-    }
+    ladder = climb(Balls.around(from_torch(model, (1, 28, 28)), test, chosen, eps), make, bar)
+    return {"accuracy": accuracy(model, *held_out), "images": len(chosen), **ladder}

@@ -25,19 +25,13 @@ Image = tuple[int, int, int]
 
 
 class PartlyLinear(nn.Module):
-    """An activation of the first neurons, or channels, of a layer, and x/2 of the last ones.
-
-    Args:
-        activation: of the first ones.
-        share: the part of the neurons that are linear, in (0, 1).
-    """
+    """An activation of the first neurons, or channels, of a layer, and x/2 of the last ones, the part ``share``."""
 
     def __init__(self, activation: nn.Module, share: float) -> None:
         super().__init__()
         self.activation, self.share = activation, share
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply both to (batch, neurons, …)."""
         first = x.shape[1] - round(self.share * x.shape[1])
         return torch.cat([self.activation(x[:, :first]), x[:, first:] / 2], 1)
 
@@ -81,15 +75,8 @@ STEEP = 10.0
 class Chosen(nn.Module):
     """An activation that some neurons, or channels, of a layer lose during the training, when they become linear.
 
-    Args:
-        activation: of all neurons at first, then of those that keep it.
-        neurons: the number of neurons, the axis behind that of the batch.
-        by: as in ``Choosing``: g is learned for ``hardness``, and the lines' slopes and offsets for ``grafting``.
-
-    Attributes:
-        steepness: log of the factor g of each neuron's λ, a parameter: until neurons are chosen, a λ-gate computes
-            x·Φ(λgx), and ReLU is as it is for any g > 0.
-        order: the numbers of the neurons, those that keep the activation first; None until they are chosen.
+    Until then, a λ-gate computes x·Φ(λgx), with the log of each neuron's g learned for ``hardness`` (``steepness``).
+    Then ``order`` has the neurons, those that keep the activation first; lines are learned for ``grafting``.
     """
 
     def __init__(self, activation: nn.Module, neurons: int, by: str) -> None:
@@ -196,15 +183,9 @@ def _instability(net: nn.Module, x: Tensor, eps: float) -> list[Tensor]:
 
 
 def _significance(net: nn.Module, x: Tensor, fitted: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """How much each neuron's line changes the margin of the first class to the second, to first order, in the mean.
+    """Return how much each neuron's line changes the margin of the best class, to first order, on average over x.
 
-    Args:
-        net: the network.
-        x: samples (n, …).
-        fitted: whether the line is that of least squares over the samples; otherwise it is x/2.
-
-    Returns:
-        The changes, the slopes and the offsets, a vector for each layer.
+    The line is x/2, or (``fitted``) that of least squares. Slopes and offsets follow; each has a vector for each layer.
     """
     net, values = deepcopy(net).eval(), []
 

@@ -13,14 +13,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a game where it is plain what to do.
-
-    Attributes:
-        says: what, in words.
-        ranges: the least and the greatest value of each number of the observation.
-        action: the action.
-        wanted: whether the action must be taken, or must not be.
-    """
+    """A part of a game, as ranges of the observation, where the ``action`` must be taken, or must not be."""
 
     says: str
     ranges: tuple[Range, ...]
@@ -39,13 +32,11 @@ class Game:
 
     Attributes:
         environment: its name in gymnasium.
-        actions: the number of actions.
         scales: the sizes of the numbers of the observation; trainings divide by them, and ε is in them.
         box: the range of each number over which the swap of an activation is judged.
         good: the return from which a training ended well.
         margin: the difference of two returns up to which they count as equal.
-        steps: how many are trained.
-        rate: the learning rate of trainings that are not screened.
+        steps, rate: of trainings that are not screened.
         regions: where it is plain what to do.
     """
 

@@ -122,7 +122,7 @@ class Training:
 
     def run(self) -> nn.Module:
         """Train; returns the policy, of observations as they are."""
-        for _ in fit(self.agent, range(self.updates), self.begin, self.loss, self.optimizer, self.before):
+        for _ in fit(self.agent, self.updates, self.begin, self.loss, self.optimizer, self.before):
             self.look()
         for player in self.players:
             player.close()

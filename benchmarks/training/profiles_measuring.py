@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.questions import split_tensors
 from benchmarks.common.records import Record
 from benchmarks.study.measuring import Monitor, settled
 from benchmarks.training.transformers_measuring import HEADS, trained
 from benchmarks.training.transformers_models import vit
-from verifiable_relu.data import load
 from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.train.options import Options
 
@@ -32,17 +32,11 @@ Samples = tuple[Tensor, Tensor]
 
 
 def language(count: int) -> tuple[Samples, Samples]:
-    """Training and test sentences of an artificial language, in which two symbols decide how likely a third is.
+    """Return training and test sentences of an artificial language, in which two symbols decide how likely a third is.
 
     A sentence is drawn from a Markov chain of the second order, whose transitions are drawn once from a Dirichlet
-    distribution with concentration 0.1; all seeds of a training see the same sentences.
-
-    Args:
-        count: the number of training sentences.
-
-    Returns:
-        For both: the symbols as unit vectors (samples, ``SYMBOLS``, ``LENGTH``, 1), an image whose patches are single
-        symbols, and the symbol that follows.
+    distribution with concentration 0.1; all seeds of a training see the same sentences. The symbols are unit vectors
+    (samples, ``SYMBOLS``, ``LENGTH``, 1), an image whose patches are single symbols; the class is the next symbol.
     """
     random = np.random.default_rng(0)
     ends = random.dirichlet(np.full(SYMBOLS, 0.1), (SYMBOLS, SYMBOLS)).cumsum(-1)
@@ -56,23 +50,13 @@ def language(count: int) -> tuple[Samples, Samples]:
     return (inputs[:count], classes[:count]), (inputs[count:], classes[count:])
 
 
-def images(count: int) -> tuple[Samples, Samples]:
-    """The first training images of MNIST and all test images, with their classes."""
-    training, test = load("mnist", "train"), load("mnist", "test")
-    return (
-        (torch.from_numpy(training.images[:count]), torch.from_numpy(training.labels[:count])),
-        (torch.from_numpy(test.images), torch.from_numpy(test.labels)),
-    )
-
-
 def profiled(title: Mapping[str, Any]) -> Record:
-    """The figures of one Transformer, trained with learned λ and not hardened.
+    """Return the figures of one Transformer, trained with learned λ and not hardened.
 
-    Returns:
-        ``accuracy`` on the test set; ``lam``, the learned λ of each layer; and ``patterns`` and ``weights``, the part
-        of the training after which nine tenths of their change had happened (``monitor.settled``).
+    These are ``accuracy`` on the test set; ``lam``, the learned λ of each layer; and ``patterns`` and ``weights``, the
+    part of the training after which nine tenths of their change had happened (``settled``).
     """
-    data, held_out = language(title["train"]) if title["data"] == "language" else images(title["train"])
+    data, held_out = language(title["train"]) if title["data"] == "language" else split_tensors("mnist", title["train"])
     torch.manual_seed(title["seed"])
     channels, height, breadth = data[0].shape[1:]
     patch, classes = (1, SYMBOLS) if title["data"] == "language" else (title["patch"], 10)
@@ -82,7 +66,7 @@ def profiled(title: Mapping[str, Any]) -> Record:
 
     def watch(model: nn.Module, step: int, steps: int) -> None:
         if not monitor:
-            monitor.append(Monitor(data[0], 0, steps))
+            monitor.append(Monitor(data[0], steps))
         monitor[0].look(model, step)
 
     model = trained(vit((channels, height, breadth), *size, gate), data, title["epochs"], watch)

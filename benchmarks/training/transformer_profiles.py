@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.common.markup import Cell, Table
-from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.records import Record, Records, grouped, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page, estimate
 
@@ -49,20 +49,12 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
                         records.append("profiled", {**title, **profiled(title)})
 
 
-def grouped(found: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
-    """The records by data set and number of layers."""
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in found:
-        groups.setdefault((record["data"], record["layers"]), []).append(record)
-    return groups
-
-
 def profiles(found: Sequence[Record]) -> Table:
     """A row per data set and number of layers: the seeds' agreement on the layers' λ."""
     from benchmarks.study.statistics import agreement
 
     rows: list[tuple[Cell, ...]] = []
-    for (data, layers), group in grouped(found).items():
+    for (data, layers), group in grouped(found, "data", "layers").items():
         lams = [record["lam"] for record in group]
         means = " ".join(f"{sum(layer) / len(layer):.2f}" for layer in zip(*lams, strict=True))
         ranks: tuple[float | None, ...] = agreement(lams) if len(group) > 1 and layers > 2 else (None,) * 4
@@ -74,7 +66,7 @@ def profiles(found: Sequence[Record]) -> Table:
 def settling(found: Sequence[Record]) -> Table:
     """A row per data set and number of layers: when patterns and weights had made nine tenths of their way."""
     rows: list[tuple[Cell, ...]] = []
-    for (data, layers), group in grouped(found).items():
+    for (data, layers), group in grouped(found, "data", "layers").items():
         ratios = [record["weights"] / record["patterns"] for record in group]
         first = sum(ratio > 1 for ratio in ratios)
         parts = [estimate([record[name] for record in group]) for name in ("patterns", "weights")]

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from benchmarks.common.markup import Cell, Table
-from benchmarks.common.records import Record, Records, notes, of
+from benchmarks.common.records import Record, Records, grouped, notes, of
 from benchmarks.common.script import Script
 from benchmarks.common.tables import Page, estimate
 
@@ -44,18 +44,10 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
                     records.append("measured", {**title, **measured(title, EPS, bar)})
 
 
-def by_layers(found: Sequence[Record]) -> dict[int, list[Record]]:
-    """The records by the number of layers."""
-    groups: dict[int, list[Record]] = {}
-    for record in found:
-        groups.setdefault(record["layers"], []).append(record)
-    return groups
-
-
 def table(found: Sequence[Record]) -> Table:
     """A row per number of layers and radius: accuracies, and what is proven of the network with ReLU."""
     rows: list[tuple[Cell, ...]] = []
-    for layers, group in by_layers(found).items():
+    for layers, group in grouped(found, "layers").items():
         changes = [record["change"] for record in group]
         names = ("accuracy_before", "accuracy_smooth", "accuracy")
         accuracies = [estimate([change[name] for change in changes]) for name in names]
@@ -76,7 +68,7 @@ def profiles(found: Sequence[Record]) -> Table:
     from benchmarks.study.statistics import agreement
 
     rows: list[tuple[Cell, ...]] = []
-    for layers, group in by_layers(found).items():
+    for layers, group in grouped(found, "layers").items():
         lams = [record["lam"] for record in group]
         rho = agreement(lams)[0] if len(lams) > 1 and len(lams[0]) > 2 else None
         for record in group:
@@ -89,7 +81,7 @@ def profiles(found: Sequence[Record]) -> Table:
 def blocks(found: Sequence[Record]) -> Table:
     """A row per number of layers, block and box: the proven and the sampled error of the swap, at worst over seeds."""
     rows: list[tuple[Cell, ...]] = []
-    for layers, group in by_layers(found).items():
+    for layers, group in grouped(found, "layers").items():
         several = zip(*(record["blocks"] for record in group), strict=True)
         for same in several:
             sampled = max(block["sampled"] for block in same)
@@ -137,7 +129,7 @@ def page(records: Sequence[Record]) -> Page:
         f"{EPS[0]} around test images: "
         + "; ".join(
             f"{layers} layers {worst(record['proven'] for record in group)}"
-            for layers, group in by_layers(found).items()
+            for layers, group in grouped(found, "layers").items()
         )
         + ".",
     )

@@ -13,14 +13,14 @@ import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from benchmarks.common.questions import Balls, climb, first_exact
+from benchmarks.common.questions import Balls, climb, first_exact, split_tensors
 from benchmarks.common.records import Record
 from benchmarks.training.transformers_models import vit
 from verifiable_relu import harden
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.data import load
-from verifiable_relu.hardening.loop import Hardened
+from verifiable_relu.hardening.loop import HardenedModel
 from verifiable_relu.network import Network, from_torch
 from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.train.batches import loader, loss
@@ -51,13 +51,9 @@ Watch = Callable[[nn.Module, int, int], object]
 def trained(
     model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, watch: Watch = lambda model, step, steps: None
 ) -> nn.Module:
-    """A model trained with AdamW, the paper's learning rate of λ, and a rate that rises and falls as a cosine.
+    """Train a model with AdamW, the paper's learning rate of λ, and a rate that rises and falls as a cosine.
 
-    Args:
-        model: the model.
-        data: the training data.
-        epochs: how often the model sees them.
-        watch: is called before every step and at the end.
+    ``watch`` is called before every step and at the end.
     """
     # The rate of arXiv 2603.21991, at which λ moves within few epochs.
     options = Options(data="mnist", lam_factor=90.0)
@@ -68,25 +64,21 @@ def trained(
         watch(model, step, steps)
         set_rates(optimizer, learning_rate(options.rate, step, steps), options)
 
-    for _ in fit(model, range(epochs), lambda _: batches, loss, optimizer, before):
+    for _ in fit(model, epochs, lambda _: batches, loss, optimizer, before):
         pass
     watch(model, steps, steps)
     return model.eval()
 
 
 def measured(title: Mapping[str, Any], radii: Sequence[str], bar: Progress) -> Record:
-    """The figures of one network.
+    """Return the figures of one network.
 
-    Returns:
-        ``lam``, the learned λ of each layer; ``change``, what hardening and swap change over all test images;
-        ``blocks``, a record for each feed-forward block and box of its inputs (``block_changes``); ``proven``, the
-        largest change of an output over balls of the smallest radius around test images, None if nothing is known;
-        and ``certified``, for each radius the numbers of images that are ``clean``, ``not refuted`` by the attack, and
-        certified by ``crown`` and by ``alpha-crown``.
+    These are ``lam``, the learned λ of each layer; ``change``, what hardening and swap change over all test images;
+    ``blocks``, a record for each feed-forward block and box of its inputs; ``proven``, the largest change of an output
+    over balls of the smallest radius, or None; and ``certified``, the numbers of ``climb`` for each radius.
     """
-    training, test = load(title["data"], "train"), load(title["data"], "test")
-    data = torch.from_numpy(training.images[: title["train"]]), torch.from_numpy(training.labels[: title["train"]])
-    held_out = torch.from_numpy(test.images), torch.from_numpy(test.labels)
+    test = load(title["data"], "test")
+    data, held_out = split_tensors(title["data"], title["train"])
     shape = tuple(int(size) for size in test.images.shape[1:])
     torch.manual_seed(title["seed"])
     size = title["patch"], title["width"], HEADS, title["hidden"], title["layers"]
@@ -96,16 +88,7 @@ def measured(title: Mapping[str, Any], radii: Sequence[str], bar: Progress) -> R
     hardened = harden(model, data, epochs=title["finetuning"], held_out=held_out)
     chosen = first_exact(test, title["images"])
     network = from_torch(hardened.model, shape)
-    certified = {}
-    for eps in radii:
-        balls = Balls.around(network, test, chosen, eps)
-        ladder = climb(balls, make, bar)
-        certified[eps] = {
-            "clean": len(balls),
-            "not refuted": ladder.standing,
-            "crown": ladder.crown,
-            "alpha-crown": ladder.alpha,
-        }
+    certified = {eps: climb(Balls.around(network, test, chosen, eps), make, bar) for eps in radii}
     return {
         "lam": lam,
         "change": asdict(hardened.change),
@@ -121,7 +104,7 @@ def read(module: nn.Module, shape: tuple[int, ...]) -> Network:
     return Network(tuple(node.map_tensors(Tensor.detach) for node in nodes)).to(torch.float64)
 
 
-def block_changes(hardened: Hardened, images: Tensor) -> Iterator[Record]:
+def block_changes(hardened: HardenedModel, images: Tensor) -> Iterator[Record]:
     """For each feed-forward block and box of its inputs, the change of an output by the swap.
 
     Yields:

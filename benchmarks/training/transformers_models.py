@@ -15,13 +15,7 @@ from torch import Tensor, nn
 
 
 class Patches(nn.Module):
-    """An image (n, channels, height, width) as tokens (n, tokens, width of a token), by patches and their places.
-
-    Args:
-        shape: (channels, height, width) of the images; height and width are multiples of ``patch``.
-        patch: the height and width of a patch.
-        width: the numbers of a token.
-    """
+    """An image (n, channels, height, width) as tokens (n, tokens, width of a token), by patches and their places."""
 
     def __init__(self, shape: tuple[int, int, int], patch: int, width: int) -> None:
         super().__init__()
@@ -32,17 +26,11 @@ class Patches(nn.Module):
         self.places = nn.Parameter(torch.randn(height // patch * (breadth // patch), width) * 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tokens of images."""
         return self.embed(x).flatten(2).transpose(1, 2) + self.places
 
 
 class Attention(nn.Module):
-    """x + out(attention(norm(x))): each token takes in what it attends to, by the softmax of scaled products.
-
-    Args:
-        width: the numbers of a token, a multiple of ``heads``.
-        heads: the number of heads.
-    """
+    """x + out(attention(norm(x))): each token takes in what it attends to, by the softmax of scaled products."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -51,7 +39,6 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tokens (n, tokens, width) after the block."""
         y = self.norm(x)
         queries, keys, values = (
             part(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
@@ -61,13 +48,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """x + second(act(first(norm(x)))), for each token by itself.
-
-    Args:
-        width: the numbers of a token.
-        hidden: the numbers in between.
-        activation: makes the activation.
-    """
+    """x + second(act(first(norm(x)))), for each token alone."""
 
     def __init__(self, width: int, hidden: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -76,7 +57,6 @@ class FeedForward(nn.Module):
         self.act = activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tokens (n, tokens, width) after the block."""
         return x + self.second(self.act(self.first(self.norm(x))))
 
 
@@ -88,7 +68,6 @@ class Classes(nn.Module):
         self.out = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs (n, classes) for tokens."""
         y: Tensor = self.out(x.mean(1))
         return y
 
@@ -103,17 +82,10 @@ def vit(
     classes: int,
     activation: Callable[[], nn.Module] = nn.GELU,
 ) -> nn.Sequential:
-    """A vision Transformer: ``Patches``, then ``Attention`` and ``FeedForward`` by turns, then ``Classes``.
+    """Make a vision Transformer: ``Patches``, then ``Attention`` and ``FeedForward`` by turns, then ``Classes``.
 
-    Args:
-        shape: (channels, height, width) of the images.
-        patch: the height and width of a patch.
-        width: the numbers of a token.
-        heads: the heads of each attention.
-        hidden: the numbers in a feed-forward block.
-        layers: how many times attention and feed-forward block follow each other.
-        classes: the number of outputs.
-        activation: makes the activation of a feed-forward block.
+    Images have the shape (channels, height, width), tokens ``width`` numbers and feed-forward blocks ``hidden`` ones;
+    ``layers`` is the number of pairs of blocks.
     """
     blocks: list[nn.Module] = []
     for _ in range(layers):

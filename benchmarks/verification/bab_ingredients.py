@@ -104,7 +104,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     import torch
 
     from benchmarks.common.progress import bars
-    from verifiable_relu.campaign.inputs import Entry, Loader
+    from verifiable_relu.campaign.inputs import InstanceFiles, Loader
     from verifiable_relu.verifiers.bab import Bab
 
     torch.set_num_threads(1)
@@ -119,7 +119,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
                 if not missing:
                     continue
                 files = (data / family / instance.vnnlib, data / family / instance.onnx)
-                case = loader.case(Entry(*files, asked.limit))
+                case = loader.case(InstanceFiles(*files, asked.limit))
                 for name in missing:
                     if name != UNCHANGED and not _searched(records, {**title, "variant": UNCHANGED}):
                         continue

@@ -108,7 +108,7 @@ def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path
 def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> dict[str, Any]:
     """What becomes of one instance."""
     from verifiable_relu.campaign.certificates import proofs
-    from verifiable_relu.campaign.inputs import Entry, Loader
+    from verifiable_relu.campaign.inputs import InstanceFiles, Loader
     from verifiable_relu.check import BadInput, Refused, check
     from verifiable_relu.files import read_bytes
     from verifiable_relu.supervisor.workers import processor_seconds
@@ -124,7 +124,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
         clock.append(processor_seconds())
         return round(clock[-1] - clock[-2], 4)
 
-    case = Loader().case(Entry(vnnlib, onnx, asked.limit))
+    case = Loader().case(InstanceFiles(vnnlib, onnx, asked.limit))
     reading, queries = lap(), [query.without_head for query in case.queries]
     outcomes = answers(recording(make(asked.method)), queries, TimeBudget(asked.limit))
     verdicts = {outcome.verdict for outcome in outcomes}

@@ -7,31 +7,16 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.study import measuring
 from benchmarks.study.measuring import SPARSITIES, Monitor, prune, settled, train_and_measure
-from verifiable_relu.data import Dataset
-from verifiable_relu.nn import LambdaGELU, cnn, mlp
+from tests.support.trainings import BASE, PER_EPOCH, blobs
+from verifiable_relu.nn import cnn
 from verifiable_relu.train.loop import Callback, TrainingStep, build, train
 from verifiable_relu.train.options import Options
-
-PER_EPOCH = 4
-
-
-def blobs() -> Dataset:
-    """Two hundred noisy images of three classes."""
-    random = np.random.default_rng(1)
-    centres = random.random((3, 1, 4, 4))
-    labels = random.integers(0, 3, 200)
-    images = np.clip(centres[labels] + random.normal(0, 0.15, (200, 1, 4, 4)), 0, 1).astype(np.float32)
-    return Dataset("blobs", images, labels, (0.5,), (0.3,), np.ones(200, bool))
-
-
-BASE = Options("blobs", hidden=(12, 12), epochs=4, batch=50, rate=2e-2, eps=0.02, seed=5)
 
 
 def test_the_overlap_index_on_small_patterns() -> None:
@@ -52,41 +37,13 @@ def test_the_overlap_index_on_small_patterns() -> None:
     assert measuring.relative_change(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])) == pytest.approx(0.2)
 
 
-def test_patterns_are_the_signs_of_the_pre_activations() -> None:
-    model = build(BASE, blobs())
-    x = torch.from_numpy(blobs().images)
-    first, second = measuring.patterns(model, x)
-    assert torch.equal(first, model[:3](x) > 0) and torch.equal(second, model[:5](x) > 0)
-
-
-@pytest.mark.parametrize("eps", [0.02, 0.1])
-def test_unstable_neurons_are_those_of_the_relu_network_by_intervals(eps: float) -> None:
-    model = build(replace(BASE, arm="gelu-swap"), blobs())
-    x = torch.from_numpy(blobs().images)
-    lb, ub = (x - eps).clamp(0, 1), (x + eps).clamp(0, 1)
-    count = 0
-    for layer in [nn.Flatten(), *model]:
-        if isinstance(layer, nn.Linear):
-            lb, ub = (
-                low @ layer.weight.clamp_min(0).T + high @ layer.weight.clamp_max(0).T + layer.bias
-                for low, high in ((lb, ub), (ub, lb))
-            )
-        elif isinstance(layer, nn.GELU):
-            count += int(((lb < 0) & (ub > 0)).sum())
-            lb, ub = lb.relu(), ub.relu()
-        else:
-            lb, ub = layer(lb), layer(ub)
-    assert measuring.unstable_neurons(model, x, eps) == pytest.approx(count / len(x), abs=0.011)
-    assert 0 < count < 24 * len(x)
-
-
 # The moments of a training
 
 
 def monitored(options: Options, callback: Callback | None = None) -> Monitor:
     """The measurements of a training."""
     data = blobs()
-    monitor = Monitor(torch.from_numpy(data.images), options.eps, options.epochs * PER_EPOCH)
+    monitor = Monitor(torch.from_numpy(data.images), options.epochs * PER_EPOCH)
     monitor.look(build(options, data), 0)
 
     def look(state: TrainingStep) -> None:
@@ -103,8 +60,6 @@ def test_there_is_a_look_at_each_twentieth_of_a_training() -> None:
     steps = 11 * PER_EPOCH
     points = monitored(replace(BASE, epochs=11)).points
     assert [point["step"] for point in points] == [math.ceil(k * steps / 20) for k in range(21)]
-    assert [point["part"] for point in points] == [point["step"] / steps for point in points]
-    assert [point["step"] for point in monitored(replace(BASE, epochs=2)).points] == list(range(9))
 
 
 @pytest.mark.thorough
@@ -116,7 +71,6 @@ def test_the_looks_are_at_the_network_of_their_moment(arm: str) -> None:
     assert len(models) == len(points) == 2 * PER_EPOCH + 1
     for model, point in zip(models, points, strict=True):
         assert point["oui"] == measuring.overlap_index(measuring.patterns(model, x))
-        assert point["unstable"] == measuring.unstable_neurons(model, x, options.eps)
     assert points[0]["patterns_changed"] == points[0]["weights_changed"] == 0
     for before, after, point in zip(models, models[1:], points[1:], strict=False):
         flips = [a != b for a, b in zip(measuring.patterns(before, x), measuring.patterns(after, x), strict=True)]
@@ -129,10 +83,9 @@ def test_a_training_that_is_resumed_has_the_same_measurements(tmp_path: Path, mo
     data = blobs()
     _, _, whole = train_and_measure(BASE, data, data, tmp_path / "whole.checkpoint")
     results = whole["results"]
-    assert results["monitor"][-1]["lam"] == pytest.approx([160, 160], rel=1e-5)
     assert 0 < results["worst_logit_change"] <= results["proven_logit_change"] < 100 * results["worst_logit_change"]
     assert list(results["pruned"]) == ["0.5", "0.7", "0.9"] and 0 < results["patterns_settled"] < 1
-    assert all(abs(results[name]["clean"] - results["clean"]) < 0.05 for name in ("int8", "int8_per_tensor"))
+    assert abs(results["int8"]["clean"] - results["clean"]) < 0.05
     look = Monitor.look
 
     def interrupted(self: Monitor, model: nn.Module, step: int) -> None:
@@ -169,22 +122,6 @@ def test_settled_is_where_nine_tenths_of_the_path_are_made(changes: tuple[float,
     assert settled(points(*changes), "change", most=0.5) <= expected
 
 
-# Networks of fixed layers
-
-
-def test_patterns_of_a_residual_network_are_in_the_order_of_its_layers() -> None:
-    model = build(replace(BASE, model="resnet"), blobs())
-    x = torch.from_numpy(blobs().images)
-    found = measuring.patterns(model, x)
-    entering = model[:2](x)  # Normalisation, convolution
-    block = model[3]
-    within = block.first(model[2](entering))
-    leaving = model[2](entering) + block.second(block.inner(within))
-    for expected, active in zip((entering, within, leaving), found, strict=False):
-        assert torch.equal(active, expected.flatten(1) > 0)
-    assert len(found) == 7
-
-
 # Pruning
 
 
@@ -201,24 +138,5 @@ def test_the_smallest_weights_are_pruned_and_nothing_else(sparsity: float) -> No
     if 0 < sparsity < 1:
         assert before[gone].abs().max() <= before[~gone].abs().min()
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
-            assert torch.equal(parameter, pruned.get_parameter(name)), name
+        assert parameter.ndim > 1 or torch.equal(parameter, pruned.get_parameter(name)), name
     assert (before != 0).all(), "the model itself is left alone"
-
-
-def test_sparsity_is_global_and_lambda_is_no_weight() -> None:
-    model = mlp([4, 4, 4], LambdaGELU)
-    with torch.no_grad():
-        model[1].weight.fill_(0.1)
-        model[3].weight.fill_(1.0)
-        model[2].s.fill_(1e-9)
-        model[3].bias.fill_(1e-9)
-    pruned = prune(model, 0.5)
-    assert (pruned[1].weight == 0).all() and (pruned[3].weight == 1).all()
-    assert pruned[2].s == model[2].s and torch.equal(pruned[3].bias, model[3].bias)
-
-
-def test_equal_weights_are_pruned_to_the_number_asked_for() -> None:
-    model = nn.Sequential(nn.Linear(10, 10))
-    nn.init.constant_(model[0].weight, 0.5)
-    assert int((prune(model, 0.3)[0].weight == 0).sum()) == 30

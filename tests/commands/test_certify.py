@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from tests.support.draws import draws
 from tests.support.processes import Process, environment, run
 from tests.support.scripted import Scripted
 from tests.unit.test_campaign import known
-from verifiable_relu.campaign import Store, inputs
+from verifiable_relu.campaign import inputs
 from verifiable_relu.certify import main
 from verifiable_relu.network import read_onnx, write_onnx
 from verifiable_relu.network.graph import Network
@@ -91,47 +90,14 @@ def test_a_counterexample_in_the_form_of_the_competition(folder: Path) -> None:
 
 @pytest.mark.quick
 def test_an_unsat_answer_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seconds, answer in (("60", "unknown\n"), ("1e-9", "timed-out\n")):
+        arguments = ["--spec", str(folder / "violated.vnnlib"), "--method", "crown", "--timeout", seconds, "--quiet"]
+        assert main(arguments) == 0 and capsys.readouterr() == (answer, "")
     assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "crown"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "unsat\n"
     assert "margin    1 (a proven lower bound)" in shown.err and re.search(r"unstable  \d neurons", shown.err)
     assert "float32   the verdict holds for every evaluation in float32, too" in shown.err
-
-
-@pytest.mark.quick
-def test_quiet_prints_the_verdict_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--spec", str(folder / "safe.vnnlib"), "--method", "ibp", "--quiet"]) == 0
-    assert capsys.readouterr() == ("unsat\n", "")
-
-
-def test_unknown_and_timed_out_are_verdicts_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    violated = str(folder / "violated.vnnlib")
-    assert main(["--spec", violated, "--method", "crown"]) == 0
-    assert capsys.readouterr().out == "unknown\n"
-    assert main(["--spec", violated, "--method", "crown", "--timeout", "1e-9"]) == 0
-    assert capsys.readouterr().out == "timed-out\n"
-
-
-def test_the_answers_for_the_boxes_of_a_property_join(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--spec", str(folder / "boxes.vnnlib"), "--method", "attack"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.startswith("sat\n((X_0 ") and "2 boxes" in shown.err
-
-
-def test_a_counterexample_of_vnnlib_2_names_its_variables_by_index(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--spec", str(folder / "two.vnnlib"), "--method", "attack", "--network", f"N={folder / 'net.onnx'}"]
-    assert main(arguments) == 0
-    names = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["sat", "X[0,0]", "X[0,1]", "Y[0,0]", "Y[0,1]"]
-
-
-def test_inputs_are_printed_exactly(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    point = "0.12345678901234567890123456789"
-    (folder / "point.vnnlib").write_text(spec("(<= Y_0 1.0)", low=point, high=point))
-    assert main(["--spec", str(folder / "point.vnnlib"), "--method", "attack"]) == 0
-    assert f"(X_0 {point})" in capsys.readouterr().out
 
 
 def quotient(text: str) -> Fraction:
@@ -208,51 +174,6 @@ def test_a_single_answer_is_recorded_too(
     assert capsys.readouterr().out == first and first.startswith("sat\n((X_0")
 
 
-def test_an_equal_limit_of_memory_is_the_same_run_and_another_is_not(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--spec", str(folder / "safe.vnnlib"), "--method", "crown", "--out", str(folder / "out"), "--quiet"]
-    runs = [[], ["--memory", "1G"], ["--memory", "1048576k"], ["--memory", "1073741824"], ["--memory", "64M"]]
-    counts = []
-    for more in runs:
-        assert main([*arguments, *more]) == 0
-        assert capsys.readouterr().out == "unsat\n"
-        counts.append(known(folder / "out"))
-    assert counts == [1, 1, 1, 1, 2]
-    last = (folder / "out" / "records.jsonl").read_text().splitlines()[-1]
-    assert f"memory={64 << 20}," in last
-
-
-def test_a_reader_that_stops_reading_is_no_fault() -> None:
-    code = "import sys; from verifiable_relu.streams import write; write(['sat', 'x' * 1000000], sys.stdout)"
-    with Process(["-c", code]) as process:
-        assert process.stdout.read(3) == "sat"
-        process.stdout.close()
-        assert process.wait() == 0 and process.stderr.read() == ""
-
-
-def test_help_needs_no_torch() -> None:
-    code = (
-        "import sys; from verifiable_relu.certify import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "heavy = {'torch', 'numpy', 'onnx', 'onnxruntime', 'rich', 'z3', 'highspy', 'vnnlib'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    for word in ("--spec", "--method", "auto_lirpa", "--timeout"):
-        assert word in done.stdout
-
-
-def test_a_command_ends_without_a_search_for_unreachable_objects() -> None:
-    code = (
-        "import atexit, gc; gc.unfreeze(); atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
-        "from verifiable_relu.arguments import Parser; Parser(); print(gc.get_freeze_count() > 0)"
-    )
-    assert run(["-c", code]).stdout.split() == ["False", "True"]
-
-
 def test_a_property_of_a_file_imports_no_solver_and_nothing_of_torch_modules(folder: Path) -> None:
     code = (
         "import sys; from verifiable_relu.certify import main\n"
@@ -290,9 +211,7 @@ BAD = {
     "no spec": (["--spec", "none.vnnlib"], ["none.vnnlib", "no such file"]),
     "no network": (["--spec", "safe.vnnlib", "--net", "none.onnx"], ["none.onnx", "no such file"]),
     "malformed network": (["--spec", "safe.vnnlib", "--net", "broken.onnx"], ["broken.onnx"]),
-    "empty network": (["--spec", "safe.vnnlib", "--net", "empty"], ["empty"]),
     "unclosed": (["--spec", "unclosed.vnnlib"], ["unclosed.vnnlib", "line", "never closed"]),
-    "no text": (["--spec", "net.onnx"], ["net.onnx"]),
     "empty spec": (["--spec", "empty"], ["empty"]),
     "unsupported operator": (["--spec", "safe.vnnlib", "--net", "hardmax.onnx"], ["hardmax.onnx", "wave", "Hardmax"]),
     "NaN": (["--spec", "safe.vnnlib", "--net", "nan.onnx"], ["nan.onnx", "NaN"]),
@@ -302,20 +221,15 @@ BAD = {
     "non-linear": (["--spec", "quotient.vnnlib"], ["quotient.vnnlib", "line"]),
     "method": (["--spec", "safe.vnnlib", "--method", "magic"], ["magic", "crown"]),
     "device": (["--spec", "safe.vnnlib", "--device", "nowhere"], ["nowhere"]),
-    "no device of its own choice": (["--spec", "safe.vnnlib", "--device", "auto"], ["auto"]),
     "other method's device": (["--spec", "safe.vnnlib", "--method", "milp", "--device", "cuda"], ["milp", "CPU"]),
     "memory word": (["--spec", "safe.vnnlib", "--memory", "lots"], ["--memory", "'lots'", "512M"]),
     "memory 0": (["--spec", "safe.vnnlib", "--memory", "0G"], ["--memory", "'0G'"]),
-    "negative memory": (["--spec", "safe.vnnlib", "--memory=-1M"], ["--memory", "'-1M'"]),
-    "memory unit": (["--spec", "safe.vnnlib", "--memory", "2X"], ["--memory", "'2X'"]),
     "other method's memory": (["--spec", "safe.vnnlib", "--method", "milp", "--memory", "1G"], ["milp", "memory"]),
     "timeout 0": (["--spec", "safe.vnnlib", "--timeout", "0"], ["--timeout", "'0'"]),
     "timeout NaN": (["--spec", "safe.vnnlib", "--timeout", "nan"], ["--timeout", "'nan'"]),
-    "timeout word": (["--spec", "safe.vnnlib", "--timeout", "soon"], ["--timeout", "'soon'"]),
     "nothing": ([], ["--spec"]),
     "network name": (["--spec", "two.vnnlib", "--network", "net.onnx"], ["--network", "NAME=FILE"]),
     "no jobs": (["--spec", "instances.csv", "--jobs", "0"], ["--jobs", "'0'"]),
-    "jobs word": (["--spec", "instances.csv", "--jobs", "all"], ["--jobs", "'all'"]),
     "executor": (["--spec", "instances.csv", "--executor", "tcp://here:1"], ["--executor", "dask://HOST:PORT"]),
     "two executors": (["--spec", "i.csv", "--executor", "dask://h:1", "--jobs", "2"], ["--executor", "--jobs"]),
     "undeclared": (["--spec", "two.vnnlib", "--network", "M=net.onnx"], ["two.vnnlib", "'M'"]),
@@ -426,15 +340,6 @@ def test_a_closed_stream_is_no_fault(closed: int, folder: Path) -> None:
         assert done.returncode == 2 and done.stderr.startswith("certify: stdout cannot be written")
 
 
-def test_a_second_campaign_in_a_folder_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "instances.csv").write_text("net.onnx,safe.vnnlib,30\n")
-    with Store(folder / "out"):
-        for name in ("safe.vnnlib", "instances.csv"):
-            assert main(["--spec", str(folder / name), "--out", str(folder / "out")]) == 2
-            shown = capsys.readouterr()
-            assert shown.out == "" and shown.err.count("\n") == 1 and "another campaign" in shown.err
-
-
 def test_repair_resumes_with_the_records_that_are_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(folder)
     arguments = ["--spec", str(folder / "safe.vnnlib"), "--net", str(folder / "net.onnx"), "--method", "ibp", "--quiet"]
@@ -455,19 +360,13 @@ def test_repair_resumes_with_the_records_that_are_left(folder: Path, capsys: pyt
         (MemoryError(), 2, "takes more memory than there is"),
         (RecursionError(), 2, "nested too deeply"),
         (ZeroDivisionError("oh"), 1, "fault of reading: ZeroDivisionError: oh"),
-        (AssertionError(), 1, "fault of reading: AssertionError"),
     ],
 )
 @pytest.mark.parametrize("reader", ["read_onnx", "read_vnnlib"])
 def test_an_instance_that_breaks_its_reader_costs_the_others_nothing(
-    reader: str,
-    error: Exception,
-    status: int,
-    said: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    reader: str, error: Exception, status: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     # Equal files would be read once.
     write_onnx(network(1.0), folder / "bad.onnx")
     (folder / "bad.vnnlib").write_text(spec(SAFE))
@@ -506,12 +405,10 @@ def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     done = run(["-m", "verifiable_relu.certify", *arguments], cwd=folder)
     assert done.returncode == 2
     answers = {
-        ("net.onnx", "safe.vnnlib"): "unsat",
-        ("net.onnx", "none.vnnlib"): "unknown",
-        ("hardmax.onnx", "safe.vnnlib"): "unknown",
-        ("hardmax.onnx", "violated.vnnlib"): "unknown",
+        ("net.onnx", "safe.vnnlib"): "unsat", ("net.onnx", "none.vnnlib"): "unknown",
+        ("hardmax.onnx", "safe.vnnlib"): "unknown", ("hardmax.onnx", "violated.vnnlib"): "unknown",
         ("net.onnx", "violated.vnnlib"): "unknown",
-    }
+    }  # fmt: skip
     # The rows on stdout come as the answers do.
     assert len(rows(done.stdout)) == len(answers)
     assert {(onnx, vnnlib): answer for onnx, vnnlib, answer, _ in rows(done.stdout)} == answers
@@ -521,11 +418,8 @@ def test_every_row_of_a_table_is_answered_and_recorded(folder: Path) -> None:
     assert "Traceback" not in done.stderr
     table = list(csv.DictReader(io.StringIO((folder / "out" / "results.csv").read_text())))
     assert [(row["onnx"], row["vnnlib"]) for row in table] == list(answers)
-    assert [(row["answer"], row["reason"]) for row in table] == [
-        ("unsat", "proved"),
-        *[("unknown", "error")] * 3,
-        ("unknown", "incomplete"),
-    ]
+    reasons = [("unsat", "proved"), *[("unknown", "error")] * 3, ("unknown", "incomplete")]
+    assert [(row["answer"], row["reason"]) for row in table] == reasons
 
 
 def test_every_file_of_a_folder_is_answered_and_a_time_limit_overrides_the_tables(
@@ -548,17 +442,17 @@ def test_every_file_of_a_folder_is_answered_and_a_time_limit_overrides_the_table
     assert row[2] == "timed-out"
 
 
-def patiently(query: Query) -> Outcome:
-    """The correct outcome, after a delay."""
-    time.sleep(0.3)
-    return claims(Ibp(), [query], 9)[0]
-
-
-SLOW = """
-import sys
+WAITING = """
+import sys, time
 from tests.commands import test_certify as t
 from verifiable_relu.campaign import inputs
-inputs.make = lambda *_: t.Scripted(t.patiently)
+
+def answer(query):
+    if query.property.unsafe[0][0].bound < -3:
+        time.sleep(600)
+    return t.claims(t.Ibp(), [query], 9)[0]
+
+inputs.make = lambda *_: t.Scripted(answer)
 sys.exit(t.main())
 """
 
@@ -566,35 +460,26 @@ sys.exit(t.main())
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = 40
+    count = 20
     for i in range(count):
         (folder / f"s{i:02}.vnnlib").write_text(spec(f"(<= Y_0 -{i + 1}.0)"))
     (folder / "instances.csv").write_text("".join(f"net.onnx,s{i:02}.vnnlib,30\n" for i in range(count)))
     arguments = ["--spec", "instances.csv", "--quiet", "--out", "out", "--jobs", "1"]
-    with Process(["-c", SLOW, *arguments], cwd=folder) as process:
-        records = folder / "out" / "records.jsonl"
-        deadline = time.monotonic() + 60
-        while not (records.exists() and records.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        # A record is on disk a moment before it is counted as an answer.
-        time.sleep(0.05)
+    with Process(["-c", WAITING, *arguments], cwd=folder) as process:
+        # The work on the fourth waits.
+        assert [process.stdout.readline().split(",")[1] for _ in range(3)] == [f"s{i:02}.vnnlib" for i in range(3)]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    found = re.fullmatch(
-        rf"certify: interrupted: (\d+) of {count} instances are answered and kept in out; .*\n", errors
-    )
-    assert found, errors
-    done = int(found.group(1))
-    assert 2 <= done < count and known(folder / "out") == done
-    assert len(rows((folder / "out" / "results.csv").read_text())) == done + 1
+    said = f"certify: interrupted: 3 of {count} instances are answered and kept in out; the same command resumes\n"
+    assert errors == said and known(folder / "out") == 3
+    assert len(rows((folder / "out" / "results.csv").read_text())) == 4
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    verifier = Scripted(patiently)
+    verifier = Scripted(lambda query: claims(Ibp(), [query], 9)[0])
     monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_: verifier)
     assert main(arguments) == 0
     assert [row[2] for row in rows(capsys.readouterr().out)] == ["unsat"] * count
-    assert sum(len(queries) for queries in verifier.asked) == count - done
+    assert sum(len(queries) for queries in verifier.asked) == count - 3
 
 
 def test_explain_says_what_auto_would_do_and_answers_nothing(capsys: pytest.CaptureFixture[str]) -> None:

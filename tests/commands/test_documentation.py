@@ -52,16 +52,6 @@ def test_there_are_examples() -> None:
     assert languages.count("python") >= 10 and languages.count("console") >= 6
 
 
-def test_the_readme_is_short_and_shows_both_commands() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("\n") <= 120
-    for command in (
-        "python3 dev.py run python -m verifiable_relu.certify --spec specs/cifar_eps.vnnlib",
-        "python3 dev.py check",
-    ):
-        assert f"\n    {command} " in text
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
@@ -92,11 +82,10 @@ def test_a_docstring_of_a_parameter_that_is_none_is_a_warning(tmp_path: Path) ->
     (tmp_path / "docs" / "index.md").write_text("# Page\n\n::: told\n")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[0]
     (tmp_path / "mkdocs.yml").write_text(settings.replace("extra_css: [site.css]\n", ""), encoding="utf-8")
-    for named, status in (("x", 0), ("x, y", 1)):
-        text = f'def told(x: int) -> None:\n    """Tell.\n\n    Args:\n        {named}: it.\n    """\n'
-        (tmp_path / "told.py").write_text(text)
-        built = site(tmp_path, tmp_path / "site")
-        assert built.returncode == status, built.stdout + built.stderr
+    text = 'def told(x: int) -> None:\n    """Tell.\n\n    Args:\n        x, y: it.\n    """\n'
+    (tmp_path / "told.py").write_text(text)
+    built = site(tmp_path, tmp_path / "site")
+    assert built.returncode == 1 and "x, y" in built.stdout + built.stderr, built.stdout + built.stderr
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

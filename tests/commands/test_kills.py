@@ -26,16 +26,13 @@ sys.stdin.read()
 
 
 def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) -> None:
-    for end in ("finished", "killed"):
-        with Process(["-c", LOCKED, tmp_path]) as process:
-            assert process.stdout.readline() == "open\n"
-            with pytest.raises(InputError, match="another campaign is running in this folder"):
-                Store(tmp_path)
-            if end == "killed":
-                process.kill()
-            process.stdin.close()
-            process.wait()
-        assert known(tmp_path) == 0
+    with Process(["-c", LOCKED, tmp_path]) as process:
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(InputError, match="another campaign is running in this folder"):
+            Store(tmp_path)
+        process.kill()
+        process.wait()
+    assert known(tmp_path) == 0
 
 
 KILLED = """

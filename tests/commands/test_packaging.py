@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 import tarfile
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -81,62 +79,3 @@ def test_every_requirement_is_pinned() -> None:
     extras = [r for requirements in PROJECT["optional-dependencies"].values() for r in requirements]
     wanted = {Requirement(r).name.lower() for r in [*PROJECT["dependencies"], *extras]}
     assert wanted - {PROJECT["name"]} <= pins().keys()
-
-
-def test_every_pinned_version_is_for_the_oldest_python() -> None:
-    """A release of Python such as 3.11.2, which Debian 12 has, is not left out by a package alone."""
-    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
-    for name, choices in pins().items():
-        meant = [r for r in choices if r.marker is None or r.marker.evaluate({"python_full_version": oldest})]
-        assert len(meant) == 1, f"{name} is pinned {len(meant)} times for Python {oldest}"
-        try:
-            there = distribution(name)
-        except PackageNotFoundError:
-            continue
-        if there.version in meant[0].specifier:
-            declared = there.metadata.get("Requires-Python") or ""
-            assert oldest in SpecifierSet(declared), f"{name} {there.version} asks for Python {declared}"
-
-
-def pythons() -> list[str]:
-    """The versions of Python that are tried: the oldest that is declared, and what this machine has."""
-    folders = [*map(Path, os.environ.get("PATH", "").split(os.pathsep)), Path("/usr/bin")]
-    folders += Path.home().glob(".pyenv/versions/*/bin")
-    found = {
-        path.resolve()
-        for folder in folders
-        for path in folder.glob("python3*")
-        if path.name[6:].strip("0123456789.") == ""
-    }
-    say = "import platform; print(platform.python_version())"
-    versions = {"3.11.0"}
-    for path in found:
-        done = subprocess.run([path, "-c", say], capture_output=True, text=True)
-        # No development versions, such as 3.15.0a1.
-        if done.returncode == 0 and done.stdout.strip().replace(".", "").isdigit():
-            versions.add(done.stdout.strip())
-    supported = SpecifierSet(PROJECT["requires-python"])
-    # That this one works, its own environment shows.
-    return sorted(v for v in versions - {platform.python_version()} if v in supported)
-
-
-def resolved(python: str, *requirements: str) -> subprocess.CompletedProcess[str]:
-    """Have pip resolve requirements for a version of Python, without installing anything."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-    command += ["--only-binary=:all:", "--python-version", python, "--target", "unused", "--retries", "0"]
-    command += ["--timeout", "15", "-c", "constraints.txt", *requirements]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-@pytest.fixture(scope="module")
-def index() -> None:
-    if resolved("3.11.0", "--no-deps", "filelock").returncode:
-        pytest.skip("no package index can be reached")
-
-
-@pytest.mark.seldom
-def test_the_base_resolves_for_every_python(index: None) -> None:
-    for python in pythons():
-        # PyTorch is left out: where there is no build for CPUs at hand, pip would download gigabytes.
-        done = resolved(python, *(r for r in PROJECT["dependencies"] if Requirement(r).name != "torch"))
-        assert done.returncode == 0, f"Python {python}: {done.stderr}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,23 +16,15 @@ WATCHED = """
 import sys
 touched = []
 sys.addaudithook(lambda event, arguments: event.startswith("socket.") and touched.append((event, arguments)))
-{code}
-assert "onnxruntime" in sys.modules
-sys.exit(f"network: {{touched}}" if touched else 0)
-"""
-
-CERTIFY = """
 from verifiable_relu.certify import main
 assert main(["--spec", sys.argv[1], "--method", "attack", "--quiet"]) == 0
-"""
-
-COMPRESS = """
 import numpy as np
 import torch
 from verifiable_relu.train.export import quantize, written
 images = np.random.default_rng(0).random((8, 4), np.float32)
-model = torch.nn.Sequential(torch.nn.Linear(4, 3)).eval()
-quantize(written(model, (4,)), images)
+quantize(written(torch.nn.Sequential(torch.nn.Linear(4, 3)).eval(), (4,)), images)
+assert "onnxruntime" in sys.modules
+sys.exit(f"network: {touched}" if touched else 0)
 """
 
 
@@ -64,14 +56,11 @@ def violated(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "violated.vnnlib")
 
 
-def test_an_answer_leaves_no_file_in_an_empty_home_and_opens_no_socket(tmp_path: Path, violated: str) -> None:
-    files, done = left_behind(WATCHED.format(code=CERTIFY), tmp_path, violated)
+def test_an_answer_and_quantisation_leave_no_file_in_an_empty_home_and_open_no_socket(
+    tmp_path: Path, violated: str
+) -> None:
+    files, done = left_behind(WATCHED, tmp_path, violated)
     assert (done.returncode, done.stdout.split("\n")[0], files) == (0, "sat", []), done.stderr
-
-
-def test_quantisation_leaves_no_file_in_an_empty_home_and_opens_no_socket(tmp_path: Path) -> None:
-    files, done = left_behind(WATCHED.format(code=COMPRESS), tmp_path)
-    assert (done.returncode, files) == (0, []), done.stderr
 
 
 def test_onnxruntime_by_itself_does_leave_files(tmp_path: Path) -> None:
@@ -82,11 +71,6 @@ def test_onnxruntime_by_itself_does_leave_files(tmp_path: Path) -> None:
 
 
 def test_nothing_imports_onnxruntime_but_the_module_that_switches_its_telemetry_off() -> None:
-    importers = set()
-    for path in (ROOT / "verifiable_relu").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(name.partition(".")[0] == "onnxruntime" for name in names):
-                importers.add(str(path.relative_to(ROOT)))
-    assert importers == set()
+    imports = re.compile(r"^\s*(import|from) onnxruntime", re.MULTILINE)
+    files = list((ROOT / "verifiable_relu").rglob("*.py"))
+    assert len(files) > 100 and not [path for path in files if imports.search(path.read_text())]

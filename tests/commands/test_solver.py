@@ -19,7 +19,7 @@ from tests.support.processes import run
 from verifiable_relu import __version__
 from verifiable_relu.certify import main as certify
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.network.product import Part, product
+from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.solver import THEORIES, main
 from verifiable_relu.spec.find import Instance, Networks, write_instances
@@ -118,7 +118,11 @@ def test_a_product_computes_what_its_parts_do() -> None:
     torch.manual_seed(0)
     image = from_torch(nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 3)), (1, 2, 2))
     line = from_torch(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,))
-    parts = [Part("a", image, [4, 0, 1, 0]), Part("b", line, [2, 3, 4]), Part("c", line, [0, 1, 2])]
+    parts = [
+        NetworkPart("a", image, [4, 0, 1, 0]),
+        NetworkPart("b", line, [2, 3, 4]),
+        NetworkPart("c", line, [0, 1, 2]),
+    ]
     joined = product(parts, 5, passed=True)
     x = torch.rand(7, 5)
     wanted = [part.network(x[:, list(part.inputs)].reshape(-1, *part.network.input_shape)) for part in parts]
@@ -130,7 +134,7 @@ def test_parts_of_a_product_may_have_numbers_of_both_precisions() -> None:
     torch.manual_seed(0)
     double = from_torch(nn.Linear(2, 3).double(), (2,))
     both = from_torch(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()).eval(), (2,))
-    joined = product([Part("a", double, [0, 1]), Part("b", both, [1, 2])], 3)
+    joined = product([NetworkPart("a", double, [0, 1]), NetworkPart("b", both, [1, 2])], 3)
     x = torch.rand(7, 3, dtype=torch.float64)
     torch.testing.assert_close(joined(x), torch.cat([double(x[:, :2]), both(x[:, 1:])], 1))
 

@@ -17,9 +17,9 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import EXACT, FLOAT
-from verifiable_relu.check.graph import Activation, Affine, Graph, Node, Source
-from verifiable_relu.check.least import Least, Leaves, Rows, Tree, of_box
-from verifiable_relu.check.lines import Relaxation, Signed
+from verifiable_relu.check.graph import ActivationNode, AffineNode, Graph, InputNode, Node
+from verifiable_relu.check.least import BoundedRows, Least, TreeBounds, TreeLeaves, of_box
+from verifiable_relu.check.lines import CheckedRelaxation, Signed
 
 ALLOWED = 1024
 
@@ -38,20 +38,20 @@ class Case:
         kinked = self.powers == TINY_SLOPES
         sizes = [rng.randint(1, 3) for _ in range(2 if self.powers else rng.randint(2, 4))]
         low, high = np.sort(self.numbers((2, sizes[0]), 0), 0)
-        nodes: list[Node] = [Source(sizes[0])]
+        nodes: list[Node] = [InputNode(sizes[0])]
         for at, (before, after) in enumerate(pairwise(sizes)):
             if at:
-                nodes.append(Activation(len(nodes) - 1, self.slopes(before), f"a{at}"))
+                nodes.append(ActivationNode(len(nodes) - 1, self.slopes(before), f"a{at}"))
             relative = rng.choice([0.0, 0.0, 2.0**-52])
             bias = self.numbers((after,)) * rng.choice([0, 1 - bool(self.powers)])
-            nodes.append(Affine([(len(nodes) - 1, self.numbers((after, before), 1))], bias, relative))
+            nodes.append(AffineNode([(len(nodes) - 1, self.numbers((after, before), 1))], bias, relative))
         if kinked:
-            nodes.append(Activation(len(nodes) - 1, self.numbers((sizes[-1],), 1) * 2.0**-770, "a"))
+            nodes.append(ActivationNode(len(nodes) - 1, self.numbers((sizes[-1],), 1) * 2.0**-770, "a"))
         graph = Graph(nodes, len(nodes) - 1)
-        self.relaxation = Relaxation(graph, low, np.where([rng.random() < 0.2 for _ in low], low, high))
+        self.relaxation = CheckedRelaxation(graph, low, np.where([rng.random() < 0.2 for _ in low], low, high))
         for number in graph.activations:
             node = nodes[number]
-            assert isinstance(node, Activation)
+            assert isinstance(node, ActivationNode)
             self.relaxation.claim(number, *self.relaxation.ends(node.source))
 
     @property
@@ -76,7 +76,7 @@ class Case:
         """Two rows of the output, in which the coefficients of the last map's first input all but cancel."""
         last = self.relaxation.graph.nodes[self.relaxation.graph.output]
         found = self.numbers((2, last.size))
-        if isinstance(last, Affine) and last.size > 1:
+        if isinstance(last, AffineNode) and last.size > 1:
             column = last.terms[0][1][:, 0] / np.abs(last.terms[0][1][:, 0]).max()
             found[:, -1] = -(found[:, :-1] @ column[:-1]) / column[-1]
         return found
@@ -95,17 +95,17 @@ class Case:
         """The same of leaves of a tree."""
         relaxation, rng = self.relaxation, self.rng
         output = relaxation.graph.output
-        rows = Rows(output, self.rows(), self.numbers((2,)) * rng.choice([0, 1]))
+        rows = BoundedRows(output, self.rows(), self.numbers((2,)) * rng.choice([0, 1]))
         named = [(number, int(j)) for number, known in relaxation.neurons.items() for j in known.open]
         slopes = self.slopes(relaxation.open)
-        tree = Tree(relaxation, rows, slopes, named, [], {})
+        tree = TreeBounds(relaxation, rows, slopes, named, [], {})
         lower, upper = (np.tile(end, (3, 1)) for end in tree.ends)
         split = np.array([[rng.random() < 0.4 for _ in named] for _ in range(3)]).reshape(3, len(named))
         for at, neuron in zip(*np.nonzero(split), strict=True):
             (lower if rng.random() < 0.5 else upper)[at, neuron] = 0.0
         given = np.array([[rng.random() < 0.5 for _ in named] for _ in range(3)]).reshape(3, len(named))
         multipliers = np.where(given, self.numbers((3, len(named))), 0)
-        leaves = Leaves(lower, upper, split, multipliers, given, sparse.csr_array(np.abs(self.numbers((3, 2)))))
+        leaves = TreeLeaves(lower, upper, split, multipliers, given, sparse.csr_array(np.abs(self.numbers((3, 2)))))
         w = tree.multipliers(leaves)
         found = tree.least(leaves, w)
         exact = [tree.exactly(leaves[np.array([i])], w[[i]]) for i in range(3)]

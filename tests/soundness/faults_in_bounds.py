@@ -11,14 +11,15 @@ from torch import Tensor
 
 from verifiable_relu.bounds import Bounds, Lines
 from verifiable_relu.bounds.forward import NodeBounds
+from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operator
-from verifiable_relu.bounds.relaxation import Walk
+from verifiable_relu.bounds.relaxation import BackwardPass
 from verifiable_relu.bounds.slack import LineStep, ShiftedLines, Slack
 from verifiable_relu.bounds.windowed import Coefficients, Grid, Stepped, Window
 from verifiable_relu.bounds.zonotope import Mirrors
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Linear, Relu
+from verifiable_relu.network.nodes import Activation, Affine, Conv2d, Extreme, Linear, Relu
 
 from .fault import Fault, instead
 
@@ -86,11 +87,36 @@ def _floor_of_common_lines(
     )
 
 
+def _point(shifted: ShiftedLines, index: int, sample: Tensor | None) -> Tensor:
+    return of_samples(shifted.bounds.point(index).flatten(1), sample)
+
+
+def _point_of_the_input(
+    right: Right, shifted: ShiftedLines, index: int, lines: Lines, sample: Tensor | None
+) -> LineStep:
+    found, (source,) = right(shifted, index, lines, sample), shifted.bounds.network.nodes[index].inputs
+    return replace(found, floor=found.floor + _point(shifted, index, sample) - _point(shifted, source, sample))
+
+
+def _not_lifted(right: Right, *args: object) -> LineStep:
+    found = right(*args)
+    return replace(found, lift=torch.zeros_like(found.lift))
+
+
+def _lifted_as_at_twice_the_point(
+    right: Right, shifted: ShiftedLines, index: int, lines: Lines, sample: Tensor | None
+) -> LineStep:
+    found, (source,) = right(shifted, index, lines, sample), shifted.bounds.network.nodes[index].inputs
+    return replace(found, lift=found.lift + found.rise * _point(shifted, source, sample))
+
+
 def _all_before(right: Right, slack: Slack, index: int) -> frozenset[int]:
     return frozenset(range(index + 1))
 
 
-def _first_alone(right: Right, walk: Walk, index: int, first: Coefficients, second: Coefficients) -> Coefficients:
+def _first_alone(
+    right: Right, walk: BackwardPass, index: int, first: Coefficients, second: Coefficients
+) -> Coefficients:
     return first
 
 
@@ -225,7 +251,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "wrong corner when a linear bound meets the box",
         "corners",
-        instead("bounds.relaxation:Walk.least", _negative),
+        instead("bounds.relaxation:BackwardPass.least", _negative),
     ),
     Fault(
         "wrong side of the padding cut off a convolution's adjoint",
@@ -250,22 +276,22 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "the constant at the target's point left out",
         "corners",
-        instead("bounds.kinds:value_at_point", _zero),
+        instead("bounds.relaxation:value_at_point", _zero),
     ),
     Fault(
         "an activation's point taken for that of its input",
         "corners",
-        instead("bounds.slack:height_at", lambda right, lines, z, value: right(lines, z, z)),
+        instead("bounds.slack:ShiftedLines.outward", _point_of_the_input),
     ),
     Fault(
         "the upper line not raised by how far it lies above the lower one at the point",
         "corners",
-        instead("bounds.slack:width_at", _zero),
+        instead("bounds.slack:ShiftedLines.outward", _not_lifted),
     ),
     Fault(
         "the upper line raised as about twice the point",
         "corners",
-        instead("bounds.slack:width_at", lambda right, lines, z: right(lines, 2 * z)),
+        instead("bounds.slack:ShiftedLines.outward", _lifted_as_at_twice_the_point),
     ),
     Fault(
         "rows' own lower lines taken for those of all rows at the point",
@@ -285,7 +311,7 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "rows of one of two nodes alone where both use a third",
         "corners",
-        instead("bounds.relaxation:Walk.merged", _first_alone),
+        instead("bounds.relaxation:BackwardPass.merged", _first_alone),
     ),
     Fault(
         "rows of one of two nodes alone where both use a third, within windows",
@@ -315,7 +341,11 @@ IN_BOUNDS: tuple[Fault, ...] = (
     Fault(
         "the ends of a maximum those of a minimum",
         "corners",
-        instead("bounds.kinds:extremes", lambda right, sign, x, y: right(-sign, x, y)),
+        instead(
+            "bounds.kinds:IMAGES",
+            lambda right, node, *args: right(replace(node, sign=-node.sign), *args),
+            Extreme,
+        ),
     ),
     Fault(
         "rows in any order taken for rows in turn",

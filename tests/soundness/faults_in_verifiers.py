@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,20 +17,23 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
+from verifiable_relu.verifiers.bab import proof
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.boxes import SubBoxes
 from verifiable_relu.verifiers.encoding import Folding
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root_bounds import BoundsCache, RootBounds
 from verifiable_relu.verifiers.solvers import highs, z3
-from verifiable_relu.verifiers.split import Frontier
 
 from .fault import Fault, instead
 
 Right = Callable[..., Any]
 
 
-def _negative(right: Right, *args: object) -> Tensor:
-    return -right(*args)
+def _without_rounding(right: Right, *args: Any, **named: Any) -> Tensor:
+    with patch.object(proof, "OWN", 0.0):
+        found: Tensor = right(*args, **named)
+    return found
 
 
 def _bounds_dropped(right: Right, rows: RowBatch, *args: Tensor) -> RowBatch:
@@ -86,14 +90,9 @@ def _intersection(right: Right, rows: RowBatch, largest: Tensor) -> Tensor:
     return torch.where(found == -torch.inf, torch.inf, found)
 
 
-def _first_halves(
-    right: Right, frontier: Frontier, lower: Tensor, upper: Tensor, owner: Tensor, influence: Tensor, within: Tensor
-) -> None:
-    before = len(frontier.owner)
-    right(frontier, lower, upper, owner, influence, within)
-    kept = before + (len(frontier.owner) - before) // 2
-    frontier.lower, frontier.upper = frontier.lower[:kept], frontier.upper[:kept]
-    frontier.owner, frontier.within = frontier.owner[:kept], frontier.within[:kept]
+def _first_halves(right: Right, boxes: SubBoxes, *args: Tensor) -> SubBoxes:
+    first = right(boxes, *args)[: len(boxes)]
+    return SubBoxes.cat([first, first])
 
 
 def _both_active(right: Right, *args: object) -> tuple[Tensor, Tensor]:
@@ -101,11 +100,20 @@ def _both_active(right: Right, *args: object) -> tuple[Tensor, Tensor]:
     return active, active
 
 
-def _most(right: Right, before: Tensor, objective: Tensor, lower: Tensor) -> Tensor:
+def _most(right: Right, loop: Any, nodes: Any, lower: Tensor, leaves: Any) -> None:
+    before = loop.now.lower
+    right(loop, nodes, lower, leaves)
     # What nothing has been closed of is no bound.
-    known = torch.where(before == torch.inf, torch.inf, -before)
-    found = right(known, objective, -lower)
-    return torch.where(found == torch.inf, torch.inf, -found)
+    known = torch.where(before == torch.inf, -torch.inf, before).scatter_reduce(0, nodes.objective, lower, "amax")
+    loop.now.lower = torch.where(known == -torch.inf, torch.inf, known)
+
+
+def _lower_cuts(right: Right, *args: Any) -> Any:
+    """Cuts are lower by a part of what they exceed their neurons by."""
+    found = right(*args)
+    return [
+        (replace(cuts, constant=cuts.constant - cuts.width / 2, width=cuts.width / 2), *rest) for cuts, *rest in found
+    ]
 
 
 def _half_of_it(right: Right, node: Node, bounds: Bounds, *args: object) -> Any:
@@ -221,7 +229,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "half of a split box forgotten",
         "agreement",
-        instead("verifiers.split:Frontier.halve", _first_halves),
+        instead("verifiers.boxes:SubBoxes.halves", _first_halves),
     ),
     Fault(
         "a child of a split neuron forgotten",
@@ -257,29 +265,32 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         "the phases of split neurons exchanged in a proof",
         "trees",
         instead(
-            "verifiers.bab.proof:Proofs.lower",
-            lambda right, proofs, split, *args, **named: right(proofs, -split, *args, **named),
+            "verifiers.bab.proof:least_over_phases",
+            lambda right, q, pull, ends, at_ends, split: right(q, pull, ends, at_ends, -split),
         ),
     ),
     Fault(
         "multipliers with the wrong sign in a proof",
         "trees",
-        instead("verifiers.bab.proof:of_neurons", _negative),
+        instead("verifiers.bab.proof:least_over_phases", lambda right, q, pull, *rest: right(q, -pull, *rest)),
     ),
     Fault(
         "an end of a phase too near",
         "trees",
-        instead("verifiers.bab.proof:least_to", lambda right, end, *args: right(end / 2, *args)),
+        instead(
+            "verifiers.bab.proof:least_over_phases",
+            lambda right, q, pull, ends, *rest: right(q, pull, (ends[0] / 2, ends[1] / 2), *rest),
+        ),
     ),
     Fault(
         "remainders smaller than they may be in a proof",
         "trees",
-        instead("verifiers.bab.proof:least_to", lambda right, end, q, *args: right(end, q / 2, *args)),
+        instead("verifiers.bab.proof:least_over_phases", lambda right, q, *rest: right(q / 2, *rest)),
     ),
     Fault(
         "rounding left out of a proof",
         "trees",
-        instead("verifiers.bab.proof:rounded_down", lambda right, found, error: found),
+        instead("verifiers.bab.proof:Proofs.lower", _without_rounding),
     ),
     Fault(
         "rows behind the objective that are taken for at least zero",
@@ -287,9 +298,9 @@ IN_VERIFIERS: tuple[Fault, ...] = (
         instead("verifiers.bab.proof:of_rows", _at_least_zero),
     ),
     Fault(
-        "planes that are above their neurons on the active side alone",
+        "hull cuts below their neurons at some points",
         "trees",
-        instead("verifiers.bab.slopes:higher", lambda right, active, inactive: active),
+        instead("verifiers.bab.slopes:Above.relaxations", _lower_cuts),
     ),
     Fault(
         "a bias dropped where rows are folded",
@@ -324,7 +335,7 @@ IN_VERIFIERS: tuple[Fault, ...] = (
     Fault(
         "the bound of the best leaf of a refined interval taken for that of all",
         "trees",
-        instead("verifiers.bab.loop:least", _most),
+        instead("verifiers.bab.loop:Loop.note", _most),
     ),
     Fault(
         "columns and rows of the MILP as they come, not scaled to their ranges",

@@ -17,11 +17,11 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 SECONDS = 5.0
 """For one proof; a case that takes longer is left out."""
@@ -42,7 +42,7 @@ Prover = Callable[[Query], Proof | Cover | None]
 def provers() -> list[Prover]:
     """Each makes certificates of another kind, or none of what it cannot prove."""
     search = Branching(steps=0, finishing=0)
-    refining = Rounds(Refinement(leaves=8), first=0, patience=0)
+    refining = Schedule(Refinement(leaves=8), first=0, patience=0)
 
     def by(verifier: Verifier) -> Prover:
         return lambda query: claims(verifier, [query], SECONDS)[0].proof
@@ -51,7 +51,7 @@ def provers() -> list[Prover]:
         by(Bab(search=search, record=True)),
         by(Crown(record=True)),
         by(Bab(search=search, rounds=refining, record=True)),
-        by(RecordedSplit(batch=4)),
+        by(InputSplit(batch=4, record=True)),
         lambda query: over_planes(query, search, seconds=SECONDS),
     ]
 

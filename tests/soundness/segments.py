@@ -26,7 +26,7 @@ from verifiable_relu.verifiers.bab.curves import SEGMENTS
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.slopes import Slopes
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 
 from .judge import Report, scale
 
@@ -91,7 +91,7 @@ def _examine(rng: np.random.Generator, network: Network, box: Box, report: Repor
     matrix[0, 0] += 4
     relaxation = crown_relaxation(network.to(torch.float64), input_box([Property(box, ())], network))
     folded, rows = fold(relaxation, 0, box, matrix)
-    strip = Strip(folded, rows, Slopes().search(folded, rows, lambda: False)[0][0])
+    strip = TreeRelaxation(folded, rows, Slopes().search(folded, rows, lambda: False)[0][0])
     strip.prefer()
     points = low_points(rng, network, box, matrix[0])
     values, exact = _exact(network, points, folded.places, matrix)
@@ -136,7 +136,7 @@ def _exact(
     return values, exact
 
 
-def _holds(strip: Strip, split: Tensor, neuron: Tensor, z: list[Fraction]) -> bool:
+def _holds(strip: TreeRelaxation, split: Tensor, neuron: Tensor, z: list[Fraction]) -> bool:
     """Whether the pre-activation of one neuron is where a node (m,) says."""
     value = z[int(neuron)]
     segments = None if strip.curves is None else strip.curves.of(neuron[None], split[None], torch.float64)

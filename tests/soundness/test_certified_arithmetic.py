@@ -31,9 +31,9 @@ from tests.support.certificates import Case, checked, recorded, records
 from tests.support.certificates import written as certificate
 from tests.support.processes import run
 from verifiable_relu.check import BadInput, Refused, check, running
-from verifiable_relu.check.arithmetic import ARITHMETICS, Arithmetic
-from verifiable_relu.check.graph import Activation, Smooth
-from verifiable_relu.check.lines import Relaxation
+from verifiable_relu.check.arithmetic import ARITHMETICS, RoundingModel
+from verifiable_relu.check.graph import ActivationNode, SmoothNode
+from verifiable_relu.check.lines import CheckedRelaxation
 from verifiable_relu.check.model import read_model
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import deployed, read_onnx
@@ -83,10 +83,10 @@ def enclosed(data: bytes, low: np.ndarray, high: np.ndarray, arithmetic: str) ->
     """The checker's bounds of all outputs over a box, by intervals alone."""
     with np.errstate(over="ignore"):
         graph = read_model(data, ARITHMETICS[arithmetic])
-    found = Relaxation(graph, low.astype(float), high.astype(float))
+    found = CheckedRelaxation(graph, low.astype(float), high.astype(float))
     for number in graph.activations:
         node = graph.nodes[number]
-        assert isinstance(node, Activation | Smooth)
+        assert isinstance(node, ActivationNode | SmoothNode)
         found.claim(number, *found.ends(node.source))
     return found.ends(graph.output)
 
@@ -139,7 +139,7 @@ def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.Monke
     if fault == "terms":
         monkeypatch.setattr(running.Running, "_charge", lambda *_: None)
     elif fault == "lost":
-        monkeypatch.setattr(Arithmetic, "lost", lambda self, terms, row, small=False: np.zeros_like(row))
+        monkeypatch.setattr(RoundingModel, "lost", lambda self, terms, row, small=False: np.zeros_like(row))
     elif fault == "source":
         monkeypatch.setattr(running.Running, "begun", lambda self, x: (self._count(False), x)[1])
     rng, caught = np.random.default_rng(9), 0

@@ -20,14 +20,22 @@ from verifiable_relu.campaign.certificates import beside
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.check.arithmetic import FLOAT
 from verifiable_relu.check.curves import family, gelu, same
-from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Smooth, Source, side_by_side
+from verifiable_relu.check.graph import (
+    ActivationNode,
+    AffineNode,
+    DifferenceNode,
+    Graph,
+    InputNode,
+    SmoothNode,
+    side_by_side,
+)
 from verifiable_relu.check.least import of_box
-from verifiable_relu.check.lines import CurvedNeurons, Relaxation, Signed
+from verifiable_relu.check.lines import CheckedRelaxation, CurvedNeurons, Signed
 from verifiable_relu.check.model import read_model
 from verifiable_relu.network import hardened, read_onnx, write_onnx
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu
-from verifiable_relu.network.product import Part, product
+from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.spec.property import Box, Property
 from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
@@ -66,11 +74,11 @@ def test_no_difference_is_beyond_what_any_slopes_say(smooth: bool, share: float)
         box = ball(rng.normal(size=3), float(rng.choice([0.05, 0.5, 2.0])))
         one, two = (read_model(write_onnx(network)) for network in networks)
         graph = side_by_side(one, two, [(0, 0), (1, 1)])
-        found = Relaxation(graph, box.lower, box.upper)
+        found = CheckedRelaxation(graph, box.lower, box.upper)
         for number in graph.activations:
             node = graph.nodes[number]
             found.claim(number, *found.ends(node.source))  # type: ignore[union-attr]
-            if isinstance(node, Beside):
+            if isinstance(node, DifferenceNode):
                 known = found.neurons[number]
                 assert isinstance(known, CurvedNeurons)
                 known.alone[rng.random(node.size) < 0.2] = 1
@@ -95,13 +103,13 @@ def test_differences_of_single_activations_are_within_the_checkers_bounds(kinds:
         "family": [lambda z: z * ndtr(hardness * z), lambda z: z * ndtr(2 * hardness * z), lambda z: np.maximum(z, 0)],
     }
 
-    def node(kind: str, at: int) -> Activation | Smooth:
+    def node(kind: str, at: int) -> ActivationNode | SmoothNode:
         if kind == "ReLU":
-            return Activation(at, np.zeros(1), kind)
-        return Smooth(at, 1, kind, "Gelu" if kind == "GELU" else kind, curves[kind])
+            return ActivationNode(at, np.zeros(1), kind)
+        return SmoothNode(at, 1, kind, "Gelu" if kind == "GELU" else kind, curves[kind])
 
     one, two = (
-        Graph([Source(2), Affine([(0, np.eye(2)[[at]])], np.zeros(1)), node(kind, 1)], 2)
+        Graph([InputNode(2), AffineNode([(0, np.eye(2)[[at]])], np.zeros(1)), node(kind, 1)], 2)
         for at, kind in enumerate(kinds.split())
     )
     graph = side_by_side(one, two, [(0, 0)])
@@ -109,7 +117,7 @@ def test_differences_of_single_activations_are_within_the_checkers_bounds(kinds:
     for _ in range(draws(200)):
         middle = rng.normal(size=(2, 1)) * rng.choice([0, 0.3])
         ends = np.sort(rng.normal(size=(2, 2)) * rng.choice([0.05, 0.3, 2]) + middle)
-        found = Relaxation(graph, ends[:, 0], ends[:, 1])
+        found = CheckedRelaxation(graph, ends[:, 0], ends[:, 1])
         for at, number in enumerate((f, g)):
             found.claim(number, ends[at, :1], ends[at, 1:])
         z, other = (ends[at, 0] + np.append(rng.random(300), [0, 1]) * (ends[at, 1] - ends[at, 0]) for at in (0, 1))
@@ -160,7 +168,7 @@ def made(folder: Path, networks: tuple[Network, Network], box: Box, most: Fracti
 def proven(networks: tuple[Network, Network], box: Box) -> float:
     """The largest difference that bounds do not exclude."""
     size = box.size
-    both = product([Part("f", networks[0], range(size)), Part("g", networks[1], range(size))], size)
+    both = product([NetworkPart("f", networks[0], range(size)), NetworkPart("g", networks[1], range(size))], size)
     found = differences(both, [Property(box, ())])
     return float(torch.maximum(-found.lower, found.upper).max())
 

@@ -23,8 +23,8 @@ from verifiable_relu.bounds import Bounds, interval_bounds
 from verifiable_relu.check import BadInput, Refused
 from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.curves import ROUNDED
-from verifiable_relu.check.graph import Activation, Smooth
-from verifiable_relu.check.lines import Relaxation
+from verifiable_relu.check.graph import ActivationNode, SmoothNode
+from verifiable_relu.check.lines import CheckedRelaxation
 from verifiable_relu.check.model import read_model
 from verifiable_relu.network import deployed, read_onnx
 from verifiable_relu.spec.property import Box, Property, Query
@@ -32,7 +32,7 @@ from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 
 def _dense(g: Graph) -> str:
@@ -97,10 +97,10 @@ def enclosed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The checker's bounds of all outputs over a box, by intervals alone."""
     graph = read_model(data, None if arithmetic is None else ARITHMETICS[arithmetic])
-    found = Relaxation(graph, low.astype(float), high.astype(float))
+    found = CheckedRelaxation(graph, low.astype(float), high.astype(float))
     for number in found.graph.activations:
         node = found.graph.nodes[number]
-        assert isinstance(node, Activation | Smooth)
+        assert isinstance(node, ActivationNode | SmoothNode)
         found.claim(number, *found.ends(node.source))
     return found.ends(found.graph.output)
 
@@ -121,7 +121,7 @@ def test_exact_values_are_within_the_checkers_bounds(name: str) -> None:
 def proved(folder: Path, name: str, method: str = "crown") -> tuple[Case, Fraction]:
     """A property that a method proves, and the least sum of the outputs that points have."""
     methods: dict[str, Verifier] = {
-        "crown": Crown(record=True), "alpha-crown": AlphaCrown(record=True), "split": RecordedSplit(batch=4)
+        "crown": Crown(record=True), "alpha-crown": AlphaCrown(record=True), "split": InputSplit(batch=4, record=True)
     }  # fmt: skip
     data, points = of(name), drawn(name, 1, 40)
     found = values(name, data, points)

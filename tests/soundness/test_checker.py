@@ -19,10 +19,10 @@ from tests.support.hooks import Hook
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.check import operators as reading
 from verifiable_relu.check.arithmetic import OWN, TINY
-from verifiable_relu.check.graph import Affine
-from verifiable_relu.check.lines import Relaxation
-from verifiable_relu.check.model import _Reader
-from verifiable_relu.check.tensors import Builder, Multiple, Tensor
+from verifiable_relu.check.graph import AffineNode
+from verifiable_relu.check.lines import CheckedRelaxation
+from verifiable_relu.check.model import _ModelReader
+from verifiable_relu.check.tensors import GraphBuilder, Multiple, Tensor
 
 FALSE = [
     "bn_underflow", "curve_underflow32", "curve_underflow64", "curve_underflow_large", "div_underflow", "gate_rank",
@@ -43,7 +43,7 @@ def test_what_is_false_is_refused(name: str, data: Path) -> None:
         said(data, name)
 
 
-def _rounded_multiples(builder: Builder, tensor: Tensor) -> list[Multiple]:
+def _rounded_multiples(builder: GraphBuilder, tensor: Tensor) -> list[Multiple]:
     """Products of scalars in float64."""
     found = [Multiple(tensor)]
     while (step := builder.multiples.get(found[-1].x.node)) is not None:
@@ -55,8 +55,8 @@ def _rounded_multiples(builder: Builder, tensor: Tensor) -> list[Multiple]:
 def _float_errors(right: Any) -> Callable[..., Any]:
     """The relative errors of weights, times these and times the largest values, in float64."""
 
-    def lost(relaxation: Relaxation, number: int, node: Any, part: Any, given: Any, ring: Any) -> Any:
-        if ring.exact and isinstance(node, Affine) and node.relative:
+    def lost(relaxation: CheckedRelaxation, number: int, node: Any, part: Any, given: Any, ring: Any) -> Any:
+        if ring.exact and isinstance(node, AffineNode) and node.relative:
             ends = ((relaxation.ends(source), absolute) for source, absolute in node.absolute)
             size = np.abs(node.bias) + sum(absolute @ np.maximum(*map(np.abs, pair)) for pair, absolute in ends)
             return np.asarray(np.abs(part.values) @ ring.of((OWN * node.relative * size)[part.entries]))
@@ -86,7 +86,9 @@ def hooked(*hooks: Hook) -> Iterator[None]:
 
 UNDERFLOW = Hook("check.arithmetic:derived", lambda right, found, of: found)
 SIGNS = Hook("check.arithmetic:positive", lambda right, values: np.asarray(values.astype(np.float64) > 0))
-MULTIPLES = Hook("check.tensors:Builder.traced", lambda right, builder, tensor: _rounded_multiples(builder, tensor))
+MULTIPLES = Hook(
+    "check.tensors:GraphBuilder.traced", lambda right, builder, tensor: _rounded_multiples(builder, tensor)
+)
 
 
 def _narrow() -> Any:
@@ -94,7 +96,7 @@ def _narrow() -> Any:
 
 
 def _unshaped() -> Any:
-    return patch.object(_Reader, "compare_shapes", lambda reader: None)
+    return patch.object(_ModelReader, "compare_shapes", lambda reader: None)
 
 
 @contextmanager
@@ -108,7 +110,7 @@ SEEDED: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "signs of rounded multipliers": (lambda: hooked(SIGNS), [name for name in FALSE if name.startswith("curve")]),
     "products of scalars in float64": (lambda: hooked(MULTIPLES, UNDERFLOW), ["gelu_outer_underflow"]),
     "relative errors in float64": (
-        lambda: patch.object(Relaxation, "_lost", _float_errors(Relaxation._lost)),
+        lambda: patch.object(CheckedRelaxation, "_lost", _float_errors(CheckedRelaxation._lost)),
         ["div_underflow"],
     ),
     "a gate of its own shape, and shapes that nobody compares": (both, ["gate_rank"]),
@@ -160,6 +162,8 @@ def test_sums_are_off_by_no_more_than_is_said_at_every_magnitude() -> None:
 
 
 def test_underflow_that_is_multiplied_afterwards_shows_in_sums() -> None:
-    right = Relaxation._unit
-    with patch.object(Relaxation, "_unit", lambda r, i, node: (right(r, i, node)[0] - TINY, right(r, i, node)[1])):
+    right = CheckedRelaxation._unit
+    with patch.object(
+        CheckedRelaxation, "_unit", lambda r, i, node: (right(r, i, node)[0] - TINY, right(r, i, node)[1])
+    ):
         assert any(check_magnitudes.wrong(seed)[1] for seed in range(60))

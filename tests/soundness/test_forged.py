@@ -42,14 +42,16 @@ FAULTS = {
     "curve": Fault(
         "the lower side of a curve taken for the upper one",
         "forged",
-        instead("check.curves:Curve.most", lambda right, self, *args: self.least(*args)),
+        instead("check.curves:FunctionBand.most", lambda right, self, *args: self.least(*args)),
     ),
     "family": Fault(
         "a family of harder networks than it says",
         "forged",
         instead("check.curves:family", lambda right, hardness: right(4 * hardness)),
     ),
-    "large": Fault("coefficients that underflow are zero", "forged", instead("check.lines:Relaxation.forms", _flushed)),
+    "large": Fault(
+        "coefficients that underflow are zero", "forged", instead("check.lines:CheckedRelaxation.forms", _flushed)
+    ),
     "maxpool": Fault(
         "the last place of a window left out", "forged", instead("check.windows:covered", _without_the_last)
     ),

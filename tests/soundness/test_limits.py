@@ -118,8 +118,8 @@ def read(path, **options):
 
 inputs.read_onnx = read
 sys.argv[0] = "certify"
-from verifiable_relu.certify import alone
-sys.exit(alone())
+from verifiable_relu.certify import main
+sys.exit(main(alone=True))
 """
 
 

@@ -17,9 +17,9 @@ from torch import nn
 from tests.support.draws import draws
 from tests.support.vnnlib_cases import holds
 from verifiable_relu.campaign import run
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.network.product import Part, product
+from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.network.source import replay
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.base import TimeBudget
@@ -92,7 +92,7 @@ def test_no_verdict_on_a_polynomial_property_is_wrong(version: str, tmp_path: Pa
         net, (text, box) = Drawn(rng), drawn(rng)
         write_onnx(net.network, tmp_path / f"{seed}.onnx")
         (tmp_path / f"{seed}.vnnlib").write_text(text if version == "2.0" else of_1(text))
-        asked = Loader().read(Entry(tmp_path / f"{seed}.vnnlib", tmp_path / f"{seed}.onnx", 0.3))
+        asked = Loader().read(InstanceFiles(tmp_path / f"{seed}.vnnlib", tmp_path / f"{seed}.onnx", 0.3))
         (result,) = run([asked], make(rng.choice(["auto", "split", "crown"])), budget=TimeBudget(0.3))
         # Bounds of inputs among the conditions may leave none.
         answer = "unsat" if "is empty" in result.detail else result.answer
@@ -121,7 +121,7 @@ def test_products_are_evaluated_exactly_and_replayed_as_their_parts_run() -> Non
                 chosen = sorted(rng.sample(range(4 + level), rng.randint(1, 2)))
                 forms.append((tuple((i, rng.choice([-3, 1, 10])) for i in chosen), rng.choice([0, 7])))
             pairs.append((forms[0], forms[rng.randrange(2)]))
-        whole = product([Part("f", net.network, (1, 0))], 2, True, pairs)
+        whole = product([NetworkPart("f", net.network, (1, 0))], 2, True, pairs)
         x = [Fraction(rng.randint(-50, 50), rng.choice([1, 3, 8, 35])) for _ in range(2)]
         at = net.at([x[1], x[0]])
         expected = [at["Y[0]"], at["Y[1]"], *x]

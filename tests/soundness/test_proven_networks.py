@@ -20,7 +20,7 @@ from tests.support.draws import draws
 from tests.support.solver_cases import row
 from verifiable_relu.campaign.certificates import beside
 from verifiable_relu.check import Refused, check, curves
-from verifiable_relu.check.graph import Activation
+from verifiable_relu.check.graph import ActivationNode
 from verifiable_relu.network import read_onnx
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.specfile import vnnlib_text
@@ -106,13 +106,13 @@ def test_no_certificate_of_a_random_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checker_that_rounds_what_is_exact_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = Activation.at
+    exact = ActivationNode.at
 
-    def rounded(self: Activation, z: Any) -> Any:
+    def rounded(self: ActivationNode, z: Any) -> Any:
         low, high = exact(self, z)
         return low - 1e-15, high + 1e-15
 
-    monkeypatch.setattr(Activation, "at", rounded)
+    monkeypatch.setattr(ActivationNode, "at", rounded)
     assert "the lower bound 0.0" in refused(tmp_path, chain(("Relu", "Relu")))
 
 

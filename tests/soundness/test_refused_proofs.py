@@ -21,19 +21,19 @@ from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Verdict, Verifier
 from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 from .faults import FAULTS
 
 SEARCH = Branching(steps=0, finishing=0)
 METHODS: dict[str, Verifier] = {
     "bab": Bab(search=SEARCH, record=True),
-    "refined": Bab(search=SEARCH, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), record=True),
-    "split": RecordedSplit(batch=4),
+    "refined": Bab(search=SEARCH, rounds=Schedule(Refinement(leaves=8), first=0, patience=0), record=True),
+    "split": InputSplit(batch=4, record=True),
     "crown": Crown(record=True),
 }
 

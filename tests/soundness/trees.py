@@ -28,9 +28,9 @@ from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.bab.slopes import Planes
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.search import Schedule
+from verifiable_relu.verifiers.bab.slopes import HullCuts
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Verdict
 
@@ -41,13 +41,13 @@ TIGHT = 1e-6
 """How far below the exact bound a leaf's may be, relative to the sizes of what is summed."""
 
 
-OVER = Bab(intermediate=Ascent(steps=0), rounds=Rounds(refinement=None, first=1e4, still=1.0))
+OVER = Bab(intermediate=Ascent(steps=0), rounds=Schedule(refinement=None, first=1e4, still=1.0))
 """Branch and bound that tries planes over neurons early, over loose bounds."""
 
-REFINING = Bab(intermediate=Ascent(steps=0), rounds=Rounds(Refinement(leaves=4), first=0, patience=0, gain=1.0))
+REFINING = Bab(intermediate=Ascent(steps=0), rounds=Schedule(Refinement(leaves=4), first=0, patience=0, gain=1.0))
 """Branch and bound that refines the bounds of neurons, and loose ones, before it searches for long."""
 
-LOOKING = Bab(search=Branching(steps=1, choices=3), rounds=Rounds(None))
+LOOKING = Bab(search=Branching(steps=1, choices=3), rounds=Schedule(None))
 """Branch and bound that bounds the children of a node by each of several neurons before it splits the node."""
 
 
@@ -74,7 +74,7 @@ class Recorded:
     """
 
     proofs: Proofs
-    strip: Strip
+    strip: TreeRelaxation
     objectives: int
     leaves: list[Leaf] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ def recorded() -> Iterator[list[Recorded]]:
     trees: list[Recorded] = []
     init, lower = Proofs.__init__, Proofs.lower
 
-    def watched_init(self: Proofs, strip: Strip, objectives: int = 1) -> None:
+    def watched_init(self: Proofs, strip: TreeRelaxation, objectives: int = 1) -> None:
         init(self, strip, objectives)
         trees.append(Recorded(self, strip, objectives))
 
@@ -183,7 +183,7 @@ class System:
             found.append(form * scale(row))
         return found
 
-    def plane(self, planes: Planes, number: int) -> np.ndarray:
+    def plane(self, planes: HullCuts, number: int) -> np.ndarray:
         """The form of one of the planes, whose variables are scaled inputs and values of neurons."""
         rows = planes.rows(torch.tensor([number]), len(self.folded.free), self.folded.size)
         form = np.full(1 + self.inputs + self.folded.size, ZERO, dtype=object)
@@ -224,7 +224,7 @@ class System:
             total += min(c * v for v in (ZERO, below, Fraction(high)))
         return total
 
-    def least(self, objective: np.ndarray, strip: Strip, leaf: Leaf) -> Fraction:
+    def least(self, objective: np.ndarray, strip: TreeRelaxation, leaf: Leaf) -> Fraction:
         """The least value over the box that weak duality leaves to an objective.
 
         From the last neuron to the first, a_j·r_j is taken for y_j·z_j plus the least value of a_j·r_j − y_j·z_j over
@@ -233,16 +233,16 @@ class System:
         least value of −v_j·r_j − w_j·z_j is left.
         """
         form, total = objective.copy(), ZERO
-        numbers = {} if strip.planes is None else {j: k for k, j in enumerate(strip.planes.neurons.tolist())}
+        numbers = {} if strip.cuts is None else {j: k for k, j in enumerate(strip.cuts.neurons.tolist())}
         for j in reversed(range(self.folded.size)):
             a, form[1 + self.inputs + j] = form[1 + self.inputs + j], ZERO
             y = Fraction(leaf.w[j]) + Fraction(float(strip.slopes[j])) * a
             if j in numbers:
-                assert strip.planes is not None
+                assert strip.cuts is not None
                 v = Fraction(leaf.v[j]) if leaf.v else ZERO
                 width = Fraction(float(strip.width[j]))
                 rest, a, y = a + v, -v, Fraction(leaf.w[j])
-                form = form + rest * self.plane(strip.planes, numbers[j])
+                form = form + rest * self.plane(strip.cuts, numbers[j])
                 total -= max(rest, ZERO) * width
             form = form + y * self.neurons[j]
             low, high, slope = (
@@ -295,9 +295,9 @@ def examine(
         # The bounds of the same neurons may have been refined meanwhile.
         system = systems[places]
         system.folded = tree.strip.folded
-        for number, j in enumerate([] if tree.strip.planes is None else tree.strip.planes.neurons.tolist()):
-            assert tree.strip.planes is not None
-            least, most = system.exceeds(system.plane(tree.strip.planes, number), j)
+        for number, j in enumerate([] if tree.strip.cuts is None else tree.strip.cuts.neurons.tolist()):
+            assert tree.strip.cuts is not None
+            least, most = system.exceeds(system.plane(tree.strip.cuts, number), j)
             if not 0 <= least <= most <= Fraction(float(tree.strip.width[j])):
                 report.note(case.name, f"a plane is above its neuron by {float(least)!r} to {float(most)!r}")
         refined = tree.objectives > 1
@@ -323,7 +323,7 @@ def examine(
             last = closed[id(tree.strip.folded), str(rows)]
     if last is not None and outcome.verdict is Verdict.UNSAT and not covers(last):
         report.note(case.name, "the leaves of a proof leave out some phases")
-    over = [len(tree.leaves) for tree in trees if tree.strip.planes is not None and len(tree.strip.planes.neurons)]
+    over = [len(tree.leaves) for tree in trees if tree.strip.cuts is not None and len(tree.strip.cuts.neurons)]
     return outcome, (sum(len(tree.leaves) for tree in trees), sum(over))
 
 
@@ -346,7 +346,7 @@ def _probes(tree: Recorded, count: int = 4) -> list[Leaf]:
     return [Leaf(tuple(s), tuple(a), tuple(m), low, v=tuple(b)) for s, a, m, low, b in zip(*columns, strict=True)]
 
 
-def _rows(system: System, polytopes: set[Polytope], strip: Strip) -> list[np.ndarray] | None:
+def _rows(system: System, polytopes: set[Polytope], strip: TreeRelaxation) -> list[np.ndarray] | None:
     """The exact forms of a tree's rows, in its order, if they are those of a polytope."""
     for polytope in polytopes:
         forms = system.rows(polytope)
@@ -356,7 +356,7 @@ def _rows(system: System, polytopes: set[Polytope], strip: Strip) -> list[np.nda
     return None
 
 
-def _same(system: System, forms: list[np.ndarray], strip: Strip) -> list[np.ndarray] | None:
+def _same(system: System, forms: list[np.ndarray], strip: TreeRelaxation) -> list[np.ndarray] | None:
     """Those exact forms that have the same values as a tree's rows at some points, in the order of the rows."""
     points = np.random.default_rng(0).random((3, system.inputs + system.folded.size)).astype(object)
     points = np.vectorize(Fraction, otypes=[object])(points)
@@ -380,7 +380,7 @@ def _same(system: System, forms: list[np.ndarray], strip: Strip) -> list[np.ndar
     return [forms[i] for i in order] if len(order) == strip.rows.matrix.shape[0] else None
 
 
-def _values(strip: Strip, system: System, point: np.ndarray) -> list[float]:
+def _values(strip: TreeRelaxation, system: System, point: np.ndarray) -> list[float]:
     """A relaxation's rows at inputs x and values r of the neurons, whatever they are, by their remainders."""
     folded = strip.folded
     z = [float(form[0] + form[1:] @ point) for form in system.neurons]
@@ -388,9 +388,9 @@ def _values(strip: Strip, system: System, point: np.ndarray) -> list[float]:
     base = strip.slopes * torch.tensor(z, dtype=torch.float64)
     x = torch.tensor([float(v) for v in point[: system.inputs]], dtype=torch.float64)
     e = ((x - folded.center) / folded.radius)[folded.free]
-    if strip.planes is not None:
-        over = strip.planes.neurons
-        rows = strip.planes.rows(torch.arange(len(over)), len(e), len(r))
+    if strip.cuts is not None:
+        over = strip.cuts.neurons
+        rows = strip.cuts.rows(torch.arange(len(over)), len(e), len(r))
         base[over] = rows.inputs @ e + rows.neurons @ r + rows.constant - strip.width[over]
     q = (r - base) / strip.width
     return (strip.rows.matrix @ torch.cat([e, q]) + strip.rows.constant).tolist()

@@ -26,12 +26,12 @@ from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Candidates, Forest, Rounds
+from verifiable_relu.verifiers.bab.search import Schedule, TreeScheduler, WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
 from verifiable_relu.verifiers.recording import Recorder
-from verifiable_relu.verifiers.split import RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 Records = list[dict[str, Any]]
 
@@ -122,7 +122,7 @@ def tree_case(folder: Path, kind: str = "mlp") -> Case:
 @cache
 def refined_case(folder: Path, kind: str = "mlp") -> Case:
     """A network whose proof begins with tighter bounds of neurons."""
-    rounds = Rounds(Refinement(leaves=8), first=0, patience=0)
+    rounds = Schedule(Refinement(leaves=8), first=0, patience=0)
     return proven(folder, *question(kind), Bab(search=Branching(steps=0, finishing=0), rounds=rounds, record=True))
 
 
@@ -143,7 +143,7 @@ def over_planes(
         polytopes = list(range(len(prop.unsafe)))
         system = FoldedQuery.of(query, relaxation, 0, polytopes, Slopes(), never)
         system = system.with_relaxations(above or Above(), polytopes, budget)
-        forest = Forest(system, polytopes, Candidates(query, "bab"), search, budget, keep=True)
+        forest = TreeScheduler(system, polytopes, WitnessCheck(query, "bab"), search, budget, keep=True)
         forest.search()
         if len(forest.recorded) < len(polytopes):
             return None
@@ -171,7 +171,7 @@ def planes_case(folder: Path, seed: int, **search: Any) -> Case:
 @cache
 def cover_case(folder: Path, kind: str = "mlp") -> Case:
     """A network whose box is halved until zonotopes prove every part, or CROWN's bounds where there are none."""
-    return proven(folder, *question(kind), RecordedSplit(batch=4))
+    return proven(folder, *question(kind), InputSplit(batch=4, record=True))
 
 
 def question(kind: str) -> tuple[bytes, Property]:

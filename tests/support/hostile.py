@@ -26,6 +26,19 @@ MEMORY = 300 << 20
 """The limit, in bytes, for functions that eat memory; the libraries by themselves take less."""
 
 
+class Told:
+    """A task of an executor whose result is known, or which fails."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def __call__(self, report: Callable[[Any], Any]) -> Any:
+        report(f"at {self.result}")
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
 def hangs() -> None:
     """Sleep for 600 s without holding the interpreter lock."""
     time.sleep(600)

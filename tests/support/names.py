@@ -52,10 +52,7 @@ def holds(of: object, names: list[str]) -> bool:
             if any(name in getattr(each, "__annotations__", {}) for each in of.__mro__):
                 # What a field has is not known.
                 return True
-            try:
-                return re.search(rf"self\.{name}\b", inspect.getsource(of)) is not None
-            except (OSError, TypeError):
-                return False
+            return re.search(rf"self\.{name}\b", source(of)) is not None
         if inspect.ismodule(of) and not hasattr(of, name):
             try:
                 of = importlib.import_module(f"{of.__name__}.{name}")
@@ -70,6 +67,16 @@ def holds(of: object, names: list[str]) -> bool:
     return True
 
 
+@cache
+def source(of: object) -> str:
+    """The source of a class; empty where there is none."""
+    try:
+        return inspect.getsource(of)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+
+
+@cache
 def resolves(dotted: str) -> bool | None:
     """Whether a dotted name exists; None where its first part is no module and no name of this project."""
     parts = dotted.split(".")
@@ -151,6 +158,7 @@ def exists(path: str) -> bool:
     return any(file.endswith(f"/{path.rstrip('/')}") for file in files())
 
 
+@cache
 def foreign(dotted: str) -> bool:
     """Whether a dotted name is that of something in another package."""
     first, *names = dotted.split(".")

@@ -1,10 +1,8 @@
 """Commands in processes of their own, without two seconds of imports each.
 
 ``Process`` and ``run`` do what ``subprocess.Popen`` and ``subprocess.run`` do with ``python -c CODE`` or ``python -m
-MODULE``. The process is forked by a server, which is started once for each process of the tests and has imported what
-the commands need. Everything else is as in a fresh process: its descriptors, folder, environment, signals, exit status
-and what runs at its end. A test of what a command imports, or of what it does before its first import, starts a real
-one.
+MODULE``, in a fork of a server that has imported what the commands need. Everything else is as in a fresh process. A
+test of what a command imports, or of what it does before its first import, starts a real one.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -46,18 +44,11 @@ WIDTH = 20
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process, for a command that takes the package from the clone."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 class Process:
-    """A command in a process of its own.
-
-    Args:
-        arguments: ``["-c", code, *arguments]`` or ``["-m", module, *arguments]``, as python takes them.
-        cwd: the folder in which it runs, that of this process by default.
-        env: its environment variables, ``environment()`` by default.
-        new_session: whether it leads a session of its own.
+    """A command in a process of its own, with the arguments of python; may lead a session of its own.
 
     Attributes:
         pid: its number.
@@ -68,22 +59,14 @@ class Process:
     """
 
     def __init__(
-        self,
-        arguments: Sequence[object],
-        *,
-        cwd: Path | str | None = None,
-        env: Mapping[str, str] | None = None,
-        new_session: bool = False,
+        self, arguments: Sequence[object], *, cwd: Path | str | None = None, new_session: bool = False
     ) -> None:
         pipes = [os.pipe() for _ in range(4)]
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err), (self._end, status) = pipes
-        asked = {
-            "arguments": [str(argument) for argument in arguments],
-            "cwd": str(cwd or Path.cwd()),
-            "env": dict(environment() if env is None else env),
-            "session": new_session,
-        }
         theirs = [theirs_in, theirs_out, theirs_err, status]
+        asked: dict[str, Any] = {"arguments": list(map(str, arguments)), "session": new_session}
+        asked["cwd"] = str(cwd or Path.cwd())
+        asked["env"] = environment()
         text = json.dumps(asked).encode()
         link = _server()
         socket.send_fds(link, [len(text).to_bytes(8, "big")], theirs)
@@ -106,19 +89,20 @@ class Process:
         self.wait()
         os.close(self._end)
 
-    def poll(self) -> int | None:
+    def poll(self, timeout: float | None = 0) -> int | None:
         """The exit status, or None while the process runs."""
-        return self._ended(0)
+        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
+            found = json.loads(os.read(self._end, 1000))
+            self.returncode, self.seconds, self.mebibytes = found["status"], found["seconds"], found["mebibytes"]
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit status, once the process has ended; raises ``TimeoutExpired`` after ``timeout`` seconds."""
-        status = self._ended(timeout)
-        if status is None:
+        if (status := self.poll(timeout)) is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -128,39 +112,22 @@ class Process:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Close stdin and read stdout and stderr to their ends; raises ``TimeoutExpired`` as ``wait`` does."""
         self.stdin.close()
-        read: dict[str, str] = {}
-        streams = {"out": self.stdout, "err": self.stderr}
-        readers = [
-            threading.Thread(target=lambda n=name, s=stream: read.update({n: s.read()}), daemon=True)
-            for name, stream in streams.items()
-        ]
-        for reader in readers:
-            reader.start()
-        self.wait(timeout)
-        for reader in readers:
-            reader.join(timeout)
-        return read["out"], read["err"]
-
-    def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
-            found = json.loads(os.read(self._end, 1000))
-            self.returncode, self.seconds, self.mebibytes = found["status"], found["seconds"], found["mebibytes"]
-        return self.returncode
+        with ThreadPoolExecutor() as readers:
+            read = [readers.submit(stream.read) for stream in (self.stdout, self.stderr)]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            return read[0].result(), read[1].result()
 
 
 def run(
-    arguments: Sequence[object],
-    *,
-    cwd: Path | str | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    arguments: Sequence[object], *, cwd: Path | str | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; it is killed after ``timeout`` seconds, which raises ``TimeoutExpired``."""
-    with Process(arguments, cwd=cwd, env=env) as process:
-        try:
-            out, err = process.communicate(timeout)
-        finally:
-            process.kill()
+    with Process(arguments, cwd=cwd) as process:
+        out, err = process.communicate(timeout)
         return subprocess.CompletedProcess(list(map(str, arguments)), process.wait(), out, err)
 
 

@@ -242,15 +242,6 @@ def interval(lower: float, upper: float) -> Bounds:
     return Bounds(torch.tensor([lower], dtype=torch.float64), torch.tensor([upper], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("lam", LAMBDAS)
-def test_the_dip_of_gelu(lam: float) -> None:
-    found = image(gelu(lam), interval(-3 / lam, 0.1 / lam))
-    assert float(found.lower) * lam == pytest.approx(-0.1699712075, abs=1e-10)
-    assert float(found.upper) == pytest.approx(0.1 / lam * 0.539827837277, rel=1e-10)
-    left = image(gelu(lam), interval(-3 / lam, -0.8 / lam))
-    assert float(left.lower) == pytest.approx(-0.8 / lam * 0.2118553986, rel=1e-9)
-
-
 def precise(node: Activation) -> Callable[[mpmath.mpf], mpmath.mpf]:
     """The activation in mpmath's arithmetic."""
     if isinstance(node, Gelu):
@@ -416,41 +407,6 @@ def test_lines_are_as_tight_as_any(node: Activation) -> None:
         assert float(gap.max()) <= 1e-7 * scale(node)
 
 
-@pytest.mark.parametrize("lam", LAMBDAS[1:])
-def test_gelu_is_one_function_scaled(lam: float) -> None:
-    unit = corpus(gelu(1.0))
-    scaled = Bounds(unit.lower / lam, unit.upper / lam)
-    first, second = relax(gelu(1.0), unit), relax(gelu(lam), scaled)
-    close = {"rtol": 1e-9, "atol": 1e-9}
-    torch.testing.assert_close(second.lower_slope, first.lower_slope, **close)
-    torch.testing.assert_close(second.upper_offset * lam, first.upper_offset, **close)
-
-
-def test_gelu_becomes_relu() -> None:
-    points = torch.tensor([-7.0, -2.0, -0.5, 0.25, 1.0, 9.0], dtype=torch.float64)
-    lower, upper = torch.meshgrid(points, points, indexing="ij")
-    bounds = Bounds(lower[lower < upper], upper[lower < upper])
-    limit = relax(Relu(**PLACE), bounds)
-    for lam in (1e4, 1e7):
-        lines = relax(gelu(lam), bounds)
-        for name in ("lower_slope", "lower_offset", "upper_slope", "upper_offset"):
-            torch.testing.assert_close(getattr(lines, name), getattr(limit, name), rtol=0, atol=1 / lam)
-
-
-@everywhere
-def test_lines_over_a_point_have_the_activations_value(node: Activation) -> None:
-    x = torch.tensor([-1e6, -3.0, -0.75, 0.0, 1e-9, 0.3, 2.0, 1e6], dtype=torch.float64) * scale(node)
-    bounds = Bounds(x, x)
-    lines, found = relax(node, bounds), image(node, bounds)
-    for y in (
-        lines.lower_slope * x + lines.lower_offset,
-        lines.upper_slope * x + lines.upper_offset,
-        found.lower,
-        found.upper,
-    ):
-        torch.testing.assert_close(y, value(node, x), rtol=1e-13, atol=1e-14 * scale(node))
-
-
 @pytest.mark.combined
 @nodes
 @dtypes
@@ -506,27 +462,6 @@ def test_gradient_in_lambda_is_right() -> None:
         return torch.stack([lines.lower_slope + lines.lower_offset, lines.upper_slope, found.lower, found.upper])
 
     assert torch.autograd.gradcheck(all_bounds, torch.tensor(2.0, dtype=torch.float64, requires_grad=True), atol=1e-4)
-
-
-@nodes
-def test_neurons_of_one_layer_do_not_affect_each_other(node: Activation) -> None:
-    bounds = corpus(node)
-    count = len(bounds.lower) // 24 * 24
-    flat = Bounds(bounds.lower[:count], bounds.upper[:count])
-    shaped = Bounds(flat.lower.reshape(-1, 2, 3, 4), flat.upper.reshape(-1, 2, 3, 4))
-    for name, expected in vars(relax(node, flat)).items():
-        assert torch.equal(getattr(relax(node, shaped), name).flatten(), expected)
-
-
-def test_a_slope_per_channel() -> None:
-    """On [−1, 2], one channel is convex and one concave at the kink; the slopes of the chords are (2 + slope) / 3."""
-    slope = torch.tensor([0.5, 1.5]).double()[:, None]
-    bounds = Bounds(torch.full((3, 2, 5), -1.0).double(), torch.full((3, 2, 5), 2.0).double())
-    lines = relax(LeakyRelu(slope=slope, **PLACE), bounds)
-    assert lines.lower_slope[0, :, 0].tolist() == pytest.approx([1, 3.5 / 3])
-    assert lines.lower_offset[2, :, 4].tolist() == pytest.approx([0, -1 / 3])
-    assert lines.upper_slope[1, :, 3].tolist() == pytest.approx([2.5 / 3, 1])
-    assert lines.upper_offset[1, :, 3].tolist() == pytest.approx([1 / 3, 0])
 
 
 @nodes

@@ -1,4 +1,4 @@
-"""Planes over unstable neurons: bounds whatever the search does, and better ones than chords."""
+"""HullCuts over unstable neurons: bounds whatever the search does, and better ones than chords."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Add, Input, Linear, Relu
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab.ascent import DualAscent, Nodes
-from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.folded import AffineForms, Folded
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.search import Rounds
-from verifiable_relu.verifiers.bab.slopes import Above, Planes, Slopes
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.search import Schedule
+from verifiable_relu.verifiers.bab.slopes import Above, HullCuts, Slopes
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import Bab
 from verifiable_relu.verifiers.base import Verdict
@@ -29,12 +29,12 @@ from verifiable_relu.verifiers.base import Verdict
 NEVER = lambda: False  # noqa: E731
 
 
-def system(network: Network, box: Box, matrix: torch.Tensor) -> tuple[Folded, Rows]:
+def system(network: Network, box: Box, matrix: torch.Tensor) -> tuple[Folded, AffineForms]:
     bounds = crown_relaxation(network.to(torch.float64), input_box([Property(box, ())], network))
     return fold(bounds, 0, box, matrix)
 
 
-def planes_of(folded: Folded, rows: Rows, above: Above) -> tuple[Planes, torch.Tensor, float]:
+def planes_of(folded: Folded, rows: AffineForms, above: Above) -> tuple[HullCuts, torch.Tensor, float]:
     slopes, _ = Slopes().search(folded, rows, NEVER)
     (found,) = above.relaxations(folded, rows, slopes, NEVER)
     return found
@@ -93,7 +93,7 @@ def test_planes_over_one_layer_come_near_its_least_value() -> None:
     assert chords[0] < bound <= least + 1e-5
     assert least - bound < 0.5 * (least - float(chords[0]))
     # The relaxation of a tree has that bound without a multiplier, and proves it.
-    strip = Strip(folded, rows, slopes, planes)
+    strip = TreeRelaxation(folded, rows, slopes, planes)
     none = torch.zeros(1, folded.size, dtype=torch.int8)
     nothing = torch.zeros(1, 0)
     proved = Proofs(strip).lower(none, torch.arange(0), nothing, nothing)
@@ -109,7 +109,7 @@ def test_steps_with_planes_find_what_is_proved(whole: bool) -> None:
     folded, rows = system(network, ball(np.zeros(5), 1.0), torch.tensor([[1.0, -1.0]]))
     assert not whole or folded.neurons is folded.neurons
     planes, slopes, _ = planes_of(folded, rows, Above())
-    strip = Strip(folded, rows, slopes, planes)
+    strip = TreeRelaxation(folded, rows, slopes, planes)
     assert len(planes.neurons) > 4
     split = torch.from_numpy(rng.choice([-1, 0, 0, 0, 1], (16, folded.size)).astype(np.int8))
     proofs = Proofs(strip)
@@ -157,7 +157,7 @@ def shortcut(rng: np.random.Generator, inputs: int, neurons: int) -> Network:
 def test_trees_on_better_lines_decide_what_points_say() -> None:
     """Of networks with shortcuts, whose trees are begun again at once: unsat only where no point of many is one."""
     rng = np.random.default_rng(3)
-    again = Rounds(
+    again = Schedule(
         refinement=None, better=Slopes(), hard=Branching(choices=16, look=0, looked=9), tried=False, first=0.0
     )
     decided = []
@@ -169,7 +169,7 @@ def test_trees_on_better_lines_decide_what_points_say() -> None:
         ((planes, slopes, bound),) = Slopes().relaxations(folded, rows, start, NEVER)
         assert planes is None and bound >= float(before[0])
         none, nothing = torch.zeros(1, folded.size, dtype=torch.int8), torch.zeros(1, 0)
-        proved = float(Proofs(Strip(folded, rows, slopes)).lower(none, torch.arange(0), nothing, nothing))
+        proved = float(Proofs(TreeRelaxation(folded, rows, slopes)).lower(none, torch.arange(0), nothing, nothing))
         points = torch.from_numpy(rng.uniform(-1.5, 1.5, (1 << 16, 5)).clip(-1, 1))
         least = float(network(points).min())
         assert bound - 1e-3 < proved <= least

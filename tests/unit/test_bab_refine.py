@@ -15,10 +15,10 @@ from verifiable_relu.bounds import crown_relaxation, input_box
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.folded import Folded, Rows
+from verifiable_relu.verifiers.bab.folded import AffineForms, Folded
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.base import TimeBudget, Verdict
 
 DEEP = (5, 14, 14, 14, 14, 3)
@@ -33,7 +33,7 @@ def network_of(seed: int, kind: str) -> Network:
     return residual(rng) if kind == "residual" else mlp(rng, DEEP, leaky=kind == "leaky")
 
 
-def folded(network: Network, box: Box) -> tuple[Folded, Rows]:
+def folded(network: Network, box: Box) -> tuple[Folded, AffineForms]:
     bounds = crown_relaxation(network.to(torch.float64), input_box([Property(box, ())], network))
     return fold(bounds, 0, box, torch.eye(network.output_size))
 
@@ -69,26 +69,6 @@ def test_refined_systems_hold_the_exact_values_of_the_network(seed: int, kind: s
                 assert abs(value - target) <= Fraction(float(forms.error[k])) < 1e-9
 
 
-@pytest.mark.thorough
-def test_more_leaves_make_tighter_intervals() -> None:
-    network = network_of(3, "relu")
-    before, outputs = folded(network, ball(np.zeros(network.input_size), 0.5))
-    sizes = [before.size]
-    for leaves in (4, 64):
-        after, _ = Refinement(leaves=leaves).refine(before, outputs, ALL)
-        kept = [before.places.tolist().index(place) for place in after.places.tolist()]
-        assert bool((after.lower >= before.lower[kept]).all()) and bool((after.upper <= before.upper[kept]).all())
-        sizes.append(after.size)
-    assert sizes[0] > sizes[1] > sizes[2]
-
-
-def test_a_refinement_without_time_changes_nothing() -> None:
-    network = network_of(0, "relu")
-    before, outputs = folded(network, ball(np.zeros(network.input_size), 0.5))
-    after, rows = Refinement().refine(before, outputs, NONE)
-    assert after is before and rows is outputs
-
-
 def test_a_restricted_system_gives_the_same_values() -> None:
     network = network_of(1, "residual")
     system, outputs = folded(network, ball(np.zeros(network.input_size), 1.0))
@@ -115,6 +95,7 @@ def test_verdicts_on_a_deep_network_are_those_of_trees_alone(share: float) -> No
     least, spread = float(difference.min()), float(difference.max() - difference.min())
     query = Query(network, Property(box, ((row({0: 1, 1: -1}, least - share * spread),),)))
     outcomes = [
-        claims(Bab(rounds=rounds), [query], 30.0)[0] for rounds in (Rounds(None), Rounds(first=0, patience=0, gain=1.0))
+        claims(Bab(rounds=rounds), [query], 30.0)[0]
+        for rounds in (Schedule(None), Schedule(first=0, patience=0, gain=1.0))
     ]
     assert {outcome.verdict for outcome in outcomes} == {Verdict.UNSAT if share > 0 else Verdict.SAT}

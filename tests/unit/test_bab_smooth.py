@@ -22,8 +22,6 @@ from verifiable_relu.network.nodes import Activation, Gelu, Hardened, Relu, Sigm
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.bab.ascent import children, depth
-from verifiable_relu.verifiers.bab.curves import LAST, SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.slopes import Slopes
@@ -106,49 +104,6 @@ def test_refined_intervals_hold_what_is_attained() -> None:
         assert bool((width <= before).all())
         narrower += int((width < 0.99 * before).sum())
     assert narrower > 4
-
-
-def test_segments_are_cut_where_the_activation_bends() -> None:
-    """λ-GELU of a large λ is nearly ReLU: its halves are those on both sides of zero, and lines fit both."""
-    chain = nets.Chain((1,))
-    chain.add(Gelu, (1,), lam=torch.tensor(160.0))
-    box = Box(np.array([-1.0]), np.array([0.7]))
-    network = chain.network("hard").to(torch.float64)
-    folded, _ = fold(crown_relaxation(network, input_box([Property(box, ())], network)), 0, box, torch.eye(1))
-    curves = Curves(folded, torch.tensor([0.5]).double())
-    neuron = torch.zeros(1, dtype=torch.long)
-    curves.cut(neuron, torch.zeros(1, dtype=torch.int8))
-    split = torch.tensor([[1], [2], [3]], dtype=torch.int8)
-    found = curves.of(neuron, split, torch.float64)
-    assert found is not None
-    assert found.upper[1] == found.lower[2] == 0 and found.lower[1] == -1 and found.upper[2] == 0.7
-    whole, *halves = curves.gaps(split)[:, 0].tolist()
-    assert whole > 0.2 and max(halves) < 2e-3
-    last = torch.tensor([[SEGMENTS - 1]], dtype=torch.int8)
-    assert curves.gaps(last).item() == -1
-    curves.cut(neuron, last[0])
-
-
-def test_a_segment_that_is_not_cut_stays_whole_in_both_children() -> None:
-    split = torch.tensor([[LAST - 1], [LAST], [SEGMENTS - 1], [0]], dtype=torch.int8)
-    lower, upper = children(split, torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool))
-    assert lower.flatten().tolist() == [SEGMENTS - 2, LAST, SEGMENTS - 1, 2]
-    assert upper.flatten().tolist() == [SEGMENTS - 1, LAST, SEGMENTS - 1, 3]
-
-
-def test_the_leaves_of_a_tree_add_up_to_the_whole() -> None:
-    rng = np.random.default_rng(0)
-    smooth = torch.tensor([True, False, True])
-    nodes = torch.zeros(1, 3, dtype=torch.int8)
-    for _ in range(40):
-        leaf, neuron = int(rng.integers(len(nodes))), int(rng.integers(3))
-        known = int(nodes[leaf, neuron])
-        if known >= LAST or (known and not smooth[neuron]):
-            continue
-        halves = children(nodes[leaf : leaf + 1], torch.tensor([neuron]), smooth[neuron : neuron + 1])
-        nodes = torch.cat([nodes[:leaf], nodes[leaf + 1 :], *halves])
-    assert len(nodes) > 20
-    assert float((-depth(nodes, smooth)).exp2().sum()) == 1
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e30])

@@ -23,7 +23,7 @@ from verifiable_relu.network import product as products
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Beside, Gelu, LeakyRelu, Linear, Relu, Sigmoid, curve
-from verifiable_relu.network.product import Part, product
+from verifiable_relu.network.product import NetworkPart, product
 
 CHANGES = {"none": 0.0, "rounded": 1e-3, "tuned": 0.05, "another": 1.0}
 
@@ -55,7 +55,7 @@ def with_gates(network: Network, kind: str) -> Network:
 def beside(f: Network, g: Network) -> tuple[Network, Tensor]:
     """Both at the same inputs, and rows that are the differences of outputs and their negatives."""
     size = f.input_size
-    both = product([Part("f", f, range(size)), Part("g", g, range(size))], size).to(torch.float64)
+    both = product([NetworkPart("f", f, range(size)), NetworkPart("g", g, range(size))], size).to(torch.float64)
     one = torch.eye(f.output_size, dtype=torch.float64)
     rows = torch.cat([-one, one], 1)
     return both, torch.cat([rows, -rows])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable
 from itertools import pairwise
 from weakref import ref
@@ -11,7 +10,6 @@ from weakref import ref
 import mpmath
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.bounds import alpha_lower_bounds, alpha_preactivation_bounds, linear_lower_bounds
@@ -20,17 +18,12 @@ from verifiable_relu.bounds import (
     TUNING,
     Ascent,
     Bounds,
-    Relaxation,
     Tuning,
     crown_relaxation,
     interval_bounds,
     preactivation_bounds,
 )
-from verifiable_relu.bounds.crown import SlopeSearch
-from verifiable_relu.bounds.forward import intersect
 from verifiable_relu.bounds.rounding import covers
-from verifiable_relu.bounds.tuning import groups
-from verifiable_relu.bounds.windowed import Chunk, Coefficients, Grid, Restriction, Stepped, Window, Windowed
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Linear, Relu, Sigmoid, Tanh
@@ -185,43 +178,6 @@ def test_crown_is_never_looser_than_intervals(make: Callable[[Act], Network], ac
     assert tighter > 0
 
 
-@networks
-@pytest.mark.parametrize("act", [ACTS["relu"], ACTS["leaky"]], ids=["relu", "leaky"])
-def test_bounding_unstable_neurons_alone_loses_nothing(make: Callable[[Act], Network], act: Act) -> None:
-    network = make(act)
-    box = boxes(network, batch=4)
-    relaxation = Relaxation(network, box)
-
-    def tighten(index: int, interval: Bounds) -> Bounds:
-        source = network.nodes[index].inputs[0]
-        count, size = interval.lower.shape[0], network.nodes[source].size
-        eye = torch.cat([torch.eye(size), -torch.eye(size)]).double().repeat(count, 1)
-        all_rows = eye.reshape(-1, *network.nodes[source].shape)
-        lower, _ = relaxation.lower(source, all_rows, torch.arange(count).repeat_interleave(2 * size))
-        below, above = lower.reshape(count, 2, *network.nodes[source].shape).unbind(1)
-        return intersect(interval, Bounds(below, -above))
-
-    relaxation.advance(len(network.nodes) - 1, tighten)
-    matrix, sample = rows(network, 4)
-    full = linear_lower_bounds(network, box, relaxation.pre, matrix, sample)
-    torch.testing.assert_close(output_bounds(network, box), full, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.combined
-@networks
-@acts
-def test_chunks_change_nothing(make: Callable[[Act], Network], act: Act) -> None:
-    network = make(act)
-    box = boxes(network, batch=2)
-    whole = preactivation_bounds(network, box)
-    for index, bounds in preactivation_bounds(network, box, memory=1 << 16).items():
-        torch.testing.assert_close(bounds.lower, whole[index].lower, rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(bounds.upper, whole[index].upper, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(
-        output_bounds(network, box), output_bounds(network, box, memory=1), rtol=1e-11, atol=1e-11
-    )
-
-
 @pytest.mark.combined
 @networks
 @acts
@@ -258,17 +214,6 @@ def test_rows_may_come_in_any_order(make: Callable[[Act], Network], intervals: b
             torch.testing.assert_close(other, found[order], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("sample", [[0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1], [0, 0], [1, 1], [1, 0, 0]])
-def test_groups_are_of_one_sample(sample: list[int]) -> None:
-    of = torch.tensor(sample)
-    (*chunks,) = groups(len(of), of, 8, 2)
-    numbers = torch.arange(len(sample))
-    assert sorted({int(n) for part, _ in chunks for n in numbers[part]}) == list(range(len(sample)))
-    for part, mine in chunks:
-        mine = torch.arange(2) if mine is None else mine
-        assert torch.equal(of[part].reshape(len(mine), -1), mine[:, None].expand(-1, len(of[part]) // len(mine)))
-
-
 @networks
 def test_of_no_boxes_there_are_no_bounds(make: Callable[[Act], Network]) -> None:
     network = make(ACTS["relu"])
@@ -285,24 +230,6 @@ def moved(act: Act) -> Network:
     x = build.conv2d(0, rng.normal(3, 2, 2, 2), rng.normal(3) - 3, "conv")
     x = act(build, build.reshape(build.permute(x, (2, 0, 1), "permute"), (18,), "flatten"))
     return build.network(build.linear(x, rng.normal(2, 18), None, "out"), name="moved")
-
-
-@pytest.mark.parametrize("make", [mlp, mixed, moved])
-def test_sizes_are_the_least_that_hold_bounds_and_points(make: Callable[[Act], Network]) -> None:
-    """Neuron by neuron, also of nodes that only CROWN bounds, whose points are not the centres of their boxes."""
-    network = make(ACTS["relu"])
-    relaxation = crown_relaxation(network, boxes(network))
-    assert len(relaxation.nodes.values) <= network.last_activation + 1 < len(network.nodes)
-    for index in reversed(range(relaxation.nodes.start, len(network.nodes))):
-        box, point = relaxation.bounds(index), relaxation.nodes.point(index)
-        most = torch.stack([box.lower, box.upper, point]).abs().amax(0)
-        assert torch.equal(relaxation.nodes.size(index), most)
-        assert bool((relaxation.nodes.magnitude(index) >= most.flatten(1).amax(1)).all())
-    every = Relaxation(network, boxes(network), relaxation.pre)
-    every.advance(len(network.nodes) - 1)
-    for index, bounds in enumerate(every.nodes.values):
-        found = relaxation.bounds(index)
-        assert bool((found.lower >= bounds.lower).all() and (found.upper <= bounds.upper).all())
 
 
 @networks
@@ -461,44 +388,6 @@ def test_alpha_is_sound_and_never_looser_than_crown(make: Callable[[Act], Networ
     assert float((best - crown).mean()) > 1e-3
 
 
-def _by_rows_alone(network: Network, box: Bounds) -> Relaxation:
-    """A relaxation in which rows alone, without intervals, bound the unstable inputs of the last activation."""
-    relaxation, last = Relaxation(network, box), network.last_activation
-
-    def tighten(index: int, interval: Bounds) -> Bounds:
-        if index != last:
-            return interval
-        neuron = torch.arange(interval.lower.shape[1]).repeat(len(interval.lower))
-        low, high = (
-            relaxation.neurons(network.nodes[index].inputs[0], neuron, torch.full(neuron.shape, sign).double())
-            for sign in (1.0, -1.0)
-        )
-        straddles = (interval.lower < 0) & (interval.upper > 0)
-        return Bounds(
-            torch.where(straddles, low.reshape(straddles.shape), interval.lower),
-            torch.where(straddles, -high.reshape(straddles.shape), interval.upper),
-        )
-
-    relaxation.advance(last, tighten)
-    return relaxation
-
-
-def test_intervals_make_rows_no_looser() -> None:
-    """Tighter bounds of a layer that rows bound do not change the choice of its lines, which could loosen bounds."""
-    changed, gained = 0, 0.0
-    for seed in range(40):
-        network = mlp(ACTS["relu"], seed)
-        box = boxes(network, seed=seed)
-        matrix, _ = rows(network, len(box.lower))
-        relaxation = crown_relaxation(network, box)
-        found, before = relaxation.outputs(matrix), _by_rows_alone(network, box).outputs(matrix)
-        assert bool((found >= before - 1e-9 * (1 + before.abs())).all())
-        gained = max(gained, float((found - before).max()))
-        anew = linear_lower_bounds(network, box, relaxation.pre, matrix)
-        changed += bool((anew < before - 1e-6 * (1 + before.abs())).any())
-    assert gained > 1e-3 and changed
-
-
 def test_an_activation_of_an_activation_that_others_use() -> None:
     """Rows tighten the box of the first activation after its centre was taken, and another map's intervals use it."""
     smaller = 0
@@ -559,32 +448,6 @@ def test_alpha_stops_where_it_is_told_to() -> None:
     torch.testing.assert_close(stopped, crown, rtol=0, atol=1e-12)
 
 
-def test_alpha_tries_the_mean_of_its_later_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean is tried for the rows that are left, of which half are dropped between the later steps."""
-    network, box = mlp(ACTS["relu"]), boxes(mlp(ACTS["relu"]))
-    matrix, sample = rows(network, len(box.lower))
-    seen: list[tuple[Tensor, Tensor]] = []
-    keep = SlopeSearch.keep
-
-    def record(self: SlopeSearch, at: Tensor, values: Tensor, slopes: Tensor) -> None:
-        seen.append((at.clone(), slopes.clone()))
-        keep(self, at, values, slopes)
-
-    monkeypatch.setattr(SlopeSearch, "keep", record)
-    pre, steps = preactivation_bounds(network, box), 6
-
-    def settled(number: Tensor, best: Tensor) -> Tensor:
-        return (number % 2 == 0) & (len(seen) > 4)
-
-    alpha_lower_bounds(network, box, pre, matrix, sample, Ascent(steps=steps), settled=settled)
-    assert len(seen) == steps + 2 and len(seen[4][0]) == 2 * len(seen[5][0])
-    left = seen[-1][0]
-    assert torch.equal(left, torch.arange(1, len(matrix), 2))
-    later = torch.stack([slopes[torch.isin(at, left)] for at, slopes in seen[4:-1]])
-    assert len(later) == 3 and float(later.std(0).max()) > 1e-3
-    torch.testing.assert_close(seen[-1][1], later.mean(0))
-
-
 def images(act: Act, seed: int = 0) -> Network:
     """Convolutions of images that are large enough for windows; windows reach beyond every edge."""
     rng, build = Random(seed), Builder((2, 13, 12))
@@ -602,31 +465,6 @@ def images(act: Act, seed: int = 0) -> Network:
     x = build.reshape(x, (build.nodes[x].size,), "flatten")
     x = act(build, build.linear(x, rng.normal(4, build.nodes[x].size) / 9, rng.normal(4), "fc1"))
     return build.network(build.linear(x, rng.normal(3, 4), rng.normal(3), "fc2"), name="images")
-
-
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
-@pytest.mark.parametrize("make", [mlp, mixed, images])
-def test_bounding_does_not_change_the_given_rows(make: Callable[[Act], Network], dtype: torch.dtype) -> None:
-    """This holds for rows of every node, with coefficients in float32 or not."""
-    network = make(ACTS["relu"]).to(torch.float32).to(dtype)
-    relaxation = crown_relaxation(network, boxes(network, batch=2, dtype=dtype))
-    assert (relaxation.backward.float32.last_node > 0) == (make is images and dtype == torch.float64)
-    for index in range(relaxation.nodes.start, len(network.nodes)):
-        matrix = Random(index).normal(4, *network.nodes[index].shape).to(dtype)
-        before = matrix.clone()
-        for wanted in (False, True):
-            relaxation.lower(index, matrix, torch.arange(2), coefficients=wanted)
-        assert torch.equal(matrix, before)
-
-
-def test_rows_of_a_box_are_left_as_they_are() -> None:
-    """Where no affine map lies between them and many inputs, of a network in float32."""
-    build = Builder((300,))
-    network = build.network(build.scale(0, "scale", scale=torch.full((300,), 2.0)), name="scale").to(torch.float32)
-    one = torch.ones(2, 300)
-    matrix = -torch.ones(4, 300)
-    crown_relaxation(network, Bounds(-one, one)).outputs(matrix, torch.tensor([0, 0, 1, 1]))
-    assert bool((matrix == -1).all())
 
 
 def test_gradients_reach_rows_past_a_shortcut_from_the_input() -> None:
@@ -665,86 +503,6 @@ def test_bounds_of_neurons_have_gradients_however_they_are_chunked(memory: int) 
     step = 1e-6 * rng.normal(8, 6)
     change = spread(first + step) - spread(first - step)
     torch.testing.assert_close(2 * (gradient * step).sum(), change, rtol=1e-4, atol=0)
-
-
-def test_one_sample_is_bounded_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, coefficients between two ReLUs are those of the neurons that are alive on both sides."""
-    network = mlp(ACTS["relu"], sizes=(6, 12, 12, 12, 12, 3))
-    box = boxes(network)
-    used: list[bool] = []
-    through = Restriction.between
-
-    def watched(self: Restriction, index: int) -> Tensor | None:
-        found = through(self, index)
-        used.append(found is not None)
-        return found
-
-    monkeypatch.setattr(Restriction, "between", watched)
-    every = Tuning(active_share=1.0)
-    together = output_bounds(network, box, every).reshape(len(box.lower), -1)
-    assert used and not any(used)
-    for i, lower in enumerate(together):
-        one = Bounds(box.lower[i : i + 1], box.upper[i : i + 1])
-        torch.testing.assert_close(output_bounds(network, one, every), lower, rtol=1e-9, atol=1e-9)
-    assert any(used)
-
-
-@pytest.mark.parametrize("each", [1, 40])
-def test_a_row_sees_what_lies_in_its_window(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(each)
-    grid = Grid((3, 4), (2, 5), (2, 1), (1, 2))
-    values = torch.rand(3, 2, 6, 7, generator=generator)
-    point = torch.randint(12, (3 * each,), generator=generator)
-    tables: list[int] = []
-    table = Grid.table
-    monkeypatch.setattr(Grid, "table", lambda grid, x: (tables.append(len(x)), table(grid, x))[1])
-    found = Window(torch.zeros(3 * each, 2, 2, 5), point, grid).of(values)
-    assert bool(tables) == (each > 1)
-    around = F.pad(values, (2, 2, 1, 1))
-    for row, number in enumerate(point.tolist()):
-        y, x = number // 4 * 2, number % 4
-        assert torch.equal(found[row], around[row // each, :, y : y + 2, x : x + 5])
-
-
-def test_windows_are_kept_of_what_is_the_same_for_every_box() -> None:
-    network = images(ACTS["relu"])
-    kept = crown_relaxation(network, boxes(network, batch=4)).backward.windowed.tables
-    assert kept and all(len(table) == math.prod(grid.points) for (grid, _), table in kept.items())
-
-
-@pytest.mark.parametrize("name", ["relu", "leaky1.5", "sigmoid", "gelu5"])
-def test_windows_change_nothing_but_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = images(ACTS[name])
-    box = boxes(network, batch=4)
-    used: list[int] = []
-    through = Windowed.step
-
-    def watched(self: Windowed, index: int, a: Coefficients, chunk: Chunk) -> Stepped | None:
-        step = through(self, index, a, chunk)
-        if isinstance(a, Window):
-            used.append(index if step is not None else -1)
-        return step
-
-    monkeypatch.setattr(Windowed, "step", watched)
-    matrix, sample = rows(network, len(box.lower))
-    found, lower = preactivation_bounds(network, box), output_bounds(network, box)
-    kinds = {type(network.nodes[i]).__name__ for i in used if i >= 0}
-    assert {"Conv2d", "Scale"} <= kinds and len(kinds) == 3, kinds
-    assert crown_relaxation(network, box).nodes.start in used
-    used.clear()
-    dense = Tuning(windows=False)
-    whole = preactivation_bounds(network, box, tuning=dense)
-    assert not used
-    for index, bounds in whole.items():
-        torch.testing.assert_close(found[index].lower, bounds.lower, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found[index].upper, bounds.upper, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(lower, output_bounds(network, box, dense), rtol=1e-9, atol=1e-9)
-
-    x = points(box)
-    values = [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]
-    for index, bounds in found.items():
-        assert_inside(bounds, values[network.nodes[index].inputs[0]])
-    assert bool((lower <= torch.einsum("ro,pro->pr", matrix, values[-1][:, sample]).amin(0)).all())
 
 
 def test_rounding_is_claimed_only_where_it_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:

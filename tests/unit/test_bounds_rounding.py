@@ -19,7 +19,6 @@ from tests.support.hooks import Hook
 from tests.support.summation import in_order
 from verifiable_relu.bounds import TUNING, Bounds, Relaxation, Tuning, crown_relaxation, interval_bounds, rounding, sums
 from verifiable_relu.bounds.activations import TABLE
-from verifiable_relu.bounds.operators import DenseOperator
 from verifiable_relu.bounds.slack import Slack
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.graph import Network
@@ -166,18 +165,6 @@ def test_without_slack_many_exact_values_are_excluded(dtype: torch.dtype, share:
         assert sum(itertools.islice(wrong, wanted)) == wanted
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_exact_value_is_excluded_with_sparse_weights(dtype: torch.dtype) -> None:
-    tuning = replace(TUNING, sparse_weights=1, sparse_share=0.6)
-    for net, box in itertools.islice(cases(dtype), 8):
-        nodes: list[Node] = []
-        for node in net.nodes:
-            if isinstance(node, Linear):
-                node = replace(node, weight=torch.where(torch.arange(node.weight.shape[1]) % 2 == 0, node.weight, 0))
-            nodes.append(node)
-        assert not count(replace(net, nodes=tuple(nodes)), box, tuning)[0]
-
-
 def _shifted(node: Node, rng: random.Random, error: float) -> Node:
     """A true operator of which the node is an approximation: each weight is off by ``weight_error``, up or down."""
 
@@ -224,36 +211,6 @@ def _off(factor: float) -> int:
 def test_operators_within_the_weight_error_are_enclosed() -> None:
     assert not _off(1.0)
     assert _off(0.4), "weights that are off by more than twice what is admitted must show"
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("terms", (1, 2, 30))
-def test_the_error_of_a_row_pulled_back_through_an_affine_map_is_granted(dtype: torch.dtype, terms: int) -> None:
-    """In exact arithmetic, the slack for one unit of |A| covers the errors of A·ŷ and of A′·(x − x̂) about the point.
-
-    The slack is of the order of magnitude that the number of terms requires.
-    """
-    worst = Fraction(0)
-    for seed, sign, width in itertools.product(range(12), (1, -1), (0, 1)):
-        numbers = Numbers(seed, 3)
-        build = Builder((terms,))
-        x = build.linear(0, numbers.tensor(terms, terms), numbers.tensor(terms), "fc")
-        net = stored(build.network(x, name="one"), dtype)
-        center = numbers.tensor(1, terms)
-        box = Bounds(*((center + side * width * numbers.tensor(1, 1).abs()).to(dtype) for side in (-1, 1)))
-        relaxation = Relaxation(net, Bounds(torch.minimum(box.lower, box.upper), torch.maximum(box.lower, box.upper)))
-        relaxation.advance(1)
-        nodes, operator = relaxation.nodes, relaxation.nodes.operators[1]
-        assert isinstance(operator, DenseOperator)
-        a = sign * numbers.tensor(1, terms).to(dtype)
-        back, constant = operator.adjoint(a, (terms,)), (a * nodes.point(1)).sum()
-        allowed = _times(a.abs(), _fractions(relaxation.backward.slack.error(1)))
-        for x_hat, point in ((nodes.point(0), box.lower), (nodes.point(0), box.upper)):
-            away = [v - w for v, w in zip(_fractions(point), _fractions(x_hat), strict=True)]
-            error = abs(_times(a, exact(net, point)) - Fraction(float(constant)) - _times(back, away))
-            assert error <= allowed
-            worst = max(worst, error / allowed)
-    assert worst > Fraction(1, 2000)
 
 
 def _fractions(values: Tensor) -> list[Fraction]:
@@ -445,36 +402,6 @@ def test_each_slack_of_rows_by_intervals_is_needed(
     assert any(_by_intervals(seed, place, dtype) for seed in range(20))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_by_intervals_lie_close_to_what_is_attained(dtype: torch.dtype) -> None:
-    """For one linear map, also with a reshaped output, the bound equals the least value up to rounding."""
-    numbers = Numbers(0, 0)
-    weight, bias, rows = (numbers.tensor(*shape).to(dtype) for shape in ((6, 5), (6,), (4, 6)))
-    center, radius = numbers.tensor(3, 5).to(dtype), numbers.tensor(3, 5).to(dtype).abs()
-    box, found = Bounds(center - radius, center + radius), []
-    for shapes in ([], [(2, 3)], [(3, 2), (1, 6, 1), (2, 3)]):
-        build = Builder((5,))
-        x = build.linear(0, weight, bias, "fc")
-        for i, shape in enumerate(shapes):
-            x = build.reshape(x, shape, f"shape{i}")
-        net = build.network(x, name="shaped")
-        relaxation = crown_relaxation(net, box)
-        samples = torch.arange(3)
-        mine = rows.repeat(3, 1)
-        found.append(relaxation.by_intervals(mine.reshape(12, *net.output_shape), samples))
-        every = relaxation.outputs(mine, samples.repeat_interleave(4), intervals=True)
-        assert torch.equal(found[-1], found[0]) and torch.equal(every, found[0])
-    least = []
-    for sample, row in itertools.product(range(3), rows):
-        a = row.double() @ weight.double()
-        corner = torch.where(a > 0, box.lower[sample], box.upper[sample])
-        least.append(_times(row, exact(_linear_map(weight, bias), corner)))
-    assert not excluded(found[0], least)
-    reach = float((rows.abs() @ (weight.abs() @ (center.abs() + radius).T + bias.abs()[:, None])).amax())
-    allowed = 200 * unit_roundoff(dtype) * reach
-    assert all(float(v - Fraction(b)) <= allowed for b, v in zip(found[0].tolist(), least, strict=True))
-
-
 def _linear_map(weight: Tensor, bias: Tensor) -> Network:
     build = Builder((weight.shape[1],))
     return build.network(build.linear(0, weight, bias, "fc"), name="map")
@@ -583,29 +510,6 @@ def test_radii_may_be_summed_in_any_order(monkeypatch: pytest.MonkeyPatch) -> No
     assert _outside(net, Bounds(-one, one), 1, a, -one)
 
 
-@pytest.mark.parametrize("padding", [(2, 2, 2, 2), (0, 0, 0, 3), (0, 3, 0, 0), (3, 0, 0, 0), (0, 0, 3, 0)], ids=str)
-def test_windows_far_beyond_the_edge_stand_for_nothing(padding: tuple[int, int, int, int]) -> None:
-    """The padding is wider than the kernel, so that the windows of outer neurons lie entirely in the padding."""
-    generator, build = torch.Generator().manual_seed(0), Builder((2, 3, 3))
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    top, left, bottom, right = padding
-    x = build.conv2d(0, torch.tensor([1.0, 2.0]).double().reshape(2, 1, 1, 1), None, "grouped", groups=2)
-    far = build.conv2d(x, draw(1, 2, 1, 1), None, "far", padding=padding)
-    tall, wide = top + bottom, left + right
-    near = build.conv2d(0, draw(1, 2, tall + 1, wide + 1), None, "near", padding=(tall, wide, tall, wide))
-    y = build.activation(build.add(far, near, "sum"), Relu, "act")
-    net = build.network(build.reshape(y, (build.nodes[y].size,), "flat"), name="padded")
-    ones = torch.ones(1, 2, 3, 3, dtype=torch.float64)
-    index = net.activations[0]
-    pre = crown_relaxation(net, Bounds(ones, 1.5 * ones)).pre[index]
-    x = 1 + 0.5 * torch.rand(500, 2, 3, 3, generator=generator, dtype=torch.float64).round()
-    values = net.values(x)[net.nodes[index].inputs[0]]
-    assert bool((pre.lower[0] <= values.amin(0)).all() and (pre.upper[0] >= values.amax(0)).all())
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_that_overflow_prove_nothing(dtype: torch.dtype) -> None:
     big = 2.0**125 if dtype == torch.float32 else 2.0**1022
@@ -642,18 +546,6 @@ def test_subnormal_values_times_large_weights_are_enclosed(dtype: torch.dtype) -
     point = torch.tensor([[1, 1.7, 0.9]], dtype=dtype) * size
     found, values = interval_bounds(net, Bounds(point, point))[-1], exact(net, point)
     assert not excluded(found.lower[0], values) and not excluded(-found.upper[0], [-v for v in values])
-
-
-def test_windows_may_see_padding_alone() -> None:
-    """The windows of the last outputs begin after the end of the image, and see no value of it."""
-    build, one = Builder((1, 4, 1)), torch.ones(1, 1, 1, 1).double()
-    x = build.activation(build.conv2d(0, one, None, "first"), Relu, "act")
-    x = build.conv2d(x, one, None, "padded", padding=(0, 2, 0, 0), stride=(1, 3))
-    out = build.activation(x, Relu, "last")
-    net = build.network(build.reshape(out, (4,), "flat"), name="beyond")
-    side = torch.ones(1, 1, 4, 1).double()
-    pre = crown_relaxation(net, Bounds(-side, side)).pre[net.activations[-1]]
-    assert float(pre.lower.min()) > -1e-12 and float(pre.upper.max()) < 1e-12
 
 
 @pytest.mark.parametrize(("slope", "kept"), [(0.25, True), (0.1, False)])

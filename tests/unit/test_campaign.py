@@ -19,15 +19,12 @@ from tests.support.scripted import NETWORK, Answer, Scripted, at_least, case, tr
 from verifiable_relu import __version__
 from verifiable_relu.campaign import Case, Result, Store, console, run
 from verifiable_relu.campaign.result import join
-from verifiable_relu.campaign.runner import unasked
 from verifiable_relu.campaign.store import COLUMNS
-from verifiable_relu.errors import InputError
 from verifiable_relu.spec import Query
 from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
 from verifiable_relu.verifiers.batch import QueryBatch
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
-ROOT = Path(__file__).parents[2]
 
 
 def kept(cases: Sequence[Case | Result], verifier: Scripted, folder: Path | str) -> list[Result]:
@@ -45,35 +42,6 @@ def known(folder: Path) -> int:
 def table(folder: Path) -> list[dict[str, str]]:
     """The rows of results.csv."""
     return list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
-
-
-def test_all_cases_are_one_batch_with_a_time_limit_each() -> None:
-    verifier = Scripted()
-    results = run([case(0.5, name="a"), case(2, 3, name="b", timeout=7), case(2, 0.5, 3, name="c")], verifier)
-    assert [(r.vnnlib, r.verdict) for r in results] == [("a", SAT), ("b", UNSAT), ("c", SAT)]
-    (asked,) = verifier.asked
-    assert len(asked) == 6 and len({id(q.network) for q in asked}) == 1
-    assert verifier.left == [[10, 7, 7, 10, 10, 10]]
-
-
-def test_queries_of_a_case_share_its_time_limit() -> None:
-    seen: list[list[float]] = []
-
-    @dataclass(frozen=True)
-    class Spender(Scripted):
-        def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-            batch.charge([0], 4.0)
-            seen.append([batch.left([number]) for number in batch.queries])
-            yield from ((number, truth(query)) for number, query in batch.queries.items())
-
-    (result, _) = run([case(2, 3, timeout=10), case(2, timeout=5)], Spender())
-    assert seen == [[6, 6, 5]] and result.seconds == 4
-
-
-def test_a_decided_case_leaves_nothing_to_spend_on_its_other_boxes() -> None:
-    verifier = Scripted()
-    run([case(0.5, 2, 3), case(2)], verifier)
-    assert [verifier.batches[0].left([i]) for i in range(3)] == [0, 0, 0]
 
 
 def test_a_record_has_the_answer_its_reason_and_its_counterexample() -> None:
@@ -177,15 +145,6 @@ def test_a_verifier_that_breaks_costs_one_query(error: Exception, reason: Reason
     assert [len(queries) for queries in again.asked] == [2]
 
 
-def test_a_verifier_with_too_few_answers_is_at_fault() -> None:
-    @dataclass(frozen=True)
-    class Mute(Scripted):
-        def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-            yield from ()
-
-    assert [r.reason for r in run([case(2), case(3)], Mute())] == [Reason.ERROR] * 2
-
-
 def test_records_survive_and_are_used_again(tmp_path: Path) -> None:
     infinite = replace(case(), queries=(Query(NETWORK, replace(at_least(1).property, unsafe=())),), vnnlib="never")
     timed_out = lambda q: Outcome.unknown(Reason.TIMEOUT, "slow")  # noqa: E731
@@ -256,49 +215,6 @@ def test_another_method_or_version_asks_again(tmp_path: Path, monkeypatch: pytes
     assert verifier.asked
 
 
-def test_bad_input_is_recorded_and_tried_again(tmp_path: Path) -> None:
-    bad = unasked("n.onnx", "bad", InputError("wrong", path="bad", place="line 1"), 10.0)
-    results = kept([bad, case(2, name="good")], Scripted(), tmp_path)
-    assert [(r.reason, r.detail) for r in results] == [(Reason.ERROR, "bad: line 1: wrong"), (Reason.PROVED, "")]
-    assert known(tmp_path) == 1 and len((tmp_path / "results.csv").read_text().splitlines()) == 3
-
-
-def test_a_full_disk_ends_the_campaign_and_blames_no_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def full(result: Result, counterexample: str | None) -> None:
-        calls.append(result)
-        raise InputError("cannot keep results here: No space left on device", path=tmp_path)
-
-    with Store(tmp_path) as store:
-        monkeypatch.setattr(store, "append", full)
-        with pytest.raises(InputError, match="No space"):
-            run([case(2), case(3)], Scripted(), store)
-    assert len(calls) == 1
-
-
-def test_an_interrupt_keeps_what_was_answered(tmp_path: Path) -> None:
-    def answer(query: Query) -> Outcome:
-        if query.property.unsafe[0][0].bound == -7:
-            raise KeyboardInterrupt
-        return truth(query)
-
-    cases = [case(2, name="a"), case(0.5, name="b"), case(7, name="c"), case(3, name="d")]
-    with pytest.raises(KeyboardInterrupt):
-        kept(cases, Scripted(answer), tmp_path)
-    assert [r["vnnlib"] for r in table(tmp_path)] == ["a", "b"]
-    verifier = Scripted()
-    assert [r.vnnlib for r in kept(cases, verifier, tmp_path)] == ["a", "b", "c", "d"]
-    assert [len(queries) for queries in verifier.asked] == [2]
-
-
-def test_records_have_the_version_of_the_package() -> None:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == __version__
-
-
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -327,7 +243,7 @@ def test_a_terminal_shows_where_the_work_on_one_question_stands(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(console, "_REDRAWN", 0.0)
-    with console.Line(10.0) as line:
+    with console.ProgressLine(10.0) as line:
         run(
             [case(0.5)],
             _Talkative(),

@@ -26,7 +26,6 @@ from tests.support.families import (
     function,
     gated,
     least,
-    member,
     members,
     mlp,
     padded,
@@ -297,20 +296,6 @@ def test_every_layer_has_its_own_lambda(make: Callable[..., Network]) -> None:
         assert_holds(family, boxes(family))
 
 
-@pytest.mark.thorough
-def test_float32_is_a_little_wider() -> None:
-    family = hardened(residual(1), 20.0)
-    box = boxes(family)
-    narrow = Bounds(box.lower.float(), box.upper.float())
-    box = Bounds(narrow.lower.double(), narrow.upper.double())
-    single = family.to(torch.float32)
-    exact, rough = substitution_change(single.to(torch.float64), box), substitution_change(single, narrow)
-    assert rough.lower.dtype == torch.float32
-    assert bool((rough.lower.double() <= exact.lower + 1e-9).all())
-    assert bool((rough.upper.double() >= exact.upper - 1e-9).all())
-    torch.testing.assert_close(rough.upper.double(), exact.upper, rtol=0.02, atol=1e-4)
-
-
 def neuron(weight: float, bias: float, lam: float, out: float = 1.0) -> Network:
     """The network y = out·f(weight·x + bias)."""
     build = Builder((1,))
@@ -343,63 +328,12 @@ def test_one_neuron_by_hand(bias: float, low: float, high: float, gap: float) ->
         assert float(found.lower) <= ends[0] and ends[1] <= float(found.upper)
 
 
-def test_two_neurons_by_hand() -> None:
-    """If both neurons are active, the difference passes the second unchanged; if both are inactive, it ends there."""
-    number = lambda value: torch.tensor([[value]], dtype=torch.float64)  # noqa: E731
-    for bias, upper in ((10.0, DEEPEST / 2), (-10.0, 0.0)):
-        build = Builder((1,))
-        x = build.activation(build.linear(0, number(1.0), None, "in"), Relu, "first")
-        x = build.activation(build.linear(x, number(1.0), torch.tensor([bias]).double(), "mid"), Relu, "second")
-        found = substitution_change(hardened(build.network(x, name="two"), [2.0, 1e3]), interval(-1, 1))
-        assert float(found.lower) == pytest.approx(0.0, abs=1e-12)
-        assert float(found.upper) == pytest.approx(upper, abs=1e-12)
-
-
-def test_the_change_falls_with_lambda() -> None:
-    box = boxes(mlp())
-    widths = []
-    for lam in (1.0, 10.0, 100.0, 1e4):
-        found = substitution_change(hardened(mlp(), lam), box)
-        widths.append(float((found.upper - found.lower).max()))
-    assert widths == sorted(widths, reverse=True) and widths[-1] < 2e-3
-    # Where no interval changes, the change is proportional to 1/λ; here they hardly do.
-    assert widths[-2] == pytest.approx(100 * widths[-1], rel=0.2)
-
-
-def test_lines_are_never_worse_than_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = hardened(residual(), 5.0)
-    tight = substitution_change(family, boxes(family))
-    monkeypatch.setattr(change, "bounded", lambda relaxation, index, interval, *others: interval)
-    loose = substitution_change(family, boxes(family))
-    assert bool((tight.lower >= loose.lower).all()) and bool((tight.upper <= loose.upper).all())
-    assert float((tight.upper - tight.lower).sum()) < 0.7 * float((loose.upper - loose.lower).sum())
-    seen = differences(family, points(boxes(family)), smooth(family))
-    assert_within(loose, seen)
-
-
 def test_stopped_early_it_is_looser_and_sound() -> None:
     family = hardened(mlp(), 3.0)
     box = boxes(family)
     early, late = substitution_change(family, box, stop=lambda: True), substitution_change(family, box)
     assert bool((early.lower <= late.lower).all()) and bool((late.upper <= early.upper).all())
     assert not torch.equal(early.upper, late.upper)
-
-
-@pytest.mark.thorough
-def test_chunks_change_nothing() -> None:
-    family = hardened(residual(), 3.0)
-    box = boxes(family)
-    whole, parts = substitution_change(family, box), substitution_change(family, box, memory=1 << 14)
-    torch.testing.assert_close(whole.lower, parts.lower, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(whole.upper, parts.upper, rtol=1e-12, atol=1e-12)
-
-
-def test_smooth_networks_are_taken_as_they_are() -> None:
-    family = hardened(mlp(), [2.0, 3.0, 4.0])
-    gelu = member(family, least(family))
-    assert all(isinstance(gelu.nodes[i], Gelu) for i in gelu.activations)
-    first, second = substitution_change(family, boxes(family)), substitution_change(gelu, boxes(family))
-    assert torch.equal(first.lower, second.lower) and torch.equal(first.upper, second.upper)
 
 
 def test_bad_networks_are_refused() -> None:

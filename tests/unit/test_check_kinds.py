@@ -21,7 +21,7 @@ from tests.support.draws import draws
 from tests.support.solver_cases import ball, row
 from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
-from verifiable_relu.check.graph import Affine
+from verifiable_relu.check.graph import AffineNode
 from verifiable_relu.check.model import read_model
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import read_onnx, write_onnx
@@ -269,7 +269,7 @@ def test_numbers_are_repeated_as_onnxruntime_does(scales: list[float]) -> None:
     whole = all(scale == int(scale) >= 1 for scale in scales)
     assert (found.refused is None) == whole and (not whole or found.compared["source alone"])
     if whole:
-        (conv,) = [node for node in read_model(data).nodes if isinstance(node, Affine) and (node.least < 1)]
+        (conv,) = [node for node in read_model(data).nodes if isinstance(node, AffineNode) and (node.least < 1)]
         stored = {float(w) for w in given["w"].ravel()}
         assert {float(w) for w in conv.terms[0][1].data} <= stored
 
@@ -279,3 +279,31 @@ def test_the_relus_of_maxima_are_no_activations_of_a_family() -> None:
     assert len(graph.activations) == 4
     with pytest.raises(Refused, match="ReLU or GELU alone"):
         graph.hardened([Fraction(4)] * 4)
+
+
+def of_window(kind: str, **attributes: Any) -> bytes:
+    given = {"w": np.ones((2, 1, 2, 2))} if kind == "ConvTranspose" else {"kernel_shape": [2, 2]}
+    weight = {name: value for name, value in given.items() if name == "w"}
+    given = {name: value for name, value in given.items() if name != "w"} | attributes
+    return of_operators(helper.make_node(kind, ["x", *weight], ["y"], **given), inputs=(1, 2, 4, 4), axes=4, **weight)
+
+
+REFUSED = {
+    "the same size": (of_window("ConvTranspose", auto_pad="SAME_UPPER", strides=[2, 2]), "not given"),
+    "a size that is given": (of_window("ConvTranspose", output_shape=[4, 4]), "not given"),
+    "pads less than none": (of_window("ConvTranspose", pads=[-1, 0, 0, 0]), "malformed"),
+    "groups of no channels": (of_window("ConvTranspose", group=3), "do not fit"),
+    "a window of one axis": (of_window("AveragePool", kernel_shape=[2]), "expected"),
+    "a window of padding": (of_window("AveragePool", pads=[2, 0, 0, 0]), "as wide as the window"),
+    "two ways to pad": (of_window("AveragePool", auto_pad="SAME_UPPER", ceil_mode=1), "ceil_mode"),
+    "two images": (
+        of_operators(helper.make_node("GlobalAveragePool", ["x"], ["y"]), inputs=(2, 1, 2, 2), axes=4), "one sample",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_windows_that_are_not_known_are_refused_by_name(name: str) -> None:
+    data, said = REFUSED[name]
+    with pytest.raises(BadInput, match=said):
+        read_model(data)

@@ -1,4 +1,4 @@
-"""The readers of data sets, on small files that the tests write, and on the official files where they are at hand."""
+"""The readers of data sets, on files that the tests write and on official ones, and of a user's own arrays."""
 
 import gzip
 import os
@@ -10,6 +10,7 @@ import pytest
 
 from verifiable_relu.data import load
 from verifiable_relu.errors import InputError
+from verifiable_relu.train.batches import training_and_test
 
 ROOT = os.environ.get("VERIFIABLE_RELU_DATA")
 
@@ -81,9 +82,6 @@ def test_cifar_is_read_from_its_files(cifar: Path) -> None:
     assert data.images.shape == (4, 3, 32, 32) and data.labels.tolist() == [1, 1, 3, 3]
     assert data.images[1, 1, 1, 0] == 1 and data.images[0].max() == np.float32(10 / 255)
     assert data.note == "2 of 5 training batches, 4 images"
-
-
-def test_a_gzipped_file_of_cifar_is_read(cifar: Path) -> None:
     path = cifar / "data_batch_3.bin"
     path.with_suffix(".bin.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     path.unlink()
@@ -200,3 +198,73 @@ def test_the_official_files_are_read(name: str) -> None:
     assert data.images.min() == 0 and data.images.max() == 1
     np.testing.assert_allclose(data.images.mean((0, 2, 3)), data.mean, atol=5e-3)
     np.testing.assert_allclose(data.images.std((0, 2, 3)), data.std, atol=5e-3)
+
+
+# A user's own arrays
+
+RNG = np.random.default_rng(0)
+
+
+def arrays(count: int = 60, shape: tuple[int, ...] = (4, 4)) -> tuple[np.ndarray, np.ndarray]:
+    """Images whose brightness is their class."""
+    labels = np.arange(count) % 3
+    return (0.1 * RNG.random((count, *shape)) + 0.4 * labels.reshape(-1, *[1] * len(shape))), labels
+
+
+@pytest.mark.parametrize(
+    ("shape", "shaped"), [((5,), (5, 1, 1)), ((4, 6), (1, 4, 6)), ((3, 4, 6), (3, 4, 6)), ((1, 4, 4), (1, 4, 4))]
+)
+def test_every_tenth_image_is_kept_for_the_test(
+    shape: tuple[int, ...], shaped: tuple[int, ...], tmp_path: Path
+) -> None:
+    images, labels = arrays(25, shape)
+    np.savez(tmp_path / "own.npz", images=images, labels=labels)
+    training, test = training_and_test(str(tmp_path / "own.npz"))
+    assert training.images.shape == (23, *shaped) and test.images.shape == (2, *shaped)
+    assert training.images.dtype == np.float32 and test.labels.tolist() == [labels[9], labels[19]]
+    assert np.allclose(test.images.reshape(2, -1), images[[9, 19]].reshape(2, -1))
+    channels = training.images.transpose(1, 0, 2, 3).reshape(shaped[0], -1)
+    assert np.allclose(training.mean, channels.mean(1)) and np.allclose(training.std, channels.std(1))
+    assert (test.mean, test.std) == (training.mean, training.std) and "SHA-256" in training.note
+
+
+def test_the_files_own_test_images_are_taken_in_any_order_of_bytes(tmp_path: Path) -> None:
+    images, labels = arrays(60, (5,))
+    images[:, 2] = 0.25
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, test_images=images[:7], test_labels=labels[:7])
+    np.savez(tmp_path / "swapped.npz", images=images.astype(">f8"), labels=labels.astype(">i4"))
+    training, test = training_and_test(str(tmp_path / "own.npz"))
+    swapped, _ = training_and_test(str(tmp_path / "swapped.npz"))
+    assert (len(training), len(test), training.classes) == (60, 7, 3)
+    assert swapped.images.dtype.isnative and np.array_equal(swapped.images[:9], training.images[:9])
+    assert training.std[2] == 1 and min(training.std) > 0, "a pixel that never varies is not divided by zero"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"labels": None}, "no array 'labels'"),
+        ({"images": np.full((60, 4, 4), 2.0)}, "outside of [0, 1]"),
+        ({"images": np.zeros((60, 1, 1, 1, 4))}, "three axes"),
+        ({"images": np.zeros((5, 4, 4)), "labels": np.arange(5) % 2}, "none can be kept"),
+        ({"labels": np.zeros(60, int)}, "one class"),
+        ({"labels": np.array([0, 1, 10**9] * 20)}, "image 2: the label is 1000000000, where classes from 0 to 99,999"),
+        ({"labels": np.arange(60) - 1}, "image 0: the label -1 is below 0"),
+        ({"labels": np.zeros(60)}, "integers of shape (n,)"),
+        ({"images": np.full((60, 4, 4), np.nan)}, "image 0: a pixel is nan"),
+        ({"images": np.zeros((0, 4, 4)), "labels": np.zeros(0, int)}, "'images' has shape (0, 4, 4)"),
+        ({"test_images": np.zeros((0, 4, 4)), "test_labels": np.zeros(0, int)}, "'test_images' has shape (0, 4, 4)"),
+        ({"test_images": np.zeros((3, 5, 5)), "test_labels": np.zeros(3, int)}, "test images of (5, 5)"),
+        ({"test_images": np.zeros((3, 4, 4)), "test_labels": np.full(3, 9)}, "label 9"),
+        ({"test_images": np.zeros((3, 4, 4))}, "no array 'test_labels'"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_named(
+    changed: dict[str, np.ndarray | None], words: str, tmp_path: Path
+) -> None:
+    images, labels = arrays()
+    held = {"images": images, "labels": labels, **changed}
+    np.savez(tmp_path / "own.npz", **{name: array for name, array in held.items() if array is not None})
+    with pytest.raises(InputError) as error:
+        training_and_test(str(tmp_path / "own.npz"))
+    assert words in str(error.value) and "own.npz" in str(error.value)

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import ast
 import pkgutil
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,21 +94,6 @@ KINDS = [
 ]
 
 
-def kinds_asked_for(source: str) -> set[str]:
-    """The kinds of node for which a module's text tests with isinstance or match."""
-    asked: list[ast.AST] = []
-    imported: set[str] = set()
-    for part in ast.walk(ast.parse(source)):
-        if isinstance(part, ast.ImportFrom) and part.module == nodes.__name__:
-            imported |= {name.asname or name.name for name in part.names}
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "isinstance":
-            asked.append(part.args[1])
-        elif isinstance(part, ast.MatchClass):
-            asked.append(part.cls)
-    names = {name.id for part in asked for name in ast.walk(part) if isinstance(name, ast.Name)}
-    return names & imported & {kind.__name__ for kind in KINDS}
-
-
 def made(kind: type[Node]) -> Node:
     return kind(name="here", inputs=(0,), shape=(2,))
 
@@ -159,27 +142,6 @@ def test_consumers_that_a_new_kind_is_forgotten_in_are_named(kind: type[Node]) -
     enclosed = "trust.enclose:MAPS" if issubclass(kind, Affine) else "network.enclosure:ENCLOSURES"
     expected = {f"verifiable_relu.{name}" for name in ("trust.exact:VALUES", "network.onnx.write:WRITERS", enclosed)}
     assert expected <= set(forgetful(kind))
-
-
-def test_isinstance_and_match_on_a_kind_are_seen() -> None:
-    text = """
-from verifiable_relu.network.nodes import Add, Affine, Relu, Scale
-match node:
-    case Relu() | Add(): pass
-    case Linear(): pass
-isinstance(node, Scale | Affine)
-isinstance(module, nn.Conv2d)
-"""
-    assert kinds_asked_for(text) == {"Relu", "Add", "Scale"}
-
-
-@pytest.mark.thorough
-def test_no_consumer_outside_network_and_bounds_asks_a_node_for_its_kind() -> None:
-    """Consumers look nodes up in tables, which the tests above check; testing for a group (``Affine``) is allowed."""
-    root = Path(verifiable_relu.__file__).parent
-    sources = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("network", "bounds")]
-    asked = {str(path.relative_to(root)): kinds_asked_for(path.read_text("utf-8")) for path in sources}
-    assert {name: kinds for name, kinds in asked.items() if kinds} == {}
 
 
 def test_every_function_has_a_row_on_each_floor() -> None:

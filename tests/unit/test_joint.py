@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from importlib.metadata import distributions
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,6 @@ from tests.support.families import (
     mlp,
     points,
     residual,
-    smooth,
 )
 from verifiable_relu import compare, verify, verify_properties
 from verifiable_relu.bounds import (
@@ -52,7 +50,7 @@ from verifiable_relu.network.nodes import Gelu, Hardened, Input, LeakyRelu, Line
 from verifiable_relu.network.onnx.running import meant
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.trust.replay import confirm
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+from verifiable_relu.verifiers.base import Trust, Verdict
 from verifiable_relu.verifiers.registry import make as method
 
 networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
@@ -179,68 +177,6 @@ def test_no_attack_gets_below_the_margin(make: Make, lam: float) -> None:
         assert lam == 1 or float(near.min()) < 0.05
 
 
-@networks
-@hardnesses
-def test_intervals_contain_those_of_every_member(make: Make, lam: float) -> None:
-    """This holds for intervals, by inclusion isotony, but not for CROWN, whose lines differ between networks."""
-    family = hardened(make(0), lam)
-    box = boxes(family)
-    joint = interval_bounds(family, box)
-    matrix, sample = rows(family, len(box.lower))
-    pre = {i: joint[family.nodes[i].inputs[0]] for i in family.activations}
-    bound = linear_lower_bounds(family, box, pre, matrix, sample, intervals=True)
-    for network in members(family):
-        own = interval_bounds(network, box)
-        for wide, narrow in zip(joint, own, strict=True):
-            hair = 1e-10 * (1 + wide.upper.abs() + wide.lower.abs())
-            assert bool((wide.lower <= narrow.lower + hair).all()) and bool((narrow.upper - hair <= wide.upper).all())
-        mine = {i: own[network.nodes[i].inputs[0]] for i in network.activations}
-        margin = linear_lower_bounds(network, box, mine, matrix, sample, intervals=True)
-        assert bool((bound <= margin + 1e-9 * (1 + margin.abs())).all())
-
-
-@pytest.mark.seldom
-@networks
-def test_crown_costs_a_little_against_each_member(make: Make) -> None:
-    """On average over rows, the joint bound is below that of each member, and near to it for large λ."""
-    family = hardened(make(0), 20.0)
-    box = boxes(family, batch=3)
-    joint = proven(family, box, alpha=False).lower["crown"]
-    for network in (family.limit, *smooth(family)):
-        own = proven(network, box, alpha=False).lower["crown"]
-        assert float((own - joint).mean()) > -1e-9
-        assert float((own - joint).mean()) < 0.5 * float(1 + own.abs().mean())
-
-
-@pytest.mark.seldom
-@pytest.mark.thorough
-@networks
-def test_the_joint_bound_tends_to_that_of_relu(make: Make) -> None:
-    box = boxes(make(0))
-    relu = proven(make(0), box)
-    for name in ("ibp", "crown-ibp", "crown"):
-        gaps = []
-        for lam in (1e2, 1e4, 1e6, 1e8):
-            joint = proven(hardened(make(0), lam), box, alpha=False).lower[name]
-            gaps.append(float((joint - relu.lower[name]).abs().max()))
-        assert gaps[-1] < 1e-5 and gaps[-1] < 0.1 * gaps[0]
-    far = proven(hardened(make(0), 1e8), box)
-    assert float((far.lower["alpha"] - relu.lower["alpha"]).abs().mean()) < 0.1
-
-
-def test_one_neuron_by_hand() -> None:
-    """Over [−1, 1], the activations with λ ≥ 1 take values from the minimum of GELU, −0.16997, to 1."""
-    build = Builder((1,))
-    family = hardened(build.network(build.activation(0, Relu, "act"), name="one"), 1.0)
-    box = Bounds(torch.tensor([[-1.0]]).double(), torch.tensor([[1.0]]).double())
-    out = interval_bounds(family, box)[-1]
-    assert float(out.lower) == pytest.approx(-0.16997120747990369, abs=1e-12) and float(out.upper) == pytest.approx(1.0)
-    lines = activations.relax(family.nodes[1], box)  # type: ignore[arg-type]
-    # Above lies ReLU's chord; below the tangent of GELU at 0, whose slope is ½.
-    assert float(lines.upper_slope) == pytest.approx(0.5) and float(lines.upper_offset) == pytest.approx(0.5)
-    assert float(lines.lower_slope) == pytest.approx(0.5) and float(lines.lower_offset) == pytest.approx(0.0, abs=1e-9)
-
-
 def test_lambda_rounded_up_is_still_covered() -> None:
     """λ = 1.1 is rounded up in float32, and the network with exactly λ = 1.1 is a member nevertheless."""
     single = hardened(mlp(), 1.1).to(torch.float32)
@@ -279,17 +215,6 @@ def test_what_a_verifier_proves_holds_for_every_member(name: str, lam: float) ->
             y = other(points(box, count=200).flatten(0, 1))
             others = torch.cat([y[:, :label], y[:, label + 1 :]], 1).amax(1)
             assert float((y[:, label] - others).min()) >= outcome.margin
-
-
-@pytest.mark.parametrize("name", ("milp", "smt", "auto_lirpa-crown"))
-def test_methods_for_one_network_refuse_a_set_of_networks(name: str) -> None:
-    if name == "auto_lirpa-crown" and not list(distributions(name="auto_LiRPA")):
-        pytest.skip("auto_LiRPA is not installed")
-    network, images, labels = classified(count=2)
-    queries = [Query(hardened(network, 5.0), p) for p in linf_properties(images, labels, 0.03, 3)]
-    for outcome in claims(method(name), queries, 5.0):
-        assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.UNSUPPORTED
-        assert "Hardened" in outcome.detail
 
 
 def switch(lam: float | None = None) -> Network:

@@ -12,13 +12,12 @@ import pytest
 from tests.support.hostile_verifier import Hostile
 from tests.unit.test_parallel import SPEC, Here, Kept, entries, ran
 from verifiable_relu.campaign import Result, Store, inputs
-from verifiable_relu.campaign.inputs import Entry, Loader
-from verifiable_relu.campaign.queue import run_parallel
-from verifiable_relu.campaign.worker import Answered, InstancePart, Job
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
+from verifiable_relu.campaign.queue import Answered, InstancePart, Job, run_parallel
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.network import hardened
 from verifiable_relu.spec import instances
-from verifiable_relu.supervisor.executors import Report
+from verifiable_relu.supervisor.workers import Deadline, Report
 from verifiable_relu.verifiers.base import Reason, Verdict
 
 
@@ -36,7 +35,7 @@ def test_a_list_is_drawn_as_it_is_answered(tmp_path: Path) -> None:
     made = entries(tmp_path, [5, 6])
     drawn, ahead = 0, []
 
-    def source() -> Iterator[Entry]:
+    def source() -> Iterator[InstanceFiles]:
         nonlocal drawn
         for number in range(3000):
             drawn += 1
@@ -60,7 +59,7 @@ def test_what_stands_before_a_bad_row_is_answered(tmp_path: Path) -> None:
     found, count = instances(tmp_path / "instances.csv")
     assert count == 3001
     seen = Kept()
-    asked = (Entry(spec, onnx, limit or 1.0) for spec, onnx, limit in found)
+    asked = (InstanceFiles(spec, onnx, limit or 1.0) for spec, onnx, limit in found)
     with pytest.raises(InputError, match=r"instances\.csv: line 3001: the row has 2 fields"):
         run_parallel(asked, Job(Hostile(), Loader()), Instant(size=2), None, seen)
     assert len(seen.results) == 3000
@@ -72,7 +71,7 @@ def test_a_bad_row_in_a_short_list_comes_before_any_answer(tmp_path: Path) -> No
     found, _ = instances(tmp_path / "instances.csv")
     seen = Kept()
     with pytest.raises(InputError, match="line 2: 'x' is no number of seconds"):
-        run_parallel((Entry(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), Here(), None, seen)
+        run_parallel((InstanceFiles(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), Here(), None, seen)
     assert not seen.results
 
 
@@ -98,6 +97,17 @@ def test_equal_networks_and_properties_are_read_once(tmp_path: Path, monkeypatch
     # A file that changes is another one.
     made[0].vnnlib.write_text(SPEC.format(bound=7))
     assert loader.case(made[0]).digest != cases[0].digest
+
+
+def test_few_networks_are_kept_where_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = entries(tmp_path, [5, 6, 7], networks=3)
+    monkeypatch.setattr(inputs, "_KEPT_NETWORKS", 2 * (tmp_path / "net0.onnx").stat().st_size + 10)
+    original, read = inputs.read_onnx, list[str]()
+    monkeypatch.setattr(inputs, "read_onnx", lambda path, **k: (read.append(path.name), original(path, **k))[1])
+    loader = Loader()
+    for entry in [*made, *reversed(made)]:
+        loader.case(entry)
+    assert read == ["net0.onnx", "net1.onnx", "net2.onnx", "net0.onnx"]
 
 
 @pytest.mark.parametrize("change", ["", "network", "property", "joint", "limit", "method"])
@@ -145,3 +155,19 @@ def test_what_is_late_costs_itself_alone(reading: bool, tmp_path: Path) -> None:
     assert results[4].reason is Reason.TIMEOUT and results[4].seconds == 30.0
     # What was not read in time is known; what was not answered is found by halves.
     assert sum(4 in part for part in slot.parts) == (1 if reading else 4)
+
+
+def test_a_worker_names_the_limits_of_what_it_does(tmp_path: Path) -> None:
+    made, said = entries(tmp_path, [5, 6]), list[Any]()
+
+    class Heard(Here):
+        def perform(self, task: InstancePart, report: Report) -> Any:
+            return super().perform(task, lambda message: (said.append(message), report(message))[1])
+
+    for certificates in (None, tmp_path / "certificates"):
+        said.clear()
+        ran(made[:1], Job(Hostile(), Loader(), certificates), Heard())
+        limits = [(m.subject, m.seconds) for m in said if isinstance(m, Deadline)]
+        assert [number for number, _ in limits] == [0, None] and limits[0][1] == pytest.approx(30.8)
+        assert limits[1][1] == float("inf") if certificates else 30 < limits[1][1] <= 31.6
+        assert isinstance(said[-1], Answered)

@@ -130,7 +130,7 @@ def solver_that(call: Callable[..., object]) -> SimpleNamespace:
 @pytest.mark.parametrize("status", list(some(sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))))
 def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = next(q for q in left_open(9) if decide(q)[0].verdict is Verdict.UNSAT)
-    solved = HighsResult(status, np.zeros(1000), 1.0, np.zeros(0))
+    solved = HighsResult(status, np.zeros(1000), 1.0)
     monkeypatch.setattr(module, "HIGHS", solver_that(lambda *_: solved))
     (outcome,) = decide(query)
     # A solver whose arithmetic fails has not decided; an error would be the program's.
@@ -139,7 +139,7 @@ def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest
 
 def infeasible(*_: object) -> HighsResult:
     """What HiGHS says of every program, if its word were worth nothing."""
-    return HighsResult("kInfeasible", np.zeros(0), 0.0, np.zeros(0))
+    return HighsResult("kInfeasible", np.zeros(0), 0.0)
 
 
 @pytest.mark.thorough

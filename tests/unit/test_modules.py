@@ -27,7 +27,7 @@ from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.module import operators
 from verifiable_relu.network.nodes import Gelu, Linear, Relu, Scale
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, fixed, mlp
-from verifiable_relu.nn.rectifiers import RECTIFIERS
+from verifiable_relu.nn.gates import RECTIFIERS
 from verifiable_relu.verifiers.base import Verdict
 
 

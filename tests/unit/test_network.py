@@ -85,25 +85,12 @@ FAMILIES = (
 
 # name → (nodes, input shape, constants, opset)
 OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
-    "Gemm": (
-        [node("Gemm", ["x", "w", "b"], ["y"], alpha=0.3, beta=0.7)],
-        ("n", 4),
-        {"w": normal(4, 3), "b": normal(3)},
-        13,
-    ),
-    "Gemm transposed, scalar bias": (
-        [node("Gemm", ["x", "w", "b"], ["y"], transB=1)],
-        (1, 4),
-        {"w": normal(3, 4), "b": normal(1)},
-        13,
-    ),
     "MatMul Add": (
         [node("MatMul", ["x", "w"], ["m"]), node("Add", ["b", "m"], ["y"])],
         (1, 4),
         {"w": normal(4, 3), "b": normal(1, 3)},
         13,
     ),
-    "MatMul from the left": ([node("MatMul", ["w", "x"], ["y"])], (1, 4, 2), {"w": normal(3, 4)}, 13),
     "MatMul without batch": ([node("MatMul", ["x", "w"], ["y"])], (4,), {"w": normal(4, 3)}, 13),
     "Add across rows": (
         [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["y"])],
@@ -117,8 +104,6 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         {"w": normal(4, 3), "b": normal(3)},
         13,
     ),
-    "Sub both ways": ([node("Sub", ["x", "c"], ["a"]), node("Sub", ["c", "a"], ["y"])], (1, 4), {"c": normal(4)}, 13),
-    "Sub of two": ([node("Relu", ["x"], ["a"]), node("Sub", ["x", "a"], ["y"])], (1, 4), {}, 13),
     "Mul Div Neg": (
         [node("Mul", ["x", "c"], ["a"]), node("Div", ["a", "d"], ["b"]), node("Neg", ["b"], ["y"])],
         (1, 3, 4),
@@ -129,18 +114,6 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         [node("Conv", ["x", "w", "b"], ["y"], strides=[2, 1], pads=[0, 1, 2, 3], dilations=[1, 2], group=2)],
         ("n", 4, 7, 8),
         {"w": normal(6, 2, 3, 2), "b": normal(6)},
-        13,
-    ),
-    "Conv SAME_UPPER": (
-        [node("Conv", ["x", "w"], ["y"], strides=[2, 2], auto_pad="SAME_UPPER")],
-        (1, 2, 7, 8),
-        {"w": normal(3, 2, 3, 4)},
-        13,
-    ),
-    "Conv SAME_LOWER": (
-        [node("Conv", ["x", "w"], ["y"], auto_pad="SAME_LOWER")],
-        (1, 2, 7, 8),
-        {"w": normal(3, 2, 4, 4)},
         13,
     ),
     "BatchNormalization": (
@@ -154,26 +127,6 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         [node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)],
         (1, 2, 5, 5),
         {},
-        13,
-    ),
-    "GlobalAveragePool": ([node("GlobalAveragePool", ["x"], ["y"])], (1, 3, 5, 6), {}, 13),
-    "Flatten": ([node("Flatten", ["x"], ["a"]), node("Relu", ["a"], ["y"])], (1, 2, 3), {}, 13),
-    "Flatten all": (
-        [node("Flatten", ["x"], ["a"], axis=0), node("MatMul", ["a", "w"], ["y"])],
-        (1, 2, 3),
-        {"w": normal(6, 2)},
-        13,
-    ),
-    "Reshape": (
-        [node("Reshape", ["x", "s"], ["a"]), node("MatMul", ["a", "w"], ["y"])],
-        ("n", 2, 6),
-        {"s": np.array([0, -1, 3]), "w": normal(3, 2)},
-        13,
-    ),
-    "Reshape to one axis": (
-        [node("Reshape", ["x", "s"], ["a"]), node("MatMul", ["a", "w"], ["y"])],
-        (1, 6),
-        {"s": np.array([-1]), "w": normal(6, 2)},
         13,
     ),
     "Squeeze Unsqueeze": (
@@ -218,29 +171,13 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         {},
         13,
     ),
-    "LeakyRelu PRelu": (
-        [node("LeakyRelu", ["x"], ["a"], alpha=0.3), node("PRelu", ["a", "s"], ["y"])],
-        (1, 3, 2),
-        {"s": normal(3, 1)},
-        13,
-    ),
-    "Sigmoid Tanh": ([node("Sigmoid", ["x"], ["a"]), node("Tanh", ["a"], ["y"])], (1, 4), {}, 13),
-    "Gelu": ([node("Gelu", ["x"], ["y"])], (1, 4), {}, 20),
-    "residual": (
-        [node("MatMul", ["x", "w"], ["a"]), node("Relu", ["a"], ["r"]), node("Add", ["r", "x"], ["y"])],
-        (1, 4),
-        {"w": normal(4, 4)},
-        13,
-    ),
     "Add of a larger constant": ([node("Add", ["x", "c"], ["y"])], (1, 1, 3), {"c": normal(2, 3)}, 13),
-    "Gemm of a transposed input": ([node("Gemm", ["x", "w"], ["y"], transA=1)], (1, 3), {"w": normal(1, 2)}, 13),
     "Gemm from the left": (
         [node("Gemm", ["w", "x", "c"], ["y"], alpha=0.5, beta=0.3)],
         (3, 2),
         {"w": normal(4, 3), "c": normal(4, 1)},
         13,
     ),
-    "MatMul of matrices": ([node("MatMul", ["x", "w"], ["y"])], (1, 2, 3, 4), {"w": normal(2, 4, 5)}, 13),
     "computed constants": (
         [node("Mul", ["c", "c"], ["d"]), node("Sqrt", ["d"], ["e"]), node("Add", ["x", "e"], ["y"])],
         (1, 3),
@@ -266,18 +203,10 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         {},
         13,
     ),
-    "Swish": ([node("Swish", ["x"], ["y"], alpha=1.7)], (1, 4), {}, 24),
-    "Gelu by tanh": ([node("Gelu", ["x"], ["y"], approximate="tanh")], (1, 4), {}, 20),
     "Max and Min": (
         [node("Neg", ["x"], ["r"]), node("Max", ["x", "c", "r"], ["m"]), node("Min", ["d", "m"], ["y"])],
         (1, 4),
         {"c": normal(4), "d": normal(1)},
-        13,
-    ),
-    "HardSigmoid Clip Abs": (
-        [node("HardSigmoid", ["x"], ["h"], alpha=0.3), node("Sub", ["x", "h"], ["d"]), node("Abs", ["d"], ["y"])],
-        (1, 4),
-        {},
         13,
     ),
     "doubles": ([node("MatMul", ["x", "w"], ["y"])], (1, 4), {"w": RNG.normal(size=(4, 3))}, 13),
@@ -398,16 +327,10 @@ def test_erf_whose_inner_values_are_read_elsewhere_stays_right() -> None:
 
 BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
     "no ONNX at all": (lambda: b"hello world", InputError, "not an ONNX file"),
-    "empty": (lambda: b"", InputError, "without nodes"),
     "unknown operator": (
         lambda: model([node("Hardmax", ["x"], ["y"], name="last")], (1, 3), {}),
         UnsupportedError,
         r"node 'last' \(Hardmax\)",
-    ),
-    "unknown domain": (
-        lambda: model([node("Relu", ["x"], ["y"], name="r", domain="my.own")], (1, 3), {}, infer=False),
-        InputError,
-        "my.own",
     ),
     "NaN": (
         lambda: model(
@@ -416,54 +339,20 @@ BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
         InputError,
         "'fc'.*NaN",
     ),
-    "infinite": (
-        lambda: model(
-            [node("MatMul", ["x", "w"], ["y"], name="fc")], (1, 2), {"w": np.full((2, 2), np.inf, np.float32)}
-        ),
-        InputError,
-        "'fc'.*infinity",
-    ),
-    "wrong weight": (
-        lambda: model([node("MatMul", ["x", "w"], ["y"], name="fc")], (1, 3), {"w": normal(2, 2)}),
-        InputError,
-        "fc.*Incompatible dimensions",
-    ),
     "wrong kernel": (
         lambda: model([node("Conv", ["x", "w"], ["y"], name="c")], (1, 3, 4, 4), {"w": normal(2, 2, 3, 3)}),
         InputError,
         "'c'.*does not fit",
-    ),
-    "kernel too large": (
-        lambda: model([node("Conv", ["x", "w"], ["y"], name="c")], (1, 2, 4, 4), {"w": normal(2, 2, 5, 3)}),
-        InputError,
-        "larger than",
-    ),
-    "missing value": (lambda: model([node("Relu", ["z"], ["y"], name="r")], (1, 3), {}), InputError, "'z'"),
-    "missing output": (lambda: model([node("Relu", ["x"], ["z"], name="r")], (1, 3), {}), InputError, "output 'y'"),
-    "output is constant": (
-        lambda: model([node("Identity", ["c"], ["y"])], (1, 3), {"c": normal(3)}),
-        InputError,
-        "output 'y'",
     ),
     "symbolic size": (
         lambda: model([node("Relu", ["x"], ["y"])], ("n", "m"), {}),
         UnsupportedError,
         "leading dimension",
     ),
-    "integer input": (
-        lambda: model([node("Neg", ["x"], ["y"])], (1, 3), {}, kind=TensorProto.INT64),
-        UnsupportedError,
-        "floating-point",
-    ),
     "division by zero": (
         lambda: model([node("Div", ["x", "c"], ["y"], name="d")], (1, 3), {"c": np.zeros(3, np.float32)}),
         InputError,
         "by zero",
-    ),
-    "bad reshape": (
-        lambda: model([node("Reshape", ["x", "s"], ["y"], name="r")], (1, 6), {"s": np.array([1, 4])}),
-        InputError,
-        "'r'",
     ),
     "negative variance": (
         lambda: model(

@@ -1,13 +1,10 @@
 """λ-GELU against its closed forms, the builders, and the substitution by ReLU."""
 
 import copy
-import importlib
 import io
 import itertools
 import math
-import multiprocessing
 import pickle
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import verifiable_relu.nn
 from verifiable_relu import harden, verify
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import soften
@@ -34,9 +30,8 @@ from verifiable_relu.nn import (
     models,
     substitute_relu,
 )
-from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, SUPREMUM, Sharpened
+from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, RECTIFIERS, SUPREMUM, Sharpened
 from verifiable_relu.nn.places import replace_smooth
-from verifiable_relu.nn.rectifiers import RECTIFIERS
 
 GATES: dict[str, Callable[[float], HardnessGate]] = {
     "exact": LambdaGELU,
@@ -175,37 +170,13 @@ def test_torchscript_is_refused_in_one_line_where_it_has_an_activation_to_replac
     assert found.answer == "unsat"
 
 
-def test_value_is_x_times_phi() -> None:
-    layer = LambdaGELU(3.0).double()
-    layer.set_lam(3.0)
-    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
-    expected = x * torch.special.ndtr(3 * x)
-    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-14)
-
-
-def test_swish_is_x_times_logistic_and_as_far_from_relu_as_lambda_gelu() -> None:
-    layer = LambdaSwish(3.0).double()
-    layer.set_lam(3.0)
+def test_values_and_distances_to_relu_are_as_derived() -> None:
     x = torch.linspace(-4, 4, 100_001, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), x * torch.sigmoid(MATCHED * 3 * x), rtol=1e-12, atol=1e-14)
     assert pytest.approx(1.638, abs=5e-4) == MATCHED
-    assert (torch.relu(x) - layer(x)).max().item() == pytest.approx(SUPREMUM / 3, rel=1e-6)
-
-
-@each_gate
-def test_the_cheap_gradient_of_lambda_is_the_exact_one(
-    make: Callable[[float], HardnessGate], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    x, gradient = torch.randn(200, 50), torch.rand(200, 50)
-    for lam in (1.5, EXACT_FROM - 0.1):
-        grads = []
-        for threshold in (EXACT_FROM, 1.0):
-            monkeypatch.setattr("verifiable_relu.nn.gates.EXACT_FROM", threshold)
-            layer = make(lam)
-            layer(x).backward(gradient)
-            grads.append(layer.s.grad)
-        torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=0)
+    for make, gate in ((LambdaGELU, torch.special.ndtr), (LambdaSwish, lambda u: torch.sigmoid(MATCHED * u))):
+        layer = make(3.0).double()
+        torch.testing.assert_close(layer(x), x * gate(3 * x), rtol=1e-7, atol=1e-9)
+        assert (torch.relu(x) - layer(x)).max().item() == pytest.approx(SUPREMUM / 3, rel=1e-6)
 
 
 @each_gate
@@ -233,26 +204,12 @@ def test_the_distance_to_relu_is_as_derived(lam: float) -> None:
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-9, 1e-6, 0.01, 0.5, 159.0, 1e6])
-def test_lambda_is_what_it_is_set_to(gap: float) -> None:
+def test_lambda_is_what_it_is_set_to_and_at_least_one(gap: float) -> None:
     layer = LambdaGELU().double()
     layer.set_lam(1 + gap)
+    # An average of weights by ``lerp`` of −∞ and −∞ would be NaN.
     assert layer.lam.item() - 1 == pytest.approx(gap, rel=1e-6) and layer.s.isfinite()
-
-
-def test_weights_with_lambda_at_one_can_be_averaged() -> None:
-    """An average by ``lerp``, as exponential moving averages take, of −∞ and −∞ would be NaN."""
-    layer, other = LambdaGELU(), LambdaGELU()
-    layer.set_lam(1.0)
-    other.set_lam(1.0)
-    with torch.no_grad():
-        layer.s.lerp_(other.s, 0.1)
-    assert layer.lam.item() == 1
-
-
-@pytest.mark.parametrize("s", [-1e3, -5.0, 0.0, 5.0, 1e3])
-def test_lambda_is_at_least_one(s: float) -> None:
-    layer = LambdaGELU()
-    layer.s.data.fill_(s)
+    layer.s.data.mul_(-1e3)
     assert layer.lam.item() >= 1
 
 
@@ -275,19 +232,6 @@ def test_a_frozen_lambda_is_not_trained() -> None:
     assert layer.lam.item() == pytest.approx(5)
 
 
-def test_each_channel_is_normalised_by_its_own_numbers() -> None:
-    x = torch.rand(2, 3, 4, 4)
-    y = Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0))(x)
-    torch.testing.assert_close(y[:, 2], (x[:, 2] - 0.3) / 4)
-    torch.testing.assert_close(Normalize(0.5, 2.0)(x[:, :1]), (x[:, :1] - 0.5) / 2)
-
-
-@pytest.mark.parametrize("bad", [((0.0,), (0.0,)), ((0.0, 0.0), (1.0, -1.0)), ((0.0,), (math.nan,))])
-def test_normalize_refuses_what_is_no_deviation(bad: tuple[tuple[float, ...], tuple[float, ...]]) -> None:
-    with pytest.raises(ValueError, match="std"):
-        Normalize(*bad)
-
-
 def test_builders_have_the_shapes_asked_for() -> None:
     net = cnn((3, 32, 32), (8, 16), (20,), 10, normalize=Normalize(0.5, 0.5))
     assert [type(module).__name__ for module in net] == [
@@ -297,19 +241,20 @@ def test_builders_have_the_shapes_asked_for() -> None:
     assert mlp([784, 30, 10], nn.ReLU)(torch.rand(2, 1, 28, 28)).shape == (2, 10)
     with pytest.raises(ValueError, match="does not fit the 1×1"):
         cnn((1, 2, 2), (4, 4, 4), (), 10)
+    x = torch.rand(2, 3, 4, 4)
+    torch.testing.assert_close(Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0))(x)[:, 2], (x[:, 2] - 0.3) / 4)
+    for bad in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="std"):
+            Normalize((0.0, 0.0), (1.0, bad))
 
 
 PUBLISHED: dict[str, list[tuple[int, ...]]] = {
     "cnn3": [(16, 3, 5, 5), (32, 16, 4, 4), (10, 2048)],
     "cnn5": [(16, 3, 3, 3), (16, 16, 4, 4), (32, 16, 4, 4), (512, 2048), (10, 512)],
-    "cnn7": [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (128, 128, 3, 3), (512, 32768),
-             (10, 512)],
-    "resnet": [(8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (16, 8, 3, 3), (16, 16, 3, 3), (16, 16, 3, 3), (64, 1024),
-             (10, 64)],
-}  # fmt: skip
-"""Shapes of the weights for images of 3×32×32."""
-SIZES = {"cnn3": (16, 8), "cnn5": (32, 16, 8), "cnn7": (32, 32, 16, 16, 16), "resnet": (16, 16, 16, 8, 8, 8)}
-"""Heights of the convolutions' outputs."""
+    "cnn7": [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), *[(128, 128, 3, 3)] * 2, (512, 32768), (10, 512)],
+    "resnet": [(8, 3, 3, 3), *[(8, 8, 3, 3)] * 2, (16, 8, 3, 3), *[(16, 16, 3, 3)] * 2, (64, 1024), (10, 64)],
+}
+"""Shapes of the weights for images of 3×32×32, which tell the sizes of the convolutions' outputs."""
 each_published = pytest.mark.parametrize("name", PUBLISHED)
 
 
@@ -317,20 +262,10 @@ each_published = pytest.mark.parametrize("name", PUBLISHED)
 def test_published_networks_have_the_layers_of_their_papers(name: str) -> None:
     net = fixed(name, (3, 32, 32), 10, nn.ReLU, Normalize(0.5, 0.5))
     assert [tuple(p.shape) for p in net.parameters() if p.ndim > 1] == PUBLISHED[name]
-    heights: list[int] = []
-    layers = [module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    for layer in layers:
-        layer.register_forward_hook(lambda _, __, y: heights.append(y.shape[-1]) if y.ndim == 4 else None)
-    assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10) and tuple(heights) == SIZES[name]
-    activations = [module for module in net.modules() if isinstance(module, nn.ReLU)]
-    normalised = [module for module in net.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
-    assert len(activations) == len(layers) - 1 and len(normalised) == (6 if name == "cnn7" else 0)
-
-
-@each_published
-def test_inputs_that_are_too_small_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="does not fit the 0×0"):
-        fixed(name, (1, 0, 0), 10)
+    assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10)
+    kinds = [type(module) for module in net.modules()]
+    assert kinds.count(nn.ReLU) == len(PUBLISHED[name]) - 1
+    assert sum(kinds.count(kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d)) == (6 if name == "cnn7" else 0)
 
 
 def test_a_residual_block_adds_its_input() -> None:
@@ -370,15 +305,6 @@ def test_substitution_keeps_all_but_the_activations() -> None:
     assert isinstance(substitute_relu(nn.SiLU()), nn.ReLU) and isinstance(substitute_relu(nn.PReLU()), nn.PReLU)
 
 
-def test_substitution_error_is_bounded_per_neuron() -> None:
-    torch.manual_seed(0)
-    lam = 40.0
-    net = nn.Sequential(nn.Linear(4, 50), LambdaGELU(lam))
-    x = torch.rand(200, 4)
-    gap = substitute_relu(net)(x) - net(x)
-    assert gap.min() >= -1e-6 and gap.max() <= 0.17 / lam + 1e-6 and gap.max() > 0.1 / lam
-
-
 class Calls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -399,16 +325,6 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "substituted calls": lambda: substitute_relu(Calls()),
     "hardened calls": lambda: replace_smooth(Calls(), lambda found, *_: found.gate())[0],
 }
-
-
-def test_every_module_of_the_package_is_among_those_that_are_pickled() -> None:
-    named = {
-        name
-        for each in pkgutil.iter_modules(verifiable_relu.nn.__path__, "verifiable_relu.nn.")
-        for name, found in vars(importlib.import_module(each.name)).items()
-        if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == each.name
-    }
-    assert named - {"Embedded", "Hardness", "HardnessGate"} == set(MODULES)
 
 
 def saved(module: nn.Module) -> nn.Module:
@@ -433,13 +349,6 @@ def test_a_module_can_be_copied_pickled_and_saved(name: str, copied: Callable[[n
     found.sum().backward()
     assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
     assert [name for name, _ in module.named_parameters()] == [name for name, _ in again.named_parameters()]
-
-
-@pytest.mark.thorough
-def test_a_module_goes_to_another_process() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        (found,) = pool.map(repr, [MODULES["LambdaGELU"]()])
-    assert found == repr(MODULES["LambdaGELU"]())
 
 
 class _Words(nn.Module):

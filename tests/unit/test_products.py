@@ -13,13 +13,12 @@ from torch import Tensor
 
 from tests.support.asking import claims
 from tests.support.bounds import linear_lower_bounds
-from verifiable_relu.bounds import Ascent, Relaxation, ascend, interval_bounds, preactivation_bounds
+from verifiable_relu.bounds import Relaxation, interval_bounds, preactivation_bounds
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network import Network, read_onnx, write_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.nodes import Relu, Smooth, Tanh
-from verifiable_relu.network.onnx import normalisation
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.enclose import enclose
 from verifiable_relu.verifiers.base import Reason, Verdict
@@ -85,25 +84,6 @@ def test_linear_bounds_of_a_product_are_halfway_between_mccormicks() -> None:
         assert bool((found <= expected).all())
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("share", [-1.0, -0.3, 0.0, 1.0])
-def test_rows_take_any_mean_of_mccormicks_planes(sign: float, share: float) -> None:
-    """The bound is that of the mean of his two planes over the box, which is at one of its corners."""
-    box, network = boxes(), product().to(torch.float64)
-    relaxation = Relaxation(network, box)
-    relaxation.advance(len(network.nodes) - 1)
-    tilt, count = torch.full((len(box.lower), 1), share, dtype=torch.float64), len(network.nodes) - 1
-    row = torch.full((len(tilt), 1), sign, dtype=torch.float64)
-    found = relaxation.lower(count, row, torch.arange(len(tilt)), tilts={count: tilt})[0]
-    (a, b), (c, d) = box.lower.unbind(1), box.upper.unbind(1)
-    planes = [(d, c, -c * d), (b, a, -a * b)] if sign > 0 else [(-b, -c, b * c), (-d, -a, a * d)]
-    (p, q, o), (u, v, w) = planes
-    mean = [(1 + share) / 2 * one + (1 - share) / 2 * other for one, other in ((p, u), (q, v), (o, w))]
-    corners = torch.stack([mean[0] * x + mean[1] * y + mean[2] for x in (a, c) for y in (b, d)])
-    torch.testing.assert_close(found, corners.amin(0), rtol=1e-9, atol=1e-9)
-    assert bool((found <= corners.amin(0)).all())
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_no_value_of_a_product_of_matrices_is_below_any_of_its_planes(dtype: torch.dtype) -> None:
     """Exact values at corners and at points, with planes at random and at both ends."""
@@ -137,18 +117,6 @@ def test_no_value_of_a_product_of_matrices_is_below_any_of_its_planes(dtype: tor
             values = [sum(x[2 * i + k] * y[3 * k + j] for k in range(2)) for i in range(2) for j in range(3)]
             for row, bound in zip(rows.flatten(1).tolist(), found.tolist(), strict=True):
                 assert Fraction(bound) <= sum(Fraction(c) * v for c, v in zip(row, values, strict=True))
-
-
-def test_the_search_finds_the_plane_that_touches() -> None:
-    """On [1, 2]², halfway between his planes x·y ≥ 0.5, by one of them x·y ≥ 1; x·y ≤ 4 by one, 4.5 halfway."""
-    network = product().to(torch.float64)
-    box = Bounds(*(torch.full((1, 2), end, dtype=torch.float64) for end in (1.0, 2.0)))
-    relaxation = Relaxation(network, box)
-    relaxation.advance(len(network.nodes) - 1)
-    rows = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    found = ascend(relaxation, len(network.nodes) - 1, rows, torch.zeros(2, dtype=torch.long), Ascent()).lower
-    torch.testing.assert_close(found, torch.tensor([1.0, -4.0], dtype=torch.float64), rtol=0, atol=1e-6)
-    assert bool((found <= torch.tensor([1.0, -4.0])).all())
 
 
 def quotient(numerator: float = 1.0) -> Network:
@@ -246,17 +214,6 @@ def test_a_file_that_is_written_for_products_is_read_as_the_same_function() -> N
     again = read_onnx(write_onnx(network))
     x = torch.randn(5, 3, 2)
     torch.testing.assert_close(again(x), network(x))
-
-
-@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
-def test_softmax_in_few_terms_is_the_same(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = single(operator, (2, 4), axis=-1)
-    whole = read_onnx(data)
-    monkeypatch.setattr(normalisation, "MAX_DIFFERENCES", 0)
-    few = read_onnx(data)
-    assert [node.op for node in few.nodes] != [node.op for node in whole.nodes]
-    x = torch.randn(9, 2, 4, dtype=torch.float64)
-    torch.testing.assert_close(few(x), whole(x))
 
 
 def test_a_normalised_value_is_never_larger_than_it_can_be() -> None:

@@ -109,21 +109,6 @@ def test_outputs_keep_their_number_and_order_where_a_relu_comes_last(widths: tup
             assert outputs(smaller, point) == outputs(network, point)
 
 
-def test_layers_whose_product_overflows_stay_two() -> None:
-    weights = torch.tensor([[1e200, 2.0], [3.0, 1e200]], dtype=torch.float64)
-    common = {"shape": (2,), "weight": weights, "bias": torch.zeros(2, dtype=torch.float64)}
-    first = Linear(name="first", inputs=(0,), **common)  # type: ignore[arg-type]
-    network = Network((nets.Chain((2,)).nodes[0], first, replace(first, name="second", inputs=(1,))))
-    assert without_repeated(network) is network
-
-
-@pytest.mark.parametrize("kind", [nets.cnn, nets.residual, nets.normalised])
-def test_networks_of_other_operators_stay_as_they_are(kind: object) -> None:
-    rng = np.random.default_rng(0)
-    network = kind(rng, nets.gaussian(rng))  # type: ignore[operator]
-    assert without_repeated(network) is network
-
-
 def test_weights_that_are_not_known_exactly_are_not_merged() -> None:
     network = lattice(np.random.default_rng(0))
     loose = tuple(replace(node, weight_error=1e-9) if isinstance(node, Linear) else node for node in network.nodes)

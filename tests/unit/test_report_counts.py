@@ -16,7 +16,7 @@ import pytest
 from tests.support.scripted import Scripted
 from tests.unit.test_report_page import Reader, answer, classifier
 from verifiable_relu.campaign import Store, run
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main as certify
@@ -59,7 +59,7 @@ def asked(files: Sequence[Path], out: Path, verifier: Verifier = ONE, batch: int
     loader = Loader()
     with Store(out) as store:
         for first in range(0, len(files), batch):
-            entries = [Entry(path, path.parent / "net.onnx", 9.0) for path in files[first : first + batch]]
+            entries = [InstanceFiles(path, path.parent / "net.onnx", 9.0) for path in files[first : first + batch]]
             run([loader.read(entry) for entry in entries], verifier, store)
 
 
@@ -228,7 +228,7 @@ def test_rows_that_cannot_be_read_count_once_in_each_campaign(
     def given(folder: Path, out: str, verifier: Verifier, onnx: bool = True) -> None:
         monkeypatch.chdir(folder)
         names = [Path(os.path.relpath(path)) for path in [*files, *bad]]
-        entries = [Entry(path, path.parent / "net.onnx" if onnx else None, 9.0) for path in names]
+        entries = [InstanceFiles(path, path.parent / "net.onnx" if onnx else None, 9.0) for path in names]
         with Store(tmp_path / out) as store:
             run([Loader(arithmetic="real").read(entry) for entry in entries], verifier, store)
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_read_belongs_to_the_method_that_was_asked(files: list[Pa
     asked(files[:2], tmp_path / "out", TWO)
     found, _ = page(tmp_path / "out")
     assert counted(found) == [{"unsat": 4, "sat": 4, "unknown": 1}, {"unsat": 2}]
-    result = Loader(arithmetic="float32").read(Entry(bad, tmp_path / "net.onnx", 9.0))
+    result = Loader(arithmetic="float32").read(InstanceFiles(bad, tmp_path / "net.onnx", 9.0))
     assert isinstance(result, Result) and result.arithmetic == "float32"
 
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from tests.support.scripted import Scripted
 from verifiable_relu.campaign import Store, run
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.network import write_onnx
 from verifiable_relu.network.graph import Network
@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         unsafe = ((Row(((0, Fraction(1)), (1, Fraction(-1))), Fraction(0)),),)
         path = where / f"p{number}.vnnlib"
         write_vnnlib(Property(Box(low, high), unsafe), path, comments=(f"image 0, eps {eps}",))
-        cases.append(loader.case(Entry(path, where / "left_right.onnx", 9.0)))
+        cases.append(loader.case(InstanceFiles(path, where / "left_right.onnx", 9.0)))
     with Store(where / "out") as store:
         results = run(cases, Scripted(answer), store)
         late = replace(results[0], vnnlib='<script src="x">&_0.01.vnnlib', verdict=Verdict.UNKNOWN,

@@ -117,32 +117,6 @@ def test_auto_bounds_each_whole_box_once(sizes: tuple[int, ...], stages: set[str
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("nothing_is_confirmed")
-def test_without_room_for_roots_every_stage_bounds_anew(bounded: Counter[str]) -> None:
-    asked = queries(mlp(1, (3, 6, 5, 3)))
-    ask(Auto(), asked, BoundsCache(0))
-    # Branch and bound, which searches slopes, has two turns; MILP and SMT search them, too; then there are rounds.
-    assert bounded["CROWN"] >= 5 * len(asked) and bounded["search"] >= 4 * len(asked)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_each_stage_tightens_what_the_one_before_has_proven(name: str) -> None:
-    network, bounds_cache = NETWORKS[name](), BoundsCache(PLENTY)
-    asked = queries(network, radius=0.5)
-    known: dict[tuple[int, int], Bounds] = {}
-    for method in (Ibp(), Crown(), SEARCHING, Bab()):
-        ask(method, asked, bounds_cache)
-        for number in range(len(asked)):
-            root = bounds_cache.get(number)
-            assert root is not None
-            for index, bounds in root.pre.items():
-                last = known.get((number, index), bounds)
-                assert bool((bounds.lower >= last.lower).all() and (bounds.upper <= last.upper).all())
-                known[number, index] = bounds
-        assert root.bounded == (not isinstance(method, Ibp)) and bool(root.searched) == (method in (SEARCHING, Bab()))
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
     network, bounds_cache = NETWORKS[name](), BoundsCache(PLENTY)
@@ -229,13 +203,6 @@ def test_bounds_whose_rounding_is_not_covered_are_not_handed_on(monkeypatch: pyt
     assert bounds_cache.known(range(len(asked)), mlp(), torch.zeros(1, dtype=torch.float64)) is None
 
 
-def test_roots_in_another_dtype_are_left_alone() -> None:
-    bounds_cache, asked = BoundsCache(PLENTY), queries(mlp())
-    ask(Crown(), asked, bounds_cache)
-    assert bounds_cache.known(range(len(asked)), mlp().to(torch.float32), torch.zeros(1)) is None
-    assert bounds_cache.known(range(len(asked)), mlp(), torch.zeros(1, dtype=torch.float64)) is not None
-
-
 @pytest.mark.thorough
 def test_roots_keep_within_their_memory_and_what_is_missing_is_computed_again() -> None:
     network, everything = mlp(), BoundsCache(PLENTY)
@@ -249,25 +216,6 @@ def test_roots_keep_within_their_memory_and_what_is_missing_is_computed_again() 
         assert len(kept) == 2 and sum(root.bytes for root in kept) <= 2 * max(sizes)
     for one, other in zip(ask(Bab(), asked, few), ask(Bab(), asked), strict=True):
         assert one.verdict is other.verdict
-
-
-def test_a_decided_query_leaves_no_root() -> None:
-    bounds_cache = BoundsCache(PLENTY)
-    asked = [*queries(mlp()), *queries(mlp(), depth=100.0, seed=1)]
-    outcomes = ask(Auto(), asked, bounds_cache)
-    assert {outcome.verdict for outcome in outcomes} >= {Verdict.UNSAT}
-    for number, outcome in enumerate(outcomes):
-        assert outcome.verdict is Verdict.UNKNOWN or bounds_cache.get(number) is None
-
-
-def test_a_root_keeps_no_other_query_in_memory() -> None:
-    bounds_cache, asked = BoundsCache(PLENTY), queries(mlp())
-    ask(Crown(), asked, bounds_cache)
-    for number in range(len(asked)):
-        root = bounds_cache.get(number)
-        assert root is not None
-        tensors = [root.lower, *(end for b in root.pre.values() for end in (b.lower, b.upper))]
-        assert sum(t.untyped_storage().nbytes() for t in tensors) == root.bytes
 
 
 def test_bounding_that_was_cut_short_is_taken_up_again() -> None:
@@ -298,19 +246,6 @@ def test_what_decides_a_query_decides_it_whoever_was_asked_before() -> None:
     assert [outcome.verdict for outcome in outcomes] == verdicts
 
 
-def test_polytopes_that_one_stage_excludes_stay_excluded() -> None:
-    network, bounds_cache = mlp(), BoundsCache(PLENTY)
-    query = queries(network, 1, radius=0.1)[0]
-    ask(Crown(), [query], bounds_cache)
-    root = bounds_cache.get(0)
-    assert root is not None and not bool((root.lower > 0).any())
-    bounds_cache.prove(0, {0: 0.125})
-    for method in (Crown(), SEARCHING, Bab(), Milp(), Smt(whole=True)):
-        ask(method, [query], bounds_cache)
-        root = bounds_cache.get(0)
-        assert root is not None and float(root.lower[0]) >= 0.125
-
-
 def test_what_several_stages_exclude_together_is_a_verdict() -> None:
     (near,), (far,) = queries(mlp(), 1, radius=0.1), queries(mlp(), 1, radius=0.1, depth=100.0)
     unsafe = (near.property.unsafe[0], far.property.unsafe[1])
@@ -323,16 +258,6 @@ def test_what_several_stages_exclude_together_is_a_verdict() -> None:
         bounds_cache.prove(0, {0: 0.125})
         (outcome,) = ask(method, [query], bounds_cache)
         assert (outcome.verdict, outcome.trust, outcome.margin) == (Verdict.UNSAT, Trust.ROUNDED, 0.125)
-
-
-def test_a_smooth_network_is_searched_from_what_crown_has_proven() -> None:
-    network = member(hardened(mlp(0, (4, 6, 6, 3)), 3.0), [3.0] * 2)
-    asked, bounds_cache = queries(network), BoundsCache(PLENTY)
-    for method in (Crown(), SEARCHING, Crown()):
-        for outcome in ask(method, asked, bounds_cache):
-            assert outcome.reason is Reason.INCOMPLETE, outcome.detail
-    found = [bounds_cache.get(number) for number in range(len(asked))]
-    assert all(root is not None and root.searched for root in found)
 
 
 def test_a_bound_that_is_not_a_number_says_nothing() -> None:

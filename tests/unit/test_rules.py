@@ -17,57 +17,57 @@ from tests.support.asking import claims
 from tests.support.families import Random, cnn, points, transformer
 from tests.unit.test_budget import deep, slow_clock
 from verifiable_relu.bounds import Bounds, crown_relaxation
-from verifiable_relu.campaign.explaining import explained
 from verifiable_relu.campaign.runner import Case
+from verifiable_relu.certify.command import explained
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Gelu, Relu
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.auto import STAGES, TURNS, Auto, Traits, explanation
+from verifiable_relu.verifiers.auto import PORTFOLIO, ROUNDS, Auto, QueryFeatures, explanation
 from verifiable_relu.verifiers.base import Reason, TimeBudget, Verdict
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.registry import make, methods
 
-COMPLETE = {"bab", "split", "milp", "smt"}
+COMPLETE = {"bab", "split", "milp", "smt-exact"}
 
 
-def every() -> list[Traits]:
+def every() -> list[QueryFeatures]:
     inputs, neurons = (0, 1, 5, 20, 21, 784), (0, 10, 40, 41, 200, 5000, math.inf)
     found = itertools.product(inputs, neurons, (False, True), (False, True))
-    return [Traits(i, n, linear, linear and foldable and n < math.inf) for i, n, linear, foldable in found]
+    return [QueryFeatures(i, n, linear, linear and foldable and n < math.inf) for i, n, linear, foldable in found]
 
 
-def chosen(traits: Traits) -> list[str]:
-    return [stage.method for stage in STAGES if stage.takes(traits) and traits.unstable <= stage.most]
+def chosen(features: QueryFeatures) -> list[str]:
+    return [stage.method for stage in PORTFOLIO if stage.takes(features) and features.unstable <= stage.most]
 
 
 def test_every_query_is_attacked_once_and_goes_to_some_method_that_can_prove_it() -> None:
-    for traits in every():
-        names = chosen(traits)
-        assert names.count("attack") == 1, traits
-        assert set(names) & {*COMPLETE, "alpha-crown"}, traits
-        assert ("bab" in names) == traits.foldable, traits
-        assert not (traits.foldable and not traits.narrow and "alpha-crown" in names), traits
+    for features in every():
+        names = chosen(features)
+        assert names.count("attack") == 1, features
+        assert set(names) & {*COMPLETE, "alpha-crown"}, features
+        assert ("bab" in names) == features.foldable, features
+        assert not (features.foldable and not features.narrow and "alpha-crown" in names), features
 
 
 def test_the_last_complete_method_has_all_the_time_that_is_left() -> None:
-    for traits in every():
-        stages = [s for s in STAGES if s.takes(traits) and traits.unstable <= s.most and s.method in COMPLETE]
-        assert all(0 < stage.share(traits) <= 1 for stage in stages), traits
-        assert not stages or stages[-1].share(traits) == 1, traits
+    for features in every():
+        stages = [s for s in PORTFOLIO if s.takes(features) and features.unstable <= s.most and s.method in COMPLETE]
+        assert all(0 < stage.share(features) <= 1 for stage in stages), features
+        assert not stages or stages[-1].share(features) == 1, features
 
 
 def test_the_explanation_names_the_methods_in_their_order_and_why() -> None:
-    for traits in every():
-        first, *lines, last = explanation(traits).splitlines()
-        assert re.fullmatch(r"  then, .*: (none|[a-z, -]+)", last) and (traits.inputs > 0) == ("attack" in last)
-        assert f"{traits.inputs} inputs vary" in first
+    for features in every():
+        first, *lines, last = explanation(features).splitlines()
+        assert re.fullmatch(r"  then, .*: (none|[a-z, -]+)", last) and (features.inputs > 0) == ("attack" in last)
+        assert f"{features.inputs} inputs vary" in first
         found = [
             re.fullmatch(r"  (\d+)\. (\S+), with up to (\d+)% of the time(?: left)?: .{20,}", line) for line in lines
         ]
         assert [int(match[1]) for match in found if match] == list(range(1, len(lines) + 1))
-        assert [match[2] for match in found if match] == ["crown", *chosen(traits)]
-        large = explanation(replace(traits, large=True)).splitlines()
+        assert [match[2] for match in found if match] == ["crown", *chosen(features)]
+        large = explanation(replace(features, large=True)).splitlines()
         assert large[1].startswith("  1. attack, with up to 5% of the time: ") and large[2][5:] == lines[0][5:]
 
 
@@ -84,7 +84,7 @@ def test_a_large_network_is_attacked_before_it_is_bounded() -> None:
 
 
 def test_every_stage_is_a_method_that_can_be_asked_by_itself() -> None:
-    assert {stage.method for stage in (*STAGES, *TURNS)} <= set(methods())
+    assert {stage.method for stage in (*PORTFOLIO, *ROUNDS)} <= set(methods())
 
 
 def bordering(network: Network, part: float) -> Query:

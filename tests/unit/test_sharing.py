@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
@@ -18,32 +17,30 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.asking import claims, query_batch
-from tests.support.certificates import checked, over_planes, proven, recorded, written
+from tests.support.asking import claims
+from tests.support.certificates import checked, proven, written
 from tests.support.draws import draws
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
-from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.forks import most_shares, run_shares
 from verifiable_relu.verifiers import split
 from verifiable_relu.verifiers.bab import Bab, refine
-from verifiable_relu.verifiers.bab import query as folded_query
 from verifiable_relu.verifiers.bab import search as searching
-from verifiable_relu.verifiers.bab.loop import Frontier
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Rounds
+from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
-from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")
 
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, rounds=Rounds(refinement=None, better=None), alone=0)
-REFINED = Bab(search=SLOW, rounds=Rounds(Refinement(leaves=8), first=0, patience=0), alone=0)
+TREES = Bab(search=SLOW, rounds=Schedule(refinement=None, better=None), alone=0)
+REFINED = Bab(search=SLOW, rounds=Schedule(Refinement(leaves=8), first=0, patience=0), alone=0)
 SPLIT = InputSplit(batch=4, alone=0)
 PROCESSES = 3
 
@@ -113,17 +110,6 @@ def test_several_processes_answer_as_one(name: str, monkeypatch: pytest.MonkeyPa
     assert verdicts == [Verdict.SAT, Verdict.UNSAT]
 
 
-@pytest.mark.thorough
-def test_trees_after_refinements_are_shared_though_each_forest_takes_little_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rounds = Rounds(Refinement(leaves=2), first=0, patience=3, better=None, gain=0)
-    method = Bab(search=SLOW, rounds=rounds, alone=1e6)
-    with counted(searching, monkeypatch) as counts:
-        answer(method, question(0, -0.4, 24))
-    assert any(count > 1 for count in counts)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_verdicts_are_those_of_enumeration(name: str) -> None:
     for seed in range(draws(12)):
@@ -140,24 +126,22 @@ def test_no_counterexample_is_denied(name: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", METHODS)
-def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    split_ = RecordedSplit(batch=4, alone=0)
-    method = replace(method, record=True) if isinstance(method, Bab) else split_
-    with counted(SHARING[name], monkeypatch) as counts:
-        case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
-    assert any(count > 1 for count in counts)
-    assert "unsat" in checked(tmp_path, case, written(case.records))
+def test_boxes_of_several_queries_are_shared_together() -> None:
+    queries = [question(1, spare) for spare in (-0.6, 0.01, -0.7)]
+    network = queries[0].network
+    outcomes = claims(SPLIT, [Query(network, query.property) for query in queries], 300.0)
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSAT, Verdict.SAT, Verdict.UNSAT]
 
 
 @pytest.mark.thorough
-def test_planes_that_several_processes_found_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, search = question(*QUESTIONS["trees"][1]), SLOW
-    with counted(folded_query, monkeypatch) as counts:
-        proof = over_planes(query, search, processes=2)
-    assert any(count > 1 for count in counts) and proof is not None
-    case = recorded(tmp_path, write_onnx(query.network), query.property, proof)
+@pytest.mark.parametrize("name", METHODS)
+def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, method = question(*QUESTIONS[name][1]), METHODS[name]
+    assert isinstance(method, Bab | InputSplit)
+    method = replace(method, record=True)
+    with counted(SHARING[name], monkeypatch) as counts:
+        case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
+    assert any(count > 1 for count in counts)
     assert "unsat" in checked(tmp_path, case, written(case.records))
 
 
@@ -220,56 +204,3 @@ def test_however_short_the_time_is_no_answer_is_wrong(name: str, seconds: float)
         outcome = answer(METHODS[name], question(seed, 0.01), seconds)
         assert outcome.verdict is not Verdict.UNSAT
         assert outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT
-
-
-@pytest.mark.thorough
-def test_memory_that_is_used_up_in_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = os.getpid()
-    monkeypatch.setattr(Frontier, "bytes", property(lambda self: 0 if os.getpid() == here else 1 << 40))
-    with counted(searching, monkeypatch) as counts:
-        outcome = answer(TREES, question(*QUESTIONS["trees"][1]))
-    assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is Reason.MEMORY
-    assert any(count > 1 for count in counts)
-
-
-@pytest.mark.thorough
-def test_boxes_of_several_queries_are_shared_together() -> None:
-    queries = [question(1, spare) for spare in (-0.6, 0.01, -0.7)]
-    network = queries[0].network
-    outcomes = claims(SPLIT, [Query(network, query.property) for query in queries], 300.0)
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSAT, Verdict.SAT, Verdict.UNSAT]
-
-
-def test_no_boxes_are_halved_whose_query_is_out_of_time_though_another_query_has_time() -> None:
-    now = itertools.count()
-    queries = [question(1, spare) for spare in (-0.6, -0.7)]
-    queries = [Query(queries[0].network, query.property) for query in queries]
-    frontier = SPLIT.frontier(query_batch(queries, [0.02, 1e9], processes=PROCESSES, clock=lambda: next(now) / 1000))
-    hand = [part[:1] for part in (frontier.lower, frontier.upper, frontier.owner, frontier.within)]
-    with torch.no_grad():
-        share = frontier.go_on_elsewhere(hand, lambda: False)
-    # By its 150th box the query would be proved.
-    assert len(share.owner) and share.boxes[0] < 50
-
-
-def test_an_interrupt_ends_the_copies() -> None:
-    query = question(1, -0.6)
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    others = children()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            while True:
-                claims(SPLIT, [query], 300.0)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        timer.join()
-    assert children() <= others
-
-
-def test_a_box_of_one_point_needs_no_other_process() -> None:
-    point = np.zeros(4)
-    query = Query(question(0, -0.4).network, Property(Box(point, point), ((row({0: 1}, -100),),)))
-    for method in METHODS.values():
-        assert answer(method, query).verdict is Verdict.UNSAT

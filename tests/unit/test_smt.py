@@ -30,7 +30,6 @@ from verifiable_relu.network.nodes import Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import smt as module
-from verifiable_relu.verifiers.bab.program import Hint, Program
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
@@ -280,12 +279,6 @@ def tree(*queries: Query, seconds: float = 30.0) -> list[Outcome]:
     return claims(Smt(), queries, seconds)
 
 
-def nothing(program: Program, split: torch.Tensor, slopes: torch.Tensor, seconds: float) -> Hint:
-    """No multipliers and no point."""
-    w, mu = (torch.zeros(0, size, dtype=torch.float64) for size in program._sizes)
-    return Hint(w, mu, None)
-
-
 @pytest.mark.parametrize("leaky", [False, True])
 @pytest.mark.parametrize("few", [0, 2, 100])
 def test_verdicts_of_sub_problems_agree_with_enumeration(
@@ -293,10 +286,9 @@ def test_verdicts_of_sub_problems_agree_with_enumeration(
 ) -> None:
     """Whatever the size of the sub-problems that z3 decides; almost nothing else decides any here."""
     monkeypatch.setattr(module, "FEW", few)
-    monkeypatch.setattr(Program, "solve", nothing)
     cases = [random_query(seed, leaky=leaky, dyadic=seed % 2 == 0) for seed in range(9)]
     decided = 0
-    bare = Branching(steps=0, adaptive=0, stalled=1e9, exact=1e9, finishing=0)
+    bare = Branching(steps=0, adaptive=0, stalled=1e9, settled=1e9, finishing=0)
     method = Smt(search=bare, slopes=Slopes(steps=0), intermediate=Ascent(steps=0))
     found = claims(method, [query for query, _ in cases], 30)
     for (query, margin), outcome in zip(cases, found, strict=True):
@@ -344,7 +336,7 @@ def test_an_exact_counterexample_of_a_sub_problem_that_floats_miss_is_told(
 ) -> None:
     query, edge = beyond_seven_tenths()
     solver_that(monkeypatch, edge, *[Checked("unsat", {})] * 50)
-    monkeypatch.setattr(module.Candidates, "reached", lambda self, points: False)
+    monkeypatch.setattr(module.WitnessCheck, "reached", lambda *_: False)
     if not evaluable:
         monkeypatch.setattr(module, "evaluable", lambda network: False)
     (outcome,) = tree(query)

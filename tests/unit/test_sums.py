@@ -17,9 +17,10 @@ from verifiable_relu.bounds import Bounds
 from verifiable_relu.network.nodes import Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers import split
+from verifiable_relu.verifiers import boxes
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.split import Frontier, InputSplit, sums
+from verifiable_relu.verifiers.boxes import KnownBounds, RowBounder, sums
+from verifiable_relu.verifiers.split import InputSplit
 
 
 def rows_of(counts: list[int]) -> RowBatch:
@@ -62,7 +63,7 @@ def test_a_conjunction_that_no_row_proves_takes_one_box(monkeypatch: pytest.Monk
     query = Query(network, Property(Box(np.full(3, -100.0), np.full(3, 100.0)), (both,)))
     (found,) = claims(InputSplit(), [query], math.inf)
     assert (found.verdict, found.subproblems) == (Verdict.UNSAT, 1)
-    monkeypatch.setattr(split, "sums", lambda *_: None)
+    monkeypatch.setattr(boxes, "sums", lambda *_: None)
     (without,) = claims(InputSplit(), [query], math.inf)
     assert without.verdict is Verdict.UNSAT and (without.subproblems or 0) > 1
 
@@ -71,24 +72,21 @@ def contradicted(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """How often something was known of a larger box, and how often a point of its part contradicted that."""
     rng, generator, counts = np.random.default_rng(3), torch.Generator().manual_seed(0), [0, 0]
     network = nets.mlp(rng, nets.gaussian(rng), kind=Sigmoid).to(torch.float64)
-    plain = Frontier.lines
+    plain = RowBounder.bound
 
     def inside(box: Bounds, count: int) -> torch.Tensor:
         share = torch.rand(count, *box.lower.shape, dtype=torch.float64, generator=generator)
         return box.lower + share * (box.upper - box.lower)
 
-    def watched(self: Frontier, box: Bounds, rows: RowBatch, owner: torch.Tensor, within: torch.Tensor, *stop: Any):  # type: ignore[no-untyped-def]
-        known = self.known(within)
+    def watched(self: RowBounder, box: Bounds, rows: RowBatch, known: Any, *rest: Any) -> Any:
         for x in () if known is None else inside(box, 20):
             values = self.network.values(x)
-            before = {i: values[self.network.nodes[i].inputs[0]] for i in known or ()}
-            counts[0] += len(owner)
-            counts[1] += any(
-                bool(((before[i] < b.lower) | (before[i] > b.upper)).any()) for i, b in (known or {}).items()
-            )
-        return plain(self, box, rows, owner, within, *stop)
+            before = {i: values[self.network.nodes[i].inputs[0]] for i in known}
+            counts[0] += len(box.lower)
+            counts[1] += any(bool(((before[i] < b.lower) | (before[i] > b.upper)).any()) for i, b in known.items())
+        return plain(self, box, rows, known, *rest)
 
-    monkeypatch.setattr(Frontier, "lines", watched)
+    monkeypatch.setattr(RowBounder, "bound", watched)
     queries = []
     for low in (-4.0, -3.0, -2.0, 0.0, 1.0):
         box = Box(np.full(3, low), np.full(3, low + 4.0))
@@ -106,6 +104,6 @@ def test_what_is_known_of_a_box_holds_for_its_parts(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_box_that_is_given_what_is_known_of_another_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Frontier.known
-    monkeypatch.setattr(Frontier, "known", lambda self, within: plain(self, within.roll(1)))
+    plain = KnownBounds.over
+    monkeypatch.setattr(KnownBounds, "over", lambda self, within: plain(self, within.roll(1)))
     assert contradicted(monkeypatch)[1]

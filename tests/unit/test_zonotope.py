@@ -18,13 +18,13 @@ from tests.support.asking import claims
 from tests.support.exact import exact_values
 from verifiable_relu.bounds import Bounds, crown_relaxation, zonotope
 from verifiable_relu.bounds.zonotope import AffineForm, Zonotopes, chord, mirrors, takes
-from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Input, Linear, Relu, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.split import Clipped, InputSplit, clip, input_error
+from verifiable_relu.verifiers.boxes import Clipped, clip, input_error
+from verifiable_relu.verifiers.split import InputSplit
 
 
 def networks(seed: int) -> list[Network]:
@@ -215,27 +215,6 @@ def test_nan_and_infinite_bounds_prove_nothing() -> None:
         lower = torch.full_like(box.lower, -value)
         output = Zonotopes(network, Bounds(lower, torch.full_like(box.upper, value))).output.bounds()
         assert not (output.lower > -1e300).any()
-
-
-def test_the_width_of_a_row_is_shared_among_the_inputs_that_vary() -> None:
-    for network in networks(2):
-        box = box_of(network, 5, 0.3)
-        zonotopes = Zonotopes(network, box)
-        matrix = torch.ones(3, network.output_size, dtype=torch.float64)
-        influence = zonotopes.influence(matrix, torch.arange(3))
-        fixed = (box.lower == box.upper).flatten(1)
-        assert (influence[fixed] == 0).all()
-        whole = torch.einsum("bko->bk", zonotopes.output.generators.flatten(2)).abs().sum(1)
-        assert torch.allclose(influence.sum(1), whole)
-
-
-def test_a_pass_is_ended_by_whoever_is_asked_to_stop() -> None:
-    def stop() -> None:
-        raise OutOfTime
-
-    network = networks(0)[0]
-    with pytest.raises(OutOfTime):
-        Zonotopes(network, box_of(network, 6, 0.1), stop=stop)
 
 
 def test_networks_with_smooth_activations_are_not_taken() -> None:

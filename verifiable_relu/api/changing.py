@@ -18,7 +18,7 @@ from verifiable_relu.bounds import Bounds, crown_relaxation, input_box
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network
 from verifiable_relu.network.onnx.running import meant
-from verifiable_relu.network.product import Part, matched, product
+from verifiable_relu.network.product import NetworkPart, matched, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, linf_properties
 from verifiable_relu.spec.balls import exact_number
@@ -143,7 +143,7 @@ def compared(
     for prop in boxes:
         if prop.box.size != size:
             raise InputError(f"a box of {prop.box.size} inputs, but the networks have {size}", place=prop.name)
-    both = product([Part("first", one, range(size)), Part("second", other, range(size))], size)
+    both = product([NetworkPart("first", one, range(size)), NetworkPart("second", other, range(size))], size)
     bounds, results = differences(both, boxes), Results()
     if question:
         asked = [Property(prop.box, question, prop.name) for prop in boxes]

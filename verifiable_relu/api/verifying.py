@@ -21,7 +21,7 @@ from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network
 from verifiable_relu.network.onnx.running import meant
-from verifiable_relu.network.product import Part, product
+from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, targeted, within_balls
@@ -29,7 +29,7 @@ from verifiable_relu.spec.property import Polytope
 from verifiable_relu.verifiers.base import Verdict
 
 if TYPE_CHECKING:
-    from verifiable_relu.campaign.certificates import OfQuestions
+    from verifiable_relu.campaign.certificates import Certificates
 
 
 class Results(list[Result]):
@@ -188,12 +188,12 @@ def verify(
     kept = None
     if certificates is not None:
         # Imported here, because few questions need the checker.
-        from verifiable_relu.campaign.certificates import OfQuestions
+        from verifiable_relu.campaign.certificates import Certificates
 
         files = [model, *others]
         if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or first is not None:
             raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
-        kept = OfQuestions(Path(certificates), list(map(str, files)), whole)
+        kept = Certificates(Path(certificates), list(map(str, files)), whole)
     return answered(network, questions, order != math.inf, method, timeout, device, memory, progress, kept)
 
 
@@ -242,7 +242,7 @@ def answered(
     device: object,
     memory: int | None,
     progress: object,
-    certificates: OfQuestions | None = None,
+    certificates: Certificates | None = None,
 ) -> Results:
     """Put named questions about a network to a method; ``balls``: whether they are about L1 or L2 balls."""
     if not isinstance(method, str):
@@ -291,7 +291,7 @@ def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Net
             raise InputError(
                 f"'{other.name}' takes inputs of shape {shape} and has {other.output_size} outputs: not alike"
             )
-    both = product([Part(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
+    both = product([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
 
     def moved(polytope: Polytope, start: int) -> Polytope:
         return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)

@@ -7,7 +7,7 @@ Each part knows those before it alone:
     sums, operators
                   products with the weights of affine maps
     rounding      the error of every step
-    kinds         what each kind of node means to all that follows
+    kinds         interval arithmetic of each kind of node
     forward       bounds of all nodes, and the points about which rows are propagated
     zonotope      bounds of all nodes by one forward pass, for boxes of few inputs
     slack         what rounding adds to rows, and the lines of a relaxation's activations

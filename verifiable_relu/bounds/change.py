@@ -131,10 +131,6 @@ class Differences(Rules):
 class _Differences:
     """The difference network of a family, node after node.
 
-    Args:
-        family: as ``hardened`` makes it.
-        joint: bounds of its nodes' values, of all members of the family.
-
     Attributes:
         nodes: of the difference network; its input, a vector, begins with a zero, which the factors follow.
         at: by node of the family, the node of its difference; None where there is no difference.

@@ -1,6 +1,6 @@
 """Bounds of every node, from the inputs on: boxes from the boxes of the inputs, rounded outward.
 
-Every node also has a point, about which rows are propagated (``slack``). What a kind of node does, ``kinds`` says.
+Every node also has a point, about which rows are propagated (``slack``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.activations import relax
-from verifiable_relu.bounds.kinds import NODE_KINDS
+from verifiable_relu.bounds.kinds import IMAGES, affine_image
 from verifiable_relu.bounds.operators import Operators, prepared
 from verifiable_relu.bounds.tuning import TUNING, Bounds, Lines, Tuning
 from verifiable_relu.errors import InputError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Affine
+from verifiable_relu.network.nodes import Activation, Affine, Beside, Node, Permute, Reshape, Scale
 from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import Property
 
@@ -76,7 +76,7 @@ def interval_bounds(
         boxes = [bounds[i] for i in node.inputs]
         if known and index in known:
             boxes = [intersect(boxes[0], known[index])]
-        bounds.append(NODE_KINDS[node].image(node, boxes, operators.find(index)))
+        bounds.append(IMAGES[node](node, boxes, operators.find(index)))
     return bounds
 
 
@@ -119,7 +119,7 @@ def input_box_node(network: Network) -> int:
     index = 0
     while index + 1 < len(network.nodes) and network.uses[index] == 1:
         after = network.nodes[index + 1]
-        if after.inputs != (index,) or not NODE_KINDS[after].keeps_box:
+        if after.inputs != (index,) or not isinstance(after, Scale | Reshape | Permute):
             break
         index += 1
     return index
@@ -186,7 +186,22 @@ class NodeBounds:
         """
         for current in range(len(self.values), index + 1):
             node = self.network.nodes[current]
-            self.values.append(self._counted(current, NODE_KINDS[node].box(self, current, node, tighten)))
+            self.values.append(self._counted(current, self._box(current, node, tighten)))
+
+    def _box(self, index: int, node: Node, tighten: Tighten | None) -> Bounds:
+        """The box of node ``index`` from the bounds of the nodes before it, (batch, *shape)."""
+        if isinstance(node, Activation):
+            return self.rules.image(index, node, self.tightened(index, node.inputs[0], tighten))
+        if isinstance(node, Beside):
+            self.tightened(index, node.inputs[0], tighten)
+            return self.values[node.inputs[2]]
+        if isinstance(node, Affine):
+            source, about = node.inputs[0], None
+            # Rows of coefficients, where there will be any, need the nodes' points anyway.
+            if (tighten is not None or self.known) and self.is_centred(source):
+                about = self.point(source), self.point(index)
+            return affine_image(self.operators[index], self.values[source], about, self.float32)
+        return IMAGES[node](node, [self.values[i] for i in node.inputs], None)
 
     def _counted(self, index: int, box: Bounds) -> Bounds:
         """The box of node ``index``, its ends moved inward to whole numbers where its values are such.
@@ -242,8 +257,12 @@ class NodeBounds:
         """v̂ of node ``index``, (batch, *shape)."""
         if index not in self._points:
             node = self.network.nodes[index]
-            found = self.center(index) if index == self.start else NODE_KINDS[node].point(self, index, node)
-            self._points[index] = found
+            if index == self.start or isinstance(node, Activation):
+                self._points[index] = self.center(index)
+            elif isinstance(node, Affine):
+                self._points[index] = self.operators[index].forward(self.point(node.inputs[0]))
+            else:
+                self._points[index] = node.forward(*(self.point(i) for i in node.inputs))
         return self._points[index]
 
     def center(self, index: int) -> Tensor:
@@ -258,8 +277,9 @@ class NodeBounds:
         if self.interval(index) is not self.of(index):
             return False
         node = self.network.nodes[index]
-        kind = NODE_KINDS[node]
-        return kind.centred or (kind.moves and self.is_centred(node.inputs[0]))
+        if isinstance(node, Reshape | Permute):
+            return self.is_centred(node.inputs[0])
+        return isinstance(node, Activation)
 
     def size(self, index: int) -> Tensor:
         """≥ |v|, |v̂| of node ``index``, (batch, *shape)."""

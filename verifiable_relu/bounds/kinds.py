@@ -1,11 +1,4 @@
-"""What each kind of node means to bounds: one row for each, with its interval, its point, its errors and its step back.
-
-* ``image``: the box of a node's value over boxes of its inputs, by interval arithmetic, rounded outward.
-* ``box``: the same, with what is known of the node otherwise.
-* ``point``: the point of a node, about which rows of coefficients are propagated (``slack``).
-* ``error``: what rounding may change in a row on its way back through the node, for one unit of its coefficients.
-* ``back``: rows of a node as rows of its inputs. An affine node pulls them back by its adjoint, an activation replaces
-  A⁺ by A⁺·(lower line) and A⁻ by A⁻·(upper line).
+"""Interval arithmetic for each kind of node, rounded outward: the box of a node's value over boxes of its inputs.
 
 Source of the intervals: Gowal et al., On the Effectiveness of Interval Bound Propagation for Training Verifiably Robust
 Models, arXiv 1810.12715, section 3.1 (centre and radius through an affine map).
@@ -13,23 +6,21 @@ Models, arXiv 1810.12715, section 3.1 (centre and radius through an affine map).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import rounding, sums
+from verifiable_relu.bounds import rounding
 from verifiable_relu.bounds.operators import Operator
 from verifiable_relu.bounds.tuning import Bounds
-from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.dispatch import Table
+from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.nodes import (
     Activation,
     Add,
     Affine,
     Beside,
-    Bilinear,
     Extreme,
     Input,
     Linear,
@@ -41,12 +32,6 @@ from verifiable_relu.network.nodes import (
     Scale,
     Sparse,
 )
-
-if TYPE_CHECKING:
-    from verifiable_relu.bounds.forward import NodeBounds, Tighten
-    from verifiable_relu.bounds.relaxation import Walk
-    from verifiable_relu.bounds.slack import Slack
-    from verifiable_relu.bounds.windowed import Coefficients
 
 _HUGE = 1e37
 """Sums of up to this size do not overflow in float32, nor on the way."""
@@ -221,301 +206,71 @@ def of_samples(values: Tensor, sample: Tensor | None) -> Tensor:
     return values.index_select(0, sample)
 
 
-class NodeKind:
-    """A kind of node. What is here is that of a kind without anything of its own.
-
-    Attributes:
-        centred: whether the point is the centre of the box.
-        moves: whether a node has the numbers of its input, perhaps in another order.
-        keeps_box: whether, over a box of its input, its values fill a box.
-        passes: whether a node gives its rows to its inputs as they are, perhaps in another order.
-        covered: whether a node that alone uses it, and passes its rows on to it, covers its error (``Slack.covered``).
-    """
-
-    centred = moves = keeps_box = passes = False
-    covered = True
-
-    def image(self, node: Any, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        """The box of the value by intervals, (batch, *shape).
-
-        Args:
-            node: the node.
-            boxes: of its inputs.
-            operator: of an affine map.
-        """
-        raise UnsupportedError("the input's box is given", place=node.place)
-
-    def box(self, bounds: NodeBounds, index: int, node: Any, tighten: Tighten | None) -> Bounds:
-        """The box of node ``index`` from the bounds of the nodes before it, (batch, *shape)."""
-        return self.image(node, [bounds.values[i] for i in node.inputs], bounds.operators.find(index))
-
-    def point(self, bounds: NodeBounds, index: int, node: Any) -> Tensor:
-        """The point of node ``index``, (batch, *shape): by default the value at its inputs' points."""
-        return node.forward(*(bounds.point(i) for i in node.inputs))
-
-    def error(self, slack: Slack, index: int, node: Any, after: int | None, alone: bool) -> Tensor:
-        """``Slack.error`` of node ``index``, (batch, size): by default of A·v̂, and of the lines of a ReLU after it."""
-        bounds = slack.bounds
-        error = rounding.value(bounds.size(index).flatten(1), slack.sums)
-        if slack.float32.holds(index):
-            # An activation may follow, of this or of a sum with it.
-            error = error + rounding.backward_single(bounds.radius(index).flatten(1))
-        return error
-
-    def back(self, walk: Walk, index: int, node: Any, a: Coefficients) -> None:
-        """Give rows of node ``index`` to its inputs."""
-        raise UnsupportedError("rows end at the input", place=node.place)
+def _affine(node: Affine, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
+    assert operator is not None
+    return affine_image(operator, boxes[0])
 
 
-class _Map(NodeKind):
-    def image(self, node: Affine, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        assert operator is not None
-        return affine_image(operator, boxes[0])
-
-    def box(self, bounds: NodeBounds, index: int, node: Affine, tighten: Tighten | None) -> Bounds:
-        source, about = node.inputs[0], None
-        # Rows of coefficients, where there will be any, need the nodes' points anyway.
-        if (tighten is not None or bounds.known) and bounds.is_centred(source):
-            about = bounds.point(source), bounds.point(index)
-        return affine_image(bounds.operators[index], bounds.values[source], about, bounds.float32)
-
-    def point(self, bounds: NodeBounds, index: int, node: Affine) -> Tensor:
-        return bounds.operators[index].forward(bounds.point(node.inputs[0]))
-
-    def error(self, slack: Slack, index: int, node: Affine, after: int | None, alone: bool) -> Tensor:
-        bounds, source, operator = slack.bounds, node.inputs[0], slack.bounds.operators[index]
-        error = slack.of_map(index)
-        if slack.float32.holds(source) and not (alone and slack.float32.sums(index)):
-            terms = 0 if alone else slack.terms(index, after)
-            if bounds.is_centred(source):
-                error = error + rounding.backward_single(bounds.reach(index), terms)
-            else:
-                error = error + rounding.backward_single(bounds.radius(source), terms, operator)
-        return error.expand(-1, *node.shape).flatten(1)
-
-    def back(self, walk: Walk, index: int, node: Affine, a: Coefficients) -> None:
-        dense, source = walk.whole(a, index), node.inputs[0]
-        # Rows that begin here may have coefficients for neurons that are inactive after it.
-        if walk.chunk.rounded and index != walk.start and walk.of.float32.narrows(index):
-            dense = dense.float()
-        shaped = dense if len(node.shape) == 1 else dense.reshape(-1, *node.shape)
-        back = walk.bounds.operators[index].adjoint(shaped, walk.nodes[source].shape)
-        walk.give(source, back.reshape(*dense.shape[:2], -1))
-        if not walk.chunk.rounded:
-            walk.plus(dense @ walk.bounds.operators[index].offset.expand(node.shape).flatten())
+def _sum(node: Add, boxes: Sequence[Bounds], operator: None) -> Bounds:
+    x, y = boxes
+    total = rounding.widen(Bounds(x.lower + y.lower, x.upper + y.upper), 2)
+    return _signed(total, torch.minimum(x.lower, y.lower) >= 0, torch.maximum(x.upper, y.upper) <= 0)
 
 
-class _Scale(_Map):
-    keeps_box = True
+def _product(node: Product, boxes: Sequence[Bounds], operator: None) -> Bounds:
+    x, y = boxes
+    above, below = [b.lower >= 0 for b in boxes], [b.upper <= 0 for b in boxes]
+    alike = (above[0] & above[1]) | (below[0] & below[1])
+    return _signed(rounding.widen(_corners(x, y), 1), alike, (above[0] & below[1]) | (below[0] & above[1]))
 
 
-class _Activation(NodeKind):
-    centred, covered = True, False
-
-    def image(self, node: Activation, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        return rounding.interval_activation(node, boxes[0])
-
-    def box(self, bounds: NodeBounds, index: int, node: Activation, tighten: Tighten | None) -> Bounds:
-        return bounds.rules.image(index, node, bounds.tightened(index, node.inputs[0], tighten))
-
-    def point(self, bounds: NodeBounds, index: int, node: Activation) -> Tensor:
-        return bounds.center(index)
-
-    def back(self, walk: Walk, index: int, node: Activation, a: Coefficients) -> None:
-        dense, chunk, shifted = walk.whole(a, index), walk.chunk, walk.of.shifted
-        if index in chunk.lines:
-            if walk.record is not None:
-                walk.record[index] = dense.flatten(0, 1)
-            named = torch.arange(chunk.groups, device=dense.device) if chunk.sample is None else chunk.sample
-            step = shifted.own(index, chunk.lines[index], named, chunk.rounded)
-        else:
-            step = shifted.step(index, chunk.rounded, shifted.depth(index) if chunk.rounded else 0)
-            if chunk.sample is not None and walk.bounds.samples > 1:
-                step = step.of_samples(chunk.sample)
-        before, constant = step.back(dense, walk.of.tuning)
-        walk.plus(constant)
-        walk.give(node.inputs[0], before)
+def _matmul(node: MatMul, boxes: Sequence[Bounds], operator: None) -> Bounds:
+    x, y = boxes
+    lower = upper = low = high = torch.zeros((), dtype=x.lower.dtype, device=x.lower.device)
+    for k in range(node.inner):
+        column = Bounds(x.lower[..., k, None], x.upper[..., k, None])
+        term = _corners(column, Bounds(y.lower[..., k, None, :], y.upper[..., k, None, :]))
+        lower, upper = lower + term.lower, upper + term.upper
+        low, high = low + term.lower.abs(), high + term.upper.abs()
+    low, high = (rounding.interval_products(size, node.inner) for size in (low, high))
+    above = [(x.lower >= 0).all(-1, keepdim=True), (y.lower >= 0).all(-2, keepdim=True)]
+    below = [(x.upper <= 0).all(-1, keepdim=True), (y.upper <= 0).all(-2, keepdim=True)]
+    alike, unlike = (above[0] & above[1]) | (below[0] & below[1]), (above[0] & below[1]) | (below[0] & above[1])
+    return _signed(Bounds(lower - low, upper + high), alike, unlike)
 
 
-class _Sum(NodeKind):
-    passes = True
-
-    def image(self, node: Add, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        x, y = boxes
-        total = rounding.widen(Bounds(x.lower + y.lower, x.upper + y.upper), 2)
-        return _signed(total, torch.minimum(x.lower, y.lower) >= 0, torch.maximum(x.upper, y.upper) <= 0)
-
-    def error(self, slack: Slack, index: int, node: Add, after: int | None, alone: bool) -> Tensor:
-        """Of both inputs, and of their points' sum."""
-        uses = slack.bounds.network.uses
-        first, second = (slack.error(i, after if uses[i] == 1 else None, alone) for i in node.inputs)
-        return first + second + rounding.point(slack.bounds.size(index).flatten(1))
-
-    def back(self, walk: Walk, index: int, node: Add, a: Coefficients) -> None:
-        for source in node.inputs:
-            walk.give(source, a)
+def _maximum(node: Maximum, boxes: Sequence[Bounds], operator: None) -> Bounds:
+    """The largest ends, and what is known of the tournament."""
+    seen, made = boxes
+    low, high = (node.seen(end, -torch.inf).amax(1).reshape(-1, *node.shape) for end in (seen.lower, seen.upper))
+    return Bounds(torch.maximum(low, made.lower), torch.minimum(high, made.upper))
 
 
-class _Bilinear(NodeKind):
-    def back(self, walk: Walk, index: int, node: Bilinear, a: Coefficients) -> None:
-        """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂.
-
-        With |d₁| ≤ r₁ and |d₂| ≤ r₂, for every t in [−1, 1] and σ = ±1
-
-            σ·d₁·d₂  ≥  t·(r₂·d₁ + σ·r₁·d₂) − r₁·r₂,
-
-        a mean of McCormick's two planes (``rounding.bilinear``), whose constant does not depend on t; without a choice
-        of t it is 0. A row that has a at the product takes |a| times that for the sign σ of a.
-        """
-        dense, (first, second) = walk.whole(a, index), node.inputs
-        walk.less(walk.weighed(dense, index, "product", walk.slack.product(index)))
-        rows = dense.reshape(*dense.shape[:2], *node.shape)
-        x, y = (of_samples(walk.bounds.point(i), walk.chunk.sample) for i in node.inputs)
-        to_first, to_second = node.to_first(rows, y), node.to_second(rows, x)
-        if walk.record is not None:
-            walk.record[index] = dense.flatten(0, 1)
-        tilt = walk.chunk.tilts.get(index)
-        if tilt is not None:
-            r, s = (of_samples(walk.bounds.radius(i), walk.chunk.sample) for i in node.inputs)
-            rows = rows.flatten(0, 1)
-            more = node.weighed_to_first(rows.abs(), tilt, s), node.weighed_to_second(rows, tilt, r)
-            to_first, to_second = to_first + more[0].unsqueeze(1), to_second + more[1].unsqueeze(1)
-            if not walk.chunk.rounded:
-                # Without rounding rows are of the factors themselves, not of their distances from the points.
-                for extra, at in zip(more, (x, y), strict=True):
-                    walk.less((extra * at).flatten(1).sum(1, keepdim=True))
-        walk.give(first, to_first.flatten(2))
-        walk.give(second, to_second.flatten(2))
-        if not walk.chunk.rounded:
-            walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
+def _extreme(node: Extreme, boxes: Sequence[Bounds], operator: None) -> Bounds:
+    """The larger, or for ``sign`` −1 the lesser ends of x and y, and what is known of x + relu(y − x)."""
+    (x, y, made), of = boxes, torch.maximum if node.sign > 0 else torch.minimum
+    low, high = of(x.lower, y.lower), of(x.upper, y.upper)
+    return Bounds(torch.maximum(low, made.lower), torch.minimum(high, made.upper))
 
 
-class _Product(_Bilinear):
-    def image(self, node: Product, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        x, y = boxes
-        above, below = [b.lower >= 0 for b in boxes], [b.upper <= 0 for b in boxes]
-        alike = (above[0] & above[1]) | (below[0] & below[1])
-        return _signed(rounding.widen(_corners(x, y), 1), alike, (above[0] & below[1]) | (below[0] & above[1]))
+def _moved(node: Reshape | Permute, boxes: Sequence[Bounds], operator: None) -> Bounds:
+    return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
 
 
-class _MatMul(_Bilinear):
-    def image(self, node: MatMul, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        x, y = boxes
-        lower = upper = low = high = torch.zeros((), dtype=x.lower.dtype, device=x.lower.device)
-        for k in range(node.inner):
-            column = Bounds(x.lower[..., k, None], x.upper[..., k, None])
-            term = _corners(column, Bounds(y.lower[..., k, None, :], y.upper[..., k, None, :]))
-            lower, upper = lower + term.lower, upper + term.upper
-            low, high = low + term.lower.abs(), high + term.upper.abs()
-        low, high = (rounding.interval_products(size, node.inner) for size in (low, high))
-        above = [(x.lower >= 0).all(-1, keepdim=True), (y.lower >= 0).all(-2, keepdim=True)]
-        below = [(x.upper <= 0).all(-1, keepdim=True), (y.upper <= 0).all(-2, keepdim=True)]
-        alike, unlike = (above[0] & above[1]) | (below[0] & below[1]), (above[0] & below[1]) | (below[0] & above[1])
-        return _signed(Bounds(lower - low, upper + high), alike, unlike)
-
-
-class _Maximum(NodeKind):
-    def image(self, node: Maximum, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        """The largest ends, and what is known of the tournament."""
-        seen, made = boxes
-        ends = (node.seen(end, -torch.inf).amax(1).reshape(-1, *node.shape) for end in (seen.lower, seen.upper))
-        low, high = ends
-        return Bounds(torch.maximum(low, made.lower), torch.minimum(high, made.upper))
-
-    def back(self, walk: Walk, index: int, node: Maximum, a: Coefficients) -> None:
-        dense, (source, _), chunk = walk.whole(a, index), node.inputs, walk.chunk
-        if walk.record is not None:
-            walk.record[index] = dense.flatten(0, 1)
-        between = walk.of.shifted.between(index, chunk.rounded).of_samples(chunk.sample)
-        before, constant = between.back(dense, walk.nodes[source].size)
-        walk.plus(constant)
-        walk.give(source, before)
-
-
-def extremes(sign: int, x: Bounds, y: Bounds) -> Bounds:
-    """The box of max(x, y), or of min(x, y) for ``sign`` −1, over boxes of x and y: the larger, or the lesser ends."""
-    of = torch.maximum if sign > 0 else torch.minimum
-    return Bounds(of(x.lower, y.lower), of(x.upper, y.upper))
-
-
-class _Extreme(NodeKind):
-    def image(self, node: Extreme, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        """That of the extreme, and what is known of x + relu(y − x)."""
-        found, made = extremes(node.sign, *boxes[:2]), boxes[2]
-        return Bounds(torch.maximum(found.lower, made.lower), torch.minimum(found.upper, made.upper))
-
-    def back(self, walk: Walk, index: int, node: Extreme, a: Coefficients) -> None:
-        walk.give(node.inputs[-1], a)
-
-
-class _Beside(NodeKind):
-    def image(self, node: Beside, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        return boxes[2]
-
-    def box(self, bounds: NodeBounds, index: int, node: Beside, tighten: Tighten | None) -> Bounds:
-        bounds.tightened(index, node.inputs[0], tighten)
-        return bounds.values[node.inputs[2]]
-
-    def back(self, walk: Walk, index: int, node: Beside, a: Coefficients) -> None:
-        dense, chunk = walk.whole(a, index), walk.chunk
-        if walk.alone:
-            # A neuron of the second network is bounded as if there were no other.
-            walk.give(node.inputs[2], dense)
-            return
-        if walk.record is not None:
-            walk.record[index] = dense.flatten(0, 1)
-        *rows, constant = walk.of.shifted.aside(index, chunk.rounded).of_samples(chunk.sample).back(dense)
-        walk.plus(constant)
-        for source, mine in zip(node.inputs, rows, strict=True):
-            if mine is not None:
-                walk.give(source, mine)
-
-
-class _Moved(NodeKind):
-    moves = keeps_box = passes = True
-
-    def image(self, node: Reshape | Permute, boxes: Sequence[Bounds], operator: Operator[Affine] | None) -> Bounds:
-        return Bounds(node.forward(boxes[0].lower), node.forward(boxes[0].upper))
-
-
-class _Reshape(_Moved):
-    def error(self, slack: Slack, index: int, node: Reshape, after: int | None, alone: bool) -> Tensor:
-        return slack.error(node.inputs[0], alone=alone)
-
-    def back(self, walk: Walk, index: int, node: Reshape, a: Coefficients) -> None:
-        walk.give(node.inputs[0], walk.whole(a, index))
-
-
-class _Permute(_Moved):
-    def error(self, slack: Slack, index: int, node: Permute, after: int | None, alone: bool) -> Tensor:
-        source = node.inputs[0]
-        before = slack.error(source, alone=alone).unflatten(1, slack.bounds.network.nodes[source].shape)
-        return node.forward(before).flatten(1)
-
-    def back(self, walk: Walk, index: int, node: Permute, a: Coefficients) -> None:
-        dense = walk.whole(a, index)
-        walk.give(node.inputs[0], node.adjoint(dense.reshape(-1, *node.shape)).reshape(*dense.shape[:2], -1))
-
-
-def value_at_point(bounds: NodeBounds, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
-    """A·v̂ of rows A of node ``index``, (groups, each, neurons), and its point v̂: (groups, each)."""
-    return sums.dot(a, of_samples(bounds.point(index).flatten(1), sample))
-
-
-NODE_KINDS: Table[NodeKind] = Table(
-    "bounds of nodes",
+IMAGES: Table[Callable[[Any, Sequence[Bounds], Any], Bounds]] = Table(
+    "interval arithmetic",
     {
-        Input: NodeKind(),
-        Affine: _Map(),
-        Scale: _Scale(),
-        Activation: _Activation(),
-        Add: _Sum(),
-        Product: _Product(),
-        MatMul: _MatMul(),
-        Maximum: _Maximum(),
-        Extreme: _Extreme(),
-        Beside: _Beside(),
-        Reshape: _Reshape(),
-        Permute: _Permute(),
+        Input: Refusal("the input's box is given"),
+        Affine: _affine,
+        Activation: lambda node, boxes, operator: rounding.interval_activation(node, boxes[0]),
+        Add: _sum,
+        Product: _product,
+        MatMul: _matmul,
+        Maximum: _maximum,
+        Extreme: _extreme,
+        Beside: lambda node, boxes, operator: boxes[2],
+        Reshape: _moved,
+        Permute: _moved,
     },
 )
+"""The box of a node's value, (batch, *shape), of (the node, the boxes of its inputs, an affine map's operator)."""

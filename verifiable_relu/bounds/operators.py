@@ -374,7 +374,7 @@ class ConvolutionOperator(Operator[Conv2d]):
 
 
 @dataclass(frozen=True)
-class _Sparse:
+class _SparseProduct:
     """A weight W, Wᵀ and |W|ᵀ in compressed rows: what dense rows are multiplied with."""
 
     weight: Tensor
@@ -382,14 +382,14 @@ class _Sparse:
     absolute: Tensor
 
     @staticmethod
-    def of(weight: Tensor) -> _Sparse:
+    def of(weight: Tensor) -> _SparseProduct:
         # torch's own conversion of a dense matrix takes several times as long, and a dense transpose before it.
         rows, columns = (torch.from_numpy(place) for place in np.nonzero(weight.detach().cpu().numpy()))
         rows, columns = rows.to(weight.device), columns.to(weight.device)
         values = weight[rows, columns]
         by_column = columns.argsort(stable=True)
         turned = columns[by_column], rows[by_column], values[by_column], weight.shape[::-1]
-        return _Sparse(
+        return _SparseProduct(
             _compressed(rows, columns, values, weight.shape),
             _compressed(*turned),
             _compressed(*turned[:2], turned[2].abs(), turned[3]),
@@ -473,13 +473,13 @@ class DenseOperator(Operator[Linear]):
         return self._sparse is not None
 
     @cached_property
-    def _sparse(self) -> _Sparse | None:
+    def _sparse(self) -> _SparseProduct | None:
         weight, tuning = self.node.weight, self.tuning
         if weight.numel() < tuning.sparse_weights or not self.constant:
             return None
         if int(weight.count_nonzero()) > tuning.sparse_share * weight.numel():
             return None
-        return _Sparse.of(weight)
+        return _SparseProduct.of(weight)
 
 
 _KINDS: dict[type[Affine], type[Operator[Affine]]] = {Linear: DenseOperator, Conv2d: ConvolutionOperator}

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds import rounding, sums
 from verifiable_relu.bounds.forward import NodeBounds, Rules, Tighten
-from verifiable_relu.bounds.kinds import NODE_KINDS, of_samples, value_at_point
+from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.operators import ConvolutionOperator, DenseOperator
 from verifiable_relu.bounds.slack import Float32, LineTable, ShiftedLines, Slack
 from verifiable_relu.bounds.tuning import MEMORY, TUNING, Bounds, Lines, Tuning, chunk_size, groups
@@ -37,11 +38,27 @@ from verifiable_relu.bounds.windowed import (
     kernels,
     windows,
 )
+from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Add, Affine, Conv2d, Node, Permute, Reshape, Scale, Sparse
+from verifiable_relu.network.nodes import (
+    Activation,
+    Add,
+    Affine,
+    Beside,
+    Bilinear,
+    Conv2d,
+    Extreme,
+    Input,
+    Maximum,
+    Node,
+    Permute,
+    Reshape,
+    Scale,
+    Sparse,
+)
 
 
-class Backward:
+class BackwardPropagator:
     """What a walk needs of a relaxation: its bounds, its lines, what rounding may change, and the faster steps.
 
     Args:
@@ -74,7 +91,7 @@ class Backward:
         a = rows.reshape(chunk.groups, chunk.each, -1)
         total = self._begin(target, a, chunk.sample) if chunk.rounded else None
         added = None if constant is None else constant.reshape(chunk.groups, chunk.each)
-        return Walk(self, chunk, record).back(target, a, total, target, added)
+        return BackwardPass(self, chunk, record).back(target, a, total, target, added)
 
     def _begin(self, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
         """Values of rows of a node at its point, less what rounding may change on the way back through the node."""
@@ -96,7 +113,7 @@ class Backward:
         )
         total = torch.addcmul(-error, sign, point).reshape(chunk.groups, chunk.each)
         start, rows = self._of_neurons(index, node, neuron, sign, chunk)
-        return Walk(self, chunk).back(start, rows, total, index)[0]
+        return BackwardPass(self, chunk).back(start, rows, total, index)[0]
 
     def _of_neurons(
         self, index: int, node: Node, neuron: Tensor, sign: Tensor, chunk: Chunk
@@ -123,7 +140,7 @@ class Backward:
         return index, rows.scatter(1, neuron[:, None], sign[:, None]).reshape(shape)
 
 
-class Walk:
+class BackwardPass:
     """One chunk of rows on its way back.
 
     Args:
@@ -133,7 +150,7 @@ class Walk:
             by index.
     """
 
-    def __init__(self, of: Backward, chunk: Chunk, record: dict[int, Tensor] | None = None) -> None:
+    def __init__(self, of: BackwardPropagator, chunk: Chunk, record: dict[int, Tensor] | None = None) -> None:
         self.of, self.chunk, self.record = of, chunk, record
         self.bounds, self.slack = of.bounds, of.slack
         self.nodes = of.bounds.network.nodes
@@ -171,7 +188,7 @@ class Walk:
                 charged |= self.slack.covered(index)
             stepped = self._stepped(index, a)
             if stepped is None:
-                NODE_KINDS[node].back(self, index, node, a)
+                _BACK[node](self, index, node, a)
                 continue
             if stepped.constant is not None:
                 self.plus(stepped.constant)
@@ -275,6 +292,133 @@ class Walk:
         return -self._summed(a.abs_() if spent else a.abs(), index, radius)
 
 
+def _back_map(walk: BackwardPass, index: int, node: Affine, a: Coefficients) -> None:
+    dense, source = walk.whole(a, index), node.inputs[0]
+    # Rows that begin here may have coefficients for neurons that are inactive after it.
+    if walk.chunk.rounded and index != walk.start and walk.of.float32.narrows(index):
+        dense = dense.float()
+    shaped = dense if len(node.shape) == 1 else dense.reshape(-1, *node.shape)
+    back = walk.bounds.operators[index].adjoint(shaped, walk.nodes[source].shape)
+    walk.give(source, back.reshape(*dense.shape[:2], -1))
+    if not walk.chunk.rounded:
+        walk.plus(dense @ walk.bounds.operators[index].offset.expand(node.shape).flatten())
+
+
+def _back_activation(walk: BackwardPass, index: int, node: Activation, a: Coefficients) -> None:
+    dense, chunk, shifted = walk.whole(a, index), walk.chunk, walk.of.shifted
+    if index in chunk.lines:
+        if walk.record is not None:
+            walk.record[index] = dense.flatten(0, 1)
+        named = torch.arange(chunk.groups, device=dense.device) if chunk.sample is None else chunk.sample
+        step = shifted.own(index, chunk.lines[index], named, chunk.rounded)
+    else:
+        step = shifted.step(index, chunk.rounded, shifted.depth(index) if chunk.rounded else 0)
+        if chunk.sample is not None and walk.bounds.samples > 1:
+            step = step.of_samples(chunk.sample)
+    before, constant = step.back(dense, walk.of.tuning)
+    walk.plus(constant)
+    walk.give(node.inputs[0], before)
+
+
+def _back_sum(walk: BackwardPass, index: int, node: Add, a: Coefficients) -> None:
+    for source in node.inputs:
+        walk.give(source, a)
+
+
+def _back_bilinear(walk: BackwardPass, index: int, node: Bilinear, a: Coefficients) -> None:
+    """(x̂₁ + d₁)∘(x̂₂ + d₂) is linear in d₁ and d₂ but for d₁∘d₂.
+
+    With |d₁| ≤ r₁ and |d₂| ≤ r₂, for every t in [−1, 1] and σ = ±1
+
+        σ·d₁·d₂  ≥  t·(r₂·d₁ + σ·r₁·d₂) − r₁·r₂,
+
+    a mean of McCormick's two planes (``rounding.bilinear``), whose constant does not depend on t; without a choice
+    of t it is 0. A row that has a at the product takes |a| times that for the sign σ of a.
+    """
+    dense, (first, second) = walk.whole(a, index), node.inputs
+    walk.less(walk.weighed(dense, index, "product", walk.slack.product(index)))
+    rows = dense.reshape(*dense.shape[:2], *node.shape)
+    x, y = (of_samples(walk.bounds.point(i), walk.chunk.sample) for i in node.inputs)
+    to_first, to_second = node.to_first(rows, y), node.to_second(rows, x)
+    if walk.record is not None:
+        walk.record[index] = dense.flatten(0, 1)
+    tilt = walk.chunk.tilts.get(index)
+    if tilt is not None:
+        r, s = (of_samples(walk.bounds.radius(i), walk.chunk.sample) for i in node.inputs)
+        rows = rows.flatten(0, 1)
+        more = node.weighed_to_first(rows.abs(), tilt, s), node.weighed_to_second(rows, tilt, r)
+        to_first, to_second = to_first + more[0].unsqueeze(1), to_second + more[1].unsqueeze(1)
+        if not walk.chunk.rounded:
+            # Without rounding rows are of the factors themselves, not of their distances from the points.
+            for extra, at in zip(more, (x, y), strict=True):
+                walk.less((extra * at).flatten(1).sum(1, keepdim=True))
+    walk.give(first, to_first.flatten(2))
+    walk.give(second, to_second.flatten(2))
+    if not walk.chunk.rounded:
+        walk.less(value_at_point(walk.bounds, index, dense, walk.chunk.sample))
+
+
+def _back_maximum(walk: BackwardPass, index: int, node: Maximum, a: Coefficients) -> None:
+    dense, (source, _), chunk = walk.whole(a, index), node.inputs, walk.chunk
+    if walk.record is not None:
+        walk.record[index] = dense.flatten(0, 1)
+    between = walk.of.shifted.between(index, chunk.rounded).of_samples(chunk.sample)
+    before, constant = between.back(dense, walk.nodes[source].size)
+    walk.plus(constant)
+    walk.give(source, before)
+
+
+def _back_extreme(walk: BackwardPass, index: int, node: Extreme, a: Coefficients) -> None:
+    walk.give(node.inputs[-1], a)
+
+
+def _back_difference(walk: BackwardPass, index: int, node: Beside, a: Coefficients) -> None:
+    dense, chunk = walk.whole(a, index), walk.chunk
+    if walk.alone:
+        # A neuron of the second network is bounded as if there were no other.
+        walk.give(node.inputs[2], dense)
+        return
+    if walk.record is not None:
+        walk.record[index] = dense.flatten(0, 1)
+    *rows, constant = walk.of.shifted.aside(index, chunk.rounded).of_samples(chunk.sample).back(dense)
+    walk.plus(constant)
+    for source, mine in zip(node.inputs, rows, strict=True):
+        if mine is not None:
+            walk.give(source, mine)
+
+
+def _back_reshape(walk: BackwardPass, index: int, node: Reshape, a: Coefficients) -> None:
+    walk.give(node.inputs[0], walk.whole(a, index))
+
+
+def _back_permute(walk: BackwardPass, index: int, node: Permute, a: Coefficients) -> None:
+    dense = walk.whole(a, index)
+    walk.give(node.inputs[0], node.adjoint(dense.reshape(-1, *node.shape)).reshape(*dense.shape[:2], -1))
+
+
+_BACK: Table[Callable[[BackwardPass, int, Any, Coefficients], None]] = Table(
+    "linear bounds",
+    {
+        Input: Refusal("rows end at the input"),
+        Affine: _back_map,
+        Activation: _back_activation,
+        Add: _back_sum,
+        Bilinear: _back_bilinear,
+        Maximum: _back_maximum,
+        Extreme: _back_extreme,
+        Beside: _back_difference,
+        Reshape: _back_reshape,
+        Permute: _back_permute,
+    },
+)
+"""Rows of each kind of node given to its inputs, of (the walk, the node's index, the node, the rows)."""
+
+
+def value_at_point(bounds: NodeBounds, index: int, a: Tensor, sample: Tensor | None) -> Tensor:
+    """A·v̂ of rows A of node ``index``, (groups, each, neurons), and its point v̂: (groups, each)."""
+    return sums.dot(a, of_samples(bounds.point(index).flatten(1), sample))
+
+
 def by_intervals(bounds: NodeBounds, rows: Tensor, chunk: Chunk) -> Tensor:
     """(R,) interval bounds of rows of the output from below, merged into the last linear map if there is one.
 
@@ -359,9 +503,11 @@ class Relaxation:
         return self.nodes.pre
 
     @cached_property
-    def backward(self) -> Backward:
+    def backward(self) -> BackwardPropagator:
         """Walks with coefficients in float32 where that is worth it."""
-        return Backward(self.nodes, self.lines, Float32(self.nodes, self.tuning, self._everywhere), self.tuning)
+        return BackwardPropagator(
+            self.nodes, self.lines, Float32(self.nodes, self.tuning, self._everywhere), self.tuning
+        )
 
     def advance(self, index: int, tighten: Tighten | None = None) -> None:
         """Extend the nodes' bounds through node ``index`` (``NodeBounds.advance``)."""

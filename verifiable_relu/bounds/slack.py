@@ -34,7 +34,7 @@ from verifiable_relu.bounds import rounding, sums
 from verifiable_relu.bounds.activations import relax, row, unstable
 from verifiable_relu.bounds.beside import Aside
 from verifiable_relu.bounds.forward import NodeBounds
-from verifiable_relu.bounds.kinds import NODE_KINDS, NodeKind, of_samples
+from verifiable_relu.bounds.kinds import of_samples
 from verifiable_relu.bounds.maxima import Between
 from verifiable_relu.bounds.operators import ConvolutionOperator, Operators
 from verifiable_relu.bounds.tuning import Bounds, Lines, Tuning
@@ -52,6 +52,9 @@ from verifiable_relu.network.nodes import (
     Relu,
     Reshape,
 )
+
+_PASSING = Add | Reshape | Permute
+"""Nodes that give their rows to their inputs as they are, perhaps in another order."""
 
 
 class Float32:
@@ -160,10 +163,37 @@ class Slack:
         """
         key = (index, after, alone)
         if key not in self._errors:
-            node = self._nodes[index]
-            kind = NODE_KINDS[node] if index != self.bounds.start else NodeKind()
-            self._errors[key] = kind.error(self, index, node, after, alone)
+            self._errors[key] = self._error(index, after, alone)
         return self._errors[key]
+
+    def _error(self, index: int, after: int | None, alone: bool) -> Tensor:
+        node = self._nodes[index]
+        if index != self.bounds.start and isinstance(node, Affine):
+            return self._error_of_map(index, node, after, alone)
+        if index != self.bounds.start and isinstance(node, Add):
+            # Of both inputs, and of their points' sum.
+            first, second = (self.error(i, after if self._uses[i] == 1 else None, alone) for i in node.inputs)
+            return first + second + rounding.point(self.bounds.size(index).flatten(1))
+        if index != self.bounds.start and isinstance(node, Reshape | Permute):
+            before = self.error(node.inputs[0], alone=alone)
+            shape = self._nodes[node.inputs[0]].shape
+            return before if isinstance(node, Reshape) else node.forward(before.unflatten(1, shape)).flatten(1)
+        # Of A·v̂, and of the lines of a ReLU after it.
+        error = rounding.value(self.bounds.size(index).flatten(1), self.sums)
+        if self.float32.holds(index):
+            # An activation may follow, of this or of a sum with it.
+            error = error + rounding.backward_single(self.bounds.radius(index).flatten(1))
+        return error
+
+    def _error_of_map(self, index: int, node: Affine, after: int | None, alone: bool) -> Tensor:
+        bounds, source, error = self.bounds, node.inputs[0], self.of_map(index)
+        if self.float32.holds(source) and not (alone and self.float32.sums(index)):
+            terms = 0 if alone else self.terms(index, after)
+            if bounds.is_centred(source):
+                error = error + rounding.backward_single(bounds.reach(index), terms)
+            else:
+                error = error + rounding.backward_single(bounds.radius(source), terms, bounds.operators[index])
+        return error.expand(-1, *node.shape).flatten(1)
 
     def of_map(self, index: int) -> Tensor:
         """The error of the affine map ``index`` where all is in float64, (batch, *shape)."""
@@ -211,9 +241,9 @@ class Slack:
         """
         if index not in self._covered:
             found = {index}
-            if NODE_KINDS[self._nodes[index]].passes:
+            if isinstance(self._nodes[index], _PASSING):
                 for source in self._nodes[index].inputs:
-                    if self._uses[source] == 1 and NODE_KINDS[self._nodes[source]].covered:
+                    if self._uses[source] == 1 and not isinstance(self._nodes[source], Activation):
                         found |= self.covered(source)
             self._covered[index] = frozenset(found)
         return self._covered[index]
@@ -255,8 +285,8 @@ class Slack:
         sources = () if index == bounds.start else node.inputs
         parts = [self._lost[i] for i in sources]
         # What is lost at an affine map covers an activation after it.
-        covered = bool(sources) and not NODE_KINDS[node].covered and bounds.operators.find(sources[0]) is not None
-        if not sources or not (NODE_KINDS[node].passes or covered):
+        covered = isinstance(node, Activation) and bounds.operators.find(node.inputs[0]) is not None
+        if not sources or not (isinstance(node, _PASSING) or covered):
             source = sources[0] if sources else index
             magnitude, size = bounds.magnitude(source), max(node.size, nodes[source].size)
             if isinstance(node, Bilinear):
@@ -271,9 +301,6 @@ class Slack:
 
 class LineTable:
     """The lines of each activation over its input's bounds.
-
-    Args:
-        bounds: the nodes' bounds.
 
     Attributes:
         identity_lower: of ReLUs whose inputs rows have bounded, by index: for which neurons the lower line is z, not 0;
@@ -408,7 +435,7 @@ class ShiftedLines:
     """
 
     def __init__(self, bounds: NodeBounds, lines: LineTable, slack: Slack, float32: Float32, tuning: Tuning) -> None:
-        self._bounds, self._lines, self._slack, self._float32 = bounds, lines, slack, float32
+        self.bounds, self._lines, self._slack, self._float32 = bounds, lines, slack, float32
         self._tuning = tuning
         self._steps: dict[tuple[int, bool, int], LineStep] = {}
         self._between: dict[tuple[int, bool], Between] = {}
@@ -447,8 +474,8 @@ class ShiftedLines:
 
     def lend(self, index: int, of: ShiftedLines) -> None:
         """Take the lines of another relaxation for node ``index``, where rounding does not count."""
-        dtype = self._bounds.values[0].lower.dtype
-        if isinstance(self._bounds.network.nodes[index], Beside):
+        dtype = self.bounds.values[0].lower.dtype
+        if isinstance(self.bounds.network.nodes[index], Beside):
             self._aside[index, False] = of.aside(index, False).to(dtype)
         else:
             self._between[index, False] = of.between(index, False).to(dtype)
@@ -457,17 +484,17 @@ class ShiftedLines:
         """The step through the maxima of node ``index``."""
         key = (index, rounded)
         if key not in self._between:
-            node = self._bounds.network.maxima[index]
-            found = Between.of(node, self._bounds.of(node.inputs[0]))
-            self._between[key] = found.about(self._bounds, index, self._slack.sums) if rounded else found
+            node = self.bounds.network.maxima[index]
+            found = Between.of(node, self.bounds.of(node.inputs[0]))
+            self._between[key] = found.about(self.bounds, index, self._slack.sums) if rounded else found
         return self._between[key]
 
     def aside(self, index: int, rounded: bool) -> Aside:
         """The step through the node ``index`` of a network beside another."""
         key = (index, rounded)
         if key not in self._aside:
-            found = Aside.of(self._bounds, index)
-            self._aside[key] = found.about(self._bounds, index, self._slack.sums) if rounded else found
+            found = Aside.of(self.bounds, index)
+            self._aside[key] = found.about(self.bounds, index, self._slack.sums) if rounded else found
         return self._aside[key]
 
     def own(self, index: int, lines: Lines, sample: Tensor, rounded: bool) -> LineStep:
@@ -488,7 +515,7 @@ class ShiftedLines:
             lines: those of every sample, (batch, *shape); or rows' own lines, (rows, *shape).
             sample: (rows,) the sample of each row that has its own lines, else None.
         """
-        node, bounds, slack = self._lines.node(index), self._bounds, self._slack
+        node, bounds, slack = self._lines.node(index), self.bounds, self._slack
         source = node.inputs[0]
 
         def of(values: Tensor) -> Tensor:
@@ -503,16 +530,8 @@ class ShiftedLines:
             size, image = of(bounds.size(source).flatten(1)), of(bounds.size(index).flatten(1))
             radius = of(bounds.radius(source).flatten(1)) if self._float32.holds(index) else None
             error = error + rounding.backward_activation(node, size, image, lines, slack.sums, radius)
-        top, floor = width_at(lines, z), height_at(lines, z, of(bounds.point(index).flatten(1)))
+        rise = lines.upper_slope - lines.lower_slope
+        top = torch.addcmul(lines.upper_offset - lines.lower_offset, rise, z)
+        floor = torch.addcmul(lines.lower_offset, lines.lower_slope, z) - of(bounds.point(index).flatten(1))
         lift, floor = rounding.outward(top, floor, error, node.size + slack.sums)
-        return LineStep(lines.lower_slope, lines.upper_slope - lines.lower_slope, floor, lift)
-
-
-def width_at(lines: Lines, z: Tensor) -> Tensor:
-    """How far the upper line lies above the lower line at z."""
-    return torch.addcmul(lines.upper_offset - lines.lower_offset, lines.upper_slope - lines.lower_slope, z)
-
-
-def height_at(lines: Lines, z: Tensor, value: Tensor) -> Tensor:
-    """How far the lower line lies above a value at z."""
-    return torch.addcmul(lines.lower_offset, lines.lower_slope, z) - value
+        return LineStep(lines.lower_slope, rise, floor, lift)

@@ -17,12 +17,7 @@ from verifiable_relu.bounds.tuning import Tuning
 
 @cache
 def lines(count: int, least: int) -> tuple[int, int]:
-    """How ``count`` numbers are summed in float32: in how many partial sums of how many numbers each.
-
-    Args:
-        count: of the numbers.
-        least: the fewest numbers of a partial sum.
-    """
+    """How ``count`` numbers are summed in float32: in how many partial sums of how many numbers each."""
     length = next(n for n in range(min(count, least), count + 1) if count % n == 0)
     return count // length, length
 

@@ -190,6 +190,7 @@ class Zonotopes:
         box: the inputs, (batch, *input_shape).
         most: how many symbols a layer may add; what its other unstable neurons may be off by goes into the error, those
             with the least q first.
+        mirrored: whether neurons that repeat or mirror another one share its symbol.
         stop: asked before every node; what it raises ends the pass.
         tuning: of products with weights.
 
@@ -212,9 +213,10 @@ class Zonotopes:
         most: int = 64,
         stop: Callable[[], object] | None = None,
         tuning: Tuning = TUNING,
+        mirrored: bool = True,
     ) -> None:
         self.operators: Operators = prepared(network, tuning)
-        self.nodes, self.most = network.nodes, most
+        self.nodes, self.most, self._mirrored = network.nodes, most, mirrored
         self.pre: dict[int, Bounds] = {}
         first, self.share, self.varying = _of_inputs(box)
         self.radius = first.generators.flatten(2).sum(2)
@@ -233,7 +235,7 @@ class Zonotopes:
     def mirrors(self, node: Relu) -> Mirrors | None:
         """The neurons before a ReLU that have another's magnitude, if a dense layer computes them."""
         operator = self.operators.find(node.inputs[0])
-        if not isinstance(operator, DenseOperator):
+        if not (self._mirrored and isinstance(operator, DenseOperator)):
             return None
         return operator.once("mirrors", lambda: mirrors(operator.node))
 

@@ -6,14 +6,15 @@ import math
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -33,11 +34,8 @@ _SEVERITY = (
 )
 """The reasons for an *unknown* by precedence: an instance takes the first one that any of its queries has."""
 
-_TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)
-"""The trust labels, from the weakest to the strongest."""
-
-REFUSED = "the checker refuses the certificate"
-"""The beginning of the ``Result.detail`` where verifier and checker disagree (``Result.disputed``)."""
+_TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)  # The trust labels, from the weakest to the strongest
+REFUSED = "the checker refuses the certificate"  # Begins the detail of a dispute
 
 _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)
 """The reasons that may not hold in another run; instances with one of them are asked again."""
@@ -45,7 +43,7 @@ _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)
 
 @cache
 def versions() -> Mapping[str, str]:
-    """The versions of this package, of Python, and of the installed packages that verdicts depend on, by name."""
+    """Return the versions of this package, of Python, and of what verdicts depend on, by name."""
     found = {"verifiable_relu": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -65,13 +63,7 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def now() -> str:
-    """The date and the time of day, to the second and in UTC, as ISO 8601 writes them."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-Key = tuple[str, str, str]
-"""The key of a record: query digest, ``repr`` of the verifier, version of this package."""
+Key = tuple[str, str, str]  # The key of a record: query digest, repr of the verifier, version of this package
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,15 +71,13 @@ class Result:
     """The checked answer to one instance: one or more queries whose answers join.
 
     Attributes:
-        onnx: the network's file, as the user named it.
-        vnnlib: the property file, as the user named it.
+        onnx, vnnlib: the network's file and the property file, as the user named them.
         verdict: *sat* only for a confirmed counterexample, *unsat* only if every query was proven.
-        reason: why the work ended.
-        method: the method that decided; where different methods decided the queries, all of them joined by ``+``.
-        seconds: the time charged to the instance.
+        reason, method: why the work ended, and the method that decided; different ones are joined by ``+``.
+        seconds, processor_seconds: the time charged to the instance, and processor time, that of solvers' own processes
+            included; None where it is not known.
         trust: how far the verdict can be trusted; None for *unknown*.
-        margin: for *sat* the margin at the witness, otherwise the least of the queries' margins (``Outcome``); None if
-            a query has no margin.
+        margin: for *sat* the margin at the witness, otherwise the least of the queries' margins; None if one has none.
         witness: the exact counterexample; with the reason *unconfirmed*, the point that was claimed to be one.
         outputs: the outputs that onnxruntime computes at the witness rounded to float32, flat.
         shape: the shape of one input sample.
@@ -95,22 +85,14 @@ class Result:
         stages: the time in seconds, by stage.
         unstable: the largest number of unstable neurons of any query; None where none was computed.
         subproblems: the number of sub-problems of all queries that were bounded; None where a method did not count.
-        network: the digest of the network.
-        query: the digest of the queries; empty if the input was bad.
-        verifier: the ``repr`` of the verifier.
-        timeout: the time limit in seconds.
+        network, query: the digests of the network and of the queries; empty if the input was bad.
+        verifier, timeout: the ``repr`` of the verifier, and the time limit in seconds.
         versions: the versions of the packages that took part, by name.
-        files: the digest of the bytes of the instance's files (``Loader.files``); empty where it does not tell what is
-            asked.
+        files: the digest of the bytes of the instance's files (``Loader.files``).
         arithmetic: of what runs the network, about which the verdict is (``Network.arithmetic``).
-        date: when the answer was known (``now``); empty in records of older versions, which have nothing of what
-            follows.
-        processor: the name of the processor that found it.
+        date, processor: when the answer was known, in UTC, and the name of the processor that found it.
         command: the command line that asked; empty where a Python program did.
-        processor_seconds: the processor time charged to the instance, that of solvers' own processes included; None
-            where none is known.
-        memory: the most bytes that the process which found the answer had had resident until then, for whatever; None
-            where it is not known.
+        memory: the most bytes that the process which found the answer had had resident until then; None where unknown.
         certificate: the file of the verdict's certificate; empty where none was written.
         mended: how the network's file was read where the standard does not say it (``Network.mended``).
     """
@@ -137,7 +119,7 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=versions)
     files: str = ""
     arithmetic: str = "real"
-    date: str = field(default_factory=now)
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     processor: str = field(default_factory=processor)
     command: str = ""
     processor_seconds: float | None = None
@@ -156,7 +138,7 @@ class Result:
 
     @property
     def disputed(self) -> bool:
-        """Whether a verdict was claimed whose certificate the checker refused, so that one of the two is wrong."""
+        """Return True if the checker refused the certificate of a claimed verdict: one of the two is wrong."""
         return self.reason is Reason.UNCONFIRMED and self.detail.startswith(REFUSED)
 
     @property
@@ -168,7 +150,7 @@ class Result:
 
     @property
     def final(self) -> bool:
-        """Whether another run would give the same answer: false for bad input and for errors that may not recur."""
+        """Return True if another run would give the same answer: not for bad input or errors that may not recur."""
         return bool(self.query) and self.reason not in _PASSING
 
     @property
@@ -181,19 +163,16 @@ class Result:
         """The keys by which the record is found: ``key``, and the one that needs no reading of the files."""
         return (self.key, (self.files, *self.key[1:])) if self.files else (self.key,)
 
-    def answers(self, timeout: float) -> bool:
-        """Whether another run with a time limit in seconds would add nothing.
+    def answers(self, timeout: float, checked: bool = False) -> bool:
+        """Return True if another run with a time limit, in seconds, would add nothing.
 
-        A decided instance stays decided, whatever the limit. An undecided one may be decided with a longer limit,
-        unless the method does not take it at all.
+        A decided instance stays decided. An undecided one may be decided with a longer limit, unless the method does
+        not take it at all. With ``checked``, a verdict without a checked certificate is no answer.
         """
+        if checked and self.verdict is not Verdict.UNKNOWN and self.trust is not Trust.CHECKED:
+            return False
         decided = self.verdict is not Verdict.UNKNOWN or self.reason is Reason.UNSUPPORTED
         return self.final and (decided or timeout <= self.timeout)
-
-    @property
-    def certain(self) -> bool:
-        """Whether nothing is left to certify: the verdict is checked, or there is none."""
-        return self.verdict is Verdict.UNKNOWN or self.trust is Trust.CHECKED
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, with rationals and infinities as strings."""
@@ -207,20 +186,19 @@ class Result:
 
     @classmethod
     def from_json(cls, record: object) -> Result:
-        """The result whose ``to_json`` is ``record``.
-
-        Raises:
-            ValueError: if ``to_json`` makes no such record; the message names the field at fault.
-        """
-        # Records of older versions have no digest of files, are about real arithmetic, and say nothing of the machine.
-        older: dict[str, Any] = dict.fromkeys(("files", "date", "processor", "command", "certificate"), "")
-        older |= {"arithmetic": "real", "processor_seconds": None, "memory": None, "mended": ()}
-        if not isinstance(record, dict) or {**older, **record}.keys() != _FIELDS.keys():
-            raise ValueError(f"not an object with the fields {', '.join(_FIELDS)}")
+        """The result whose ``to_json`` is ``record``; a ValueError that names the field at fault if there is none."""
+        kinds = _kinds()
+        if not isinstance(record, dict) or "versions" not in record:
+            raise ValueError("not an object with the fields of a result")
+        if record.keys() != kinds.keys():
+            other = ", ".join(map(repr, sorted(record.keys() ^ kinds.keys())))
+            written = record["versions"]
+            by = written.get("verifiable_relu") if isinstance(written, dict) else None
+            raise ValueError(f"a record of another version of verifiable_relu ({by}), which differs in {other}")
         read: dict[str, Any] = {}
-        for name, convert in _FIELDS.items():
+        for name, kind in kinds.items():
             try:
-                read[name] = convert(record[name]) if name in record else older[name]
+                read[name] = _decoded(kind, record[name])
             except ValueError as error:
                 raise ValueError(f"'{name}': {error}") from None
         found = cls(**read)
@@ -234,104 +212,41 @@ class Result:
         return found
 
 
-Field = Callable[[Any], Any]
-"""A function from the JSON value of a record's field to the value of the ``Result``'s field.
-
-It raises a ValueError for a value that ``to_json`` does not make.
-"""
+@cache
+def _kinds() -> dict[str, Any]:
+    return get_type_hints(Result)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("not a text")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("not a count")
-    return value
-
-
-def _number(value: object) -> float:
+def _decoded(kind: Any, value: Any) -> Any:
+    """The value of a type that stands for a JSON value; raises a ValueError where ``to_json`` makes no such value."""
+    parts = get_args(kind)
+    if type(None) in parts:
+        return None if value is None else _decoded(parts[0], value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(_decoded(parts[0], member) for member in value)
+    if get_origin(kind) is Mapping and isinstance(value, dict):
+        return {name: _decoded(parts[1], member) for name, member in value.items()}
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(value)
+    if kind is Fraction and isinstance(value, str) and re.fullmatch(r"-?[0-9]+(/0*[1-9][0-9]*)?", value):
+        return Fraction(value)
+    if kind is float and value in ("inf", "-inf"):
+        return float(value)
+    if kind is str and isinstance(value, str):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
     # A JSON integer can exceed the range of float64.
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-        raise ValueError("not a finite number")
-    return float(value)
-
-
-def _extended(value: object) -> float:
-    return float(value) if value in ("inf", "-inf") else _number(value)
-
-
-def _rational(value: object) -> Fraction:
-    if not re.fullmatch(r"-?[0-9]+(/0*[1-9][0-9]*)?", _text(value)):
-        raise ValueError("not a rational number")
-    return Fraction(_text(value))
-
-
-def _maybe(field: Field) -> Field:
-    return lambda value: None if value is None else field(value)
-
-
-def _several(field: Field) -> Field:
-    def convert(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise ValueError("not a list")
-        return tuple(map(field, value))
-
-    return convert
-
-
-def _named(field: Field) -> Field:
-    def convert(value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-        return {name: field(member) for name, member in value.items()}
-
-    return convert
-
-
-_FIELDS: dict[str, Field] = {
-    "onnx": _text,
-    "vnnlib": _text,
-    "verdict": Verdict,
-    "reason": Reason,
-    "method": _text,
-    "seconds": _number,
-    "trust": _maybe(Trust),
-    "margin": _maybe(_extended),
-    "witness": _maybe(_several(_rational)),
-    "outputs": _maybe(_several(_number)),
-    "shape": _several(_count),
-    "detail": _text,
-    "stages": _named(_number),
-    "unstable": _maybe(_count),
-    "subproblems": _maybe(_count),
-    "network": _text,
-    "query": _text,
-    "verifier": _text,
-    "timeout": _extended,
-    "versions": _named(_text),
-    "files": _text,
-    "arithmetic": _text,
-    "date": _text,
-    "processor": _text,
-    "command": _text,
-    "processor_seconds": _maybe(_number),
-    "memory": _maybe(_count),
-    "certificate": _text,
-    "mended": _several(_text),
-}
-"""The fields of a record, in the order of ``Result``'s."""
+    if kind is float and number and abs(value) <= sys.float_info.max:
+        return float(value)
+    if kind is int and number and isinstance(value, int) and value >= 0:
+        return value
+    raise ValueError(f"not of the type {kind.__name__ if isinstance(kind, type) else kind}")
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome of an instance: *sat* if a query is, *unsat* if all queries are, otherwise *unknown*.
 
-    Args:
-        outcomes: those of the queries, at least one, whose *sat* claims have been confirmed. An instance that is *sat*
-            may have outcomes of some queries only.
+    Claims of *sat* have been confirmed. An instance that is *sat* may have outcomes of some queries only.
     """
     stages: dict[str, float] = {}
     for outcome in outcomes:
@@ -339,29 +254,20 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
             stages[stage] = stages.get(stage, 0.0) + seconds
     unstable = max((o.unstable for o in outcomes if o.unstable is not None), default=None)
     counts = [o.subproblems for o in outcomes if o.subproblems is not None]
-    subproblems = sum(counts) if len(counts) == len(outcomes) else None
+    margins = [o.margin for o in outcomes if o.margin is not None]
+    whole: dict[str, Any] = {
+        "margin": min(margins) if len(margins) == len(outcomes) else None, "seconds": stages, "unstable": unstable,
+        "subproblems": sum(counts) if len(counts) == len(outcomes) else None, "proof": None,
+    }  # fmt: skip
     for outcome in outcomes:
         if outcome.verdict is Verdict.SAT:
-            return replace(outcome, seconds=stages, unstable=unstable, subproblems=subproblems, proof=None)
-    margins = [o.margin for o in outcomes if o.margin is not None]
-    margin = min(margins) if len(margins) == len(outcomes) else None
+            return replace(outcome, **{**whole, "margin": outcome.margin})
     undecided = [o for o in outcomes if o.verdict is Verdict.UNKNOWN]
+    method = "+".join(dict.fromkeys(o.method for o in undecided or outcomes))
     if not undecided:
         trust = min((o.trust for o in outcomes if o.trust is not None), key=_TRUST.index, default=None)
-        details = "; ".join(dict.fromkeys(o.detail for o in outcomes if o.detail))
-        method = _methods(outcomes)
-        return Outcome(
-            Verdict.UNSAT, Reason.PROVED, method, trust, margin, None, details, stages, unstable, subproblems
-        )
+        detail = "; ".join(dict.fromkeys(o.detail for o in outcomes if o.detail))
+        return replace(outcomes[0], method=method, trust=trust, detail=detail, **whole)
     worst = min(undecided, key=lambda o: _SEVERITY.index(o.reason))
-    detail = worst.detail
-    if len(outcomes) > 1:
-        detail = f"{len(undecided)} of {len(outcomes)} boxes are undecided: {detail}"
-    known = {
-        "margin": margin, "witness": worst.witness, "seconds": stages, "unstable": unstable, "subproblems": subproblems,
-    }  # fmt: skip
-    return Outcome.unknown(worst.reason, _methods(undecided), detail, **known)
-
-
-def _methods(outcomes: Sequence[Outcome]) -> str:
-    return "+".join(dict.fromkeys(o.method for o in outcomes))
+    boxes = f"{len(undecided)} of {len(outcomes)} boxes are undecided: " if len(outcomes) > 1 else ""
+    return replace(worst, trust=None, method=method, detail=boxes + worst.detail, **whole)

@@ -1,25 +1,24 @@
-"""The folder of a campaign's results: the file of its records, and a table of the last run."""
+"""The folder of a campaign's results: the file of its records, counterexamples, and a table of the last run."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-import os
-import tempfile
+import sqlite3
 import time
-from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from fractions import Fraction
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 
 from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.errors import InputError, printable
-from verifiable_relu.files import csv_cell
-from verifiable_relu.journal import NEW, Journal, Kind, beside, plain, read_journal, unusable
-from verifiable_relu.spec.specfile import stem
+from verifiable_relu.files import csv_cell, replacement, write_whole
+from verifiable_relu.journal import Journal, RecordFormat, is_plain_file, read_journal, unusable
+from verifiable_relu.spec.specfile import SpecFile, Variable, exact_text, stem
 from verifiable_relu.verifiers.base import Verdict
 
 COLUMNS = (
@@ -28,54 +27,34 @@ COLUMNS = (
 )  # fmt: skip
 """The first columns of ``results.csv``; after them comes one for the seconds of each stage."""
 
-COUNTEREXAMPLES = "counterexamples"
-"""The folder, in a store's folder, with a file for each counterexample."""
+COUNTEREXAMPLES = "counterexamples"  # The folder, in a store's folder, with a file for each counterexample
 
 _LONGEST_NAME = 80
 
-TABLE_EVERY = 1.0
-"""The least seconds between two writings of the table during a run; records are written at once."""
-
-_PATIENCE = 50
-"""Between two writings of the table lie at least this many times the seconds that one takes."""
-
-RESULTS = Kind(b'{"onnx": "', Result.to_json, Result.from_json)
-"""The kind of the records of a campaign."""
-
-_HEAD = b"onnx,vnnlib,"
-"""The first bytes of every ``results.csv`` of this package."""
+TABLE_EVERY = 1.0  # The least seconds between two writings of the table during a run; records are written at once
+_PATIENCE = 50  # Between two writings of the table lie at least this many times the seconds that one takes
+RESULTS = RecordFormat(b'{"onnx": "', Result.to_json, Result.from_json)  # The format of the records of a campaign
+_HEAD = b"onnx,vnnlib,"  # The first bytes of every results.csv of this package
 
 _REMEDY = "; the option --repair moves such lines to another file"
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """A folder with ``records.jsonl``, a journal of results, and ``results.csv``, a table of the last run's results.
 
     Each counterexample is a file of its own in the folder ``counterexamples``. Of its records, a store keeps the places
-    in the journal alone, and of the table's rows, those in a file without a name: 0.4 kB for each instance.
-
-    While a store is open, no other process can open one in its folder (``Journal``). A store is a context manager that
-    closes itself.
-
-    Args:
-        folder: the folder, which is made if it does not exist.
-        repair: whether lines of ``records.jsonl`` that are no records are moved to another file (``Journal``).
-        command: the command line by which results are asked for; records name it.
-
-    Attributes:
-        table: the path of ``results.csv``.
-        records: the path of ``records.jsonl``.
-        set_aside: the number of lines that were moved and the file that they were moved to; None if none were.
+    in the journal alone, and the table's rows in a temporary file. While a store is open, no other process can open one
+    in its folder (``Journal``, which also says what ``repair`` does). Records name the ``command`` that asked.
 
     Raises:
-        InputError: if the folder cannot be made, written or locked, if another process holds its lock, or if a file of
-            one of these names in it was not written by this package.
+        InputError: if the folder cannot be used, if another process has it locked, or if a file of one of these names
+            in it was not written by this package.
     """
 
     def __init__(self, folder: Path | str, repair: bool = False, command: str = "") -> None:
         self.folder = Path(folder)
         self.command = command
-        self.table = self.folder / "results.csv"
+        self._table = self.folder / "results.csv"
         self._places: dict[bytes, int] = {}
         # The time limits of those of the records that say nothing else.
         self._limits: dict[bytes, float] = {}
@@ -85,31 +64,31 @@ class Store:
         try:
             # The table is checked before the journal is opened, which may change its file: in a folder with a table of
             # another program, no file is changed.
-            _check_table(self.table)
+            if is_plain_file(self._table):
+                with self._table.open("rb") as file:
+                    if file.read(len(_HEAD)) not in (_HEAD, b""):
+                        said = "not a table of this program, which would be replaced by one"
+                        raise InputError(said, path=self._table)
         except OSError as error:
             raise unusable(self.folder, error) from None
         self._journal = Journal(self.folder, RESULTS, self._remember, repair, _REMEDY)
-        self._rows = _Rows()
+        # In a temporary file, since a list may be long: by number, a row and its columns.
+        self._rows = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._rows.execute("create table rows (number integer primary key, row blob, stages integer)")
+        self._stages: dict[str, int] = {}
         try:
             # A run that was killed can have left half-written files.
-            for half in (beside(self.table), *(self.folder / COUNTEREXAMPLES).glob(".*.new")):
+            for half in (replacement(self._table), *(self.folder / COUNTEREXAMPLES).glob(".*.new")):
                 half.unlink(missing_ok=True)
         except OSError as error:
             self.close()
             raise unusable(self.folder, error) from None
-        self.records = self._journal.path
-        self.set_aside = self._journal.set_aside
+        self.records, self.set_aside = self._journal.path, self._journal.set_aside
 
     def __len__(self) -> int:
-        """The number of final records with different keys."""
         return self._count
 
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -118,9 +97,10 @@ class Store:
         self._rows.close()
 
     def find(self, key: Key, timeout: float, checked: bool = False) -> Result | None:
-        """The record that answers an instance, or None (``recall``)."""
+        """Return the record that answers an instance (``Result.answers``); None if there is none."""
         place = self._places.get(_short(key))
-        return None if place is None else recall({key: self._journal.at(place)}, key, timeout, checked)
+        found = None if place is None else self._journal.at(place)
+        return found if found is not None and found.answers(timeout, checked) else None
 
     @property
     def known(self) -> Mapping[Key, Result]:
@@ -128,61 +108,51 @@ class Store:
         read = map(self._journal.at, set(self._places.values()))
         return {key: result for result in read for key in result.keys}
 
-    def holds(self, result: Result) -> bool:
-        """Whether there is a record of the same verifier for files of the same names, which it could read."""
-        return _short(_names(result)) in self._named
+    def keep(self, number: int, result: Result, counterexample: str | None = None, recorded: bool = False) -> None:
+        """Take the result of an instance, by its number in this run, into the table, and keep a record of it.
 
-    def append(self, result: Result, counterexample: str | None = None) -> None:
-        """Write a counterexample's text to a file of its own, and a record to the end of the journal.
-
-        Raises:
-            InputError: if either cannot be written; the journal is then as it was before.
+        One that is ``recorded`` is known from an earlier run, or from an equal question in other files: it is recorded
+        under the names of these files, if it is not yet. The table is written soon.
         """
-        if counterexample is not None:
-            self._write(self.folder / counterexample_file(result), [counterexample])
-        # An older version's record without a date is of another command.
-        if self.command and result.date and not result.command:
-            result = replace(result, command=self.command)
-        self._remember(self._journal.append(result), result)
-
-    def enter(self, number: int, result: Result) -> None:
-        """Take the result of an instance, by its number from 0 in this run, into the table, which is written soon.
-
-        Raises:
-            InputError: if the table cannot be written.
-        """
-        self._rows.add(number, result)
+        if not recorded:
+            self.append(result, counterexample)
+        elif _short(_names(result)) not in self._named:
+            self.append(result, "\n".join(assignment(result)) + "\n" if result.verdict is Verdict.SAT else None)
+        for stage in result.stages:
+            self._stages.setdefault(stage, len(self._stages))
+        row = _line(_row(result, self._stages)).encode(errors="surrogateescape")
+        self._rows.execute("insert or replace into rows values (?, ?, ?)", (number, row, len(self._stages)))
         if time.perf_counter() > self._due:
             self.tabulate()
 
+    def append(self, result: Result, counterexample: str | None = None) -> None:
+        """Write a counterexample's text to a file of its own, and a record to the end of the journal."""
+        if counterexample is not None:
+            self._write(self.folder / counterexample_file(result), [counterexample])
+        if self.command and not result.command:
+            result = replace(result, command=self.command)
+        self._remember(self._journal.append(result), result)
+
     def tabulate(self) -> None:
-        """Replace ``results.csv`` by a table of the results of this run, in the order of their numbers.
-
-        A reader sees the old table or the new one, complete.
-
-        Raises:
-            InputError: if the table cannot be written.
-        """
+        """Replace ``results.csv`` by a table of the results of this run, in the order of their numbers."""
         start = time.perf_counter()
-        self._write(self.table, self._rows.lines())
+        self._write(self._table, self._lines())
         # The rows of a long list take long to write: nearly all of the time is for the instances.
         self._due = time.perf_counter() + max(TABLE_EVERY, _PATIENCE * (time.perf_counter() - start))
 
+    def _lines(self) -> Iterator[str]:
+        yield _line([*COLUMNS, *(f"{stage} seconds" for stage in self._stages)])
+        for row, stages in self._rows.execute("select row, stages from rows order by number"):
+            # Columns for stages that came later.
+            later = "," * (len(self._stages) - stages) + "\r\n"
+            yield row.decode(errors="surrogateescape").removesuffix("\r\n") + later
+
     def _write(self, path: Path, parts: Iterable[str]) -> None:
-        """Replace a file; a reader sees the old one or the new one, complete."""
-        new = beside(path)
         try:
             path.parent.mkdir(exist_ok=True)
-            plain(path)
-            try:
-                # File names need not be text.
-                with open(
-                    os.open(new, NEW, 0o666), "w", newline="", encoding="utf-8", errors="surrogateescape"
-                ) as file:
-                    file.writelines(parts)
-                os.replace(new, path)
-            finally:
-                new.unlink(missing_ok=True)
+            is_plain_file(path)
+            # File names need not be text.
+            write_whole(path, (part.encode(errors="surrogateescape") for part in parts), lasting=False)
         except OSError as error:
             raise unusable(self.folder, error) from None
 
@@ -202,44 +172,53 @@ class Store:
                     self._limits[short] = result.timeout
 
 
-class _Rows:
-    """The rows of the table of a run, which come in any order: on the disk, since a list may be long."""
-
-    def __init__(self) -> None:
-        self._stages: dict[str, int] = {}
-        # By number, where a row begins, its bytes, of which a number without a row has none, and its columns.
-        self._places, self._sizes, self._widths = array("q"), array("l"), array("l")
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- open as long as the store
-
-    def close(self) -> None:
-        self._file.close()
-
-    def add(self, number: int, result: Result) -> None:
-        for stage in result.stages:
-            self._stages.setdefault(stage, len(self._stages))
-        for column in (self._places, self._sizes, self._widths):
-            column.extend([0] * (number + 1 - len(column)))
-        row = _line(_row(result, self._stages)).encode(errors="surrogateescape")
-        self._places[number] = self._file.seek(0, os.SEEK_END)
-        self._sizes[number], self._widths[number] = len(row), len(self._stages)
-        self._file.write(row)
-
-    def lines(self) -> Iterator[str]:
-        """The table, line by line."""
-        yield _line([*COLUMNS, *(f"{stage} seconds" for stage in self._stages)])
-        for place, size, width in zip(self._places, self._sizes, self._widths, strict=True):
-            if size:
-                if place != self._file.tell():
-                    self._file.seek(place)
-                row = self._file.read(size).decode(errors="surrogateescape")
-                # Columns for stages that came later.
-                yield row.removesuffix("\r\n") + "," * (len(self._stages) - width) + "\r\n"
+def read_results(folder: Path | str) -> list[Result]:
+    """The latest results in a folder of each verifier, arithmetic and instance; an InputError if one is damaged."""
+    return list({_names(result): result for result in read_journal(folder, RESULTS)}.values())
 
 
-def _line(row: Iterable[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerow(row)
-    return text.getvalue()
+def counterexample_file(result: Result) -> str:
+    """The file of a result's counterexample, relative to the folder; empty if the result has none."""
+    if result.verdict is not Verdict.SAT:
+        return ""
+    return f"{COUNTEREXAMPLES}/{stem(result.vnnlib)[:_LONGEST_NAME]}-{result.query[:12]}.txt"
+
+
+def assignment(result: Result, spec: SpecFile | None = None) -> Iterator[str]:
+    """The lines of a counterexample: exact inputs, and the outputs that onnxruntime computes for them.
+
+    The form is that of the verification competition for the property file's version of VNN-LIB, by default 1.0 with
+    inputs ``X`` and outputs ``Y``. A number that no decimal equals is written as a quotient, ``(/ 1.0 3.0)``.
+    """
+    version = "1.0" if spec is None else spec.version
+    lines = [
+        f"{name} {value}"
+        for variable, _, values in tensors(result, spec, exact_text)
+        for name, value in zip(variable.elements(version), values, strict=True)
+    ]
+    if version == "1.0":
+        lines = [f" ({line})" for line in lines]
+        lines[0], lines[-1] = "(" + lines[0][1:], lines[-1] + ")"
+    yield from lines
+
+
+def tensors(
+    result: Result, spec: SpecFile | None, text: Callable[[Fraction], str]
+) -> Iterator[tuple[Variable, str, list[str]]]:
+    """The inputs, written by ``text``, and outputs of a counterexample by variables, with their element types."""
+    assert result.witness is not None and result.outputs is not None
+    witness, outputs = [text(v) for v in result.witness], [repr(float(v)) for v in result.outputs]
+    if spec is None or spec.joined is None:
+        yield Variable("X", (len(witness),)) if spec is None else spec.inputs, "", witness
+        yield Variable("Y", (len(outputs),)) if spec is None else spec.outputs, "", outputs
+        return
+    for declared in spec.joined.networks:
+        inputs, given = [witness[i] for i in declared.places], outputs[declared.start :]
+        for each, values in ((declared.inputs, inputs), (declared.given, given)):
+            start = 0
+            for tensor in each:
+                yield tensor.variable, tensor.kind, values[start : start + tensor.variable.size]
+                start += tensor.variable.size
 
 
 def _names(result: Result) -> tuple[str, ...]:
@@ -251,53 +230,13 @@ def _short(key: tuple[str, ...]) -> bytes:
     return blake2b("\0".join(key).encode(errors="surrogateescape"), digest_size=16).digest()
 
 
-def recall(known: Mapping[Key, Result], key: Key, timeout: float, checked: bool) -> Result | None:
-    """The record that answers an instance, or None (``Result.answers``).
-
-    Args:
-        known: records by their keys.
-        key: what is asked.
-        timeout: the time limit of the instance, in seconds.
-        checked: whether a verdict without a checked certificate is no answer.
-    """
-    found = known.get(key)
-    return found if found is not None and found.answers(timeout) and (found.certain or not checked) else None
-
-
-def _check_table(path: Path) -> None:
-    """Check that a file may be replaced by a table of this package: that it is one, is empty or does not exist.
-
-    Raises:
-        InputError: if the file is anything else.
-        OSError: if the file cannot be read.
-    """
-    if plain(path):
-        with path.open("rb") as file:
-            if file.read(len(_HEAD)) not in (_HEAD, b""):
-                raise InputError("not a table of this program, which would be replaced by one", path=path)
-
-
-def counterexample_file(result: Result) -> str:
-    """The file of a result's counterexample, relative to the folder; empty if the result has none."""
-    if result.verdict is not Verdict.SAT:
-        return ""
-    return f"{COUNTEREXAMPLES}/{stem(result.vnnlib)[:_LONGEST_NAME]}-{result.query[:12]}.txt"
-
-
-def read_results(folder: Path | str) -> list[Result]:
-    """The results that a folder holds: the latest of each verifier, arithmetic and instance, by its two files' names.
-
-    Raises:
-        InputError: if the folder has no records, or if one is damaged.
-    """
-    found: dict[tuple[str, ...], Result] = {}
-    for result in read_journal(folder, RESULTS):
-        found[_names(result)] = result
-    return list(found.values())
+def _line(row: Iterable[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerow(row)
+    return text.getvalue()
 
 
 def _row(result: Result, stages: Iterable[str]) -> Iterator[str]:
-    """A result in the columns of the table."""
     yield from (csv_cell(result.onnx), csv_cell(result.vnnlib), result.answer, str(result.trust or ""))
     yield from (f"{result.seconds:.6f}", f"{result.timeout:g}", csv_cell(result.method), str(result.reason))
     yield "" if result.margin is None else repr(result.margin)

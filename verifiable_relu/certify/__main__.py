@@ -1,8 +1,12 @@
-"""The command ``certify`` as ``python -m verifiable_relu.certify``."""
+"""The command ``certify`` as the only one of its process."""
 
 import sys
+from functools import partial
 
-from verifiable_relu.certify import alone
+from verifiable_relu import certify
+from verifiable_relu.certify_options import parser as parser
+
+main = partial(certify.main, alone=True)
 
 if __name__ == "__main__":
-    sys.exit(alone())
+    sys.exit(main())

@@ -9,103 +9,123 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from verifiable_relu.campaign import QUIET, Case, Result, Store, run
-from verifiable_relu.campaign.counterexample import assignment
-from verifiable_relu.campaign.explaining import explained
-from verifiable_relu.campaign.inputs import Entry, chosen
-from verifiable_relu.campaign.queue import run_parallel
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader, chosen
+from verifiable_relu.campaign.queue import GRACE_S, Job, run_parallel
 from verifiable_relu.campaign.runner import lost
-from verifiable_relu.campaign.worker import GRACE_S, Job
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT, entries, loader, net
+from verifiable_relu.campaign.store import assignment
+from verifiable_relu.certify_options import DISPUTED, TIMEOUT
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.network import deployed
 from verifiable_relu.network.onnx.compare import is_quantised
-from verifiable_relu.spec.find import Networks
+from verifiable_relu.network.onnx.running import meant
+from verifiable_relu.spec.find import Networks, onnx_files
 from verifiable_relu.spec.property import Query
 from verifiable_relu.streams import complain, write
-from verifiable_relu.supervisor.cluster import DaskExecutor
-from verifiable_relu.supervisor.executors import Executor, InlineExecutor, LocalExecutor
-from verifiable_relu.supervisor.forks import SetLimits, default_shares
-from verifiable_relu.supervisor.memory import process_memory, resident
-from verifiable_relu.supervisor.workers import Worker
-from verifiable_relu.verifiers.auto import recording
+from verifiable_relu.supervisor.forks import SetLimits, default_shares, process_memory, resident
+from verifiable_relu.supervisor.workers import DaskExecutor, Executor, InlineExecutor, LocalExecutor, Worker
+from verifiable_relu.verifiers.auto import Auto, recording
 from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
 from verifiable_relu.verifiers.batch import answers
 from verifiable_relu.verifiers.incomplete import Crown
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
-    from verifiable_relu.campaign.console import Line, Watcher
+    from verifiable_relu.campaign.console import ProgressLine, Watcher
 
-SHARE_FLOAT32 = 0.05
-"""The part of the time so far that a proof about real numbers may take once more, about float32."""
+SHARE_FLOAT32 = 0.05  # The part of the time so far that a proof about real numbers may take once more, about float32
 
 
 def _optional(module: str) -> Any:
     """Import what few runs need: the checker (0.4 s of processor time), and rich, which draws on terminals."""
-    return import_module(f"verifiable_relu.{module}")
+    return import_module(f"verifiable_relu.campaign.{module}")
 
 
 def _say(message: object) -> None:
     complain("certify", message)
 
 
-@contextmanager
-def _store(options: argparse.Namespace) -> Iterator[Store | None]:
-    """The store of the option ``--out``, open until the ``with`` block ends; None without the option."""
+def _loader(options: argparse.Namespace) -> Loader:
+    """The reader of instances that the options describe: ``--joint`` and ``--arithmetic`` say what a network is."""
+    lam, arithmetic = options.joint, options.arithmetic
+    if lam is None and arithmetic == "real":
+        return Loader(dict(options.network))
+    joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
+    return Loader(dict(options.network), partial(meant, arithmetic=arithmetic, joint=joint), arithmetic)
+
+
+def _entry(
+    options: argparse.Namespace, spec: Path, onnx: Path | Networks | None = None, limit: float | None = None
+) -> InstanceFiles:
+    """An instance as the options ask for it, of a list with a network and a time limit of its own."""
+    named = onnx if options.net is None else onnx_files(options.net)
+    return InstanceFiles(spec, named, options.timeout or limit or TIMEOUT)
+
+
+def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, TimeBudget, Certificates | None]:
+    """The method, which records its proofs if certificates are wanted, its limits, and the folder of certificates."""
+    method, budget = chosen(options.method, options.device, options.memory, processes)
+    if options.certificates is None:
+        return method, budget, None
+    return recording(method), budget, _optional("certificates").Certificates(options.certificates)
+
+
+def _store(options: argparse.Namespace) -> AbstractContextManager[Store | None]:
+    """The store of the option ``--out``, to be closed; None without the option."""
     if options.out is None:
-        yield None
-        return
-    with Store(options.out, options.repair, options.command) as store:
-        if store.set_aside is not None:
-            count, path = store.set_aside
-            _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
-        yield store
+        return nullcontext()
+    store = Store(options.out, options.repair, options.command)
+    if store.set_aside is not None:
+        count, path = store.set_aside
+        _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
+    return store
 
 
-@contextmanager
-def _line(options: argparse.Namespace, seconds: float) -> Iterator[Line | None]:
+def _line(options: argparse.Namespace, seconds: float) -> AbstractContextManager[ProgressLine | None]:
     """The line in which a terminal shows where the work on a property stands; None where there is no terminal."""
     if options.quiet or sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    with _optional("campaign.console").Line(seconds) as line:
-        yield line
+        return nullcontext()
+    line: ProgressLine = _optional("console").ProgressLine(seconds)
+    return line
 
 
 def explain(options: argparse.Namespace, out: TextIO) -> int:
     """Say what ``auto`` would do with a property file; returns the exit status."""
     method, budget = chosen(options.method, options.device, options.memory)
-    case = loader(options).case(Entry(options.spec, net(options), options.timeout or TIMEOUT))
-    write(list(explained(case, method, budget)), out)
+    write(list(explained(_loader(options).case(_entry(options, options.spec)), method, budget)), out)
     return 0
+
+
+def explained(case: Case, verifier: Verifier, budget: TimeBudget) -> Iterator[str]:
+    """Lines that say which methods of ``auto`` an instance goes to, in which order, why, and for how long."""
+    if not isinstance(verifier, Auto):
+        raise InputError(f"only the method 'auto' chooses and can be explained, not '{verifier.name}'")
+    for number, query in enumerate(case.queries, start=1):
+        if len(case.queries) > 1:
+            yield f"box {number} of {len(case.queries)}:"
+        yield from verifier.explain(query, replace(budget, seconds=case.timeout / len(case.queries))).splitlines()
 
 
 def answer_property(
     options: argparse.Namespace, out: TextIO, set_limits: SetLimits = lambda seconds, memory: None
 ) -> int:
-    """Answer one property file; returns the exit status.
-
-    Args:
-        options: the options.
-        out: the file for the answer.
-        set_limits: sets the limits at which this process is killed.
-    """
+    """Answer one property file, on ``out``; returns the exit status. ``set_limits`` limits this process."""
     start = time.perf_counter()
     method, budget, certificates = _chosen(options, options.jobs or default_shares())
     memory = process_memory(options.worker_memory, options.memory, resident(os.getpid()))
-    entry = Entry(options.spec, net(options), options.timeout or TIMEOUT)
+    entry = _entry(options, options.spec)
     with _store(options) as store, _line(options, entry.timeout) as line:
         if line is not None:
             budget = replace(budget, clock=line.clock, report_progress=line.report_progress)
         set_limits(entry.timeout + GRACE_S, memory)
-        case = loader(options).case(entry)
+        case = _loader(options).case(entry)
         # Certificates come on top of the limit.
         set_limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE_S, memory)
         (result,) = run([case], method, store, line or QUIET, certificates, budget)
@@ -115,27 +135,24 @@ def answer_property(
     write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start, single)), file=sys.stderr)
-    return _status(result)
+    if result.disputed:
+        _say(f"{result.vnnlib}: {result.detail}")
+        return DISPUTED
+    if result.reason != "error":
+        return 0
+    if result.method:
+        _say(f"{result.vnnlib}: fault of {result.method}: {result.detail}")
+    return 1 if result.method else 2
 
 
 def record_lost(options: argparse.Namespace, error: Exception) -> None:
     """Record that the process that was to answer one property file has ended (``lost``)."""
     method, budget, _ = _chosen(options, options.jobs or default_shares())
     asked = str(options.net or ""), str(options.spec), options.timeout or TIMEOUT
-    result = lost(*asked, method, budget, error, options.arithmetic)
     with _store(options) as store:
         assert store is not None
-        store.append(result)
-        store.enter(0, result)
+        store.keep(0, lost(asked, method, budget, error, options.arithmetic))
         store.tabulate()
-
-
-def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, TimeBudget, Certificates | None]:
-    """The method, which records its proofs if certificates are wanted, its limits, and the folder of certificates."""
-    method, budget = chosen(options.method, options.device, options.memory, processes)
-    if options.certificates is None:
-        return method, budget, None
-    return recording(method), budget, _optional("campaign.certificates").Certificates(options.certificates)
 
 
 def _in_float32(case: Case, result: Result, spent: float) -> bool:
@@ -152,13 +169,7 @@ def _in_float32(case: Case, result: Result, spent: float) -> bool:
 
 
 def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterator[str]:
-    """The lines of the summary that the user sees on stderr for one property file.
-
-    Args:
-        result, case: the file's.
-        elapsed: the seconds since the start.
-        single: whether a verdict about real numbers is known to hold in float32, too.
-    """
+    """The lines of the summary for one property file, whose verdict is ``single`` if it is known to hold in float32."""
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
     trust += "" if result.arithmetic == "real" else f", about {result.arithmetic}"
@@ -171,14 +182,11 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     yield f"  network   {printable(result.onnx)}: {size}"
     for sentence in result.mended:
         yield f"  file      {printable(sentence)}"
-    match result.answer, result.margin:
-        case _, None:
-            pass
-        case "unsat", 0.0:
-            yield "  margin    positive; the method proves no larger bound"
-        case answer, margin:
-            meanings = {"sat": "at the counterexample", "unsat": "a proven lower bound"}
-            yield f"  margin    {margin:.6g} ({meanings.get(answer, 'the best lower bound found')})"
+    if result.answer == "unsat" and result.margin == 0:
+        yield "  margin    positive; the method proves no larger bound"
+    elif result.margin is not None:
+        meanings = {"sat": "at the counterexample", "unsat": "a proven lower bound"}
+        yield f"  margin    {result.margin:.6g} ({meanings.get(result.answer, 'the best lower bound found')})"
     if single:
         yield "  float32   the verdict holds for every evaluation in float32, too"
     runs = single or (result.answer == "unsat" and result.arithmetic != "real")
@@ -199,24 +207,20 @@ def answer_list(
     count: int,
     started: Sequence[Worker],
 ) -> int:
-    """Answer the instances of a folder or a table as one campaign; returns the exit status.
+    """Answer a folder or a table as one campaign, on ``out``; returns the exit status.
 
-    Args:
-        options: the options.
-        out: the file for the answers.
-        listed: the instances (``spec.instances``), ``count`` of them.
-        count: see ``listed``.
-        started: the processes that answer; none where this process does, or a cluster.
+    There are ``count`` instances (``spec.instances``); ``started`` are the processes that answer, none where this
+    process does, or a cluster.
     """
-    watcher: Watcher = _optional("campaign.console").Watcher(count, options.quiet, out)
+    watcher: Watcher = _optional("console").Watcher(count, options.quiet, out)
     try:
         several = len(started) > 1 or options.executor is not None
         method, budget, _ = _chosen(options, 1 if several else options.jobs or default_shares())
-        job = Job(method, loader(options), options.certificates, options.worker_memory, budget, options.debug)
+        job = Job(method, _loader(options), options.certificates, options.worker_memory, budget, options.debug)
         with _store(options) as store, watcher, ExitStack() as stack:
             executor = _executor(options, job, started, store)
             stack.callback(executor.stop)
-            run_parallel(entries(options, listed), job, executor, store, watcher)
+            run_parallel((_entry(options, *instance) for instance in listed), job, executor, store, watcher)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
@@ -231,42 +235,18 @@ def answer_list(
     if not options.quiet:
         watcher.summary()
     for vnnlib, name, detail in watcher.faults:
-        _fault(vnnlib, name, detail)
+        _say(f"{vnnlib}: fault of {name}: {detail}")
     return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
 
 
 def _executor(options: argparse.Namespace, job: Job, started: Sequence[Worker], store: Store | None) -> Executor:
-    """Who answers a campaign: a cluster, the processes that were started, or this process."""
     if options.executor is not None:
         kept = "answers so far are lost" if store is None else "answers so far are kept, the same command resumes"
         return DaskExecutor(options.executor, kept)
-    if not started or (len(started) == 1 and not _travels(job)):
+    try:
+        # A verifier of somebody's own need not be made for another process.
+        if not started or (len(started) == 1 and not job.pickled):
+            return InlineExecutor()
+    except (AttributeError, TypeError, pickle.PicklingError):
         return InlineExecutor()
     return LocalExecutor(started, options.worker_memory, options.memory)
-
-
-def _travels(job: Job) -> bool:
-    """Return True if another process can be given a job: a verifier of somebody's own need not be made for that."""
-    try:
-        return bool(job.pickled)
-    except (AttributeError, TypeError, pickle.PicklingError):
-        return False
-
-
-def _status(result: Result) -> int:
-    """The exit status; faults go to stderr.
-
-    It is 3 if the checker refused a certificate, else 2 if an input was bad, else 1 if the program was at fault.
-    """
-    if result.disputed:
-        _say(f"{result.vnnlib}: {result.detail}")
-        return DISPUTED
-    if result.reason != "error":
-        return 0
-    if result.method:
-        _fault(result.vnnlib, result.method, result.detail)
-    return 1 if result.method else 2
-
-
-def _fault(vnnlib: object, method: str, detail: str) -> None:
-    _say(f"{vnnlib}: fault of {method}: {detail}")

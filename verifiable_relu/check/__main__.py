@@ -53,7 +53,7 @@ def _folder(folder: Path) -> int:
     return status
 
 
-class _Parser(argparse.ArgumentParser):
+class _CheckParser(argparse.ArgumentParser):
     """A parser whose errors are one line, as those of the other commands, whose code the checker does not share."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    made = _Parser(
+    made = _CheckParser(
         prog="verifiable-relu check",
         description="Check a certificate without trusting who wrote it.",
         epilog="Exit status 0: accepted; 1: refused; 2: a file cannot be read or judged.",

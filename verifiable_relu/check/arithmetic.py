@@ -186,7 +186,7 @@ def _bfloat16(values: Number) -> Number:
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class RoundingModel:
     """One row of the page's table.
 
     Attributes:
@@ -234,10 +234,10 @@ def tie(numbers: int, operands: Fraction) -> float:
 
 
 ARITHMETICS = {
-    "float32": Arithmetic(Fraction(0), Fraction(1, 2**24)),
-    "tf32": Arithmetic(Fraction(1, 2**10), Fraction(1, 2**23)),
-    "bfloat16": Arithmetic(Fraction(0), Fraction(1, 2**23), Fraction(1, 2**8), stored=_bfloat16),
-    "float16": Arithmetic(
+    "float32": RoundingModel(Fraction(0), Fraction(1, 2**24)),
+    "tf32": RoundingModel(Fraction(1, 2**10), Fraction(1, 2**23)),
+    "bfloat16": RoundingModel(Fraction(0), Fraction(1, 2**23), Fraction(1, 2**8), stored=_bfloat16),
+    "float16": RoundingModel(
         Fraction(0), Fraction(1, 2**23), Fraction(1, 2**11), 2.0**-25, 2.0**15, lambda v: v.astype(np.float16)
     ),
 }

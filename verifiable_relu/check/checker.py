@@ -17,7 +17,7 @@ from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.graph import Graph, side_by_side
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.point import check_point
-from verifiable_relu.check.proof import Proof
+from verifiable_relu.check.proof import CertificateProof
 from verifiable_relu.check.records import integer, integers, opened, rational, require_regular
 
 Made = TypeVar("Made")
@@ -87,7 +87,7 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
                 whom = f"{whom}, and {stored} no" if running else f"{stored} every"
                 whom += f" network with ReLU or λ-GELU, λ ≥ {', '.join(joint)}, in the place of its activations"
                 whom += f"{', with the other network' * bool(other)},"
-            counts = Proof(graph, disjuncts, records, running).check()
+            counts = CertificateProof(graph, disjuncts, records, running).check()
         except Refused as error:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
     return (

@@ -29,7 +29,7 @@ _TYPE = re.compile(r"(?:[Rr]eal|b?float16|float32|float64)\[((?:[1-9][0-9]{0,8}(
 
 
 @dataclass(frozen=True)
-class Row:
+class HalfSpace:
     """Σ coefficient·Y ≤ most.
 
     Attributes:
@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass
-class Disjunct:
+class UnsafeSet:
     """All X of a box whose Y satisfy all rows.
 
     Attributes:
@@ -66,7 +66,7 @@ class Disjunct:
 
     lower: list[Fraction]
     upper: list[Fraction]
-    rows: list[Row]
+    rows: list[HalfSpace]
     open_ends: set[tuple[int, bool]]
 
 
@@ -89,7 +89,7 @@ Names = dict[str, str]
 """The variables of a file, and which of X_0 …, Y_0 … each is."""
 
 Linear = tuple[dict[str, Fraction], Fraction]
-Atoms = list[Row | End]
+Atoms = list[HalfSpace | End]
 
 
 def number(text: str) -> Fraction:
@@ -103,7 +103,7 @@ def number(text: str) -> Fraction:
     return Fraction(text)
 
 
-def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
+def read_property(text: str, inputs: int, outputs: int) -> list[UnsafeSet]:
     """What a property asks for, as a union; disjuncts are in the order in which the file names them.
 
     An ``or`` is expanded in the place where it stands, and later ones vary fastest. Empty boxes are left out.
@@ -140,7 +140,7 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
         raise BadInput(f"{inputs} inputs X and {outputs} outputs Y are expected to be declared")
     free: list[End | None] = [None] * inputs
     lower, upper = _narrowed(free, always, False), _narrowed(free, always, True)
-    rows = [atom for atom in always if isinstance(atom, Row)]
+    rows = [atom for atom in always if isinstance(atom, HalfSpace)]
     found = []
     for atoms in _joined(unions):
         sides = _narrowed(lower, atoms, False), _narrowed(upper, atoms, True)
@@ -153,7 +153,7 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
         points = {at for at, (below, above) in enumerate(zip(low, high, strict=True)) if below == above}
         if any(below > above for below, above in zip(low, high, strict=True)) or points & {at for at, _ in opened}:
             continue
-        found.append(Disjunct(low, high, rows + [atom for atom in atoms if isinstance(atom, Row)], opened))
+        found.append(UnsafeSet(low, high, rows + [atom for atom in atoms if isinstance(atom, HalfSpace)], opened))
     return found
 
 
@@ -258,7 +258,7 @@ def _side(left: Any, right: Any, strict: bool, names: Names) -> list[Atoms]:
     found, constant = _linear(["-", left, right], names)
     found = {name: value for name, value in found.items() if value}
     if found and all(name[0] == "Y" for name in found):
-        return [[Row(tuple(sorted((int(name[2:]), value) for name, value in found.items())), -constant, strict)]]
+        return [[HalfSpace(tuple(sorted((int(name[2:]), value) for name, value in found.items())), -constant, strict)]]
     if len(found) == 1:
         ((name, value),) = found.items()
         return [[End(int(name[2:]), value > 0, -constant / value, strict)]]

@@ -73,7 +73,7 @@ def normal(h: Number) -> tuple[Number, Number, Number, Number]:
 
 
 @dataclass(frozen=True)
-class Function:
+class CurvedFunction:
     """A function of one variable.
 
     Attributes:
@@ -135,7 +135,7 @@ class Function:
         lost = np.maximum(np.maximum(rise + spread, 0) * (m - a), np.maximum(spread - rise, 0) * (b - m))
         return value - t * m - error - OWN * lost, np.abs(value) + np.abs(t * m)
 
-    def mirrored(self) -> Function:
+    def mirrored(self) -> CurvedFunction:
         """−f."""
 
         def values(z: Number) -> tuple[Valued, Valued]:
@@ -144,17 +144,17 @@ class Function:
 
         convex = tuple(not part for part in self.convex)
         least, most = self.range
-        return Function(
+        return CurvedFunction(
             values, lambda z: -self.guess(z), self.knots, convex, self.steepest, (-most, -least), -self.sign
         )
 
 
 @dataclass(frozen=True)
-class Curve:
+class FunctionBand:
     """What an activation may be: any function that is nowhere below ``lower`` and nowhere above ``upper``."""
 
-    lower: Function
-    upper: Function
+    lower: CurvedFunction
+    upper: CurvedFunction
 
     @property
     def steepest(self) -> float:
@@ -179,7 +179,7 @@ class Rounded:
     steepest = 1.0
 
     def least(self, low: Number, high: Number, t: Number) -> Number:
-        """As that of ``Curve``."""
+        """As that of ``FunctionBand``."""
         first = np.rint(low)
         found = np.full(np.broadcast_shapes(low.shape, t.shape), np.inf)
         for z in (low, np.clip(first + 0.5, low, high), high):
@@ -189,7 +189,7 @@ class Rounded:
         return np.where(t == 0, first, found)
 
     def most(self, low: Number, high: Number, t: Number) -> Number:
-        """As that of ``Curve``; of −z the whole number is the negative one."""
+        """As that of ``FunctionBand``; of −z the whole number is the negative one."""
         return -self.least(-high, -low, t)
 
 
@@ -199,7 +199,7 @@ class Signs:
     steepest = 2.0**20
 
     def least(self, low: Number, high: Number, t: Number) -> Number:
-        """As that of ``Curve``."""
+        """As that of ``FunctionBand``."""
         found = np.full(np.broadcast_shapes(low.shape, t.shape), np.inf)
         for z in (low, high):
             value = np.sign(z)
@@ -211,12 +211,12 @@ class Signs:
         return np.where(t == 0, np.sign(low), found)
 
     def most(self, low: Number, high: Number, t: Number) -> Number:
-        """As that of ``Curve``; of −z the sign is the negative one."""
+        """As that of ``FunctionBand``; of −z the sign is the negative one."""
         return -self.least(-high, -low, t)
 
 
 @dataclass(frozen=True)
-class Secants:
+class DifferenceSlopes:
     """g(z + d) − f(z) of ReLU or λ-GELU, s·d + e: ``low`` ≤ s ≤ ``high``, each 0 or 1, and −``under`` ≤ e ≤ ``over``.
 
     The least of low·d and high·d is concave in d, and the largest convex: less t·d both are extreme at an end.
@@ -229,11 +229,11 @@ class Secants:
     steepest = 1.0
 
     def least(self, low: Number, high: Number, t: Number) -> Number:
-        """As that of ``Curve``, d being the variable; of all neurons."""
+        """As that of ``FunctionBand``, d being the variable; of all neurons."""
         return self._least(low, high, t, self.low, self.high, self.under)
 
     def most(self, low: Number, high: Number, t: Number) -> Number:
-        """As that of ``Curve``."""
+        """As that of ``FunctionBand``."""
         return -self._least(low, high, -t, -self.low, -self.high, self.over)
 
     @staticmethod
@@ -270,7 +270,7 @@ def _relu(z: Number) -> tuple[Valued, Valued]:
     return (np.maximum(z, 0), zero), (np.where(z > 0, 1.0, 0.0), zero)
 
 
-def gelu(scale: float) -> Function:
+def gelu(scale: float) -> CurvedFunction:
     """z·(1 + erf(k·z))/2 with any k that differs from ``scale`` > 0 by 4 units of its size at most.
 
     Its slope is (1 + erf h)/2 + h·e^(−h²)/√π, h = k·z, and its second derivative is that of a positive number times
@@ -289,23 +289,25 @@ def gelu(scale: float) -> Function:
         return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
 
     near, far = (1 - BESIDE) / scale, (1 + BESIDE) / scale
-    return Function(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, sign=1)
+    return CurvedFunction(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, sign=1)
 
 
-def same(function: Function) -> Curve:
+def same(function: CurvedFunction) -> FunctionBand:
     """A function by itself."""
-    return Curve(function, function)
+    return FunctionBand(function, function)
 
 
 _INFLECTION = ((0.0, 0.0),)
 SIGMOID = same(
-    Function(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _INFLECTION, (True, False), 0.25, (0.0, 1.0))
+    CurvedFunction(
+        _sigmoid, lambda z: special.expit(z) * special.expit(-z), _INFLECTION, (True, False), 0.25, (0.0, 1.0)
+    )
 )
-TANH = same(Function(_tanh, lambda z: 1 - np.tanh(z) ** 2, _INFLECTION, (True, False), 1.0, (-1.0, 1.0), 1))
+TANH = same(CurvedFunction(_tanh, lambda z: 1 - np.tanh(z) ** 2, _INFLECTION, (True, False), 1.0, (-1.0, 1.0), 1))
 ROUNDED, SIGNS = Rounded(), Signs()
-RELU = Function(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, sign=1)
+RELU = CurvedFunction(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, sign=1)
 
 
-def family(hardness: float) -> Curve:
+def family(hardness: float) -> FunctionBand:
     """ReLU and all λ-GELUs with λ ≥ ``hardness``: x·Φ(λx) grows with λ at every x, and towards ReLU."""
-    return Curve(gelu(hardness * 0.7071067811865476), RELU)
+    return FunctionBand(gelu(hardness * 0.7071067811865476), RELU)

@@ -12,19 +12,19 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number, above
-from verifiable_relu.check.curves import RELU, Curve, Rounded, Secants, Signs, family, same
+from verifiable_relu.check.curves import RELU, DifferenceSlopes, FunctionBand, Rounded, Signs, family, same
 from verifiable_relu.check.errors import BadInput, Refused
 
 
 @dataclass(eq=False)
-class Source:
+class InputNode:
     """The input, a flat vector of so many variables."""
 
     size: int
 
 
 @dataclass(eq=False)
-class Affine:
+class AffineNode:
     """v = Σ matrix·(value of node) + bias, in float64 numbers that hold the file's own weights without rounding.
 
     Attributes:
@@ -77,7 +77,7 @@ class Affine:
 
 
 @dataclass(eq=False)
-class Activation:
+class ActivationNode:
     """r = z where z ≥ 0 and slope·z where z ≤ 0, neuron by neuron, of the value z of node ``source``.
 
     Attributes:
@@ -101,7 +101,7 @@ class Activation:
 
 
 @dataclass(eq=False)
-class Smooth:
+class SmoothNode:
     """A curve of every entry of the value z of node ``source``.
 
     Attributes:
@@ -112,7 +112,7 @@ class Smooth:
     size: int
     name: str
     kind: str
-    curve: Curve | Rounded | Secants | Signs
+    curve: FunctionBand | Rounded | DifferenceSlopes | Signs
 
 
 @dataclass(eq=False)
@@ -127,7 +127,7 @@ class Ordered:
 
 
 @dataclass(eq=False)
-class Maximum:
+class MaximumNode:
     """The largest of some entries of the value of node ``source``; node ``made`` makes the same of activations.
 
     Attributes:
@@ -145,7 +145,7 @@ class Maximum:
 
 
 @dataclass(eq=False)
-class Beside(Smooth):
+class DifferenceNode(SmoothNode):
     """g(z′) − f(z) of activations ``first`` and ``second`` of two networks, of z′ − z, the value of node ``source``.
 
     Each is ReLU or λ-GELU; what the curve is follows from the bounds of z and z′ (``lines``).
@@ -157,7 +157,7 @@ class Beside(Smooth):
 
 @dataclass(eq=False)
 class Either:
-    """The value of node ``second``, which is that of node ``first`` and that of the ``Beside`` node as well."""
+    """The value of node ``second``, which is that of node ``first`` and that of the ``DifferenceNode`` node as well."""
 
     beside: int
     first: int
@@ -165,7 +165,7 @@ class Either:
     size: int
 
 
-Node = Source | Affine | Activation | Smooth | Ordered | Maximum | Either
+Node = InputNode | AffineNode | ActivationNode | SmoothNode | Ordered | MaximumNode | Either
 
 
 @dataclass(eq=False)
@@ -189,7 +189,7 @@ class Graph:
             BadInput: if nothing but the order is known of some value on the way to the output.
         """
         output = self.output
-        while comparing and isinstance(node := self.nodes[output], Ordered | Smooth) and _keeps_order(node):
+        while comparing and isinstance(node := self.nodes[output], Ordered | SmoothNode) and _keeps_order(node):
             output = node.source
         found = Graph(self.nodes, output)
         if any(isinstance(self.nodes[number], Ordered) for number in found.needed):
@@ -208,7 +208,7 @@ class Graph:
     @property
     def activations(self) -> list[int]:
         """The numbers of the activations that the output depends on, in order."""
-        return [number for number in self.needed if isinstance(self.nodes[number], Activation | Smooth)]
+        return [number for number in self.needed if isinstance(self.nodes[number], ActivationNode | SmoothNode)]
 
     @cached_property
     def first(self) -> dict[int, Number]:
@@ -219,9 +219,9 @@ class Graph:
         found: dict[int, Number] = {}
         for number in self.needed:
             node = self.nodes[number]
-            if isinstance(node, Source):
+            if isinstance(node, InputNode):
                 found[number] = np.arange(node.size)
-            elif isinstance(node, Affine):
+            elif isinstance(node, AffineNode):
                 seen = [_least_of(found[source], matrix) for source, matrix in node.terms]
                 found[number] = np.minimum.reduce(seen)
             else:
@@ -241,31 +241,31 @@ class Graph:
             Refused: if these are not as many, or other activations are among them, or the network is none of them.
         """
         nodes, places = list(self.nodes), self.asked(comparing=True).activations
-        if any(isinstance(node, Affine) and node.is_inexact_factor for node in nodes):
+        if any(isinstance(node, AffineNode) and node.is_inexact_factor for node in nodes):
             raise Refused("behind a batch normalisation that only multiplies by one number no λ is known")
         if len(hardness) != len(places) or not all(1 <= value <= 1 << 40 for value in hardness):
             raise Refused(f"a hardness from 1 on for each of {len(places)} activations is expected")
         for place, value in zip(places, hardness, strict=True):
             node = nodes[place]
-            relu = isinstance(node, Activation) and node.own and not node.slope.any()
-            if not relu and not (isinstance(node, Smooth) and node.kind == "Gelu"):
+            relu = isinstance(node, ActivationNode) and node.own and not node.slope.any()
+            if not relu and not (isinstance(node, SmoothNode) and node.kind == "Gelu"):
                 raise Refused("a family is one of networks with ReLU or GELU alone")
             if runs and not relu and value != 1:
                 raise Refused("a GELU that runs is no member of its family")
-            assert isinstance(node, Activation | Smooth)
-            nodes[place] = Smooth(node.source, node.size, node.name, "family", family(float(value)))
+            assert isinstance(node, ActivationNode | SmoothNode)
+            nodes[place] = SmoothNode(node.source, node.size, node.name, "family", family(float(value)))
         return Graph(nodes, self.output)
 
 
 def sources(node: Node) -> list[int]:
     """The numbers of the nodes that a node reads."""
-    if isinstance(node, Affine):
+    if isinstance(node, AffineNode):
         return [source for source, _ in node.terms]
-    if isinstance(node, Maximum):
+    if isinstance(node, MaximumNode):
         return [node.source, node.made]
     if isinstance(node, Either):
         return [node.beside, node.first, node.second]
-    return [] if isinstance(node, Source) else [node.source]
+    return [] if isinstance(node, InputNode) else [node.source]
 
 
 def _least_of(numbers: Number, matrix: Matrix) -> Number:
@@ -283,7 +283,7 @@ def _dense(column: Any) -> Number:
     return np.ravel(column.toarray() if sparse.issparse(column) else column)
 
 
-def _keeps_order(node: Ordered | Smooth) -> bool:
+def _keeps_order(node: Ordered | SmoothNode) -> bool:
     return isinstance(node, Ordered) or node.kind in ("Sigmoid", "Tanh")
 
 
@@ -308,38 +308,38 @@ def side_by_side(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> G
         if number not in partner:
             continue
         f, g, mine = nodes[partner[number]], nodes[-1], place[number]
-        if not (_rectifies(f) and _rectifies(g)) or f.size != g.size or not isinstance(g, Activation | Smooth):
+        if not (_rectifies(f) and _rectifies(g)) or f.size != g.size or not isinstance(g, ActivationNode | SmoothNode):
             raise Refused("activations beside each other are as many ReLUs or GELUs each")
-        assert isinstance(f, Activation | Smooth)
+        assert isinstance(f, ActivationNode | SmoothNode)
         one = sparse.eye_array(g.size, format="csr")
         # Both may be activations of the input: then z′ − z is 0.
         terms = [(g.source, one), (f.source, -one)] if f.source != g.source else [(g.source, 0 * one)]
-        apart = Affine(terms, np.zeros(g.size))
-        known = Beside(len(nodes), g.size, g.name, "Beside", same(RELU), partner[number], mine)
+        apart = AffineNode(terms, np.zeros(g.size))
+        known = DifferenceNode(len(nodes), g.size, g.name, "Beside", same(RELU), partner[number], mine)
         nodes += [apart, known, Either(len(nodes) + 1, partner[number], mine, g.size)]
         place[number] = len(nodes) - 1
     ends = first.output, place[second.output]
     sizes = [nodes[end].size for end in ends]
     total, starts = sum(sizes), (0, sizes[0])
     placed = [sparse.eye_array(total, size, k=-start, format="csr") for size, start in zip(sizes, starts, strict=True)]
-    nodes.append(Affine(list(zip(ends, placed, strict=True)), np.zeros(total)))
+    nodes.append(AffineNode(list(zip(ends, placed, strict=True)), np.zeros(total)))
     return Graph(nodes, len(nodes) - 1)
 
 
 def _rectifies(node: Node) -> bool:
     """Whether a node is ReLU or GELU, or a family of them."""
-    relu = isinstance(node, Activation) and node.own and not node.slope.any()
-    return relu or (isinstance(node, Smooth) and node.kind in ("Gelu", "family"))
+    relu = isinstance(node, ActivationNode) and node.own and not node.slope.any()
+    return relu or (isinstance(node, SmoothNode) and node.kind in ("Gelu", "family"))
 
 
 def _moved(node: Node, place: dict[int, int]) -> Node:
     """A node whose sources are elsewhere."""
-    if isinstance(node, Affine):
+    if isinstance(node, AffineNode):
         terms = [(place[source], matrix) for source, matrix in node.terms]
-        return Affine(terms, node.bias, node.relative, lost=node.lost, is_inexact_factor=node.is_inexact_factor)
-    if isinstance(node, Maximum):
+        return AffineNode(terms, node.bias, node.relative, lost=node.lost, is_inexact_factor=node.is_inexact_factor)
+    if isinstance(node, MaximumNode):
         return replace(node, source=place[node.source], made=place[node.made])
-    assert isinstance(node, Activation | Smooth | Ordered)
+    assert isinstance(node, ActivationNode | SmoothNode | Ordered)
     return replace(node, source=place[node.source])
 
 
@@ -359,15 +359,15 @@ def joined(nodes: list[Node], output: int) -> Graph:
     readers = Counter(source for node in nodes for source in sources(node))
     readers[output] += 1
     for number, node in enumerate(nodes):
-        if isinstance(node, Affine):
+        if isinstance(node, AffineNode):
             given = [(place[source], matrix) for source, matrix in node.terms]
             bias, (source, matrix) = node.bias, given[0]
             before = made[source]
             alone = len(given) == 1 and readers[node.terms[0][0]] == 1 and not node.relative
-            if alone and isinstance(before, Affine) and _picks(matrix) and not (bias.any() and before.bias.any()):
+            if alone and isinstance(before, AffineNode) and _picks(matrix) and not (bias.any() and before.bias.any()):
                 given = [(other, part[matrix.indices]) for other, part in before.terms]
                 lost = before.lost[matrix.indices]
-                made[source] = Affine(
+                made[source] = AffineNode(
                     given,
                     before.bias[matrix.indices] + bias,
                     before.relative,
@@ -376,7 +376,7 @@ def joined(nodes: list[Node], output: int) -> Graph:
                 )
                 place[number] = source
                 continue
-        made.append(node if isinstance(node, Source) else _moved(node, place))
+        made.append(node if isinstance(node, InputNode) else _moved(node, place))
         place[number] = len(made) - 1
     return Graph(made, place[output])
 

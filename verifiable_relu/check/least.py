@@ -32,18 +32,18 @@ from typing import Any
 import numpy as np
 
 from verifiable_relu.check.arithmetic import EXACT, FLOAT, OWN, SMALL, TINY, Float, Matrix, Number, gamma, positive
-from verifiable_relu.check.conditions import Row
+from verifiable_relu.check.conditions import HalfSpace
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Beside, Smooth
+from verifiable_relu.check.graph import ActivationNode, DifferenceNode, SmoothNode
 from verifiable_relu.check.lines import (
     WORKING,
+    CheckedRelaxation,
     CurvedNeurons,
     Fixed,
-    Form,
+    LinearForms,
+    MultiNeuronBounds,
     Neurons,
-    Planes,
     Pulled,
-    Relaxation,
     Signed,
 )
 
@@ -67,7 +67,7 @@ class Least:
         return np.where(sure, 1, np.where(never, -1, 0))
 
 
-def of_box(relaxation: Relaxation, form: Pulled, slopes: Signed, ring: Float) -> Least:
+def of_box(relaxation: CheckedRelaxation, form: Pulled, slopes: Signed, ring: Float) -> Least:
     """The least values of forms made with ``slopes`` over the box and over what each q can be by itself."""
     value, terms, size = form.constant, len(relaxation.neurons) + 8, np.abs(form.constant)
     for number, part in form.parts.items():
@@ -85,7 +85,7 @@ def of_box(relaxation: Relaxation, form: Pulled, slopes: Signed, ring: Float) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class BoundedRows:
     """Values matrix·(value of a node) − most.
 
     Attributes:
@@ -100,7 +100,7 @@ class Rows:
 
 
 @dataclass(eq=False)
-class Leaves:
+class TreeLeaves:
     """Leaves of trees.
 
     Attributes:
@@ -118,12 +118,12 @@ class Leaves:
     given: Number
     rows: Matrix
 
-    def __getitem__(self, chosen: Number) -> Leaves:
+    def __getitem__(self, chosen: Number) -> TreeLeaves:
         parts = (self.lower, self.upper, self.split, self.multipliers, self.given, self.rows)
-        return Leaves(*(part[chosen] for part in parts))
+        return TreeLeaves(*(part[chosen] for part in parts))
 
 
-class Tree:
+class TreeBounds:
     """What all leaves of some trees share.
 
     Args:
@@ -137,12 +137,12 @@ class Tree:
 
     def __init__(
         self,
-        relaxation: Relaxation,
-        rows: Rows,
+        relaxation: CheckedRelaxation,
+        rows: BoundedRows,
         slopes: Number,
         neurons: list[tuple[int, int]],
         chords: list[int],
-        planes: Mapping[int, Planes],
+        planes: Mapping[int, MultiNeuronBounds],
     ) -> None:
         self.relaxation, self.rows, self.neurons, self._planes = relaxation, rows, neurons, planes
         self._slopes = slopes.copy()
@@ -153,7 +153,7 @@ class Tree:
         places, curved = [], []
         for activation, neuron in neurons:
             known = relaxation.neurons[activation]
-            if isinstance(relaxation.graph.nodes[activation], Beside):
+            if isinstance(relaxation.graph.nodes[activation], DifferenceNode):
                 raise Refused("a difference of two activations has no splits and no multipliers")
             at = np.searchsorted(known.open, neuron)
             if at == len(known.open) or known.open[at] != neuron:
@@ -214,7 +214,7 @@ class Tree:
     def _source(self, activation: int) -> int:
         """The node of an activation's pre-activations."""
         node = self.relaxation.graph.nodes[activation]
-        assert isinstance(node, Activation | Smooth)
+        assert isinstance(node, ActivationNode | SmoothNode)
         return node.source
 
     def _kinked(self, ring: Float) -> tuple[Number, Number]:
@@ -222,7 +222,7 @@ class Tree:
         t = ring.of(self._slopes)
         return (1 - t) * ring.of(self._high), (ring.of(self._slope) - t) * ring.of(self._low)
 
-    def _pulled_back(self) -> Form:
+    def _pulled_back(self) -> LinearForms:
         """The forms of the rows, of the neurons' pre-activations, and of the values of those with planes."""
         nodes, lines = self.relaxation.graph.nodes, Fixed(self._slopes, self._planes)
         together = max(1, WORKING // max(node.size for node in nodes))
@@ -231,7 +231,7 @@ class Tree:
             part, most = (whole[at : at + together] for whole in (self.rows.matrix, self.rows.most.astype(float)))
             form = self.relaxation.forms({self.rows.node: part}, lines)
             error = form.error + gamma(4) * (np.abs(form.constant) + np.abs(most)) + TINY
-            found.append(Form(form.coefficients, form.constant - most, error))
+            found.append(LinearForms(form.coefficients, form.constant - most, error))
         values = [self.neurons[j] for j in self._planed]
         for wanted, behind in ((self.neurons, False), (values, True)):
             for activation, members in groupby(wanted, lambda named: named[0]):
@@ -242,9 +242,9 @@ class Tree:
                     unit[np.arange(len(some)), some] = 1
                     found.append(self.relaxation.forms({number: unit}, lines))
         parts = zip(*((f.coefficients, f.constant, f.error) for f in found), strict=True)
-        return Form(*(np.concatenate(part) for part in parts))
+        return LinearForms(*(np.concatenate(part) for part in parts))
 
-    def multipliers(self, leaves: Leaves) -> Number:
+    def multipliers(self, leaves: TreeLeaves) -> Number:
         """(leaves, neurons + planes) w, completed, and behind it v of the neurons with planes.
 
         K is the neuron's coefficient in the sum of the rows and of the forms of later neurons, times their multipliers.
@@ -276,7 +276,7 @@ class Tree:
             k = k + w[:, mine] @ self._between[count + mine] + w[:, every + at] @ self._between[count + every + at]
         return w
 
-    def least(self, leaves: Leaves, w: Number) -> Least:
+    def least(self, leaves: TreeLeaves, w: Number) -> Least:
         """The least values of Σ μ·row at leaves with multipliers (leaves, neurons + planes), in float64.
 
         All numbers that are added for a leaf are together at most ``size``.
@@ -299,7 +299,7 @@ class Tree:
         weight = 1 + mu.sum(1) + absolute.sum(1)
         return Least(value, OWN * (error + 2 * gamma(terms) * size + TINY * self._spread * weight))
 
-    def _terms(self, k: Number, leaves: Leaves, w: Number, ring: Float) -> Number:
+    def _terms(self, k: Number, leaves: TreeLeaves, w: Number, ring: Float) -> Number:
         """(leaves, open) the least values of K·q(z) − w·z over what the leaves leave of each neuron.
 
         Of a neuron with a plane that of −v·r − w·z, and of −K·d.
@@ -345,7 +345,7 @@ class Tree:
         rest = k * (ring.of(line) - ring.of(t)) - w
         return np.asarray(k * ring.of(bound) + np.minimum(rest * ring.of(low), rest * ring.of(high)))
 
-    def exactly(self, leaf: Leaves, w: Number) -> Least:
+    def exactly(self, leaf: TreeLeaves, w: Number) -> Least:
         """The least value at one leaf with multipliers (1, neurons + planes), in exact arithmetic: one walk."""
         relaxation, ring = self.relaxation, EXACT
         nodes, mu = relaxation.graph.nodes, ring.of(leaf.rows.toarray())
@@ -365,7 +365,7 @@ class Tree:
         return Least(value, form.error)
 
 
-def integral(rows: list[Row], node: int, outputs: int) -> Rows:
+def integral(rows: list[HalfSpace], node: int, outputs: int) -> BoundedRows:
     """Rows of a property on the output, a node, times the least numbers that make their coefficients integers.
 
     Raises:
@@ -381,4 +381,4 @@ def integral(rows: list[Row], node: int, outputs: int) -> Rows:
         most[at] = row.most * scale
         if abs(most[at]) > 1 << 900:
             raise BadInput("a number of a condition is too large")
-    return Rows(node, matrix, most)
+    return BoundedRows(node, matrix, most)

@@ -20,16 +20,26 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import FLOAT, OWN, SMALL, TINY, UNIT, Exact, Float, Matrix, Number, above, gamma
-from verifiable_relu.check.curves import Secants
+from verifiable_relu.check.curves import DifferenceSlopes
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Affine, Beside, Either, Graph, Maximum, Node, Smooth, pick
+from verifiable_relu.check.graph import (
+    ActivationNode,
+    AffineNode,
+    DifferenceNode,
+    Either,
+    Graph,
+    MaximumNode,
+    Node,
+    SmoothNode,
+    pick,
+)
 
 WORKING = 1 << 22
 """Most coefficients of one node that are pulled back at once."""
 
 
 @dataclass(eq=False)
-class Form:
+class LinearForms:
     """Forms coefficients·(x, q of all open neurons) + constant, one a row; shaped (rows, …)."""
 
     coefficients: Number
@@ -38,59 +48,59 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Coefficients:
     """Coefficients (rows, entries) of some entries of a value, whose numbers rise; those of all others are zero."""
 
     entries: Number
     values: Number
 
     @staticmethod
-    def of(values: Number) -> Part:
+    def of(values: Number) -> Coefficients:
         """Those of (rows, size) that are not zero in some row."""
         entries = np.flatnonzero((values != 0).any(0))
-        return Part(entries, values[:, entries])
+        return Coefficients(entries, values[:, entries])
 
-    def through(self, matrix: Matrix, ring: Float) -> Part:
+    def through(self, matrix: Matrix, ring: Float) -> Coefficients:
         """The coefficients of v where these are those of matrix·v."""
         size, whole = matrix.shape[1], len(self.entries) == matrix.shape[0]
         matrix = matrix if whole else matrix[self.entries]
         every = np.arange(size)
         if not sparse.issparse(matrix):
-            return Part(every, ring.times(self.values, matrix))
+            return Coefficients(every, ring.times(self.values, matrix))
         seen = np.zeros(size, bool)
         seen[matrix.indices] = True
         entries = np.flatnonzero(seen)
         if 2 * len(entries) > size:
-            return Part(every, ring.times(self.values, matrix))
+            return Coefficients(every, ring.times(self.values, matrix))
         every[entries] = np.arange(len(entries))
         shape = (matrix.shape[0], len(entries))
         narrow = sparse.csr_array((matrix.data, every[matrix.indices], matrix.indptr), shape=shape)
-        return Part(entries, ring.times(self.values, narrow))
+        return Coefficients(entries, ring.times(self.values, narrow))
 
-    def __add__(self, other: Part) -> Part:
+    def __add__(self, other: Coefficients) -> Coefficients:
         entries = np.union1d(self.entries, other.entries)
         values = np.zeros((len(self.values), len(entries)), self.values.dtype)
         values[:, np.searchsorted(entries, self.entries)] = self.values
         values[:, np.searchsorted(entries, other.entries)] += other.values
-        return Part(entries, values)
+        return Coefficients(entries, values)
 
 
 @dataclass(frozen=True, eq=False)
 class Pulled:
-    """Forms as those of ``Form``, of those inputs and open neurons alone whose coefficients may not be zero.
+    """Forms as those of ``LinearForms``, of those inputs and open neurons alone whose coefficients may not be zero.
 
     Attributes:
         parts: by the number of a node, of the input (0) by its entries, of an activation by its open neurons.
         widest: the most entries of a node whose coefficients were not zero.
     """
 
-    parts: Mapping[int, Part]
+    parts: Mapping[int, Coefficients]
     constant: Number
     error: Number
     widest: int
 
 
-class Open:
+class OpenNeurons:
     """The neurons of one activation that are open, among those of all activations.
 
     Attributes:
@@ -115,7 +125,7 @@ class Open:
         return places, at[places]
 
 
-class Neurons(Open):
+class Neurons(OpenNeurons):
     """The claimed bounds of one activation's pre-activations, and what follows from them.
 
     Attributes:
@@ -124,7 +134,7 @@ class Neurons(Open):
         passing: (size,) the slope of the others.
     """
 
-    def __init__(self, node: Activation, lower: Number, upper: Number) -> None:
+    def __init__(self, node: ActivationNode, lower: Number, upper: Number) -> None:
         self.lower, self.upper = lower, upper
         self.passing = np.where(lower >= 0, 1.0, node.slope)
         self.open = np.flatnonzero((lower < 0) & (upper > 0))
@@ -146,7 +156,7 @@ class Neurons(Open):
         return vector[..., self.given : self.given + len(self.open)]
 
 
-class CurvedNeurons(Open):
+class CurvedNeurons(OpenNeurons):
     """The claimed bounds of the inputs of curves; all of these neurons are open.
 
     Their slopes are those for coefficients of at least zero, and behind them those for coefficients below zero.
@@ -157,7 +167,7 @@ class CurvedNeurons(Open):
         alone: (size,) of differences 1 where the second value is taken by itself, and 0 elsewhere.
     """
 
-    def __init__(self, node: Smooth, lower: Number, upper: Number) -> None:
+    def __init__(self, node: SmoothNode, lower: Number, upper: Number) -> None:
         self.lower, self.upper, self.curve = lower, upper, node.curve
         self.alone = np.zeros(node.size)
         self.low, self.high = lower, upper
@@ -175,7 +185,7 @@ class CurvedNeurons(Open):
 
 
 @dataclass(frozen=True, eq=False)
-class Planes:
+class MultiNeuronBounds:
     """Upper bounds of some neurons of one activation, affine in inputs and in values of neurons before (``planes``).
 
     Attributes:
@@ -194,7 +204,7 @@ class Planes:
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class MaximumBounds:
     """Bounds of maxima by one entry each, below and above.
 
     Attributes:
@@ -221,9 +231,9 @@ class Fixed:
     """
 
     vector: Number
-    planes: Mapping[int, Planes] = field(default_factory=dict)
+    planes: Mapping[int, MultiNeuronBounds] = field(default_factory=dict)
 
-    def slopes(self, neurons: Neurons | CurvedNeurons, part: Part, ring: Float) -> Number:
+    def slopes(self, neurons: Neurons | CurvedNeurons, part: Coefficients, ring: Float) -> Number:
         """The slopes t of the open neurons that have coefficients, broadcastable to these."""
         return ring.of(self.vector[neurons.part][part.entries])
 
@@ -240,9 +250,9 @@ class Signed:
     """
 
     vector: Number
-    planes: ClassVar[Mapping[int, Planes]] = {}
+    planes: ClassVar[Mapping[int, MultiNeuronBounds]] = {}
 
-    def slopes(self, neurons: Neurons | CurvedNeurons, part: Part, ring: Float) -> Number:
+    def slopes(self, neurons: Neurons | CurvedNeurons, part: Coefficients, ring: Float) -> Number:
         """As those of ``Fixed``."""
         which, a = part.entries, part.values
         if isinstance(neurons, CurvedNeurons):
@@ -251,7 +261,7 @@ class Signed:
         far = a * np.where(neurons.slope[which] > 1, -1, 1) < 0
         return np.where(far, ring.of(neurons.chord[which]), ring.of(neurons.slopes(self.vector)[..., which]))
 
-    def remainders(self, neurons: Neurons | CurvedNeurons, part: Part, ring: Float) -> tuple[Number, Number]:
+    def remainders(self, neurons: Neurons | CurvedNeurons, part: Coefficients, ring: Float) -> tuple[Number, Number]:
         """Numbers between which q lies: the lower one where its coefficient is above 0, the upper one elsewhere."""
         which = part.entries
         if isinstance(neurons, CurvedNeurons):
@@ -269,7 +279,7 @@ class Signed:
 Slopes = Fixed | Signed
 
 
-class Relaxation:
+class CheckedRelaxation:
     """A network over a box, with bounds of pre-activations that are known so far.
 
     Args:
@@ -280,7 +290,7 @@ class Relaxation:
     def __init__(self, graph: Graph, lower: Number, upper: Number) -> None:
         self.graph, self.lower, self.upper = graph, lower, upper
         self.neurons: dict[int, Neurons | CurvedNeurons] = {}
-        self.windows: dict[int, Windows] = {}
+        self.windows: dict[int, MaximumBounds] = {}
         self._ends: dict[int, tuple[Number, Number]] = {0: (lower, upper)}
         self._units: dict[int, tuple[Number, float]] = {}
 
@@ -301,19 +311,19 @@ class Relaxation:
     def claim(self, activation: int, lower: Number, upper: Number) -> None:
         """Go on with these bounds of the pre-activations of an activation, be they its first ones or tighter ones."""
         node = self.graph.nodes[activation]
-        if isinstance(node, Beside):
+        if isinstance(node, DifferenceNode):
             self.neurons[activation] = CurvedNeurons(replace(node, curve=self._secants(node)), lower, upper)
-        elif isinstance(node, Smooth):
+        elif isinstance(node, SmoothNode):
             self.neurons[activation] = CurvedNeurons(node, lower, upper)
         else:
-            assert isinstance(node, Activation)
+            assert isinstance(node, ActivationNode)
             self.neurons[activation] = Neurons(node, lower, upper)
         first = given = 0
         for neurons in self.neurons.values():
             neurons.first, neurons.given = first, given
             first, given = first + len(neurons.open), given + neurons.count
 
-    def _secants(self, node: Beside) -> Secants:
+    def _secants(self, node: DifferenceNode) -> DifferenceSlopes:
         """What is known of a difference of activations over the bounds that are claimed of their inputs.
 
         λ-GELU is below ReLU by |z|·Φ(−λ·|z|), which is −(its value at −|z|), and never above it.
@@ -328,9 +338,9 @@ class Relaxation:
             gaps.append(
                 np.maximum(-known.curve.least(-far, -near, flat), 0) if isinstance(known, CurvedNeurons) else flat
             )
-        return Secants((low >= 0).astype(float), (high > 0).astype(float), *gaps)
+        return DifferenceSlopes((low >= 0).astype(float), (high > 0).astype(float), *gaps)
 
-    def apart(self, node: Beside) -> tuple[Number, Number]:
+    def apart(self, node: DifferenceNode) -> tuple[Number, Number]:
         """The ends of a difference z′ − z by intervals: of its walk, and of what is claimed of z and z′."""
         (low, high), first, second = self.ends(node.source), self.neurons[node.first], self.neurons[node.second]
         below, beyond = -above(first.upper - second.lower), above(second.upper - first.lower)
@@ -348,7 +358,7 @@ class Relaxation:
             Refused: if a maximum has no such entry.
         """
         node = self.graph.nodes[number]
-        assert isinstance(node, Maximum)
+        assert isinstance(node, MaximumNode)
         every, given = np.arange(node.size), np.stack([below, above])
         if given.min() < 0 or given.max() >= len(node.rivals) or (node.rivals[given, every] < 0).any():
             raise Refused(f"a maximum of '{node.name}' has no such entry")
@@ -366,7 +376,7 @@ class Relaxation:
         lost = gamma(2 * node.size + len(self.graph.nodes) + 16)
         unit = lost * (most[under] + most[entry] + np.abs(constant)) + TINY
         steep = sparse.csr_array(sparse.diags_array(slope) @ pick(entry, len(low)))
-        self.windows[number] = Windows(pick(under, len(low)), steep, constant, unit)
+        self.windows[number] = MaximumBounds(pick(under, len(low)), steep, constant, unit)
 
     def ends(self, number: int) -> tuple[Number, Number]:
         """Bounds of a node's value by interval arithmetic from the claimed bounds before it, rounded outward.
@@ -377,29 +387,29 @@ class Relaxation:
         if number not in self._ends:
             node = self.graph.nodes[number]
             known = self.neurons.get(number)
-            if isinstance(node, Smooth) and isinstance(known, CurvedNeurons):
+            if isinstance(node, SmoothNode) and isinstance(known, CurvedNeurons):
                 flat = np.zeros(node.size)
                 ends = (bound(known.lower, known.upper, flat) for bound in (known.curve.least, known.curve.most))
                 low, high = ends
                 self._ends[number] = low, high
             elif isinstance(node, Either):
                 self._ends[number] = self.ends(node.second)
-            elif isinstance(node, Activation) and known is not None:
+            elif isinstance(node, ActivationNode) and known is not None:
                 (low, below), (above_, high) = node.at(known.lower), node.at(known.upper)
                 low, high = np.minimum(low, above_), np.maximum(below, high)
                 # The kink lies between the ends.
                 kink = (known.lower < 0) & (known.upper > 0)
                 self._ends[number] = np.where(kink, np.minimum(low, 0), low), np.where(kink, np.maximum(high, 0), high)
-            elif isinstance(node, Maximum):
+            elif isinstance(node, MaximumNode):
                 seen, made = self.ends(node.source), self.ends(node.made)
                 low, high = (np.where(node.rivals >= 0, end[node.rivals], -np.inf).max(0) for end in seen)
                 self._ends[number] = np.maximum(low, made[0]), np.minimum(high, made[1])
             else:
-                assert isinstance(node, Affine)
+                assert isinstance(node, AffineNode)
                 self._ends[number] = self._image(node)
         return self._ends[number]
 
-    def _image(self, node: Affine) -> tuple[Number, Number]:
+    def _image(self, node: AffineNode) -> tuple[Number, Number]:
         middle, reach, size = node.bias.copy(), np.zeros(node.size), np.abs(node.bias)
         spread = 0.0
         for (source, matrix), (_, absolute) in zip(node.terms, node.absolute, strict=True):
@@ -413,7 +423,7 @@ class Relaxation:
         slack = OWN * ((2 * gamma(node.count + 8) + node.relative) * size + node.lost) + TINY * (1 + spread)
         return self._signed(node, middle - reach - slack, middle + reach + slack)
 
-    def _signed(self, node: Affine, low: Number, high: Number) -> tuple[Number, Number]:
+    def _signed(self, node: AffineNode, low: Number, high: Number) -> tuple[Number, Number]:
         """Bounds cut at zero where neither the bias nor a term has the other sign, which no rounding changes."""
         rising, falling = node.signs
         if node.lost.any() or node.relative >= 1 or not (rising | falling).any():
@@ -432,7 +442,7 @@ class Relaxation:
         low, high = self.ends(number)
         return np.maximum(np.abs(low), np.abs(high)) + SMALL
 
-    def _unit(self, number: int, node: Affine) -> tuple[Number, float]:
+    def _unit(self, number: int, node: AffineNode) -> tuple[Number, float]:
         """(size,) how much pulling one unit of a coefficient back through a node changes a form, at most; and TINY's.
 
         The row a of a·v, v = W·w + b, becomes fl(a·W), which is off by at most γ·|a|·|W|, and the constant grows by
@@ -451,17 +461,19 @@ class Relaxation:
             self._units[number] = OWN * (unit + node.lost) + TINY, TINY * (1 + spread)
         return self._units[number]
 
-    def forms(self, rows: Mapping[int, Number | Part], slopes: Slopes, arithmetic: Float = FLOAT) -> Form:
+    def forms(
+        self, rows: Mapping[int, Number | Coefficients], slopes: Slopes, arithmetic: Float = FLOAT
+    ) -> LinearForms:
         """``pulled``, with the coefficients of all inputs and open neurons."""
         found = self.pulled(rows, slopes, arithmetic)
         coefficients = arithmetic.of(np.zeros((len(found.constant), self.inputs + self.open)))
         for number, part in found.parts.items():
             first = self.inputs + self.neurons[number].first if number else 0
             coefficients[:, first + part.entries] = part.values
-        return Form(coefficients, found.constant, found.error)
+        return LinearForms(coefficients, found.constant, found.error)
 
     def pulled(
-        self, rows: Mapping[int, Number | Part], slopes: Slopes, arithmetic: Float = FLOAT, alone: bool = False
+        self, rows: Mapping[int, Number | Coefficients], slopes: Slopes, arithmetic: Float = FLOAT, alone: bool = False
     ) -> Pulled:
         """The forms of Σ rows·(value of node), given (rows, size of the node) by the number of the node.
 
@@ -470,30 +482,30 @@ class Relaxation:
         ring, nodes = arithmetic, self.graph.nodes
         pending = {}
         for number, row in rows.items():
-            part = row if isinstance(row, Part) else Part.of(row)
-            pending[number] = Part(part.entries, ring.of(part.values))
+            part = row if isinstance(row, Coefficients) else Coefficients.of(row)
+            pending[number] = Coefficients(part.entries, ring.of(part.values))
         count = len(next(iter(pending.values())).values)
         constant, error = ring.of(np.zeros(count)), ring.of(np.zeros(count))
-        parts: dict[int, Part] = {}
+        parts: dict[int, Coefficients] = {}
         widest = 1
         while pending:
             number = max(pending)
             part, node = pending.pop(number), nodes[number]
             columns, a = part.entries, part.values
             widest = max(widest, len(columns))
-            given: list[tuple[int, Part]] = []
-            if isinstance(node, Activation | Smooth):
+            given: list[tuple[int, Coefficients]] = []
+            if isinstance(node, ActivationNode | SmoothNode):
                 known = self.neurons[number]
                 passing = np.broadcast_to(ring.of(known.passing[columns]), a.shape)
                 at, which = known.among(columns)
                 # What is neither open nor passed on is gone.
                 goes = known.passing[columns] != 0
                 goes[at] = True
-                parts[number] = mine = Part(which, a[:, at])
+                parts[number] = mine = Coefficients(which, a[:, at])
                 if len(at):
                     passing = passing.copy()
                     passing[:, at] = slopes.slopes(known, mine, ring)
-                given = [(node.source, Part(columns[goes], (a * passing)[:, goes]))]
+                given = [(node.source, Coefficients(columns[goes], (a * passing)[:, goes]))]
                 if number in slopes.planes:
                     over = slopes.planes[number]
                     every = ring.of(np.zeros((count, len(known.open))))
@@ -501,17 +513,18 @@ class Relaxation:
                     above_ = every[:, over.at]
                     constant = constant + above_ @ ring.of(over.constant)
                     given += [
-                        (source, Part(np.arange(len(over.at)), above_).through(m, ring)) for source, m in over.terms
+                        (source, Coefficients(np.arange(len(over.at)), above_).through(m, ring))
+                        for source, m in over.terms
                     ]
                     if not ring.exact:
                         spread = sum(1 + float(self.most(source).sum()) for source, _ in over.terms)
                         error = error + np.abs(above_) @ over.unit + TINY * spread
-            elif isinstance(node, Maximum):
+            elif isinstance(node, MaximumNode):
                 given = [(node.made, part)]
                 if number in self.windows and isinstance(slopes, Signed):
                     by, least, most = self.windows[number], np.minimum(a, 0), np.maximum(a, 0)
                     sides = ((most, by.below), (least, by.above))
-                    given = [(node.source, Part(columns, side).through(matrix, ring)) for side, matrix in sides]
+                    given = [(node.source, Coefficients(columns, side).through(matrix, ring)) for side, matrix in sides]
                     constant = constant + least @ ring.of(by.constant[columns])
                     if not ring.exact:
                         spread = float(self.most(node.source).sum())
@@ -519,12 +532,12 @@ class Relaxation:
             elif isinstance(node, Either):
                 known = self.neurons[node.beside]
                 assert isinstance(known, CurvedNeurons)
-                mine = Part(columns, a * ring.of(np.ones(len(columns)) if alone else known.alone[columns]))
-                rest = Part(columns, a - mine.values)
+                mine = Coefficients(columns, a * ring.of(np.ones(len(columns)) if alone else known.alone[columns]))
+                rest = Coefficients(columns, a - mine.values)
                 given = [(node.second, mine), (node.first, rest), (node.beside, rest)]
                 if alone:
                     given = given[:1]
-            elif isinstance(node, Affine):
+            elif isinstance(node, AffineNode):
                 constant = constant + a @ ring.of(node.bias[columns])
                 given = [(source, part.through(matrix, ring)) for source, matrix in node.terms]
             else:
@@ -536,7 +549,7 @@ class Relaxation:
                 if isinstance(ring, Exact):
                     short, off = ring.shortened(back.values)
                     error = error + off @ ring.of(self.most(source)[back.entries])
-                    back = Part(back.entries, short)
+                    back = Coefficients(back.entries, short)
                 if source in pending:
                     back = pending[source] + back
                     if not ring.exact:
@@ -544,13 +557,15 @@ class Relaxation:
                 pending[source] = back
         return Pulled(parts, constant, OWN * error if not ring.exact else error, widest)
 
-    def _lost(self, number: int, node: Node, part: Part, given: list[tuple[int, Part]], ring: Float) -> Number:
+    def _lost(
+        self, number: int, node: Node, part: Coefficients, given: list[tuple[int, Coefficients]], ring: Float
+    ) -> Number:
         """What one step back changes, at most."""
         a = part.values
         if ring.exact:
-            size = Part(part.entries, np.abs(a))
+            size = Coefficients(part.entries, np.abs(a))
             lost: Any = ring.of(np.zeros(len(a)))
-            if isinstance(node, Affine) and node.relative:
+            if isinstance(node, AffineNode) and node.relative:
                 # The product of these may be too small for float64, the relative error by itself never.
                 lost = size.values @ ring.of(np.abs(node.bias[part.entries]))
                 for source, absolute in node.absolute:
@@ -558,11 +573,11 @@ class Relaxation:
                     lost = lost + back.values @ ring.of(self.most(source)[back.entries])
                 lost = lost * Fraction(node.relative) + size.values @ ring.of(node.lost[part.entries])
             return np.asarray(lost)
-        if isinstance(node, Activation | Smooth):
+        if isinstance(node, ActivationNode | SmoothNode):
             source, back = given[0]
             most = self.most(source)
             return np.abs(back.values) @ (UNIT * most[back.entries]) + TINY * (1 + float(most.sum()))
-        if isinstance(node, Affine):
+        if isinstance(node, AffineNode):
             unit, lost = self._unit(number, node)
             return np.abs(a) @ unit[part.entries] + lost
         return np.zeros(len(a))

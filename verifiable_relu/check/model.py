@@ -11,13 +11,13 @@ import onnx
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from verifiable_relu.check.arithmetic import Arithmetic, Number
+from verifiable_relu.check.arithmetic import Number, RoundingModel
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Graph, Source, joined
+from verifiable_relu.check.graph import Graph, InputNode, joined
 from verifiable_relu.check.operators import MOVED, OPERATORS
 from verifiable_relu.check.requantised import Uses
 from verifiable_relu.check.running import Running, require_rounded
-from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
+from verifiable_relu.check.tensors import LARGEST, Gate, GraphBuilder, OperatorCall, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that are evaluated where all their inputs are constants: they move numbers and round none."""
@@ -29,7 +29,7 @@ FLOATS = {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOU
 """The types of inputs and outputs."""
 
 
-def read_model(data: bytes, arithmetic: Arithmetic | None = None) -> Graph:
+def read_model(data: bytes, arithmetic: RoundingModel | None = None) -> Graph:
     """The graph of an ONNX file with one input and one output; a leading axis of the input of unknown size is 1.
 
     Args:
@@ -44,7 +44,7 @@ def read_model(data: bytes, arithmetic: Arithmetic | None = None) -> Graph:
         tensors = [*model.graph.initializer, *(a.t for node in model.graph.node for a in node.attribute)]
         if any(t.external_data or t.data_location == onnx.TensorProto.EXTERNAL for t in tensors):
             raise BadInput("weights are in another file, which no digest speaks of")
-        reader = _Reader(model, arithmetic)
+        reader = _ModelReader(model, arithmetic)
         graph = reader.graph()
         # ONNX's own functions may crash on operators that are malformed: they see those alone that have been read.
         reader.complete()
@@ -58,16 +58,16 @@ def read_model(data: bytes, arithmetic: Arithmetic | None = None) -> Graph:
         raise BadInput(f"no ONNX model that is known: {type(error).__name__}: {said}") from error
 
 
-class _Reader:
+class _ModelReader:
     """The tensors of a model's graph, read in the order of the file as far as that can be read.
 
     Attributes:
         mended: whether the model is no longer that of the file: nodes were moved, or an output got a type.
     """
 
-    def __init__(self, model: onnx.ModelProto, arithmetic: Arithmetic | None) -> None:
+    def __init__(self, model: onnx.ModelProto, arithmetic: RoundingModel | None) -> None:
         self.model = model
-        self.build = Builder()
+        self.build = GraphBuilder()
         self.running = None if arithmetic is None else Running(self.build, arithmetic)
         self.tensors: dict[str, Value | None] = {"": None}
         self.uses = Uses(self.tensors)
@@ -92,7 +92,7 @@ class _Reader:
         if min(dims, default=0) <= 0 or np.prod(dims, dtype=float) > LARGEST:
             raise BadInput("the shape of the input is not known")
         size = int(np.prod(dims))
-        self.build.nodes.append(Source(size))
+        self.build.nodes.append(InputNode(size))
         source = Tensor(0, np.arange(size).reshape(dims))
         self._name(inputs[0].name, source if self.running is None else self.running.begun(source))
         for node in graph.node:
@@ -188,7 +188,7 @@ class _Reader:
         whole = {self.build.whole[v.node] for v in inputs if isinstance(v, Tensor) and v.node in self.build.whole}
         if whole and node.op_type not in MOVED:
             raise BadInput("it is not known for quantised numbers")
-        found = operator(Call(self.build, node.output[0], inputs, attributes, self.opset))
+        found = operator(OperatorCall(self.build, node.output[0], inputs, attributes, self.opset))
         if whole and isinstance(found, Tensor) and node.op_type != "DequantizeLinear":
             self.build.whole[found.node] = whole.pop()
         if self.running is None:

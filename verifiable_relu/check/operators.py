@@ -12,12 +12,12 @@ from scipy import sparse
 from verifiable_relu.check import curves
 from verifiable_relu.check.arithmetic import MODERATE, UNIT, Matrix, Number, derived
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Activation, Affine, Ordered, pick
-from verifiable_relu.check.tensors import LARGEST, Call, Gate, Multiple, Tensor, Value, spread
+from verifiable_relu.check.graph import ActivationNode, AffineNode, Ordered, pick
+from verifiable_relu.check.tensors import LARGEST, Gate, Multiple, OperatorCall, Tensor, Value, spread
 from verifiable_relu.check.windows import convolution, largest, means, transposed
 
 
-def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
+def _with_gate(call: OperatorCall) -> tuple[Gate, Fraction] | None:
     """A gate, broadcast to the shape of the result, and a constant, if these are the inputs."""
     for one, other in (call.inputs, call.inputs[::-1]):
         if isinstance(one, Gate) and isinstance(other, np.ndarray) and other.size == 1 and np.isfinite(other).all():
@@ -26,7 +26,7 @@ def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
     return None
 
 
-def _sum(call: Call, sign: int) -> Value:
+def _sum(call: OperatorCall, sign: int) -> Value:
     if (parts := _with_gate(call)) is not None and sign > 0:
         return replace(parts[0], offset=parts[0].offset + parts[1])
     if all(isinstance(value, Tensor) for value in call.inputs):
@@ -36,7 +36,7 @@ def _sum(call: Call, sign: int) -> Value:
         for factor, x in ((1, first), (sign, second)):
             matrix = factor * pick(np.broadcast_to(x.index, shape).ravel(), call.build.nodes[x.node].size)
             terms[x.node] = terms[x.node] + matrix if x.node in terms else matrix
-        made = call.build.computed(Affine(list(terms.items()), np.zeros(int(np.prod(shape)))), shape)
+        made = call.build.computed(AffineNode(list(terms.items()), np.zeros(int(np.prod(shape)))), shape)
         if call.build.stored is not None and sum(matrix.nnz for matrix in terms.values()) < 2 * made.index.size:
             raise BadInput("the rounding of a sum of a number with itself is not known")
         return made
@@ -45,7 +45,7 @@ def _sum(call: Call, sign: int) -> Value:
     return call.scaled(np.full((), float(sign)), call.numbers(0))
 
 
-def _product(call: Call) -> Value:
+def _product(call: OperatorCall) -> Value:
     if any(isinstance(value, Gate) for value in call.inputs):
         if (parts := _with_gate(call)) is None:
             return _gated(call)
@@ -53,7 +53,7 @@ def _product(call: Call) -> Value:
     return call.scaled(call.numbers(1 if isinstance(call.inputs[0], Tensor) else 0), np.zeros(()))
 
 
-def _gated(call: Call) -> Value:
+def _gated(call: OperatorCall) -> Value:
     """d·x times scale·(1 + erf(k·x)): 2·scale·d times x·(1 + erf(k·x))/2."""
     gate, x = sorted(call.inputs, key=lambda value: isinstance(value, Tensor))
     if not isinstance(gate, Gate) or not isinstance(x, Tensor):
@@ -68,7 +68,7 @@ def _gated(call: Call) -> Value:
     raise BadInput("a product that is not known")
 
 
-def _gelu(call: Call, name: str, argument: Multiple, root: float, factor: Fraction) -> Value:
+def _gelu(call: OperatorCall, name: str, argument: Multiple, root: float, factor: Fraction) -> Value:
     """factor·x·(1 + erf(k·x))/2, where k is root times the argument's factor; root may be off by a unit."""
     if not MODERATE[0] <= argument.factor <= MODERATE[1]:
         raise BadInput("the scale of a GELU is negative, too small or too large")
@@ -80,7 +80,7 @@ def _gelu(call: Call, name: str, argument: Multiple, root: float, factor: Fracti
     return call.scaled(derived(outside, np.ones(())), np.zeros(()), UNIT, factor)
 
 
-def _gelu_operator(call: Call) -> Value:
+def _gelu_operator(call: OperatorCall) -> Value:
     if call.attributes.get("approximate", b"none") != b"none":
         raise BadInput("an approximation of GELU is not known")
     # Where a runtime rounds, a factor before the operator is another operator's.
@@ -89,7 +89,7 @@ def _gelu_operator(call: Call) -> Value:
     return _gelu(call, call.name, x, 0.7071067811865476, x.factor)
 
 
-def _quotient(call: Call) -> Value:
+def _quotient(call: OperatorCall) -> Value:
     call.tensor(0)
     divisor = call.numbers(1)
     # The reciprocal of a power of two is exact.
@@ -99,7 +99,7 @@ def _quotient(call: Call) -> Value:
     return call.scaled(factor, np.zeros(()), 0.0 if exact else 2 * UNIT, one)
 
 
-def _gemm(call: Call) -> Value:
+def _gemm(call: OperatorCall) -> Value:
     x, weight = call.tensor(), call.numbers(1)
     if len(x.shape) != 2:
         raise BadInput("a matrix is expected")
@@ -112,7 +112,7 @@ def _gemm(call: Call) -> Value:
     return _multiplied(call, Tensor(x.node, index), weight, bias)
 
 
-def _multiplied(call: Call, x: Tensor, weight: Number, bias: Number) -> Tensor:
+def _multiplied(call: OperatorCall, x: Tensor, weight: Number, bias: Number) -> Tensor:
     """x·weightᵀ + bias over the last axis."""
     *leading, inputs = x.shape
     if weight.ndim != 2 or weight.shape[1] != inputs:
@@ -124,7 +124,7 @@ def _multiplied(call: Call, x: Tensor, weight: Number, bias: Number) -> Tensor:
     return call.affine(x, matrix, np.broadcast_to(bias, shape).ravel(), shape)
 
 
-def _matmul(call: Call) -> Value:
+def _matmul(call: OperatorCall) -> Value:
     if isinstance(call.inputs[0], Tensor):
         return _multiplied(call, call.tensor(0), call.numbers(1).T, np.zeros(()))
     x = call.tensor(1)
@@ -134,7 +134,7 @@ def _matmul(call: Call) -> Value:
     return Tensor(found.node, np.swapaxes(found.index, -1, -2))
 
 
-def _normalisation(call: Call) -> Value:
+def _normalisation(call: OperatorCall) -> Value:
     x = call.tensor()
     if call.attributes.get("training_mode", 0) or call.opset < 9:
         raise BadInput("batch normalisation in training is not known")
@@ -149,23 +149,23 @@ def _normalisation(call: Call) -> Value:
     call.inputs = [call.scaled(np.ones(()), -mean), None]
     found = call.scaled(factor, bias, 8 * UNIT)
     made = call.build.nodes[found.node]
-    assert isinstance(made, Affine)
+    assert isinstance(made, AffineNode)
     made.is_inexact_factor = scale.size == 1 and not (bias.any() or mean.any())
     return found
 
 
-def _activation(call: Call, slope: Number) -> Value:
+def _activation(call: OperatorCall, slope: Number) -> Value:
     x = call.tensor()
     if np.broadcast_shapes(slope.shape, x.shape) != x.shape:
         raise BadInput("its slopes do not fit its input")
     if not np.isfinite(slope).all():
         raise BadInput("its slopes are not finite")
     return call.build.computed(
-        Activation(call.build.settled(x), np.broadcast_to(slope, x.shape).ravel(), call.name), x.shape
+        ActivationNode(call.build.settled(x), np.broadcast_to(slope, x.shape).ravel(), call.name), x.shape
     )
 
 
-def _leaky(call: Call) -> Value:
+def _leaky(call: OperatorCall) -> Value:
     return _activation(call, np.array(np.float32(call.attributes.get("alpha", 0.01)), np.float64))
 
 
@@ -173,7 +173,7 @@ QUANTISED = ("int8", "uint8", "int16", "uint16")
 """The types of quantised numbers; biases have int32."""
 
 
-def _steps(call: Call, shape: tuple[int, ...], kinds: tuple[str, ...]) -> tuple[Number, Number, str]:
+def _steps(call: OperatorCall, shape: tuple[int, ...], kinds: tuple[str, ...]) -> tuple[Number, Number, str]:
     """The scale, the zero point, spread along the axis that they are for, and the type of the whole numbers."""
     for name in ("block_size", "output_dtype", "precision"):
         if call.attributes.get(name, 0):
@@ -197,7 +197,7 @@ def _steps(call: Call, shape: tuple[int, ...], kinds: tuple[str, ...]) -> tuple[
     return found[0], found[1], str(zero.dtype)
 
 
-def _quantize(call: Call) -> Value:
+def _quantize(call: OperatorCall) -> Value:
     """round(x/scale) + zero as low + relu(…), and that as high − relu(high − …)."""
     scale, zero, kind = _steps(call, call.tensor().shape, QUANTISED)
     low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
@@ -213,7 +213,7 @@ def _quantize(call: Call) -> Value:
     return made
 
 
-def _dequantize(call: Call) -> Value:
+def _dequantize(call: OperatorCall) -> Value:
     whole = call.inputs[0]
     if isinstance(whole, Tensor):
         kind = call.build.whole.get(whole.node, "")
@@ -239,18 +239,18 @@ def _dequantize(call: Call) -> Value:
     return found
 
 
-def _moved(call: Call, index: Number) -> Value:
+def _moved(call: OperatorCall, index: Number) -> Value:
     return Tensor(call.tensor().node, index)
 
 
-def _reshape(call: Call) -> Value:
+def _reshape(call: OperatorCall) -> Value:
     x, shape = call.tensor(), call.integers("shape", 1)
     if shape is None or call.attributes.get("allowzero", 0):
         raise BadInput("the new shape is not known")
     return _moved(call, x.index.reshape([x.shape[i] if n == 0 else n for i, n in enumerate(shape)]))
 
 
-def _flatten(call: Call) -> Value:
+def _flatten(call: OperatorCall) -> Value:
     x, axis = call.tensor(), call.attributes.get("axis", 1)
     axis += len(x.shape) if axis < 0 else 0
     if not 0 <= axis <= len(x.shape):
@@ -258,20 +258,20 @@ def _flatten(call: Call) -> Value:
     return _moved(call, x.index.reshape(int(np.prod(x.shape[:axis])), -1))
 
 
-def _squeeze(call: Call) -> Value:
+def _squeeze(call: OperatorCall) -> Value:
     axes = call.integers("axes", 1)
     return _moved(call, np.squeeze(call.tensor().index, None if axes is None else tuple(axes)))
 
 
-def _unsqueeze(call: Call) -> Value:
+def _unsqueeze(call: OperatorCall) -> Value:
     return _moved(call, np.expand_dims(call.tensor().index, tuple(call.integers("axes", 1) or ())))
 
 
-def _transpose(call: Call) -> Value:
+def _transpose(call: OperatorCall) -> Value:
     return _moved(call, np.transpose(call.tensor().index, call.attributes.get("perm")))
 
 
-def _upsample(call: Call) -> Value:
+def _upsample(call: OperatorCall) -> Value:
     """Every number several times, one beside the other."""
     x = call.tensor()
     scales = call.numbers(1).ravel().tolist() if call.given(1) else call.attributes.get("scales") or []
@@ -286,7 +286,7 @@ def _upsample(call: Call) -> Value:
     return Tensor(call.build.settled(Tensor(x.node, index)), np.arange(index.size).reshape(index.shape))
 
 
-def _pad(call: Call) -> Value:
+def _pad(call: OperatorCall) -> Value:
     """Numbers around a tensor; negative pads take elements off first."""
     x, pads, value = call.tensor(), call.integers("pads", 1), call.attributes.get("value", 0.0)
     rank, given = len(x.shape), call.integers("axes", 3)
@@ -313,20 +313,20 @@ def _pad(call: Call) -> Value:
     return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, padded.shape)
 
 
-def _dropout(call: Call) -> Value:
+def _dropout(call: OperatorCall) -> Value:
     training = call.inputs[2] if call.given(2) else None
     if training is not None and (not isinstance(training, np.ndarray) or training.any()):
         raise BadInput("dropout in training is not known")
     return call.tensor()
 
 
-def _ordered(call: Call) -> Value:
+def _ordered(call: OperatorCall) -> Value:
     """A function that increases with every entry."""
     x = call.tensor()
     return call.build.computed(Ordered(call.build.settled(x), x.index.size), x.shape)
 
 
-def _softmax(call: Call) -> Value:
+def _softmax(call: OperatorCall) -> Value:
     """A softmax, or its logarithm, over all entries: each is an increasing function, the same for all of them.
 
     In operator sets before 13 it is one over all axes from ``axis`` on.
@@ -343,7 +343,7 @@ def _softmax(call: Call) -> Value:
 MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that take quantised numbers; all but the first only choose or move them."""
 
-OPERATORS: dict[str, Callable[[Call], Value]] = {
+OPERATORS: dict[str, Callable[[OperatorCall], Value]] = {
     "Abs": lambda call: _activation(call, np.full((), -1.0)),
     "Add": lambda call: _sum(call, 1),
     "Asinh": _ordered,

@@ -19,9 +19,9 @@ from scipy import sparse
 
 from verifiable_relu.check.arithmetic import OWN, SMALL, TINY, UNIT, Number, gamma
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation
-from verifiable_relu.check.lines import WORKING, Fixed, Form, Neurons, Planes, Relaxation
-from verifiable_relu.check.records import Records, integer, integers, numbers
+from verifiable_relu.check.graph import ActivationNode
+from verifiable_relu.check.lines import WORKING, CheckedRelaxation, Fixed, LinearForms, MultiNeuronBounds, Neurons
+from verifiable_relu.check.records import CertificateRecords, integer, integers, numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class _Written:
     bends: Number
 
 
-def taken(records: Records, relaxation: Relaxation) -> dict[int, Planes]:
+def taken(records: CertificateRecords, relaxation: CheckedRelaxation) -> dict[int, MultiNeuronBounds]:
     """The planes that come next in a certificate, by the number of the activation's node.
 
     Raises:
@@ -72,10 +72,10 @@ def taken(records: Records, relaxation: Relaxation) -> dict[int, Planes]:
     return {activation: _made(relaxation, activation, found) for activation, found in written.items()}
 
 
-def _made(relaxation: Relaxation, activation: int, written: dict[int, _Written]) -> Planes:
+def _made(relaxation: CheckedRelaxation, activation: int, written: dict[int, _Written]) -> MultiNeuronBounds:
     """The planes over some open neurons of one activation, given by their numbers among these."""
     node, known = relaxation.graph.nodes[activation], relaxation.neurons[activation]
-    assert isinstance(node, Activation) and isinstance(known, Neurons)
+    assert isinstance(node, ActivationNode) and isinstance(known, Neurons)
     size = relaxation.inputs + known.first
     every, together = sorted(written), max(1, WORKING // max(node.size, size))
     found = []
@@ -96,13 +96,13 @@ def _made(relaxation: Relaxation, activation: int, written: dict[int, _Written])
             part = matrix[:, relaxation.inputs :][:, before.part].tocoo()
             shape = (len(every), len(before.lower))
             terms.append((number, sparse.csr_array((part.data, (part.row, before.open[part.col])), shape=shape)))
-    return Planes(np.array(every), terms, constant, width, unit_)
+    return MultiNeuronBounds(np.array(every), terms, constant, width, unit_)
 
 
 def _bounding(
-    relaxation: Relaxation, known: Neurons, form: Form, at: list[int], written: list[_Written]
+    relaxation: CheckedRelaxation, known: Neurons, form: LinearForms, at: list[int], written: list[_Written]
 ) -> tuple[sparse.csr_array, Number, Number, Number]:
-    """Coefficients g, constants c, widths, and what rounding loses with one unit of each plane (``Planes``).
+    """Coefficients g, constants c, widths, and what rounding loses with one unit of each plane (``MultiNeuronBounds``).
 
     Args:
         form: z of each neuron, affine in the variables.
@@ -133,7 +133,7 @@ def _bounding(
     return sparse.csr_array(g), constant, width, unit + TINY
 
 
-def _variables(relaxation: Relaxation) -> tuple[Number, Number]:
+def _variables(relaxation: CheckedRelaxation) -> tuple[Number, Number]:
     """The ends of the inputs, and of the values of all open neurons."""
     low, high = [relaxation.lower], [relaxation.upper]
     for known in relaxation.neurons.values():

@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 
 from verifiable_relu.check.arithmetic import EXACT, Number, outward
-from verifiable_relu.check.conditions import Disjunct
+from verifiable_relu.check.conditions import UnsafeSet
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source
-from verifiable_relu.check.lines import Relaxation
+from verifiable_relu.check.graph import ActivationNode, AffineNode, Graph, InputNode, SmoothNode
+from verifiable_relu.check.lines import CheckedRelaxation
 
 
 def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
@@ -18,18 +18,18 @@ def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
     values: dict[int, Number] = {}
     for number in graph.needed:
         node = graph.nodes[number]
-        if isinstance(node, Activation):
+        if isinstance(node, ActivationNode):
             z = values[node.source]
             values[number] = np.where(z > 0, z, z * EXACT.of(node.slope))
-        elif isinstance(node, Affine) and not node.relative:
+        elif isinstance(node, AffineNode) and not node.relative:
             value = EXACT.of(node.bias)
             for source, matrix in node.terms:
                 value = value + EXACT.times(values[source][None], matrix.T)[0]
             values[number] = value
-        elif isinstance(node, Smooth) and node.kind == "Sign":
+        elif isinstance(node, SmoothNode) and node.kind == "Sign":
             z = values[node.source]
             values[number] = EXACT.of(np.where(z > 0, 1.0, np.where(z < 0, -1.0, 0.0)))
-        elif isinstance(node, Source):
+        elif isinstance(node, InputNode):
             values[number] = np.array(point, dtype=object)
         else:
             return None
@@ -45,10 +45,10 @@ def enclosed(graph: Graph, point: list[Fraction]) -> list[tuple[Fraction, Fracti
     if (exact := evaluated(graph, point)) is not None:
         return [(value, value) for value in exact]
     low, high = (np.array([outward(value, side) for value in point]) for side in (-np.inf, np.inf))
-    relaxation = Relaxation(graph, low, high)
+    relaxation = CheckedRelaxation(graph, low, high)
     for number in graph.activations:
         node = graph.nodes[number]
-        assert isinstance(node, Activation | Smooth)
+        assert isinstance(node, ActivationNode | SmoothNode)
         relaxation.claim(number, *relaxation.ends(node.source))
     ends = relaxation.ends(graph.output)
     if not np.isfinite(ends).all():
@@ -56,7 +56,7 @@ def enclosed(graph: Graph, point: list[Fraction]) -> list[tuple[Fraction, Fracti
     return [(Fraction(a), Fraction(b)) for a, b in zip(*(side.tolist() for side in ends), strict=True)]
 
 
-def check_point(graph: Graph, disjuncts: list[Disjunct], point: list[Fraction]) -> int:
+def check_point(graph: Graph, disjuncts: list[UnsafeSet], point: list[Fraction]) -> int:
     """The number of a disjunct that the point is in.
 
     Raises:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import Arithmetic, Float, Number, outward
-from verifiable_relu.check.conditions import Disjunct, Row
+from verifiable_relu.check.arithmetic import Float, Number, RoundingModel, outward
+from verifiable_relu.check.conditions import HalfSpace, UnsafeSet
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Beside, Graph, Maximum, Smooth
+from verifiable_relu.check.graph import ActivationNode, DifferenceNode, Graph, MaximumNode, SmoothNode
 from verifiable_relu.check.least import Least, of_box
-from verifiable_relu.check.lines import WORKING, CurvedNeurons, Part, Relaxation, Signed
-from verifiable_relu.check.records import Records, integer, integers, numbers, rational, require_depth
+from verifiable_relu.check.lines import WORKING, CheckedRelaxation, Coefficients, CurvedNeurons, Signed
+from verifiable_relu.check.records import CertificateRecords, integer, integers, numbers, rational, require_depth
 from verifiable_relu.check.running import require_moderate
 from verifiable_relu.check.trees import Counts, Trees
 from verifiable_relu.check.zonotope import Boxes
@@ -23,7 +23,7 @@ TOGETHER = 1 << 10
 
 
 @dataclass
-class Proof:
+class CertificateProof:
     """The check of one certificate.
 
     Args:
@@ -34,9 +34,9 @@ class Proof:
     """
 
     graph: Graph
-    disjuncts: list[Disjunct]
-    records: Records
-    arithmetic: Arithmetic | None = None
+    disjuncts: list[UnsafeSet]
+    records: CertificateRecords
+    arithmetic: RoundingModel | None = None
     counts: Counts = field(default_factory=Counts)
 
     def check(self) -> Counts:
@@ -71,7 +71,7 @@ class Proof:
         places = [boxes.setdefault(box, len(boxes)) for box in found]
         return list(boxes), places
 
-    def _rows(self, rows: Any) -> list[Row]:
+    def _rows(self, rows: Any) -> list[HalfSpace]:
         if not isinstance(rows, list) or not rows:
             raise Refused("a polytope is a list of rows")
         found = []
@@ -87,10 +87,10 @@ class Proof:
             places = [output for output, _ in terms]
             if not terms or sorted(set(places)) != places or not all(coefficient for _, coefficient in terms):
                 raise Refused("outputs are in order, and their coefficients are not zero")
-            found.append(Row(tuple(terms), rational(row["most"])))
+            found.append(HalfSpace(tuple(terms), rational(row["most"])))
         return found
 
-    def _cover(self, lower: tuple[Any, ...], upper: tuple[Any, ...], polytopes: list[list[Row]]) -> None:
+    def _cover(self, lower: tuple[Any, ...], upper: tuple[Any, ...], polytopes: list[list[HalfSpace]]) -> None:
         """A box, or two that cover it, and so on."""
         low = np.array([outward(value, -np.inf) for value in lower])
         high = np.array([outward(value, np.inf) for value in upper])
@@ -106,7 +106,7 @@ class Proof:
                 leaves.take(low, high)
                 continue
             if "halve" not in self.records.peek():
-                self._box(Relaxation(graph, low, high), polytopes)
+                self._box(CheckedRelaxation(graph, low, high), polytopes)
                 continue
             (halve,) = self.records.take("halve")
             at, mantissa, exponent = integers(halve, 3)
@@ -119,7 +119,7 @@ class Proof:
             pending += [(above, high), (low, below)]
         leaves.prove()
 
-    def _box(self, relaxation: Relaxation, polytopes: list[list[Row]]) -> None:
+    def _box(self, relaxation: CheckedRelaxation, polytopes: list[list[HalfSpace]]) -> None:
         (count,) = self.records.take("root")
         activations = relaxation.graph.activations
         if type(count) is not int or count != len(activations):
@@ -136,11 +136,11 @@ class Proof:
             trees.polytope(relaxation, rows)
         self.counts.boxes += 1
 
-    def _bounds(self, relaxation: Relaxation, number_: int, slopes: Number) -> Number:
+    def _bounds(self, relaxation: CheckedRelaxation, number_: int, slopes: Number) -> Number:
         """Check the claimed bounds of one activation; returns the shared slopes, its own among them."""
         node = relaxation.graph.nodes[number_]
-        assert isinstance(node, Activation | Smooth)
-        keys, beside = ("activation", "lower", "upper", "slopes"), isinstance(node, Beside)
+        assert isinstance(node, ActivationNode | SmoothNode)
+        keys, beside = ("activation", "lower", "upper", "slopes"), isinstance(node, DifferenceNode)
         name, lower, upper, shared, *alone = self.records.take(*keys, *(("alone",) if beside else ()))
         place = self.records.place
         if name != node.name:
@@ -148,7 +148,7 @@ class Proof:
         low, high = numbers(lower, node.size), numbers(upper, node.size)
         if not (low <= high).all():
             raise Refused(f"a lower bound of '{name}' is above the upper one")
-        ends = relaxation.apart(node) if isinstance(node, Beside) else relaxation.ends(node.source)
+        ends = relaxation.apart(node) if isinstance(node, DifferenceNode) else relaxation.ends(node.source)
         wanted = {(int(j), 1) for j in np.flatnonzero(~(ends[0] >= low))}
         wanted |= {(int(j), -1) for j in np.flatnonzero(~(ends[1] <= high))}
         claims = [(j, sign, low[j] if sign > 0 else -high[j]) for j, sign in sorted(wanted)]
@@ -181,11 +181,11 @@ class Proof:
             known.alone[[integer(neuron, node.size, "neuron") for neuron in integers(alone[0])]] = 1
         return np.concatenate([slopes, numbers(shared, relaxation.neurons[number_].count)])
 
-    def _maxima(self, relaxation: Relaxation) -> None:
+    def _maxima(self, relaxation: CheckedRelaxation) -> None:
         """The entries by which maxima are bounded whose activations are behind."""
         name, *entries = self.records.take("maximum", "below", "above")
         nodes = relaxation.graph.nodes
-        named = (at for at, node in enumerate(nodes) if isinstance(node, Maximum) and node.name == name)
+        named = (at for at, node in enumerate(nodes) if isinstance(node, MaximumNode) and node.name == name)
         number = next(named, -1)
         waiting = (at for at in relaxation.graph.activations if at not in relaxation.neurons)
         if number < 0 or next(waiting, number) < number:
@@ -194,8 +194,8 @@ class Proof:
 
     def _prove(
         self,
-        relaxation: Relaxation,
-        node: Activation | Smooth,
+        relaxation: CheckedRelaxation,
+        node: ActivationNode | SmoothNode,
         claims: list[tuple[int, int, Any]],
         slopes: Number,
         place: str,
@@ -208,8 +208,8 @@ class Proof:
         def least(chosen: Number, ring: Float) -> Least:
             nonlocal widest
             lines = Signed(slopes[chosen] if slopes.ndim > 1 else slopes)
-            alone = not isinstance(node, Beside)
-            form = relaxation.pulled({node.source: Part(neurons, unit[chosen])}, lines, ring, alone)
+            alone = not isinstance(node, DifferenceNode)
+            form = relaxation.pulled({node.source: Coefficients(neurons, unit[chosen])}, lines, ring, alone)
             widest = max(widest, form.widest)
             return of_box(relaxation, form, lines, ring)
 

@@ -28,7 +28,7 @@ DEEPEST, WAITING = 1024, 1 << 24
 DIGITS = re.compile(r"[0-9]{4001}", re.ASCII)
 
 
-class Records:
+class CertificateRecords:
     """The records of a file, one after another; the next one is looked at before it is taken.
 
     Args:
@@ -121,7 +121,7 @@ def require_regular(path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Records]:
+def opened(path: Path) -> Iterator[CertificateRecords]:
     """The records of a file.
 
     Raises:
@@ -137,9 +137,9 @@ def opened(path: Path) -> Iterator[Records]:
         file.seek(0)
         if packed:
             with gzip.GzipFile(fileobj=file) as stream:
-                yield Records(stream.readline)
+                yield CertificateRecords(stream.readline)
         else:
-            yield Records(file.readline)
+            yield CertificateRecords(file.readline)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

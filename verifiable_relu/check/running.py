@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import CURVE, LEAST, OWN, Arithmetic, Number, tie
+from verifiable_relu.check.arithmetic import CURVE, LEAST, OWN, Number, RoundingModel, tie
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph, Smooth, Source, sources
-from verifiable_relu.check.lines import Relaxation
-from verifiable_relu.check.tensors import Builder, Tensor, Value
+from verifiable_relu.check.graph import ActivationNode, AffineNode, Graph, InputNode, SmoothNode, sources
+from verifiable_relu.check.lines import CheckedRelaxation
+from verifiable_relu.check.tensors import GraphBuilder, Tensor, Value
 
 SUMS = {
     "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DequantizeLinear", "Div", "Gemm",
@@ -41,14 +41,9 @@ DERIVED = {
 
 
 class Running:
-    """The errors of the nodes of a graph that is being read.
+    """The errors of the nodes of a graph that is being read."""
 
-    Args:
-        build: the graph.
-        by: the arithmetic.
-    """
-
-    def __init__(self, build: Builder, by: Arithmetic) -> None:
+    def __init__(self, build: GraphBuilder, by: RoundingModel) -> None:
         self._build, self._by = build, by
         self._terms: list[int] = []
         self._least: list[float] = []
@@ -65,12 +60,6 @@ class Running:
         self, kind: str, found: Value, name: str, names: Sequence[str], inputs: Sequence[Value | None]
     ) -> Value:
         """What a runtime makes of the result of an operator, whose nodes are the last ones.
-
-        Args:
-            kind: the operator.
-            found: its result.
-            name, names: those of the result and of the inputs.
-            inputs: the inputs' values.
 
         Raises:
             BadInput: if its rounding is not known.
@@ -110,9 +99,9 @@ class Running:
 
     def _divided(self, numbers: int, operands: Fraction) -> None:
         """Let the quotients that a QuantizeLinear rounds to whole numbers be off."""
-        (curve,) = (node for node in self._build.nodes[len(self._terms) :] if isinstance(node, Smooth))
+        (curve,) = (node for node in self._build.nodes[len(self._terms) :] if isinstance(node, SmoothNode))
         node = self._build.nodes[curve.source]
-        assert isinstance(node, Affine)
+        assert isinstance(node, AffineNode)
         row = np.asarray(node.absolute[0][1].sum(1)).ravel()
         node.lost = self._by.lost(1, row) + tie(numbers, operands)
         node.relative = OWN * (self._by.relative(1) + node.relative)
@@ -121,7 +110,7 @@ class Running:
         """Go on to the newest nodes; those that compute are sums that are rounded, or none."""
         for number, node in enumerate(self._build.nodes[len(self._terms) :], len(self._terms)):
             before = max((self._terms[source] for source in sources(node)), default=0)
-            if not isinstance(node, Affine):
+            if not isinstance(node, AffineNode):
                 self._terms.append(0)
                 self._least.append(1.0)
                 continue
@@ -131,28 +120,28 @@ class Running:
             if own:
                 self._charge(node, self._by.relative(before + own), before + own)
 
-    def _charge(self, node: Affine, relative: float, terms: int) -> None:
+    def _charge(self, node: AffineNode, relative: float, terms: int) -> None:
         row = np.sum([np.asarray(absolute.sum(1)).ravel() for _, absolute in node.absolute], 0)
         node.lost = self._by.lost(terms, row, self._least[-1] < LEAST)
         node.relative = OWN * (relative + node.relative)
 
     def _noise(self, found: Tensor, relative: float, absolute: float = 0.0, small: bool = False) -> Tensor:
         size = self._build.nodes[found.node].size
-        same = Affine([(found.node, sparse.eye_array(size, format="csr"))], np.zeros(size), relative)
+        same = AffineNode([(found.node, sparse.eye_array(size, format="csr"))], np.zeros(size), relative)
         same.lost = self._by.lost(1, np.ones(size), small) + absolute
         return Tensor(self._add(same), found.index)
 
     def _with_part_of_argument(self, found: Tensor) -> Tensor:
         """r + x·(1 + δ) − x, where |δ| ≤ ``CURVE``."""
         node = self._build.nodes[found.node]
-        if not isinstance(node, Smooth):
+        if not isinstance(node, SmoothNode):
             raise BadInput("the rounding of a GELU with a factor is not known")
         one = sparse.eye_array(node.size, format="csr")
-        off = self._add(Affine([(node.source, one)], np.zeros(node.size), CURVE))
+        off = self._add(AffineNode([(node.source, one)], np.zeros(node.size), CURVE))
         terms = [(node.source, -one), (found.node, one), (off, one)]
-        return Tensor(self._add(Affine(terms, np.zeros(node.size))), found.index)
+        return Tensor(self._add(AffineNode(terms, np.zeros(node.size))), found.index)
 
-    def _add(self, node: Affine) -> int:
+    def _add(self, node: AffineNode) -> int:
         self._build.nodes.append(node)
         self._terms.append(max(self._terms[source] for source in sources(node)))
         self._least.append(min(self._least[source] for source in sources(node)))
@@ -173,8 +162,8 @@ def require_rounded(graph: Graph) -> None:
     given = {0}
     for number in graph.needed:
         node = graph.nodes[number]
-        rounds = isinstance(node, Affine) and node.relative
-        if not isinstance(node, Source) and not rounds and given.intersection(sources(node)):
+        rounds = isinstance(node, AffineNode) and node.relative
+        if not isinstance(node, InputNode) and not rounds and given.intersection(sources(node)):
             given.add(number)
     if graph.output in given:
         raise BadInput("an output is a number of the input: what a runtime makes of it is not known")
@@ -186,13 +175,13 @@ def require_moderate(graph: Graph, lower: Number, upper: Number, largest: float)
     Raises:
         Refused: if interval arithmetic does not show it.
     """
-    relaxation = Relaxation(graph, lower, upper)
+    relaxation = CheckedRelaxation(graph, lower, upper)
     for number in graph.needed:
         node: Any = graph.nodes[number]
-        if isinstance(node, Activation | Smooth):
+        if isinstance(node, ActivationNode | SmoothNode):
             relaxation.claim(number, *relaxation.ends(node.source))
         size = relaxation.most(number)
-        if isinstance(node, Affine):
+        if isinstance(node, AffineNode):
             terms = (absolute @ relaxation.most(source) for source, absolute in node.absolute)
             size = np.maximum(size, OWN * (sum(terms) + np.abs(node.bias)))
         if not (size <= largest).all():

@@ -15,9 +15,9 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import Curve, Rounded, Signs
+from verifiable_relu.check.curves import FunctionBand, Rounded, Signs
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Affine, Smooth, pick
+from verifiable_relu.check.graph import AffineNode, SmoothNode, pick
 
 LARGEST = 1 << 27
 """Most entries of a matrix that are kept."""
@@ -65,7 +65,7 @@ class Multiple:
     factor: Fraction = Fraction(1)
 
 
-class Builder:
+class GraphBuilder:
     """The nodes of a graph that is being read.
 
     Attributes:
@@ -84,7 +84,7 @@ class Builder:
         found = [Multiple(tensor)]
         while (step := self.multiples.get(found[-1].x.node)) is not None:
             last, source = found[-1], self.nodes[step.x.node]
-            if isinstance(source, Smooth) and source.kind in ("Round", "Sign"):
+            if isinstance(source, SmoothNode) and source.kind in ("Round", "Sign"):
                 # Whole numbers are what is made of them.
                 break
             x = Tensor(step.x.node, step.x.index.ravel()[last.x.index])
@@ -96,7 +96,7 @@ class Builder:
         index, size = tensor.index.ravel(), self.nodes[tensor.node].size
         if len(index) == size and (index == np.arange(size)).all():
             return tensor.node
-        self.nodes.append(Affine([(tensor.node, pick(index, size))], np.zeros(len(index)), moves=True))
+        self.nodes.append(AffineNode([(tensor.node, pick(index, size))], np.zeros(len(index)), moves=True))
         return len(self.nodes) - 1
 
     def computed(self, node: Any, shape: tuple[int, ...]) -> Tensor:
@@ -106,10 +106,10 @@ class Builder:
 
 
 @dataclass
-class Call:
+class OperatorCall:
     """One use of an operator."""
 
-    build: Builder
+    build: GraphBuilder
     name: str
     inputs: list[Value | None]
     attributes: dict[str, Any]
@@ -128,9 +128,9 @@ class Call:
             raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
         return (value if self.build.stored is None else self.build.stored(value)).astype(np.float64)
 
-    def curve(self, x: Tensor, name: str, kind: str, curve: Curve | Rounded | Signs) -> Tensor:
+    def curve(self, x: Tensor, name: str, kind: str, curve: FunctionBand | Rounded | Signs) -> Tensor:
         """A curve of every entry of a tensor."""
-        return self.build.computed(Smooth(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
+        return self.build.computed(SmoothNode(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
 
     def given(self, at: int) -> bool:
         return len(self.inputs) > at and self.inputs[at] is not None
@@ -146,7 +146,7 @@ class Call:
 
     def affine(self, source: Tensor, matrix: Matrix, bias: Number, shape: tuple[int, ...], rel: float = 0.0) -> Tensor:
         """matrix·source + bias as a tensor of the shape."""
-        node = Affine([(self.build.settled(source), matrix)], np.ascontiguousarray(bias, np.float64), rel)
+        node = AffineNode([(self.build.settled(source), matrix)], np.ascontiguousarray(bias, np.float64), rel)
         sizes = np.abs(matrix.data if sparse.issparse(matrix) else matrix)
         if not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()):
             raise BadInput("weights are not finite")

@@ -12,13 +12,13 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.arithmetic import EXACT, FLOAT, Float, Number
-from verifiable_relu.check.conditions import Row
+from verifiable_relu.check.conditions import HalfSpace
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Graph, Smooth
-from verifiable_relu.check.least import Least, Leaves, Rows, Tree, integral, of_box
-from verifiable_relu.check.lines import Planes, Relaxation, Signed
+from verifiable_relu.check.graph import ActivationNode, Graph, SmoothNode
+from verifiable_relu.check.least import BoundedRows, Least, TreeBounds, TreeLeaves, integral, of_box
+from verifiable_relu.check.lines import CheckedRelaxation, MultiNeuronBounds, Signed
 from verifiable_relu.check.planes import taken
-from verifiable_relu.check.records import Records, integer, integers, numbers, require_depth
+from verifiable_relu.check.records import CertificateRecords, integer, integers, numbers, require_depth
 
 WORKING = 1 << 23
 """About how many coefficients of leaves are held at once."""
@@ -64,7 +64,7 @@ class Counts:
 
 
 @dataclass(frozen=True, eq=False)
-class _Leaf:
+class _WrittenLeaf:
     """One leaf as it is written.
 
     Attributes:
@@ -82,24 +82,18 @@ class _Leaf:
 
 
 class Trees:
-    """The proofs that follow the bounds of a box.
+    """The proofs that follow the bounds of a box."""
 
-    Args:
-        graph: the network.
-        records: the certificate.
-        counts: what has been checked.
-    """
-
-    def __init__(self, graph: Graph, records: Records, counts: Counts) -> None:
+    def __init__(self, graph: Graph, records: CertificateRecords, counts: Counts) -> None:
         self._graph, self._records, self._counts = graph, records, counts
 
-    def tighter(self, relaxation: Relaxation) -> None:
+    def tighter(self, relaxation: CheckedRelaxation) -> None:
         """Bounds of neurons of one activation, each proven by a tree over the bounds known so far."""
         number, rows, least, *tree = self._records.take("tighter", "rows", "least", "tree", "neurons", "chords")
         activations, place = self._graph.activations, self._records.place
         activation = activations[integer(number, len(activations), "activation")]
         node = self._graph.nodes[activation]
-        assert isinstance(node, Activation | Smooth)
+        assert isinstance(node, ActivationNode | SmoothNode)
         given = integers(rows)
         neurons = np.array([integer(neuron, node.size, "neuron") for neuron in given[::2]], np.intp)
         sides, claims = np.array(given[1::2], float), numbers(least, len(neurons))
@@ -108,7 +102,7 @@ class Trees:
         unit = np.zeros((len(neurons), node.size))
         unit[np.arange(len(neurons)), neurons] = sides
         before = relaxation.neurons[activation].first
-        shared = self._shared(relaxation, Rows(node.source, unit, claims), tree, before, {})
+        shared = self._shared(relaxation, BoundedRows(node.source, unit, claims), tree, before, {})
         own = np.eye(len(neurons))
         every = (self._leaves(shared, partial(_row, own[at])) for at in range(len(neurons)))
         self._prove(shared, chain.from_iterable(every), strictly=False)
@@ -121,7 +115,7 @@ class Trees:
         self._counts.bounds += len(neurons)
         relaxation.claim(activation, low, high)
 
-    def polytope(self, relaxation: Relaxation, rows: list[Row]) -> None:
+    def polytope(self, relaxation: CheckedRelaxation, rows: list[HalfSpace]) -> None:
         """What excludes one polytope of the unsafe set."""
         output = self._graph.output
         values = integral(rows, output, self._graph.nodes[output].size)
@@ -139,8 +133,13 @@ class Trees:
         self._prove(tree, self._leaves(tree, weights), strictly=True)
 
     def _shared(
-        self, relaxation: Relaxation, rows: Rows, tree: list[Any], count: int, planes: Mapping[int, Planes]
-    ) -> Tree:
+        self,
+        relaxation: CheckedRelaxation,
+        rows: BoundedRows,
+        tree: list[Any],
+        count: int,
+        planes: Mapping[int, MultiNeuronBounds],
+    ) -> TreeBounds:
         """What the leaves of trees share; slopes are given for the first ``count`` open neurons."""
         given, named, chords = tree
         slopes = np.zeros(relaxation.open)
@@ -154,9 +153,9 @@ class Trees:
             size = self._graph.nodes[activation].size
             neurons += [(activation, integer(j, size, "neuron")) for j in integers(group[1])]
         by_chord = [integer(j, len(neurons), "neuron of the tree") for j in integers(chords)]
-        return Tree(relaxation, rows, slopes, neurons, by_chord, planes)
+        return TreeBounds(relaxation, rows, slopes, neurons, by_chord, planes)
 
-    def _plain(self, relaxation: Relaxation, rows: Rows, mu: Number, slopes: Number) -> None:
+    def _plain(self, relaxation: CheckedRelaxation, rows: BoundedRows, mu: Number, slopes: Number) -> None:
         """A polytope that no split is needed for, with the chord wherever it is the better line."""
         place, lines = self._records.place, Signed(slopes)
         objective = EXACT.of(mu)[None] @ EXACT.of(rows.matrix)
@@ -174,13 +173,8 @@ class Trees:
             raise Refused(f"{place}: the polytope is not excluded: its rows are proven to reach {failed[1]} only")
         self._counts.leaves += 1
 
-    def _leaves(self, tree: Tree, weights: Callable[[Any], Number]) -> Iterator[_Leaf]:
-        """The leaves of a tree in preorder: a split, what is below its upper side, what is below its lower side.
-
-        Args:
-            tree: what they share.
-            weights: μ from what a leaf says of it.
-        """
+    def _leaves(self, tree: TreeBounds, weights: Callable[[Any], Number]) -> Iterator[_WrittenLeaf]:
+        """The leaves of a tree in preorder: a split, what is below its upper side, what is below its lower side."""
         path: list[tuple[int, int, float]] = []
         waiting: list[tuple[int, int, float]] = []
         records, count = self._records, len(tree.neurons)
@@ -200,14 +194,14 @@ class Trees:
                 raise Refused(f"{records.place}: a multiplier is that of no neuron of the tree")
             if len(set(neurons)) < len(neurons):
                 raise Refused(f"{records.place}: a neuron has two multipliers")
-            yield _Leaf(records.place, list(path), neurons, numbers(given[:1] + given[2::2]), weights(mu))
+            yield _WrittenLeaf(records.place, list(path), neurons, numbers(given[:1] + given[2::2]), weights(mu))
             if not waiting:
                 return
             depth, neuron, point = waiting.pop()
             del path[depth:]
             path.append((neuron, -1, point))
 
-    def _split(self, tree: Tree, path: list[tuple[int, int, float]]) -> tuple[int, float]:
+    def _split(self, tree: TreeBounds, path: list[tuple[int, int, float]]) -> tuple[int, float]:
         """The neuron and the point of the split that is next, below the splits of ``path``."""
         (split,) = self._records.take("split")
         given = integers(split, 3) if isinstance(split, list) else [split]
@@ -227,7 +221,7 @@ class Trees:
             raise Refused(f"{self._records.place}: neuron {neuron} is split at {at}, beyond what is left of it")
         return neuron, float(at)
 
-    def _prove(self, tree: Tree, leaves: Iterator[_Leaf], strictly: bool) -> None:
+    def _prove(self, tree: TreeBounds, leaves: Iterator[_WrittenLeaf], strictly: bool) -> None:
         together = max(1, min(4096, WORKING // (tree.relaxation.inputs + tree.relaxation.open + len(tree.rows.most))))
         while part := list(islice(leaves, together)):
             shape = (len(part), len(tree.neurons))
@@ -240,10 +234,10 @@ class Trees:
                 given[at, leaf.neurons] = True
                 multipliers[at, leaf.neurons] = leaf.multipliers
             mu = sparse.csr_array(np.stack([leaf.rows for leaf in part]))
-            found = Leaves(lower, upper, split, multipliers, given, mu)
+            found = TreeLeaves(lower, upper, split, multipliers, given, mu)
             w = tree.multipliers(found)
 
-            def least(chosen: Number, ring: Float, found: Leaves = found, w: Number = w) -> Least:
+            def least(chosen: Number, ring: Float, found: TreeLeaves = found, w: Number = w) -> Least:
                 return tree.exactly(found[chosen], w[chosen]) if ring.exact else tree.least(found, w)
 
             failed = self._counts.settle(least, np.zeros(len(part)), strictly)

@@ -8,11 +8,11 @@ from scipy import sparse
 
 from verifiable_relu.check.arithmetic import UNIT, Number
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Activation, Affine, Maximum, pick
-from verifiable_relu.check.tensors import LARGEST, Call, Tensor
+from verifiable_relu.check.graph import ActivationNode, AffineNode, MaximumNode, pick
+from verifiable_relu.check.tensors import LARGEST, OperatorCall, Tensor
 
 
-def covered(call: Call, x: Tensor, kernel: list[int]) -> Number:
+def covered(call: OperatorCall, x: Tensor, kernel: list[int]) -> Number:
     """(channels, *places of the output, *kernel): the entries that each window covers, −1 in the padding.
 
     With ``ceil_mode`` the last windows may reach beyond the padding, where there is −2.
@@ -57,7 +57,9 @@ def covered(call: Call, x: Tensor, kernel: list[int]) -> Number:
     return found
 
 
-def _weighted(call: Call, x: Tensor, entries: tuple[Number, tuple[Number, Number]], shape: tuple[int, ...]) -> Tensor:
+def _weighted(
+    call: OperatorCall, x: Tensor, entries: tuple[Number, tuple[Number, Number]], shape: tuple[int, ...]
+) -> Tensor:
     """A sparse matrix of entries (values, (rows, columns)) times x, plus a bias for each channel of ``shape``."""
     outputs, count, size = shape[0], int(np.prod(shape[1:])), call.build.nodes[x.node].size
     matrix = sparse.csr_array(sparse.coo_array(entries, shape=(outputs * count, size)))
@@ -67,7 +69,7 @@ def _weighted(call: Call, x: Tensor, entries: tuple[Number, tuple[Number, Number
     return call.affine(Tensor(x.node, np.arange(size)), matrix, bias, (1, *shape))
 
 
-def convolution(call: Call) -> Tensor:
+def convolution(call: OperatorCall) -> Tensor:
     """Conv, as a sparse matrix."""
     x, weight, groups = call.tensor(), call.numbers(1), call.attributes.get("group", 1)
     outputs, per_group, *kernel = weight.shape
@@ -87,7 +89,7 @@ def convolution(call: Call) -> Tensor:
     return _weighted(call, x, (values[kept], (rows[kept], columns[kept])), (outputs, *places))
 
 
-def transposed(call: Call) -> Tensor:
+def transposed(call: OperatorCall) -> Tensor:
     """ConvTranspose, as a sparse matrix: entry i of a channel adds weight k to entry i·stride + k·dilation − pad."""
     x, weight, groups = call.tensor(), call.numbers(1), call.attributes.get("group", 1)
     channels, per_group, *kernel = weight.shape
@@ -131,7 +133,7 @@ def transposed(call: Call) -> Tensor:
     return _weighted(call, x, (values[kept], (rows[kept], columns[kept])), (outputs, *places))
 
 
-def pooled(call: Call, x: Tensor, kernel: list[int]) -> Number:
+def pooled(call: OperatorCall, x: Tensor, kernel: list[int]) -> Number:
     """What the windows of a pooling cover (``covered``); each covers an entry, no padding is as wide as a window."""
     if any(pad >= size for pad, size in zip(call.attributes.get("pads") or (), 2 * kernel, strict=False)):
         raise BadInput("a padding as wide as the window is not known")
@@ -141,7 +143,7 @@ def pooled(call: Call, x: Tensor, kernel: list[int]) -> Number:
     return windows
 
 
-def means(call: Call, everywhere: bool = False) -> Tensor:
+def means(call: OperatorCall, everywhere: bool = False) -> Tensor:
     """AveragePool: the mean of each window; with ``everywhere``, of each channel (GlobalAveragePool).
 
     The divisor is how many entries the window covers, with ``count_include_pad`` those of the padding included.
@@ -161,7 +163,7 @@ def means(call: Call, everywhere: bool = False) -> Tensor:
     return call.affine(source, matrix, np.zeros(len(cells)), (1, *shape), 0.0 if exact else 2 * UNIT)
 
 
-def largest(call: Call) -> Tensor:
+def largest(call: OperatorCall) -> Tensor:
     """MaxPool: the largest entry of each window, in rounds of max(a, b) = a + relu(b − a); padding takes no part."""
     x, kernel = call.tensor(), call.attributes.get("kernel_shape") or []
     windows = pooled(call, x, kernel)
@@ -177,13 +179,15 @@ def largest(call: Call) -> Tensor:
         met, size = (second >= 0).ravel().astype(float), build.nodes[node].size
         ahead = pick(np.maximum(second, 0).ravel(), size) - pick(np.maximum(first, 0).ravel(), size)
         # Where there is no rival, z is −1 and r is 0.
-        z = build.computed(Affine([(node, sparse.csr_array(sparse.diags_array(met) @ ahead))], met - 1), met.shape)
-        r = build.computed(Activation(z.node, np.zeros(len(met)), call.name, own=False), met.shape)
+        z = build.computed(AffineNode([(node, sparse.csr_array(sparse.diags_array(met) @ ahead))], met - 1), met.shape)
+        r = build.computed(ActivationNode(z.node, np.zeros(len(met)), call.name, own=False), met.shape)
         gain = sparse.eye_array(stay.size, len(met), format="csr")
         terms = [(node, pick(np.maximum(stay, 0).ravel(), size)), (r.node, gain)]
-        node = build.computed(Affine(terms, np.zeros(stay.size)), (stay.size,)).node
+        node = build.computed(AffineNode(terms, np.zeros(stay.size)), (stay.size,)).node
         rivals = np.where(stay >= 0, np.arange(stay.size).reshape(stay.shape), -1)
     if len(first_rivals) == 1:
         return Tensor(node, rivals[0].reshape(shape))
-    made = build.computed(Affine([(node, pick(rivals[0], build.nodes[node].size))], np.zeros(rivals.shape[1])), shape)
-    return build.computed(Maximum(x.node, made.node, first_rivals, call.name), shape)
+    made = build.computed(
+        AffineNode([(node, pick(rivals[0], build.nodes[node].size))], np.zeros(rivals.shape[1])), shape
+    )
+    return build.computed(MaximumNode(x.node, made.node, first_rivals, call.name), shape)

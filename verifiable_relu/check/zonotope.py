@@ -16,11 +16,11 @@ from functools import cached_property
 import numpy as np
 
 from verifiable_relu.check.arithmetic import OWN, TINY, UNIT, Matrix, Number, above, gamma
-from verifiable_relu.check.conditions import Row
+from verifiable_relu.check.conditions import HalfSpace
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph, Maximum
+from verifiable_relu.check.graph import ActivationNode, AffineNode, Graph, MaximumNode
 from verifiable_relu.check.least import integral
-from verifiable_relu.check.records import Records, integer, integers
+from verifiable_relu.check.records import CertificateRecords, integer, integers
 from verifiable_relu.check.trees import Counts
 
 WORKING = 1 << 19
@@ -37,7 +37,9 @@ class Boxes:
         counts: what has been checked.
     """
 
-    def __init__(self, graph: Graph, polytopes: list[list[Row]], records: Records, counts: Counts) -> None:
+    def __init__(
+        self, graph: Graph, polytopes: list[list[HalfSpace]], records: CertificateRecords, counts: Counts
+    ) -> None:
         self._graph, self._records, self._counts = graph, records, counts
         self._rows = [integral(rows, graph.output, graph.nodes[graph.output].size) for rows in polytopes]
         self._starts = np.cumsum([0] + [len(rows.most) for rows in self._rows])
@@ -48,7 +50,7 @@ class Boxes:
     def take(self, low: Number, high: Number) -> None:
         """Take a box, whose record is next."""
         (chosen,) = self._records.take("zonotope")
-        if not all(isinstance(self._graph.nodes[number], Activation) for number in self._graph.activations):
+        if not all(isinstance(self._graph.nodes[number], ActivationNode) for number in self._graph.activations):
             raise Refused("zonotopes are of piecewise-linear networks")
         rows = integers(chosen, len(self._rows))
         places = [integer(row, len(of.most), "row") for row, of in zip(rows, self._rows, strict=True)]
@@ -67,7 +69,7 @@ class Boxes:
         places, low, high, chosen = zip(*self._waiting, strict=True)
         self._waiting = []
         matrix, most = (np.concatenate([getattr(rows, part) for rows in self._rows]) for part in ("matrix", "most"))
-        output = Affine([(self._graph.output, matrix)], -most.astype(float))
+        output = AffineNode([(self._graph.output, matrix)], -most.astype(float))
         found = propagated(self._graph, np.stack(low), np.stack(high), output)
         lower = found.ends()[0] - 4 * UNIT * np.abs(output.bias)
         lower = np.take_along_axis(lower, self._starts[:-1] + np.array(chosen), 1)
@@ -79,7 +81,7 @@ class Boxes:
 
 
 @dataclass(eq=False)
-class Form:
+class ZonotopeForm:
     """The values of a node over a batch of boxes.
 
     Attributes:
@@ -104,7 +106,7 @@ class Form:
         return self.center - reach, self.center + reach
 
 
-def propagated(graph: Graph, low: Number, high: Number, last: Affine) -> Form:
+def propagated(graph: Graph, low: Number, high: Number, last: AffineNode) -> ZonotopeForm:
     """The form of an affine map of the network's values over boxes (boxes, inputs)."""
     center = 0.5 * low + 0.5 * high
     radius = np.maximum(high - center, center - low)
@@ -112,21 +114,21 @@ def propagated(graph: Graph, low: Number, high: Number, last: Affine) -> Form:
     varying = np.flatnonzero((radius > 0).any(0))
     generators = np.zeros((len(low), len(varying), low.shape[1]))
     generators[:, np.arange(len(varying)), varying] = radius[:, varying]
-    found = {0: Form(center, generators, np.zeros_like(center))}
+    found = {0: ZonotopeForm(center, generators, np.zeros_like(center))}
     symbols = len(varying)
     for number in graph.needed:
         node = graph.nodes[number]
-        if isinstance(node, Affine):
+        if isinstance(node, AffineNode):
             found[number] = _affine(node, found)
-        elif isinstance(node, Activation):
+        elif isinstance(node, ActivationNode):
             found[number] = _activation(node, found[node.source], symbols)
             symbols = found[number].generators.shape[1]
-        elif isinstance(node, Maximum):
+        elif isinstance(node, MaximumNode):
             found[number] = found[node.made]
     return _affine(last, found)
 
 
-def _affine(node: Affine, found: dict[int, Form]) -> Form:
+def _affine(node: AffineNode, found: dict[int, ZonotopeForm]) -> ZonotopeForm:
     absolutes = [absolute for _, absolute in node.absolute]
     parts = [(found[source], matrix, b) for (source, matrix), b in zip(node.terms, absolutes, strict=True)]
     symbols = max(form.generators.shape[1] for form, _, _ in parts)
@@ -138,7 +140,7 @@ def _affine(node: Affine, found: dict[int, Form]) -> Form:
         size = size + _times(np.abs(form.center) + form.size, absolute)
         error = error + _times(form.error, absolute)
     lost = 2 * (gamma(node.count + len(parts) + 8) + node.relative) * size + node.lost
-    return Form(center, generators, OWN * (error + lost + TINY))
+    return ZonotopeForm(center, generators, OWN * (error + lost + TINY))
 
 
 def _times(rows: Number, matrix: Matrix) -> Number:
@@ -147,7 +149,7 @@ def _times(rows: Number, matrix: Matrix) -> Number:
     return np.asarray(flat @ matrix.T).reshape(*rows.shape[:-1], matrix.shape[0])
 
 
-def _activation(node: Activation, before: Form, symbols: int) -> Form:
+def _activation(node: ActivationNode, before: ZonotopeForm, symbols: int) -> ZonotopeForm:
     low, high = before.ends()
     is_open = (low < 0) & (high > 0)
     width = np.where(is_open, high - low, 1.0)
@@ -161,4 +163,4 @@ def _activation(node: Activation, before: Form, symbols: int) -> Form:
     generators = np.zeros((len(low), symbols + len(added), node.size))
     generators[:, : before.generators.shape[1]] = t[:, None] * before.generators
     generators[:, symbols + np.arange(len(added)), added] = 0.5 * (most - least)[:, added]
-    return Form(t * before.center + 0.5 * (least + most), generators, OWN * error)
+    return ZonotopeForm(t * before.center + 0.5 * (least + most), generators, OWN * error)

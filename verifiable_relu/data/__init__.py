@@ -8,7 +8,7 @@ folder and verified by checksum. The module does not import numpy, so that ``--h
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,94 +21,75 @@ Split = Literal["train", "test"]
 
 VARIABLE = "VERIFIABLE_RELU_DATA"
 
-
-@dataclass(frozen=True)
-class Source:
-    """The official place of a data set's files.
-
-    Attributes:
-        url: the folder that the files are downloaded from, with a trailing slash.
-        files: the checksum of each file, as ``sha256:…``, by the file's name.
-        archive: whether there is one file, a tar archive that is unpacked.
-    """
-
-    url: str
-    files: dict[str, str]
-    archive: bool = False
+VALIDATION = ":validation"
+"""What follows the name of a data set, or of a file, of which training images stand for the test images."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """A data set of the table.
 
     Attributes:
         reader: the function of ``data.readers`` that reads it.
-        source: the official place of its files; None for data that a library brings.
-        mean: the mean of each channel of the training images in [0, 1]; empty if the reader computes it.
-        std: the standard deviation of each channel, likewise.
+        mean, std: of each channel of the training images in [0, 1]; empty if the reader computes them.
+        url: the folder that the files are downloaded from, with a trailing slash; empty for data that a library brings.
+        files: the SHA-256 of each file by the file's name.
+        archive: True if there is one file, a tar archive that is unpacked.
     """
 
     reader: str
-    source: Source | None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    url: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    archive: bool = False
 
-
-VALIDATION = ":validation"
-"""What follows the name of a data set, or of a file, of which training images stand for the test images."""
 
 DATASETS = {
-    "mnist": Entry(
+    "mnist": DatasetEntry(
         "idx",
-        # MNIST's own home (yann.lecun.com/exdb/mnist) refuses automatic downloads; PyTorch's mirror has the same bytes.
-        Source(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            {
-                "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            },
-        ),
         mean=(0.1307,),
         std=(0.3081,),
+        # MNIST's own home (yann.lecun.com/exdb/mnist) refuses automatic downloads; PyTorch's mirror has the same bytes.
+        url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+        files={
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
     ),
-    "fashion_mnist": Entry(
+    "fashion_mnist": DatasetEntry(
         "idx",
-        # The repository of its authors.
-        Source(
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-            {
-                "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                "t10k-images-idx3-ubyte.gz": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            },
-        ),
         mean=(0.2860,),
         std=(0.3530,),
+        url="https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        files={
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
     ),
-    "cifar10": Entry(
+    "cifar10": DatasetEntry(
         "cifar",
-        Source(
-            "https://www.cs.toronto.edu/~kriz/",
-            {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
-            archive=True,
-        ),
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
+        url="https://www.cs.toronto.edu/~kriz/",
+        files={
+            "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        },
+        archive=True,
     ),
-    "adult": Entry(
+    "adult": DatasetEntry(
         "adult",
-        Source(
-            "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
-            {
-                "adult.data": "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-                "adult.test": "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-            },
-        ),
+        url="https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
+        files={
+            "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+            "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+        },
     ),
-    "digits": Entry("digits", None, mean=(0.3053,), std=(0.3760,)),
+    "digits": DatasetEntry("digits", mean=(0.3053,), std=(0.3760,)),
 }
 """The data sets by name. A new one is an entry of this table, and, for a new format, a function of ``data.readers``."""
 
@@ -123,8 +104,7 @@ class Dataset:
         name: the name given to ``load``.
         images: float32 (n, channels, height, width) in [0, 1]; (n, features, 1, 1) for a table.
         labels: int64 (n,).
-        mean: the mean of each channel of the training images; 0 for a channel that needs no normalisation.
-        std: the standard deviation of each channel of the training images; 1 for a channel that needs none.
+        mean, std: of each channel of the training images; 0 and 1 for a channel that needs no normalisation.
         exact: bool (n,), False for images whose pixels are known to differ from the official ones. Experiments on
             single images should leave these out.
         note: a remark, such as that some of the images are missing; mostly empty.
@@ -148,11 +128,7 @@ class Dataset:
 
 
 def load(name: str, split: Split) -> Dataset:
-    """Read one split of a data set, in the official order of its samples.
-
-    Args:
-        name: a name in ``DATASETS``.
-        split: ``train`` or ``test``.
+    """Read the ``train`` or ``test`` split of a data set in ``DATASETS``, in the official order of its samples.
 
     Raises:
         InputError: if the name or the split is unknown, or if a file is missing or damaged, which the error names; for
@@ -167,30 +143,30 @@ def load(name: str, split: Split) -> Dataset:
     from verifiable_relu.data import readers
 
     entry = DATASETS[name]
-    samples: readers.Samples = getattr(readers, entry.reader)(_folder(name, entry.source), split)
+    samples: readers.Samples = getattr(readers, entry.reader)(_folder(name, entry), split)
     mean, std = samples.moments or (entry.mean, entry.std)
     exact = np.ones(len(samples.labels), bool) if samples.exact is None else samples.exact
     images, labels = samples.images.astype(np.float32), samples.labels.astype(np.int64)
     return Dataset(name, images, labels, mean, std, exact, samples.note)
 
 
-def _folder(name: str, source: Source | None) -> Path:
-    """The folder with the files of a data set, which are downloaded and verified if need be."""
+def _folder(name: str, entry: DatasetEntry) -> Path:
+    """Return the folder with the files of a data set, which are downloaded and verified if need be."""
     named = os.environ.get(VARIABLE, "")
-    if source is None or (named and (Path(named) / name).is_dir()):
+    if not entry.url or (named and (Path(named) / name).is_dir()):
         return Path(named) / name
     try:
         import pooch
     except ModuleNotFoundError:
         raise missing(f"a data set that no folder of {VARIABLE} has", "pooch") from None
     folder = Path(pooch.os_cache("verifiable_relu")) / name
-    for file, checksum in source.files.items():
-        processor = pooch.Untar(extract_dir=".") if source.archive else None
+    processor = pooch.Untar(extract_dir=".") if entry.archive else None
+    for file, checksum in entry.files.items():
         try:
-            pooch.retrieve(source.url + file, checksum, fname=file, path=folder, processor=processor)
+            pooch.retrieve(entry.url + file, f"sha256:{checksum}", fname=file, path=folder, processor=processor)
         except (OSError, ValueError) as error:
             raise InputError(
-                f"the file cannot be downloaded from {source.url} ({error}); {VARIABLE} can name a folder that has it",
+                f"the file cannot be downloaded from {entry.url} ({error}); {VARIABLE} can name a folder that has it",
                 path=folder / file,
             ) from error
     return folder

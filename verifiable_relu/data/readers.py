@@ -1,4 +1,4 @@
-"""The readers of the data sets' formats, each a function of a folder and a split.
+"""The readers of the data sets' formats: functions of a folder and a split, which raise an InputError for bad files.
 
 * ``idx``: MNIST's format: magic number, dimensions, bytes. Source: yann.lecun.com/exdb/mnist ("FILE FORMATS").
 * ``cifar``: CIFAR-10's binary format, records of 1 label byte and 3,072 pixel bytes: the red, the green and the blue
@@ -29,14 +29,9 @@ _LARGEST = 256 << 20
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """One split of a data set, as read from its files.
+    """One split as read from its files: as ``Dataset``, of any type of number.
 
-    Attributes:
-        images: numbers (n, channels, height, width) in [0, 1]; (n, features, 1, 1) for a table.
-        labels: integers (n,).
-        exact: as ``Dataset.exact``; None means that all images are exact.
-        note: as ``Dataset.note``.
-        moments: mean and standard deviation of each channel of the training images, if the reader computes them.
+    ``exact`` is None if all images are; ``moments`` are mean and standard deviation, if the reader computes them.
     """
 
     images: np.ndarray
@@ -47,11 +42,7 @@ class Samples:
 
 
 def idx(folder: Path, split: Split) -> Samples:
-    """The samples of a split, from a file of images and a file of labels under MNIST's names.
-
-    Raises:
-        InputError: if a file is missing or damaged, or if the two files do not fit together.
-    """
+    """Read a split from a file of images and a file of labels under MNIST's names."""
     prefix = "train" if split == "train" else "t10k"
     paths = [on_disk(folder / f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
     images, labels = (_idx_array(path, rank) for path, rank in zip(paths, (3, 1), strict=True))
@@ -61,7 +52,6 @@ def idx(folder: Path, split: Split) -> Samples:
 
 
 def _idx_array(path: Path, rank: int) -> np.ndarray:
-    """The array of unsigned bytes in an IDX file."""
     data = read_bytes(path, _LARGEST)
     if len(data) < 4 or data[:2] != b"\0\0":
         raise InputError("not an IDX file: it does not begin with two zero bytes", path=path, place="byte 0")
@@ -85,11 +75,7 @@ _BATCH = 10_000
 
 
 def cifar(folder: Path, split: Split) -> Samples:
-    """The samples of a split; those of the training split come from the batches that exist, at least one of five.
-
-    Raises:
-        InputError: if a file is missing or damaged.
-    """
+    """Read a split; that of training from the batches that exist, at least one of five."""
     batches = folder / "cifar-10-batches-bin"
     files = {1: "test_batch.bin"}
     if split == "train":
@@ -104,7 +90,6 @@ def cifar(folder: Path, split: Split) -> Samples:
 
 
 def _cifar_records(path: Path) -> np.ndarray:
-    """The records (n, 3073) of one batch file, as unsigned bytes."""
     data = np.frombuffer(read_bytes(path, _LARGEST), np.uint8)
     if not len(data) or len(data) % _RECORD:
         raise InputError(f"the file has {len(data)} bytes, no whole number of {_RECORD}-byte records", path=path)
@@ -116,10 +101,7 @@ def _cifar_records(path: Path) -> np.ndarray:
 
 
 def _listed(path: Path) -> list[int]:
-    """The official indices of the images that differ from the official ones: one in each line, comments after ``#``.
-
-    Without the file, all images equal the official ones.
-    """
+    """Read the indices of images that differ from the official ones, one in each line with comments after ``#``."""
     listed = []
     for number, line in enumerate(read_text(path, _LARGEST).splitlines() if path.is_file() else (), 1):
         entry = line.split("#")[0].strip()
@@ -138,14 +120,11 @@ _COLUMNS = (
 
 
 def adult(folder: Path, split: Split) -> Samples:
-    """The samples of a split: inputs (n, features, 1, 1) in [0, 1], labels, and moments that standardise the inputs.
+    """Read a split, with moments that standardise the inputs.
 
     Each category becomes one input (one-hot), and the mark "?" of a missing value counts as a category; the moments of
     such an input are mean 0 and deviation 1, which leave it as it is. Numbers are scaled linearly such that the least
     and the greatest value among the training rows become 0 and 1, and are clipped to [0, 1].
-
-    Raises:
-        InputError: if a file is missing or damaged; the error names the line or the column.
     """
     source = on_disk(folder / "adult.data")
     asked = source if split == "train" else on_disk(folder / "adult.test")
@@ -174,10 +153,7 @@ def adult(folder: Path, split: Split) -> Samples:
 
 
 def _adult_rows(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The 14 entries of each row as text, and the labels (n,), which are 1 for over 50,000 dollars.
-
-    Empty lines and lines that begin with "|", such as the first of ``adult.test``, are skipped.
-    """
+    """Return the 14 entries of each row as text, and the labels (n,), which are 1 for over 50,000 dollars."""
     rows, labels = [], []
     for number, line in enumerate(read_text(path, _LARGEST).splitlines(), 1):
         if not line.strip() or line.startswith("|"):
@@ -206,11 +182,7 @@ def _adult_numbers(entries: np.ndarray, column: str, path: Path) -> np.ndarray:
 
 
 def digits(folder: Path, split: Split) -> Samples:
-    """The samples of a split, which scikit-learn brings; ``folder`` is not used.
-
-    Raises:
-        InputError: if scikit-learn is not installed.
-    """
+    """Read a split of what scikit-learn brings; ``folder`` is not used."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verifiable_relu.hardening.loop import Hardened as Hardened
+    from verifiable_relu.hardening.loop import HardenedModel as HardenedModel
     from verifiable_relu.hardening.loop import harden as harden
     from verifiable_relu.hardening.loop import soften as soften
     from verifiable_relu.nn.places import Place as Place
+    from verifiable_relu.train.batches import SubstitutionEffect as SubstitutionEffect
     from verifiable_relu.train.loop import TrainingStep as TrainingStep
     from verifiable_relu.train.schedule import Annealing as Annealing
-    from verifiable_relu.train.swap import SubstitutionEffect as SubstitutionEffect
 
-__all__ = ["Annealing", "Hardened", "Place", "SubstitutionEffect", "TrainingStep", "harden", "soften"]
+__all__ = ["Annealing", "HardenedModel", "Place", "SubstitutionEffect", "TrainingStep", "harden", "soften"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,23 +12,72 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
-from verifiable_relu.data import DATASETS
+from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
-from verifiable_relu.files import require_writable
 from verifiable_relu.spec.__main__ import radius
 from verifiable_relu.streams import guarded
-from verifiable_relu.train.options import CHOICES, int8_file
+from verifiable_relu.train.__main__ import resumable
+from verifiable_relu.train.options import (
+    DATA_HELP,
+    Growth,
+    add_options,
+    int8_file,
+    require_allowed,
+    require_outputs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from verifiable_relu.hardening.loop import HardenedModel
+
+
+@dataclass(frozen=True)
+class HardeningOptions:
+    """The options of a hardening; the text next to each one is the command's help."""
+
+    model: str
+    data: Annotated[str, DATA_HELP]
+    weights: Annotated[Path | None, "a state_dict that torch.save wrote"] = None
+    samples: Annotated[int | None, "fine-tune on the first images only (default: all)"] = None
+    epochs: Annotated[int, "passes over the data"] = 3
+    rate: Annotated[float, "first learning rate of AdamW"] = 1e-3
+    target: Annotated[float, "λ at the end"] = 160.0
+    schedule: Growth = "log"
+    activations: Annotated[str | None, "activations to harden, such as gelu,silu (default: all of hidden layers)"] = (
+        None
+    )
+    patience: Annotated[float, "seconds for the proof of what the swap changes; 0 leaves it out"] = 60.0
+    seed: Annotated[int, "seed of torch's random numbers"] = 0
+    eps: Annotated[
+        str | None,
+        "ask whether test images keep their label in the L∞ ball of this radius, such as 1/255, of the network in real "
+        "numbers, of each file in float32, and of these and the λ-GELU networks at once",
+    ] = None
+    images: Annotated[int, "the first test images that --eps asks about"] = 20
+    timeout: Annotated[float, "seconds for each image and question of --eps"] = 10.0
+    certificates: Annotated[
+        Path | None,
+        "folder for a checked certificate of all networks at once for each image (with --eps and --int8)",
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raise an InputError for a bad option, which the error names."""
+        require_allowed(self)
+        if self.eps is not None:
+            try:
+                radius(self.eps)
+            except argparse.ArgumentTypeError as error:
+                raise InputError(str(error), place="--eps") from None
+
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     made = Parser(label="harden", prog="verifiable-relu harden", text=__doc__)
     made.add_argument(
         "model",
@@ -36,172 +85,104 @@ def parser() -> argparse.ArgumentParser:
         help="FILE.py:NAME or package.module:NAME, where NAME is a torch module or a function that makes one; "
         "the file is run",
     )
-    made.add_argument("--weights", type=Path, metavar="FILE", help="a state_dict that torch.save wrote")
-    made.add_argument(
-        "--data",
-        required=True,
-        metavar="NAME|FILE.npz",
-        help=f"{', '.join(DATASETS)}, or a file with the arrays images (in [0, 1]) and labels",
-    )
-    made.add_argument("--samples", type=_count, metavar="N", help="fine-tune on the first N images (default: all)")
-    made.add_argument("--epochs", type=_count, default=3, metavar="N", help="passes over the data (default: 3)")
-    made.add_argument("--rate", type=_rate, metavar="R", help="first learning rate of AdamW (default: 1e-3)")
-    made.add_argument("--target", type=float, default=160.0, metavar="LAMBDA", help="λ at the end (default: 160)")
-    made.add_argument("--schedule", choices=CHOICES["schedule"], default="log", help="how λ grows (default: log)")
-    made.add_argument("--activations", metavar="A,B", help="activations to harden (default: all of hidden layers)")
-    made.add_argument(
-        "--patience",
-        type=_patience,
-        default=60.0,
-        metavar="S",
-        help="seconds for the proof of what the swap changes; 0 leaves it out (default: 60)",
-    )
-    made.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of torch's random numbers (default: 0)")
-    made.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
-    made.add_argument("--out", type=Path, required=True, metavar="N.onnx", help="the ONNX file to write")
-    made.add_argument("--int8", action="store_true", help="write the int8 network beside it, too, as N.int8.onnx")
-    asked = made.add_argument_group("what is proven of the files")
-    asked.add_argument(
-        "--eps",
-        type=_eps,
-        metavar="E",
-        help="ask whether test images keep their label in the L∞ ball of this radius, such as 1/255, of the network in "
-        "real numbers, of each file in float32, and of these and the λ-GELU networks at once",
-    )
-    asked.add_argument("--images", type=_count, default=20, metavar="N", help="the first N test images (default: 20)")
-    asked.add_argument(
-        "--timeout", type=seconds, default=10.0, metavar="S", help="seconds for each image and question (default: 10)"
-    )
-    asked.add_argument(
-        "--certificates",
-        type=Path,
-        metavar="DIR",
-        help="write and check a certificate of all networks at once for each image (with --eps and --int8)",
-    )
+    add_options(made, HardeningOptions, device="cpu")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
-    add_debug(made)
     return made
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= len(text) < 10 and int(text)):
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
-        raise argparse.ArgumentTypeError(f"'{text}' is no integer of at least 0 and below 2^63")
-    return int(text)
-
-
-def _patience(text: str) -> float:
-    return 0.0 if text == "0" else seconds(text)
-
-
-def _eps(text: str) -> str:
-    radius(text)
-    # It is shown as it was given.
-    return text
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(fraction(text))
-    except (ValueError, OverflowError):
-        rate = 0.0
-    if rate <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
-    return rate
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (``streams.guarded``)."""
-    options = parser().parse_args(arguments)
-    return guarded("harden", lambda: run(options), options.debug)
+    """Run the command; returns the exit status (``streams.guarded``); after Ctrl-C, the same command resumes."""
+    values = vars(parser().parse_args(arguments))
+    out, device, debug, int8, quiet = (values.pop(name) for name in ("out", "device", "debug", "int8", "quiet"))
+    return guarded("harden", lambda: run(HardeningOptions(**values), out, device, int8, quiet), debug)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Harden the model that the command's options name, write it, and print the report; returns 0.
+def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bool) -> int:
+    """Harden the model that the options name, write it, and print the report; returns 0, or 130 after Ctrl-C.
 
     Raises:
         InputError: for a model, weights, data, a device or an output file that cannot be used.
     """
-    if options.certificates is not None and (options.eps is None or not options.int8):
+    if options.certificates is not None and (options.eps is None or not int8):
         raise InputError("--certificates is for --eps and --int8: certify writes those of a single file")
-    if options.out.suffix != ".onnx":
-        raise InputError("the name of the output file must end in .onnx", path=options.out)
-    for written in (options.out, *([int8_file(options.out)] if options.int8 else ())):
-        require_writable(written)
+    require_outputs(out, int8, ".checkpoint")
     # Imported here, because the imports load torch, for which --help need not wait.
     import torch
 
-    from verifiable_relu.hardening import harden
-    from verifiable_relu.hardening.loop import default_optimizer
-    from verifiable_relu.network.graph import device
-    from verifiable_relu.nn.rectifiers import HIDDEN
+    from verifiable_relu.hardening.loop import default_optimizer, harden
+    from verifiable_relu.network.graph import device as find_device
+    from verifiable_relu.nn.gates import HIDDEN
     from verifiable_relu.train.batches import DataError, loader
+    from verifiable_relu.train.export import write_int8
 
     torch.manual_seed(options.seed)
-    model = load(options.model, options.weights).to(device(options.device))
+    model = load(options.model, options.weights).to(find_device(device))
     training, test = _data(options.data)
     held_out = None if training is test and len(test[0]) <= (options.samples or math.inf) else test
     training = (training[0][: options.samples], training[1][: options.samples])
-    steps = options.epochs * len(loader(training, True))
+    steps, saved = options.epochs * len(loader(training, True)), out.with_suffix(".checkpoint")
+    ask = partial(
+        harden,
+        model,
+        training,
+        epochs=options.epochs,
+        held_out=held_out,
+        optimizer=lambda model: default_optimizer(model, steps, options.rate),
+        target=options.target,
+        schedule=options.schedule,
+        activations=HIDDEN if options.activations is None else options.activations.split(","),
+        region=(0.0, 1.0),
+        patience=options.patience,
+        progress=not quiet,
+        checkpoint=saved,
+    )
     try:
-        hardened = harden(
-            model,
-            training,
-            epochs=options.epochs,
-            held_out=held_out,
-            optimizer=lambda model: default_optimizer(model, steps, options.rate),
-            target=options.target,
-            schedule=options.schedule,
-            activations=HIDDEN if options.activations is None else options.activations.split(","),
-            region=(0.0, 1.0),
-            patience=options.patience,
-            progress=not options.quiet,
-        )
+        hardened = resumable(saved, ask)
     except DataError as error:
         raise error.located(options.data) from None
+    if hardened is None:
+        return 130
     hardened.model.cpu()
-    hardened.write(options.out)
+    hardened.write(out)
     print(hardened)
-    files = [options.out]
-    if options.int8:
-        from verifiable_relu.files import write_whole
-        from verifiable_relu.train.export import CALIBRATED, quantize
-
-        files.append(int8_file(options.out))
-        write_whole(files[1], quantize(options.out.read_bytes(), training[0][:CALIBRATED].numpy()))
+    files = [out, int8_file(out)] if int8 else [out]
+    if int8:
+        write_int8(out.read_bytes(), out, training[0].numpy())
     if options.eps is not None:
-        from verifiable_relu.hardening.proven import proven
-        from verifiable_relu.nn.gates import Hardness, LambdaGELU
-
-        gates = [module for module in hardened.smooth.modules() if isinstance(module, Hardness)]
-        lam = options.target if all(isinstance(gate, LambdaGELU) for gate in gates) else None
-        asked = test[0][: options.images], test[1][: options.images]
-        kept, shown = options.certificates, not options.quiet
-        for name, results in proven(files, *asked, options.eps, options.timeout, lam, kept, shown):
-            counts = results.summary
-            print(
-                f"{name}: within {options.eps}, {counts['certified']} of {counts['asked']} images certified, "
-                f"{counts['refuted']} refuted, {counts['undecided']} undecided"
-            )
+        _prove(options, hardened, files, test, shown=not quiet)
+    saved.unlink(missing_ok=True)
     print(f"wrote {' and '.join(map(str, files))}; next, write properties and answer them:")
-    print(f"  verifiable-relu spec --net {options.out} --data {options.data} --correct 20 --eps 1/255 --out P")
+    print(f"  verifiable-relu spec --net {out} --data {options.data} --correct 20 --eps 1/255 --out P")
     print("  verifiable-relu certify --spec P")
-    if options.int8:
+    if int8:
         print(f"and the same with --net {files[1]}")
     return 0
 
 
-def load(named: str, weights: Path | None = None) -> nn.Module:
-    """The torch module of a name ``FILE.py:NAME`` or ``package.module:NAME``, with weights from a file.
+def _prove(
+    options: HardeningOptions, hardened: HardenedModel, files: list[Path], test: tuple[Tensor, Tensor], shown: bool
+) -> None:
+    """Print how many test images keep their label, for the network in real numbers and as each file runs."""
+    from verifiable_relu.hardening.loop import proven
+    from verifiable_relu.nn.gates import Hardness, LambdaGELU
 
-    Args:
-        named: where the module, or a function without arguments that makes one, is found. The file is run.
-        weights: a ``state_dict``, alone or under the key ``state_dict`` or ``model``; None leaves the weights.
+    assert options.eps is not None
+    gates = [module for module in hardened.smooth.modules() if isinstance(module, Hardness)]
+    lam = options.target if all(isinstance(gate, LambdaGELU) for gate in gates) else None
+    asked = test[0][: options.images], test[1][: options.images]
+    for name, results in proven(files, *asked, options.eps, options.timeout, lam, options.certificates, shown):
+        counts = results.summary
+        print(
+            f"{name}: within {options.eps}, {counts['certified']} of {counts['asked']} images certified, "
+            f"{counts['refuted']} refuted, {counts['undecided']} undecided"
+        )
+
+
+def load(named: str, weights: Path | None = None) -> nn.Module:
+    """Return the torch module of a name ``FILE.py:NAME`` or ``package.module:NAME``, with weights from a file.
+
+    The name may be that of a function without arguments that makes a module; the file is run. The weights are a
+    ``state_dict``, alone or under the key ``state_dict`` or ``model``.
 
     Raises:
         InputError: if there is no such module, its code fails, or the weights are damaged or do not fit.
@@ -257,7 +238,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _data(source: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The images and labels to fine-tune on, and those to measure on; of a file, both are the same."""
+    """Return the images and labels to fine-tune on, and those to measure on; of a file, both are the same."""
     import torch
 
     if source.endswith(".npz"):
@@ -268,11 +249,11 @@ def _data(source: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         return pair, pair
     from verifiable_relu.data import load as named
 
-    training, test = named(source, "train"), named(source, "test")
-    return (
-        (torch.from_numpy(training.images), torch.from_numpy(training.labels)),
-        (torch.from_numpy(test.images), torch.from_numpy(test.labels)),
+    training, test = (
+        (torch.from_numpy(split.images), torch.from_numpy(split.labels))
+        for split in (named(source, "train"), named(source, "test"))
     )
+    return training, test
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""The function ``harden``: fine-tuning while λ grows, the swap to ReLU, and the report of what it changed."""
+"""The function ``harden``: fine-tuning while λ grows, the swap to ReLU, and what is proven of both networks."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,11 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from verifiable_relu.api import Results, verify
 from verifiable_relu.api.arguments import flag
+from verifiable_relu.bounds.change import substitution_change
+from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.hardening.proven import with_proof
-from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.nn.gates import Hardness
+from verifiable_relu.network import Network, from_torch, write_onnx
+from verifiable_relu.network.agreement import parting, sample_points
+from verifiable_relu.network.family import swapped
+from verifiable_relu.nn.gates import HIDDEN, Hardness, Rectifier
 from verifiable_relu.nn.places import (
     Place,
     all_or_nothing,
@@ -28,14 +34,13 @@ from verifiable_relu.nn.places import (
     require_replaced,
     substitute_relu,
 )
-from verifiable_relu.nn.rectifiers import HIDDEN, Rectifier
+from verifiable_relu.rounding import unit_roundoff
+from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
-from verifiable_relu.train.batches import Batch, DataError, at
-from verifiable_relu.train.loop import Callback, TrainingStep, fit
+from verifiable_relu.train.batches import NO_TENSOR, Batch, DataError, Outputs, Region, SubstitutionEffect, at, measure
+from verifiable_relu.train.loop import Callback, Checkpoint, TrainingStep, fit, progress_bar
 from verifiable_relu.train.options import Schedule
-from verifiable_relu.train.progress import shown
 from verifiable_relu.train.schedule import Annealing
-from verifiable_relu.train.swap import Outputs, Region, SubstitutionEffect, measure
 
 SAME = 1e-4
 """The largest difference, relative to the largest output, that putting λ-gates in may make by rounding."""
@@ -43,15 +48,12 @@ SAME = 1e-4
 MOST_EPOCHS = 1_000_000
 """The largest number of epochs; a larger one is taken for a mistake."""
 
-PATIENCE = 60.0
-"""The seconds that the proof of the change may take, unless the user says otherwise."""
-
 RATE = 1e-3
 """The first learning rate of the default optimizer."""
 
 
 @dataclass(frozen=True)
-class Hardened:
+class HardenedModel:
     """A hardened model.
 
     Attributes:
@@ -59,8 +61,7 @@ class Hardened:
             given, so that the ``state_dict`` also fits that model's class with ReLU written in its source.
         smooth: the fine-tuned model with λ-gates, λ at its target, in evaluation mode.
         places: the smooth activations of the model that was given, and what became of them.
-        change: the effect of the swap.
-        losses: the mean loss of each epoch.
+        change, losses: the effect of the swap, and the mean loss of each epoch.
         shape: the shape of an input sample; None if the model's input is not one tensor.
         argument: the name of the argument that takes the input, where batches are mappings.
     """
@@ -84,7 +85,7 @@ class Hardened:
             UnsupportedError: if the model has operators that the package does not know.
         """
         if self.shape is None:
-            raise InputError(batches.NO_TENSOR)
+            raise InputError(NO_TENSOR)
         write_onnx(from_torch(self.model, self.shape, argument=self.argument), Path(path))
         return Path(path)
 
@@ -92,19 +93,11 @@ class Hardened:
 def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any = None) -> tuple[nn.Module, list[Place]]:
     """Put a λ-gate with λ = 1 in the place of each smooth activation, in place; the model still computes the same.
 
-    Gates that the model has already keep their λ. No λ is learned: ``Annealing`` sets it.
-
-    Args:
-        model: the model.
-        activations: the names of the activations to harden (``nn.rectifiers.RECTIFIERS``).
-        example: what the model is called with to find out whether they are replaced (``nn.places.require_replaced``).
-
-    Returns:
-        The model, and its smooth activations with what became of them.
+    Gates that the model has already keep their λ. No λ is learned: ``Annealing`` sets it. Returns the model, and its
+    smooth activations with what became of them. ``activations`` and ``example`` are those of ``substitute_relu``.
 
     Raises:
-        InputError: if the model has no activation to harden.
-        UnsupportedError: as ``nn.places.replace_smooth``, and if the model goes on computing GELU or SiLU. The model
+        InputError: if the model has no activation to harden, or an UnsupportedError as ``substitute_relu``; the model
             stays as it was.
     """
     with all_or_nothing(model):
@@ -144,11 +137,12 @@ def harden(
     schedule: Schedule = "log",
     activations: Sequence[str] = HIDDEN,
     region: Region | None = None,
-    patience: float = PATIENCE,
+    patience: float = 60.0,
     argument: str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
-) -> Hardened:
+    checkpoint: Path | str | None = None,
+) -> HardenedModel:
     """Turn a trained model with GELU, SiLU and the like into one with ReLU, by fine-tuning while λ grows.
 
     Each smooth activation G becomes G(λx)/λ with λ = 1, which is G itself. λ then grows with every step of the
@@ -156,7 +150,6 @@ def harden(
     was given is not changed; a copy on the same device is.
 
     Args:
-        model: the trained model.
         data: what it is fine-tuned on: a ``DataLoader`` or list of batches, or a pair (inputs, classes) of arrays. A
             batch is a tuple (inputs, classes, …) or a mapping of the model's arguments (``labels`` are its classes).
         epochs: the number of passes over the data, at least 1.
@@ -166,29 +159,32 @@ def harden(
         outputs: the outputs of a model for a batch, (n, classes). By default what the model returns, or its ``logits``.
         optimizer: makes the optimizer of a model, or a pair of optimizer and learning-rate scheduler, whose ``step`` is
             called after each batch. By default AdamW with a rate that falls from 1e-3 to 0 as a cosine.
-        target: λ at the end.
-        schedule: ``linear`` in λ, in ``log`` λ or in 1/λ (``inverse``).
-        activations: the names of the activations to harden (``nn.rectifiers.RECTIFIERS``).
+        target, schedule: λ at the end; ``linear`` in λ, in ``log`` λ or in 1/λ (``inverse``).
+        activations: the names of the activations to harden (``nn.gates.RECTIFIERS``).
         region: the least and the greatest value of each input; over all inputs between them, the change of the outputs
             by the swap is bounded. None takes the range of the numbers in the data that the change is measured on.
         patience: the seconds that the proof of that bound may take, at least 0; 0 leaves it out.
-        argument: where batches are mappings with several tensors of real numbers, the name of the one that is the input
-            of the network; the others are left out where the change is bounded and the network is written.
+        argument: where batches are mappings with several tensors of real numbers, the name of the network's input.
         callbacks: called after each step.
-        progress: whether a progress bar is shown on stderr.
+        progress: True shows a progress bar on stderr.
+        checkpoint: a file that is written after each epoch, and from which an interrupted hardening of the same model
+            goes on, with the order of a pair of arrays and the CPU's random numbers. The caller deletes it.
 
     Raises:
-        InputError: for a model without activations to harden, bad numbers, or if the loss becomes infinite or NaN.
+        InputError: for a model without activations to harden, bad numbers, a checkpoint of another hardening, or if the
+            loss becomes infinite or NaN.
         DataError: for data that cannot be used or that the model does not take.
         UnsupportedError: if activations cannot be replaced; the error names the module.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= MOST_EPOCHS:
         raise InputError(f"epochs is a number from 1 to {MOST_EPOCHS}, not {epochs!r:.40}")
     progress = flag(progress, "progress")
-    _require_functions(loss=loss, outputs=outputs, **({} if optimizer is None else {"optimizer": optimizer}))
     if not isinstance(callbacks, list | tuple):
         raise InputError(f"callbacks are a list of functions, not {callbacks!r:.40}")
-    _require_functions(**{f"callback {index}": each for index, each in enumerate(callbacks)})
+    functions = {"loss": loss, "outputs": outputs, **({} if optimizer is None else {"optimizer": optimizer})}
+    for name, function in {**functions, **{f"callback {i}": each for i, each in enumerate(callbacks)}}.items():
+        if not callable(function) and not isinstance(function, torch.optim.Optimizer):
+            raise InputError(f"{name} is a function, not {function!r:.40}")
     region = None if region is None else _region(region)
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
         raise InputError(f"patience is a number of seconds, not {patience!r:.40}")
@@ -203,16 +199,16 @@ def harden(
             batches.require_classes(each, classes)
     places += leftovers(soft, places, lambda of: outputs(of, first))
     steps = epochs * len(train)
-    annealing = Annealing(soft, steps, target, schedule)
+    annealing, losses = Annealing(soft, steps, target, schedule), list[float]()
     stepper, scheduler = _optimizer(optimizer, soft, steps)
-
-    def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
-        return loss(of, batches.moved(batch, of))
-
-    def grow(_: int) -> None:
-        annealing.step()
-
-    with shown(progress, steps) as show:
+    kept = None
+    if checkpoint is not None:
+        same = {"epochs": epochs, "batches": len(train), "target": target, "schedule": schedule}
+        parts = {"losses": losses, "annealing": annealing, "model": soft, "optimizer": stepper, "scheduler": scheduler}
+        parts |= {"order": getattr(train, "generator", None), "random": torch.default_generator}
+        parts = {name: part for name, part in parts.items() if part is not None}
+        kept = Checkpoint(Path(checkpoint), same | _beginning(soft, stepper), parts)
+    with progress_bar(progress, steps) as show:
 
         def after(step: int, found: float) -> None:
             if scheduler is not None:
@@ -222,30 +218,32 @@ def harden(
             for callback in callbacks:
                 callback(state)
 
-        passes = list(fit(soft, range(epochs), lambda _: train, moved_loss, stepper, grow, after))
-    means = [sum(each.losses) / max(len(each.losses), 1) for each in passes]
+        def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
+            return loss(of, batches.moved(batch, of))
+
+        for epoch in fit(soft, epochs, lambda _: train, moved_loss, stepper, lambda _: annealing.step(), after, kept):
+            losses.append(sum(epoch.losses) / max(len(epoch.losses), 1))
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
-    shape = batches.sample_shape(first, argument)
-    with evaluating(before), shown(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
+    inputs = batches.real_inputs(first, argument)
+    shape = None if inputs is None else tuple(inputs.shape[1:])
+    with evaluating(before), progress_bar(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
         effect = measure(soft, hard, test, before=before, outputs=outputs, argument=argument)
         effect = replace(effect, region=region or effect.region, training=held_out is None)
+        told = "seconds of the proof of the change"
         change = with_proof(
-            effect,
-            soft,
-            hard,
-            shape,
-            patience,
-            argument=argument,
-            watch=lambda seconds: show(int(seconds), "seconds of the proof of the change"),
+            effect, soft, hard, shape, patience, argument=argument, watch=lambda taken: show(int(taken), told)
         )
-    return Hardened(hard, soft, tuple(places), change, tuple(means), shape, argument)
+    return HardenedModel(hard, soft, tuple(places), change, tuple(losses), shape, argument)
 
 
-def _require_functions(**functions: object) -> None:
-    for name, function in functions.items():
-        if not callable(function) and not isinstance(function, torch.optim.Optimizer):
-            raise InputError(f"{name} is a function, not {function!r:.40}")
+def _beginning(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what tells a hardening from others: a digest of the weights, the learning rates, the seed."""
+    weights = hashlib.sha256()
+    for tensor in chain(model.parameters(), model.buffers()):
+        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return {"weights": weights.hexdigest()[:16], "rate": rates, "seed": torch.initial_seed()}
 
 
 def _copy(model: object) -> nn.Module:
@@ -282,16 +280,7 @@ def _region(region: object) -> Region:
 
 @torch.no_grad()
 def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> int | None:
-    """Make certain that λ-gates with λ = 1 compute what the activations did.
-
-    Returns:
-        The number of the model's classes; None unless its outputs are (n, classes).
-
-    Raises:
-        InputError: if the outputs are no tensor (n, …).
-        DataError: if the model does not take the batch.
-        UnsupportedError: if the outputs differ.
-    """
+    """Make certain that λ-gates with λ = 1 compute the same; returns the number of classes of outputs (n, classes)."""
     with at("first batch"):
         expected = outputs(before, batch)
     if not isinstance(expected, Tensor) or not expected.ndim or not expected.numel():
@@ -309,26 +298,17 @@ def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Out
 
 
 def default_optimizer(
-    model: nn.Module, steps: int, rate: float | None = None
+    model: nn.Module, steps: int, rate: float = RATE
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a learning rate that falls from ``rate`` (by default ``RATE``) to 0 as a cosine over ``steps``.
-
-    Raises:
-        InputError: if no parameter of the model requires a gradient.
-    """
+    """Make AdamW with a learning rate that falls from ``rate`` to 0 as a cosine over a number of steps."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise InputError("the model has no parameters that could be trained")
-    optimizer = torch.optim.AdamW(parameters, RATE if rate is None else rate)
+    optimizer = torch.optim.AdamW(parameters, rate)
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
 
 def _optimizer(make: Callable[[nn.Module], Any] | None, model: nn.Module, steps: int) -> tuple[Any, Any]:
-    """The optimizer and the learning-rate scheduler (or None) of a model.
-
-    Raises:
-        InputError: if ``make`` makes neither an optimizer nor a pair of both.
-    """
     if make is None:
         return default_optimizer(model, steps)
     if isinstance(make, torch.optim.Optimizer):
@@ -341,3 +321,113 @@ def _optimizer(make: Callable[[nn.Module], Any] | None, model: nn.Module, steps:
     if not isinstance(found, torch.optim.Optimizer):
         raise InputError(f"optimizer makes a {type(found).__name__}, no optimizer of torch")
     return found, scheduler
+
+
+def with_proof(
+    effect: SubstitutionEffect,
+    smooth: nn.Module,
+    hard: nn.Module,
+    shape: tuple[int, ...] | None,
+    patience: float,
+    *,
+    argument: str | None = None,
+    watch: Callable[[float], None] = lambda seconds: None,
+) -> SubstitutionEffect:
+    """Return an effect with a proven bound of the change over its region, or the reason why there is none.
+
+    Args:
+        shape: the shape of an input sample; None if the model's input is not one tensor.
+        patience: the seconds that the proof may take, and then goes on with intervals alone; 0 leaves it out.
+        argument: the name of the input, for models of several.
+        watch: told during the proof, again and again, the seconds that it has taken.
+    """
+    if not patience:
+        return effect
+    if shape is None or effect.region is None:
+        return replace(effect, unproven=NO_TENSOR)
+    try:
+        bound = _bound(smooth, hard, shape, effect.region, patience, argument, watch)
+    except InputError as error:
+        return replace(effect, unproven=str(error))
+    if bound > effect.spread:
+        why = f"a bound of {bound:.3g} says nothing, for all outputs here are within {effect.spread:.3g}"
+        return replace(effect, unproven=why)
+    return replace(effect, proven=bound, unproven="")
+
+
+@torch.no_grad()
+@neutral()
+def _bound(
+    smooth: nn.Module,
+    hard: nn.Module,
+    shape: tuple[int, ...],
+    region: Region,
+    patience: float,
+    argument: str | None,
+    watch: Callable[[float], None],
+) -> float:
+    """Bound the change of any output over a region; raises an InputError where there is no finite bound."""
+    start = time.monotonic()
+
+    def stop() -> bool:
+        watch(taken := time.monotonic() - start)
+        return taken > patience
+
+    with as_given():
+        read = [from_torch(model, shape, argument=argument) for model in (smooth, hard)]
+    # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
+    first, second = (Network(tuple(n.map_tensors(lambda t: t.detach().cpu()) for n in r.nodes)) for r in read)
+    family = swapped(first, second)
+    _require_swap(family.limit, second)
+    ones = torch.ones(1, *shape, dtype=torch.float64)
+    found = substitution_change(family.to(torch.float64), Bounds(ones * region[0], ones * region[1]), stop=stop)
+    largest = torch.maximum(-found.lower, found.upper).max().item()
+    if not math.isfinite(largest):
+        if stop():
+            raise InputError(f"the proof took longer than {patience:g} s (patience=)")
+        raise InputError("over a region this large, nothing is known of a divisor or an exponential")
+    return largest
+
+
+def _require_swap(found: Network, hard: Network) -> None:
+    """Raise an InputError if the swapped smooth network computes other numbers than the hard model's network."""
+    x = sample_points(found.input_shape, torch.float64)
+    last = len(found.nodes) - 1
+    expected = hard.to(torch.float64).values(x)[-1]
+    # Numbers that are made of λ are rounded to the modules' precision.
+    apart = parting(found.nodes, x, {last: expected}, 2 * unit_roundoff(torch.float32))
+    if apart is not None:
+        raise InputError(f"the swap is not the one of the model's activations alone: {apart}")
+
+
+def proven(
+    files: Sequence[Path],
+    images: Tensor,
+    labels: Tensor,
+    eps: str,
+    timeout: float,
+    lam: float | None,
+    certificates: Path | None = None,
+    progress: bool = False,
+) -> Iterator[tuple[str, Results]]:
+    """Ask whether each image keeps its label in the L∞ ball of radius ``eps``, of each file and arithmetic.
+
+    Args:
+        files: the float file and, if there is one, the int8 file.
+        images, labels: (n, …), in [0, 1], and (n,), the true classes.
+        lam: λ of the λ-GELUs that ReLU replaces; None where the activations were others.
+        certificates: a folder for certificates of the last question; there must be an int8 file.
+
+    Yields:
+        The question and its results. The last one is about all networks at once: the λ'-GELU networks with λ' ≥ ``lam``
+        and ReLU in real numbers, and every evaluation of the files in float32.
+    """
+    asked: dict[str, dict[str, object]] = {f"{files[0].name} in real numbers": {}}
+    asked |= {f"{file.name} in float32": {"model": file, "arithmetic": "float32"} for file in files}
+    whole: dict[str, object] = {"arithmetic": "float32", "also": list(files[1:]), "certificates": certificates}
+    if lam is not None:
+        whole["joint"] = lam
+    asked[f"all of these{'' if lam is None else f' and λ-GELU with λ ≥ {lam:g}'} at once"] = whole
+    for name, how in asked.items():
+        model = how.pop("model", files[0])
+        yield name, verify(model, images, labels, eps, timeout=timeout, progress=progress, **how)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ class Parting:
         return f"{numbers} (rounding explains a difference of {self.bound:.2g})"
 
 
-class _Here(Arithmetic):
+class _TorchArithmetic(Arithmetic):
     """The network's own operators, computed by torch, where the source computes in unit roundoff ``unit``."""
 
     def __init__(self, unit: float, tiny: float) -> None:
@@ -119,7 +119,7 @@ def parting(
         unit: the unit roundoff of the source; where ``dtype`` is no finer than the source, twice that.
         dtype: in which the network is evaluated here.
     """
-    by, huge = _Here(unit, tiny(x.dtype)), largest(x.dtype) / 4
+    by, huge = _TorchArithmetic(unit, tiny(x.dtype)), largest(x.dtype) / 4
     start = x.to("cpu", dtype).numpy()
     values: dict[int, Enclosed] = {0: Enclosed(start, np.zeros_like(start))}
     last = {source: index for index, node in enumerate(nodes) for source in node.inputs}

@@ -31,13 +31,7 @@ from verifiable_relu.network.simplify import live
 
 
 class Builder:
-    """A network under construction. Every method that adds a node returns its index.
-
-    Args:
-        input_shape: of one sample.
-        name: of the input.
-        device: of the tensors that are given, and of those that are made.
-    """
+    """A network under construction. Every method that adds a node returns its index."""
 
     def __init__(self, input_shape: Shape, name: str = "input", device: torch.device | str = "cpu") -> None:
         self.device = device

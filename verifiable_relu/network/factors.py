@@ -17,10 +17,6 @@ def bounded_factors(nodes: Sequence[Node], output: int) -> Graph:
     """Put an ``Identity`` behind each node whose numbers, perhaps moved, repeated or scaled, are factors of a product.
 
     Inputs and activations have none: their boxes are as good as they can be.
-
-    Args:
-        nodes: in topological order; the first is the input.
-        output: the index of the output.
     """
     wanted = {_origin(nodes, source) for node in nodes if isinstance(node, Bilinear) for source in node.inputs}
     made: list[Node] = []

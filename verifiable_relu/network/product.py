@@ -21,7 +21,7 @@ Form = tuple[Sequence[tuple[int, int]], int]
 
 
 @dataclass(frozen=True)
-class Part:
+class NetworkPart:
     """A network of a product.
 
     Attributes:
@@ -36,7 +36,7 @@ class Part:
 
 
 def product(
-    parts: Sequence[Part],
+    parts: Sequence[NetworkPart],
     size: int,
     passed: bool = False,
     products: Sequence[tuple[Form, Form]] = (),
@@ -178,7 +178,7 @@ def isomorphic(first: Network, second: Network) -> bool:
     )
 
 
-def _run(x: Tensor, parts: Sequence[Part], passed: bool, pairs: Sequence[tuple[Form, Form]]) -> Tensor:
+def _run(x: Tensor, parts: Sequence[NetworkPart], passed: bool, pairs: Sequence[tuple[Form, Form]]) -> Tensor:
     """The product's outputs (1, …) at x (1, size), float32, with the parts' as what runs them computes them."""
     point = x.reshape(-1)
     given = [replay(part.network, point[list(part.inputs)].numpy()).astype(float).tolist() for part in parts]

@@ -47,10 +47,6 @@ def simplify(nodes: Sequence[Node], output: int) -> Graph:
 
     A product with a matrix and the bias after it become one affine map, shifts and factors one Scale,
     GELU(λx)/λ one λ-GELU, and the reciprocal of a root one function. A Scale that changes nothing is left out.
-
-    Args:
-        nodes: in topological order; the first is the input.
-        output: the index of the output.
     """
     graph = live(nodes, output)
     while True:
@@ -216,10 +212,6 @@ class _Scaled:
 def spelled(nodes: Sequence[Node], output: int) -> tuple[list[Node], int]:
     """Put a function of one variable in the place of every product that spells it.
 
-    Args:
-        nodes: in topological order.
-        output: the index of the output.
-
     Returns:
         Nodes in topological order and the output's new index. Nodes that spelled a function are still there.
     """
@@ -266,10 +258,6 @@ def argument(nodes: Sequence[Node], index: int) -> Argument:
     Reshape and Permute may stand between, and in (x − c)·s, s is a factor of x − c. What a Scale makes of whole
     numbers, such as a quantised network's, is no multiple of them, and a batch normalisation of several channels is a
     layer as others are.
-
-    Args:
-        nodes: in topological order.
-        index: of the node.
     """
     found, passed, chosen = Argument(index), list[Node](), False
     counted = whole(nodes[:index])

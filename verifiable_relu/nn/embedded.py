@@ -13,17 +13,18 @@ from verifiable_relu.errors import InputError
 class Embedded(nn.Module):
     """A module that takes tokens, as a function of what one of its embeddings makes of them.
 
-    It takes (batch, positions, width), or the same as vectors, and the module runs on ``tokens`` with that in place of
+    It takes (batch, positions, width), or the same as vectors, and runs the module on ``tokens`` with that in place of
     the embedding's result. All else that the module makes of tokens, such as a mask, is that of ``tokens``.
 
     Args:
-        module: takes whole numbers, (batch, positions).
-        embedding: the part of it that embeds them, called once.
+        module, embedding: takes whole numbers, (batch, positions), and the part of it that embeds them, called once.
         tokens: (positions,), about which is asked.
 
     Raises:
         InputError: if the embedding is no part of the module, or a token is none of its numbers.
     """
+
+    tokens: Tensor
 
     def __init__(self, module: nn.Module, embedding: nn.Embedding, tokens: Tensor | Sequence[int]) -> None:
         super().__init__()
@@ -39,7 +40,6 @@ class Embedded(nn.Module):
         return found
 
     def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(self.tokens, Tensor)
         embedded = x.reshape(len(x), len(self.tokens), -1)
         hook = self.embedding.register_forward_hook(lambda *called: embedded)
         try:
@@ -50,17 +50,14 @@ class Embedded(nn.Module):
 
     @torch.no_grad()
     def box(self, choices: Sequence[Tensor | Sequence[int]] | None = None) -> tuple[Tensor, Tensor]:
-        """The smallest box of embeddings, a lower and an upper end of (positions, width) each, of a set of tokens.
+        """Return the smallest box of embeddings of a set of tokens: both ends, (positions, width) each.
 
-        What is proved of the box is proved of every sentence of these tokens. A counterexample in it need be none.
-
-        Args:
-            choices: for each position the tokens that may stand there; by default ``tokens`` alone.
+        What is proved of the box is proved of every sentence of these tokens; a counterexample in it need be none.
+        ``choices`` has for each position the tokens that may stand there, by default ``tokens`` alone.
 
         Raises:
             InputError: if there are not as many choices as positions, or some are empty or no tokens.
         """
-        assert isinstance(self.tokens, Tensor)
         given = list(self.tokens[:, None]) if choices is None else list(choices)
         sets = [self.embedding.weight[self._known(each)] for each in given]
         if len(sets) != len(self.tokens) or not all(len(each) for each in sets):

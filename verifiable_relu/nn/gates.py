@@ -21,12 +21,17 @@ ReLU-ization in Deep Networks, arXiv 2603.21991). Φ and φ are the standard nor
 λ-Swish is x·σ(βx) with β = κλ (Ramachandran, Zoph, Le, Searching for Activation Functions, arXiv 1710.05941). As
 ReLU(x) − x·σ(βx) = |x|·σ(−β|x|) is at most 0.2784645428/β, the maximum of t/(1 + eᵗ), which is W(1/e) with Lambert's W,
 at t = 1.2784645, it is as far from ReLU as λ-GELU with the same λ for κ = 1.6383.
+
+The smooth activations that λ can harden to ReLU are ``RECTIFIERS``: |G(λx)/λ − ReLU(x)| is at most max |G − ReLU|/λ.
+A module or function is recognised by what it computes on a grid of points, not by its name: so the many spellings of
+GELU, such as those of Hugging Face's ``transformers``, are known at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn
@@ -63,11 +68,9 @@ class Kernel:
     """An activation G(u) = u·P(u), given by elementwise functions.
 
     Attributes:
-        value: G, which returns a new tensor.
-        gate: P.
+        value, gate: G, which returns a new tensor, and P.
         backward: the function (gradient, u) ↦ gradient·G'(u), which returns a new tensor.
-        slope: P', which is exactly 0 for |u| ≥ ``saturated``.
-        saturated: a number whose square does not overflow in float32.
+        slope: P', which is exactly 0 for |u| ≥ ``saturated``, a number whose square does not overflow in float32.
         supremum: the maximum of |G − ReLU|.
         scale: κ.
     """
@@ -84,8 +87,8 @@ class Kernel:
 class _GateFunction(torch.autograd.Function):
     """The function f(x; λ(s)) with its gradients, in few operations on tensors and few passes over memory.
 
-    Numbers are computed in Python, where they cost a tenth of an operation on a tensor. The backward pass keeps u in
-    place of x, and y, which the next layer mostly keeps anyway: about as much memory as nn.GELU takes.
+    Numbers are computed in Python, where they cost a tenth of an operation on a tensor. The backward pass keeps u, and
+    y, which the next layer mostly keeps anyway.
     """
 
     @staticmethod
@@ -126,14 +129,12 @@ class _GateFunction(torch.autograd.Function):
 class Hardness(nn.Module):
     """The base of activations with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
 
+    The parameter s, a 0-dim tensor, must not be decayed, and needs a learning rate of its own (``train.schedule``).
+
     Args:
         supremum: λ times the largest distance of the activation to ReLU.
         init: the initial λ ≥ 1. Values below 1 + ``LEAST_GAP`` are raised to that.
         temperature: t > 0; the smaller t is, the faster λ changes with s.
-
-    Attributes:
-        s: the learned parameter, a 0-dim tensor. It must not be decayed, and it needs a learning rate of its own
-            (``verifiable_relu.train.schedule``).
 
     Raises:
         ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
@@ -143,12 +144,10 @@ class Hardness(nn.Module):
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"the temperature must be positive, got {temperature}")
-        if not 1 <= init < math.inf:
-            raise ValueError(f"λ must be a finite number of at least 1, got {init}")
         self.supremum = supremum
         self.temperature = temperature
         self.s = nn.Parameter(torch.empty(()))
-        self.set_lam(max(init, 1 + LEAST_GAP))
+        self.set_lam(1 + LEAST_GAP if 1 <= init < 1 + LEAST_GAP else init)
 
     @property
     def lam(self) -> Tensor:
@@ -158,11 +157,7 @@ class Hardness(nn.Module):
 
     @torch.no_grad()
     def set_lam(self, value: float) -> None:
-        """Set λ to a finite number of at least 1; at 1 itself, where the softplus is flat, it cannot be learned.
-
-        Raises:
-            ValueError: if ``value`` is below 1, infinite or NaN.
-        """
+        """Set λ to a number of at least 1, else ValueError; at 1, where the softplus is flat, it cannot be learned."""
         if not 1 <= value < math.inf:
             raise ValueError(f"λ must be a finite number of at least 1, got {value}")
         gap = value - 1
@@ -171,8 +166,24 @@ class Hardness(nn.Module):
         self.s.fill_(self.temperature * z)
 
     def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        """G and κλ, with which the activation is G(κλx)/(κλ)."""
+        """Return G and κλ, with which the activation is G(κλx)/(κλ)."""
         raise NotImplementedError
+
+    def compute(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation to each element of a tensor of any shape.
+
+        A tensor subclass with a ``__torch_function__`` sees one call, as it does for torch's own activations.
+        """
+        if has_torch_function_unary(x):
+            of_subclass: Tensor = handle_torch_function(Hardness.forward, (x,), self, x)
+            return of_subclass
+        if x.dtype == torch.float16:
+            # κλx may overflow where x does not.
+            return self.forward(x.float()).half()
+        return self.compute(x)
 
     def freeze(self) -> None:
         """Stop the learning of λ: ``s`` requires no gradient any more, and only ``set_lam`` changes it."""
@@ -186,32 +197,13 @@ class Hardness(nn.Module):
 
 
 class HardnessGate(Hardness):
-    """The activation f(x; λ) = G(κλx)/(κλ) of a kernel G.
-
-    Args:
-        kernel: the activation G.
-        init: as in ``Hardness``.
-        temperature: as in ``Hardness``.
-
-    Raises:
-        ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
-    """
+    """The activation f(x; λ) = G(κλx)/(κλ) of a ``Kernel``; other arguments as those of ``Hardness``."""
 
     def __init__(self, kernel: Kernel, init: float = 1.0, temperature: float = 0.1) -> None:
         super().__init__(kernel.supremum / kernel.scale, init, temperature)
         self.kernel = kernel
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply f to each element of a tensor of any shape.
-
-        A tensor subclass with a ``__torch_function__`` sees one call, as it does for torch's own activations.
-        """
-        if has_torch_function_unary(x):
-            of_subclass: Tensor = handle_torch_function(HardnessGate.forward, (x,), self, x)
-            return of_subclass
-        if x.dtype == torch.float16:
-            # κλx may overflow where x does not.
-            return self.forward(x.float()).half()
+    def compute(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return self.traced(x)
         # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
@@ -222,7 +214,7 @@ class HardnessGate(Hardness):
         return self.kernel.value, self.lam * self.kernel.scale
 
     def traced(self, x: Tensor) -> Tensor:
-        """f of operators of torch alone, for torch.compile, torch.export and torch.func; λ stays a tensor."""
+        """Return f by operators of torch alone, for torch.compile, torch.export and torch.func; λ stays a tensor."""
         value, factor = self.form()
         if self.s.requires_grad:
             # No part of this form's derivative by λ cancels another.
@@ -231,14 +223,7 @@ class HardnessGate(Hardness):
 
 
 class Sharpened(Hardness):
-    """The activation G(λx)/λ with one λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer, by torch's autograd.
-
-    Args:
-        function: G, an elementwise function; it must be differentiable where λ is learned.
-        supremum: the maximum of |G − ReLU|.
-        init: as in ``Hardness``.
-        temperature: as in ``Hardness``.
-    """
+    """The activation G(λx)/λ of an elementwise function G, by torch's autograd; ``supremum`` is that of |G − ReLU|."""
 
     def __init__(
         self, function: Callable[[Tensor], Tensor], supremum: float, init: float = 1.0, temperature: float = 0.1
@@ -249,13 +234,7 @@ class Sharpened(Hardness):
     def form(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         return self.function, self.lam
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the activation to each element; a tensor subclass sees one call, as of ``HardnessGate``."""
-        if has_torch_function_unary(x):
-            of_subclass: Tensor = handle_torch_function(Sharpened.forward, (x,), self, x)
-            return of_subclass
-        if x.dtype == torch.float16:
-            return self.forward(x.float()).half()
+    def compute(self, x: Tensor) -> Tensor:
         # A file has λ as a number, not what it is computed from.
         lam = self.lam.item() if torch.onnx.is_in_onnx_export() else self.lam
         return self.function(x * lam) / lam
@@ -265,16 +244,16 @@ def _normal(u: Tensor) -> Tensor:
     return 0.5 * torch.special.erfc(u * -math.sqrt(0.5))
 
 
+def _normal_density(u: Tensor) -> Tensor:
+    return torch.exp(-u * u / 2) / math.sqrt(2 * math.pi)
+
+
 def _tanh_gate(u: Tensor) -> Tensor:
     return 0.5 + 0.5 * torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))
 
 
-def _gelu_slope(u: Tensor) -> Tensor:
-    return torch.exp(-u * u / 2) / math.sqrt(2 * math.pi)
-
-
 def _tanh_slope(u: Tensor) -> Tensor:
-    """The derivative of (1 + tanh(√(2/π)·(u + 0.044715·u³)))/2."""
+    """Return the derivative of (1 + tanh(√(2/π)·(u + 0.044715·u³)))/2."""
     k = math.sqrt(2 / math.pi)
     sech = 1 / torch.cosh(k * (u + 0.044715 * u**3))
     return sech * sech * (k / 2) * (1 + 3 * 0.044715 * u * u)
@@ -284,8 +263,8 @@ def _logistic_slope(u: Tensor) -> Tensor:
     return torch.sigmoid(u) * torch.sigmoid(-u)
 
 
+# An operator of torch cannot be pickled, and with it no module that has one; a function of a module can.
 def _gelu_backward(gradient: Tensor, u: Tensor, approximate: Approximate = "none") -> Tensor:
-    # An operator of torch cannot be pickled, and with it no module that has one; a function of a module can.
     found: Tensor = torch.ops.aten.gelu_backward.default(gradient, u, approximate=approximate)
     return found
 
@@ -296,7 +275,7 @@ def _silu_backward(gradient: Tensor, u: Tensor) -> Tensor:
 
 
 KERNELS = {
-    "none": Kernel(F.gelu, _normal, _gelu_backward, _gelu_slope, saturated=40.0, supremum=SUPREMUM),
+    "none": Kernel(F.gelu, _normal, _gelu_backward, _normal_density, saturated=40.0, supremum=SUPREMUM),
     "tanh": Kernel(
         partial(F.gelu, approximate="tanh"),
         _tanh_gate,
@@ -313,15 +292,9 @@ KERNELS = {
 
 
 class LambdaGELU(HardnessGate):
-    """The activation x·Φ(λx) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
+    """The activation x·Φ(λx) with one learned λ; arguments as those of ``Hardness``.
 
-    Args:
-        init: the initial λ ≥ 1; values below 1 + ``LEAST_GAP`` are raised to that.
-        temperature: t > 0.
-        approximate: ``"none"`` for the exact Φ, ``"tanh"`` for GELU's usual approximation.
-
-    Raises:
-        ValueError: if ``init`` < 1, ``temperature`` ≤ 0 or ``approximate`` is unknown.
+    ``approximate`` is ``"none"`` for the exact Φ, or ``"tanh"`` for GELU's usual approximation, else ValueError.
     """
 
     def __init__(self, init: float = 1.0, temperature: float = 0.1, approximate: Approximate = "none") -> None:
@@ -335,13 +308,111 @@ class LambdaGELU(HardnessGate):
 
 
 class LambdaSwish(HardnessGate):
-    """The activation x·σ(βx), β = κλ, with one learned λ = 1 + softplus(s/t) ≥ 1 for all of the layer.
+    """The activation x·σ(κλx) with one learned λ; arguments as those of ``Hardness``, and κ = ``scale`` > 0.
 
-    Args:
-        init: the initial λ ≥ 1; values below 1 + ``LEAST_GAP`` are raised to that.
-        temperature: t > 0.
-        scale: κ > 0. With κ = 1, λ = 1 is SiLU; with κ = 1.702, λ = 1 is the approximation of GELU by a sigmoid.
+    With κ = 1, λ = 1 is SiLU; with κ = 1.702, λ = 1 is the approximation of GELU by a sigmoid.
     """
 
     def __init__(self, init: float = 1.0, temperature: float = 0.1, scale: float = MATCHED) -> None:
         super().__init__(replace(KERNELS["swish"], scale=scale), init, temperature)
+
+
+SIGMOID_GELU = 1.702
+"""The factor c of x·σ(cx), an approximation of GELU (Hendrycks and Gimpel, arXiv 1606.08415)."""
+
+
+@dataclass(frozen=True)
+class Rectifier:
+    """A smooth activation that tends to ReLU when λ grows.
+
+    Attributes:
+        name: how the user names the activation.
+        value: G.
+        gate: makes the activation G(λx)/λ, with a λ slightly above 1 (``gates.LEAST_GAP``).
+        hidden: True if the activation is made for hidden layers alone, and is hardened wherever it occurs. The others,
+            such as Softplus, which also makes outputs positive, are hardened if the user names them.
+    """
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    gate: Callable[[], Hardness]
+    hidden: bool = True
+
+
+def _sigmoid_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(SIGMOID_GELU * x)
+
+
+_GELU_TANH = partial(F.gelu, approximate="tanh")
+
+RECTIFIERS = {
+    each.name: each
+    for each in (
+        Rectifier("gelu", F.gelu, LambdaGELU),
+        Rectifier("gelu-tanh", _GELU_TANH, partial(LambdaGELU, approximate="tanh")),
+        Rectifier("gelu-sigmoid", _sigmoid_gelu, partial(LambdaSwish, scale=SIGMOID_GELU)),
+        Rectifier("silu", F.silu, partial(LambdaSwish, scale=1.0)),
+        Rectifier("mish", F.mish, partial(Sharpened, F.mish, 0.308844)),
+        Rectifier("hardswish", F.hardswish, partial(Sharpened, F.hardswish, 0.375)),
+        Rectifier("elu", F.elu, partial(Sharpened, F.elu, 1.0), hidden=False),
+        Rectifier("softplus", F.softplus, partial(Sharpened, F.softplus, 0.693148), hidden=False),
+    )
+}
+"""The activations by name."""
+
+HIDDEN = tuple(name for name, each in RECTIFIERS.items() if each.hidden)
+"""The names of the activations that are hardened unless the user says otherwise."""
+
+FUNCTIONS: dict[Any, str] = {
+    torch.ops.aten.gelu.default: "aten.gelu",
+    torch.ops.aten.silu.default: "aten.silu",
+    torch.ops.aten.mish.default: "aten.mish",
+    torch.ops.aten.hardswish.default: "aten.hardswish",
+    **{getattr(F, name): f"F.{name}" for name in ("gelu", "silu", "mish", "hardswish", "elu", "elu_", "softplus")},
+}
+"""The functions of torch that may compute a rectifier, with their names."""
+
+MODULES = (nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.ELU, nn.CELU, nn.Softplus)
+"""The modules of torch that may compute a rectifier."""
+
+OTHERS = (nn.SELU, nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softsign, nn.Hardsigmoid, nn.Softmax, nn.MultiheadAttention)
+"""Smooth modules of torch that ReLU cannot replace."""
+
+_GRID = torch.linspace(-12, 12, 96, dtype=torch.float64, device="cpu").reshape(8, 12)
+_CLOSE = 1e-6
+
+
+def recognise(function: Callable[[Tensor], Any]) -> Rectifier | None:
+    """Return the rectifier that a function of one tensor computes on a grid of 96 points from −12 to 12, or None.
+
+    The function must compute the same values for the points in another order, and for each row of the grid alone.
+    """
+    order = torch.randperm(_GRID.numel(), generator=torch.Generator().manual_seed(0))
+    mixed = _GRID.flatten()[order].reshape(_GRID.shape)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            values, again, *rows = (function(x.clone()) for x in (_GRID, mixed, *_GRID.split(1)))
+            # Vectorised kernels round otherwise at the end of a tensor.
+            apart = (torch.cat(rows) - values).abs().max(), (values.flatten()[order] - again.flatten()).abs().max()
+            if values.shape != _GRID.shape or not max(apart) <= _CLOSE:
+                return None
+            for each in RECTIFIERS.values():
+                if (values.double() - each.value(_GRID)).abs().max() <= _CLOSE:
+                    return each
+    except Exception:  # A function of the user may do anything with a tensor that it was not made for.
+        return None
+    return None
+
+
+def recognise_module(module: nn.Module) -> Rectifier | None:
+    """Return the rectifier that a module without parameters and buffers computes in both modes, or None."""
+    if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
+        return None
+    if type(module).__module__.startswith("torch.nn.") and not isinstance(module, MODULES):
+        return None
+    try:
+        copy = deepcopy(module)
+    except Exception:  # Not every module can be copied.
+        return None
+    found = recognise(copy.eval())
+    return found if found is None or recognise(copy.train()) is found else None

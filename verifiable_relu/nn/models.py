@@ -18,13 +18,7 @@ Make = Callable[[], nn.Module]
 class Normalize(nn.Module):
     """The normalisation (x − mean)/std per channel, with which a network takes inputs in [0, 1].
 
-    Args:
-        mean: one number for each channel of (batch, channels, …), or a single one for all channels.
-        std: positive numbers, as many as of ``mean`` or a single one.
-
-    Attributes:
-        mean: a float32 buffer, shaped () for one number and (channels, 1, 1) for several.
-        std: a float32 buffer of the shape of ``mean`` or of a single number.
+    Both are kept as float32 buffers, shaped () for one number and (channels, 1, 1) for one of each channel.
 
     Raises:
         ValueError: if ``std`` is not positive and finite, or ``mean`` not finite.
@@ -46,12 +40,7 @@ class Normalize(nn.Module):
 
 
 class Residual(nn.Module):
-    """The residual block x ↦ act(x + conv(act(conv(x)))), with 3×3 kernels that keep height and width.
-
-    Args:
-        channels: the number of channels of x, and of both convolutions.
-        activation: makes each of the two activations.
-    """
+    """The residual block x ↦ act(x + conv(act(conv(x)))), with 3×3 kernels that keep channels, height and width."""
 
     def __init__(self, channels: int, activation: Make) -> None:
         super().__init__()
@@ -67,7 +56,7 @@ class Residual(nn.Module):
 
 @dataclass(frozen=True)
 class Convolution:
-    """The output channels, kernel, stride and zero padding of a convolution, and whether a residual block follows."""
+    """A convolution, and a residual block after it if ``block`` is True."""
 
     channels: int
     kernel: int
@@ -96,7 +85,7 @@ arXiv 1810.12715, with the batch normalisations of Shi et al., Fast Certified Ro
 
 
 def mlp(sizes: Sequence[int], activation: Make = LambdaGELU, normalize: Normalize | None = None) -> nn.Sequential:
-    """A fully connected network: Flatten, then Linear and an activation for each hidden layer, then Linear.
+    """Make a fully connected network: Flatten, then Linear and an activation for each hidden layer, then Linear.
 
     Args:
         sizes: the sizes of the input, of each hidden layer and of the output.
@@ -114,15 +103,14 @@ def cnn(
     activation: Make = LambdaGELU,
     normalize: Normalize | None = None,
 ) -> nn.Sequential:
-    """A network of 4×4 convolutions of stride 2, which halve an even height and width, then fully connected layers.
+    """Make a network of 4×4 convolutions of stride 2, which halve an even height and width, then as ``mlp``.
 
     Args:
         input_shape: (channels, height, width) of a sample.
         channels: the output channels of each convolution.
         hidden: the sizes of the fully connected layers before the output.
         classes: the number of outputs.
-        activation: makes the activation after each hidden layer.
-        normalize: the normalisation of the input, before all else; None leaves it out.
+        activation, normalize: as in ``mlp``.
 
     Raises:
         ValueError: if a convolution's padded input is smaller than its kernel.
@@ -138,18 +126,7 @@ def fixed(
     activation: Make = LambdaGELU,
     normalize: Normalize | None = None,
 ) -> nn.Sequential:
-    """A network of fixed layers.
-
-    Args:
-        name: one of ``LAYOUTS``.
-        input_shape: as in ``cnn``.
-        classes: as in ``cnn``.
-        activation: as in ``cnn``.
-        normalize: as in ``cnn``.
-
-    Raises:
-        ValueError: if a convolution's padded input is smaller than its kernel.
-    """
+    """Make the network of fixed layers with a name in ``LAYOUTS``; the rest is as in ``cnn``."""
     convolutions, hidden, batch_norm = LAYOUTS[name]
     return _network(input_shape, convolutions, hidden, classes, activation, normalize, batch_norm)
 
@@ -171,8 +148,7 @@ def _network(
             fits = "×".join(map(str, size))
             raise ValueError(f"a {each.kernel}×{each.kernel} kernel does not fit the {fits} input of a layer")
         modules.append(nn.Conv2d(inputs, each.channels, each.kernel, each.stride, each.padding))
-        if batch_norm:
-            modules.append(nn.BatchNorm2d(each.channels))
+        modules += [nn.BatchNorm2d(each.channels)] if batch_norm else []
         modules.append(activation())
         if each.block:
             modules.append(Residual(each.channels, activation))
@@ -181,8 +157,7 @@ def _network(
     inputs *= math.prod(size)
     for outputs in hidden:
         modules.append(nn.Linear(inputs, outputs))
-        if batch_norm:
-            modules.append(nn.BatchNorm1d(outputs))
+        modules += [nn.BatchNorm1d(outputs)] if batch_norm else []
         modules.append(activation())
         inputs = outputs
     return nn.Sequential(*modules, nn.Linear(inputs, classes))

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,13 +25,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.nn.gates import Hardness
-from verifiable_relu.nn.rectifiers import (
+from verifiable_relu.nn.gates import (
     FUNCTIONS,
     HIDDEN,
     MODULES,
     OTHERS,
     RECTIFIERS,
+    Hardness,
     Rectifier,
     recognise,
     recognise_module,
@@ -68,20 +68,11 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
 
     Replaced are modules, functions that are attributes of a module (as in ``nn.TransformerEncoderLayer``), and
     functions that a forward calls (``nn.rewriting``). The names, order, weights and training mode of all other modules
-    stay, and a module that is used twice stays one module.
-
-    Args:
-        model: the model.
-        make: makes a replacement.
-        activations: the names, in ``RECTIFIERS``, of the activations that are replaced.
-
-    Returns:
-        The model, and its smooth activations in the order of the modules.
+    stay, and a module that is used twice stays one module. Returns the model, and its smooth activations in order.
 
     Raises:
-        InputError: for an unknown name of an activation.
-        UnsupportedError: if a forward calls such a function and cannot be traced; the error names the module, and the
-            model stays as it was.
+        InputError: for an unknown name of an activation, or an UnsupportedError if a forward calls one and cannot be
+            traced; the error names the module, and the model stays as it was.
     """
     _require_module(model)
     if not isinstance(activations, list | tuple | set | frozenset):
@@ -112,9 +103,6 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Give a model back its modules, classes, attributes and configurations if what changes them fails.
 
     Values of tensors are not kept: nothing here changes them.
-
-    Raises:
-        InputError: if the model is no torch module.
     """
     _require_module(model)
     # Nothing of TorchScript is replaced, and its attributes are no dictionaries.
@@ -147,17 +135,13 @@ def _configurations(model: nn.Module) -> list[Any]:
 def substitute_relu(
     model: nn.Module, inplace: bool = False, activations: Sequence[str] = HIDDEN, example: Any = None
 ) -> nn.Module:
-    """A copy of a model with ``nn.ReLU`` in place of every smooth activation (``replace_smooth``).
+    """Copy a model with ``nn.ReLU`` in place of every smooth activation (``replace_smooth``).
 
-    Replaced are activations with a λ, and GELU, SiLU, Mish and Hardswish, whether they are modules or functions that a
-    forward calls. The output of an activation with a λ changes by at most ``Hardness.supremum``/λ, that of
-    λ-GELU by 0.16997120748/λ. The names, order, weights and training mode of the modules stay, and a module that
-    is used twice stays one module.
+    The output of an activation with a λ changes by at most ``Hardness.supremum``/λ, that of λ-GELU by 0.16997120748/λ.
 
     Args:
-        model: the model.
-        inplace: whether the model itself is changed and returned, unless it is such an activation itself.
-        activations: the names of the activations that are replaced (``nn.rectifiers.RECTIFIERS``).
+        inplace: True changes and returns the model itself, unless it is such an activation.
+        activations: the names of those that are replaced besides those with a λ (``nn.gates.RECTIFIERS``).
         example: what the model is called with to find out whether they are replaced, as in ``require_replaced``.
 
     Raises:
@@ -192,7 +176,6 @@ def _marked(_: Rectifier | Hardness) -> nn.ReLU:
 
 
 def _configure(model: nn.Module, activations: Collection[str]) -> None:
-    """Name ReLU in the configurations, of ``transformers``, that name one of the activations."""
     table = getattr(sys.modules.get("transformers.activations"), "ACT2FN", {})
     for config in _configurations(model):
         for key, value in list(vars(config).items()):
@@ -202,7 +185,7 @@ def _configure(model: nn.Module, activations: Collection[str]) -> None:
 
 
 def _made_with_relu(model: nn.Module, activations: Sequence[str]) -> bool:
-    """Whether a model's class, given the model's configuration, makes it without any of the activations."""
+    """Return True if a model's class, given the model's configuration, makes it without any of the activations."""
     if not hasattr(model, "config"):
         return False
     try:
@@ -229,16 +212,13 @@ class _Watch(TorchDispatchMode):
         self._stack: list[tuple[str, bool]] = [("", False)]
         self._hooks: list[Any] = []
         for path, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                # It takes no hooks: what it computes counts as its parent's.
-                continue
-            self._hooks.append(module.register_forward_pre_hook(partial(self._enter, path)))
-            self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
+            # TorchScript takes no hooks: what it computes counts as its parent's.
+            if not isinstance(module, torch.jit.ScriptModule):
+                enter = partial(lambda path, module, _: self._stack.append((path, isinstance(module, Hardness))), path)
+                self._hooks.append(module.register_forward_pre_hook(enter))
+                self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
 
-    def _enter(self, path: str, module: nn.Module, inputs: Any) -> None:
-        self._stack.append((path, isinstance(module, Hardness)))
-
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _leave(self, *_: object) -> None:
         self._stack.pop()
 
     def __torch_dispatch__(
@@ -271,15 +251,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Module], object]) -> list[Place]:
-    """The smooth operators that a model still computes, by the modules that call them.
-
-    Args:
-        model: a model whose activations were replaced; it is run in evaluation mode.
-        places: what was found of them.
-        call: runs the model.
+    """Return the smooth operators that a model still computes when ``call`` runs it, by the modules that call them.
 
     Raises:
-        UnsupportedError: if GELU or SiLU are among them, other than where they were left alone; names the module.
+        UnsupportedError: if GELU or SiLU are among them, other than at places left alone; names the module.
     """
     modules = dict(model.named_modules())
     with evaluating(model), _Watch(model) as watch:
@@ -297,17 +272,12 @@ def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Mo
 
 
 def require_replaced(model: nn.Module, places: Collection[Place], example: Any = None) -> None:
-    """Run a model whose activations were replaced, to make certain that it computes GELU and SiLU no longer.
+    """Run a model, to make certain that it computes GELU and SiLU no longer, else an UnsupportedError names the module.
 
     Args:
-        model: the model; it is run in evaluation mode.
-        places: what was found of its activations.
         example: a tensor, or a tuple or mapping of the model's arguments. None takes the inputs that a model, or the
             first of its parts that does so, offers as ``dummy_inputs``, as those of ``transformers`` do; without any,
             or if the model does not take them, nothing is found out.
-
-    Raises:
-        UnsupportedError: if it does; the error names the module.
     """
     if example is not None:
         leftovers(model, places, partial(_call, example))
@@ -316,7 +286,7 @@ def require_replaced(model: nn.Module, places: Collection[Place], example: Any =
     if part is None:
         return
     whole = model.get_submodule(part)
-    within = [Place(place.path.removeprefix(f"{part}."), place.found, place.became, place.why) for place in places]
+    within = [replace(place, path=place.path.removeprefix(f"{part}.")) for place in places]
     try:
         leftovers(whole, within, partial(_call, getattr(whole, "dummy_inputs", None)))
     except UnsupportedError:
@@ -332,42 +302,29 @@ def _call(example: Any, model: nn.Module) -> object:
 
 
 class _Replacement:
-    """One pass over a model.
-
-    Attributes:
-        places: what was found so far.
-    """
+    """One pass over a model; ``places`` has what was found so far."""
 
     def __init__(self, make: Made, activations: Collection[str]) -> None:
-        self.make = make
-        self.activations = activations
+        self.make, self.activations = make, activations
         self.places: list[Place] = []
         self._made: dict[int, nn.Module | None] = {}
 
     def of(self, module: nn.Module, path: str) -> nn.Module | None:
-        """What takes the place of a module, or None if the module stays."""
+        """Return what takes the place of a module, or None if the module stays."""
         if id(module) not in self._made:
-            made = self._replaced(module, path)
+            title, made = _title(module), None
+            found = module if isinstance(module, Hardness) else recognise_module(module)
+            if found is not None:
+                made = self.chosen(path, found, title)
+            elif isinstance(module, (*MODULES, *OTHERS)):
+                why = "it does not tend to ReLU" if isinstance(module, MODULES) else "ReLU cannot take its place"
+                self.places.append(Place(path, title, why=why))
             self._made[id(module)] = None if made is None else made.train(module.training)
         return self._made[id(module)]
 
-    def _replaced(self, module: nn.Module, path: str) -> nn.Module | None:
-        title = _title(module)
-        if isinstance(module, Hardness):
-            made = self.make(module)
-            self.places.append(Place(path, title, _title(made)))
-            return made
-        found = recognise_module(module)
-        if found is not None:
-            return self.chosen(path, found, title)
-        if isinstance(module, (*MODULES, *OTHERS)):
-            why = "it does not tend to ReLU" if isinstance(module, MODULES) else "ReLU cannot take its place"
-            self.places.append(Place(path, title, why=why))
-        return None
-
-    def chosen(self, path: str, found: Rectifier, title: str) -> nn.Module | None:
-        """What takes the place of a rectifier, or None if it is not among those that are replaced."""
-        if found.name not in self.activations:
+    def chosen(self, path: str, found: Rectifier | Hardness, title: str) -> nn.Module | None:
+        """Return what takes the place of an activation, or None if it is not among those that are replaced."""
+        if isinstance(found, Rectifier) and found.name not in self.activations:
             self.places.append(Place(path, title, why=f"'{found.name}' is not among the activations to harden"))
             return None
         made = self.make(found)
@@ -379,7 +336,14 @@ class _Replacement:
         if isinstance(module, Hardness) or self._made.get(id(module)) is not None:
             return
         if isinstance(module, torch.jit.ScriptModule):
-            self._require_plain(module, path)
+            operators = set(re.findall(r"aten::(\w+?)_?\(", str(getattr(module, "inlined_graph", ""))))
+            named = sorted(operators & {name.partition("-")[0] for name in self.activations})
+            if named:
+                raise InputError(
+                    f"it is TorchScript, in which {', '.join(named)} cannot be replaced: replace the activations of "
+                    "the module that torch.jit.script or torch.jit.trace was given",
+                    place=f"module {path!r}" if path else "the model",
+                )
             return
         # named_children() would leave out the second name of a module that is used twice.
         for name, child in list(module._modules.items()):
@@ -399,17 +363,6 @@ class _Replacement:
                     module.activation_relu_or_gelu = 0
         if not type(module).__module__.startswith("torch.nn."):
             replace_calls(module, path, partial(self.chosen, path))
-
-    def _require_plain(self, module: torch.jit.ScriptModule, path: str) -> None:
-        """Refuse a module whose code is TorchScript, and computes an activation that is to be replaced."""
-        operators = set(re.findall(r"aten::(\w+?)_?\(", str(getattr(module, "inlined_graph", ""))))
-        named = sorted(operators & {name.partition("-")[0] for name in self.activations})
-        if named:
-            raise InputError(
-                f"it is TorchScript, in which {', '.join(named)} cannot be replaced: replace the activations of the "
-                "module that torch.jit.script or torch.jit.trace was given",
-                place=f"module {path!r}" if path else "the model",
-            )
 
 
 def _title(module: nn.Module) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verifiable_relu.campaign.inputs import Entry, Loader
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.find import onnx_files
@@ -83,7 +83,7 @@ def _box(loader: Loader, result: Result) -> tuple[np.ndarray, np.ndarray, list[f
     """
     import torch
 
-    case = loader.case(Entry(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
+    case = loader.case(InstanceFiles(Path(result.vnnlib), onnx_files(result.onnx), result.timeout))
     assert result.witness is not None
     box = next((q.property.box for q in case.queries if q.property.box.contains(result.witness)), None)
     network = case.queries[0].network

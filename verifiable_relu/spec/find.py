@@ -303,9 +303,9 @@ def queries(spec: SpecFile, *networks: Network) -> list[Query]:
     whole = networks[0]
     if not spec.joined.alone:
         # Imported here: the reading and writing of property files must not wait for torch.
-        from verifiable_relu.network.product import Part, product
+        from verifiable_relu.network.product import NetworkPart, product
 
-        parts = [Part(each.name, network, each.places) for each, network in zip(declared, networks, strict=True)]
+        parts = [NetworkPart(each.name, network, each.places) for each, network in zip(declared, networks, strict=True)]
         whole = product(parts, spec.joined.size, spec.joined.passed, spec.joined.products)
     return [Query(whole, prop) for prop in spec.properties]
 

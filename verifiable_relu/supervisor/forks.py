@@ -1,4 +1,4 @@
-"""Copies of this process, which the operating system makes (fork) and which end with it.
+"""Copies of this process, which the operating system makes (fork) and which end with it; memory of processes.
 
 ``run_limited`` does a command's work in a copy that is killed at its limits, ``run_shares`` deals work out to copies,
 and ``survives`` tries what may crash. Only Linux forks safely a process that has loaded numerical libraries; elsewhere
@@ -23,43 +23,81 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from verifiable_relu.supervisor.memory import resident
-
-Found = TypeVar("Found")
-"""The result of a share of some work, which must be picklable."""
-
-Pause = Callable[[], bool]
-"""Return True once a share should return what it has found so far."""
+Found = TypeVar("Found")  # The result of a share of some work, which must be picklable
+Pause = Callable[[], bool]  # Return True once a share should return what it has found so far
 
 SetLimits = Callable[[float, float], None]
 """Set the seconds from now on after which the copy is killed, and the bytes it may have resident; infinite for none."""
 
-MEMORY_CHECK_S = 0.02
-"""Seconds between two looks at the memory of a process. Touching memory for the first time, a core gets a few GB/s."""
+MEMORY_CHECK_S = 0.02  # Seconds between two looks at the memory of a process, which a core fills at a few GB/s
 
-_LATE_S = 1.0
-"""Seconds after the end of the time limit in which copies may still return a result before they are killed."""
+CONTROL_GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files in which Linux tells a container how much memory it may have (versions 2 and 1 of control groups)."""
 
-_LONGEST_TRIAL_S = 120.0
-"""Seconds after which work is taken for hanging."""
-
-_MOST_SHARES = 8
-"""More processes share a query's work only where that is asked for: every one needs memory."""
+_BEYOND_BOUNDS = 512 << 20  # Bytes that a process may have beyond its start and twice what bounds may hold
+_LATE_S = 1.0  # Seconds after the time limit in which copies may still return a result before they are killed
+_LONGEST_TRIAL_S = 120.0  # Seconds after which work is taken for hanging
+_MOST_SHARES = 8  # More processes share a query's work only where that is asked for: every one needs memory
 
 _LIMITS = struct.Struct("dd")
+_memory_limit: int | None = None
+
+
+def resident(pid: int | None) -> int:
+    """Return the bytes that a process has resident; 0 where it has ended or the system is not Linux."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has had resident; 0 where the system is not Linux."""
+    try:
+        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+    except (OSError, IndexError):
+        return 0
+
+
+def limit_memory(size: int) -> None:
+    """Set ``default_memory`` of this process."""
+    global _memory_limit
+    _memory_limit = size
+
+
+def default_memory() -> int:
+    """Return what a worker's process may have unless its caller says otherwise: half of the machine's memory."""
+    return _memory_limit or half_of_memory()
+
+
+@cache
+def half_of_memory() -> int:
+    """Return half of the memory of this machine, or of the container in which this process runs."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
+    for path in CONTROL_GROUPS:
+        with suppress(OSError, ValueError):
+            limits.append(int(path.read_text()))
+    return min(limits, default=sys.maxsize) // 2
+
+
+def process_memory(process: int | None, bounds: int | None, start: int) -> int:
+    """Return the bytes that a process may have resident, which has ``start`` when it begins.
+
+    The user may limit the process, and what bounds may hold: all else may take as much again and 512 MiB.
+    """
+    most = default_memory() if process is None else process
+    return most if bounds is None else min(most, start + 2 * bounds + _BEYOND_BOUNDS)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a copy in which ``run_limited`` has done a command's work.
-
-    Attributes:
-        status: the exit status, negative for a signal; None where the copy was killed at a limit.
-        limits_set: how many times the copy has set limits.
-        out_of_memory: whether it was killed at the limit of memory.
-    """
+    """End of a copy: its exit status, negative for a signal, None where it was killed at a limit; and limits set."""
 
     status: int | None
     limits_set: int = 0
@@ -69,8 +107,7 @@ class Ended:
 def run_limited(work: Callable[[SetLimits], int]) -> Ended:
     """Do a command's work in a copy of this process, which is killed at the limits that the work sets.
 
-    The call returns in both processes: the copy goes on to exit with the status that ``work`` has returned, or with its
-    exception. It gets Ctrl-C from this process.
+    The call returns in both: the copy goes on to exit with the status of ``work``. It gets Ctrl-C from this process.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return Ended(work(lambda seconds, memory: None))
@@ -120,18 +157,15 @@ def _supervise(pid: int, reading: int) -> Ended:
 
 
 def survives(work: Callable[[], object]) -> bool:
-    """Return True if a copy of this process survives some work, whose results and exceptions are lost.
-
-    Without memory for another process, nothing is tried, and the work is taken for harmless.
-    """
-    if sys.platform != "linux":
-        return True
+    """Return True if a copy of this process survives some work, or none could be made; results are lost."""
 
     def tried(_: Pause) -> bool:
         with suppress(Exception):
             work()
         return True
 
+    if sys.platform != "linux":
+        return True
     try:
         fork = _Fork(tried)
     except OSError:
@@ -160,10 +194,9 @@ def run_shares(
     """Do several shares of some work at once: the first in this process, each of the others in a copy of it.
 
     Copies change nothing here but by what they return. Ctrl-C is for this process alone: copies are killed when an
-    exception ends this function.
+    exception ends this function. Each share looks often at its argument, and returns soon once that is true.
 
     Args:
-        shares: the shares, at least one. Each looks often at its argument, and returns soon once that is true.
         left: returns the seconds that are left; a copy that has not returned soon after these is killed.
         whole: whether every share is done to its end, rather than until the first one has ended.
 
@@ -192,54 +225,39 @@ def run_shares(
 
 
 class _Fork(Generic[Found]):
-    """A copy of this process that does some work, returns the result and ends.
-
-    Args:
-        work: a function that is told when it should return.
-    """
+    """A copy of this process that does some work, which is told when it should return, sends the result and ends."""
 
     def __init__(self, work: Callable[[Pause], Found]) -> None:
-        (self._reading, writing), (told, self._telling) = os.pipe(), os.pipe()
-        try:
-            self._pid = _fork()
-        except OSError:
-            for end in (self._reading, writing, told, self._telling):
-                os.close(end)
-            raise
+        self._pipe, theirs = Pipe()
+        # Where the process cannot be made, both ends are closed when they are forgotten.
+        self._pid = _fork()
         if not self._pid:
-            _work(work, writing, told)
-        os.close(writing)
-        os.close(told)
+            _work(work, theirs)
+        theirs.close()
 
-    def has_ended(self, seconds: float = 0.0) -> bool:
-        """Return True once there is a result, or no process any more; waits for it for some seconds."""
-        return _readable(self._reading, seconds)
+        # Return True once there is a result, or no process any more; waits for it for some seconds.
+        self.has_ended = self._pipe.poll
 
     def hurry(self) -> None:
-        """Have the copy return what there is by now."""
         with suppress(OSError):
-            os.write(self._telling, b"!")
+            self._pipe.send_bytes(b"")
 
     def result(self) -> Found | None:
-        """Return the result; None where there is none by now."""
+        found: Found | None = None
         if self.has_ended():
-            with suppress(EOFError, OSError, pickle.UnpicklingError), open(self._reading, "rb", closefd=False) as file:
-                found: Found | None = pickle.load(file)
-                return found
-        return None
+            with suppress(EOFError, OSError, pickle.UnpicklingError):
+                found = pickle.loads(self._pipe.recv_bytes())
+        return found
 
     def end(self) -> None:
-        """Kill the process, if it is there still."""
         # Where the user has SIGCHLD ignored, a process that has ended is gone.
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-        os.close(self._reading)
-        os.close(self._telling)
+        self._pipe.close()
 
 
-def _work(work: Callable[[Pause], object], writing: int, told: int) -> None:
-    """In a copy: do the work, send its result, and end."""
+def _work(work: Callable[[Pause], object], pipe: Connection[Any, Any]) -> None:
     try:
         # Ctrl-C in a terminal is for all its processes, and is for the first one alone to handle.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -251,18 +269,9 @@ def _work(work: Callable[[Pause], object], writing: int, told: int) -> None:
         gc.freeze()
         # What fails here is done again by the other process, which fails too if the work is at fault, and reports it.
         with _single_threaded(), suppress(Exception):
-            data = pickle.dumps(work(lambda: _readable(told)), pickle.HIGHEST_PROTOCOL)
-            with open(writing, "wb") as file:
-                file.write(data)
+            pipe.send_bytes(pickle.dumps(work(pipe.poll), pickle.HIGHEST_PROTOCOL))
     finally:
         os._exit(0)
-
-
-def _readable(pipe: int, seconds: float = 0.0) -> bool:
-    """Return True once there is something to read from a pipe, its end included; waits for it for some seconds."""
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    return bool(poll.poll(1e3 * seconds))
 
 
 def _fork() -> int:
@@ -282,34 +291,27 @@ def _fork() -> int:
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """A block in which torch, where it is loaded, has one thread: processes share the cores.
-
-    Other threads than the one that forks do not exist in a copy, which would wait for them.
-    """
+    """A block in which torch, where it is loaded, has one thread, since a copy has no other: it would wait for them."""
     torch: Any = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = 1 if torch is None else torch.get_num_threads()
+    if threads > 1:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        if threads > 1:
+            torch.set_num_threads(threads)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A block after which signals are handled that came meanwhile.
-
-    A signal that one thread blocks comes by way of another, so that a handler takes note of them instead. Threads other
-    than the main one have none to handle.
-    """
+    """A block after which signals are handled that came meanwhile."""
+    # A signal that one thread blocks comes by way of another, so that a handler takes note of them instead. Threads
+    # other than the main one have none to handle.
+    main = threading.current_thread() is threading.main_thread()
+    held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if main}
+    handlers = {number: handler for number, handler in held.items() if callable(handler)}
     came: list[int] = []
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, lambda sent, _: came.append(sent))
     try:

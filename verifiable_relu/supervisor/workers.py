@@ -1,13 +1,19 @@
-"""Python processes that answer call after call, and are killed where a call takes too much time or memory.
+"""Python processes that answer call after call, and executors that perform tasks in them or on a Dask cluster.
 
-A library in C or C++ takes down nothing but one call: a ``Worker`` keeps a process, and starts another after it had to
-end one. What the process runs is ``serve``. Both sides exchange pickled messages over a socket.
+A library in C or C++ takes down nothing but one call: a ``Worker`` keeps a process, is killed where a call takes too
+much time or memory, and starts another after that. What the process runs is ``serve``. Both sides exchange pickled
+messages over a socket.
+
+A training is a task, and so is a part of a campaign. A task that fails, or whose process ends, ends no other. Workers
+of a cluster run already, on any number of machines; they need this package, and the files that tasks name under the
+same paths. Each of their processes performs one task at a time, whatever its number of threads.
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
+import logging
 import math
 import os
 import pickle
@@ -16,27 +22,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, TypeVar
+from uuid import uuid4
 
-from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.supervisor.forks import MEMORY_CHECK_S
-from verifiable_relu.supervisor.memory import default_memory, resident
+from verifiable_relu.errors import CallFailed, InputError, OutOfTime, missing
+from verifiable_relu.supervisor.forks import MEMORY_CHECK_S, default_memory, process_memory, resident, uninterrupted
 
-MessageKind = Literal["ready", "question", "done", "memory", "failed"]
-"""Kind of a message of the process: the function is imported, an interim question, a result, and two ways to fail."""
+Report = Callable[[Any], Any]  # Takes a message of a task; returns the answer, if any
+Task = Callable[[Report], Any]  # Picklable; sends messages while it works
 
-_SCRIPT = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({arguments})"
+T = TypeVar("T", bound=Task)
 
-_ENDING_S = 1.0
-"""Seconds that a process which has closed its socket gets to end by itself, so that it can be said how it ended."""
-
-_WORKERS: set[Worker] = set()
-"""All workers; each is needed until the end, when its process is ended."""
+PATIENCE_S = 15.0  # Seconds in which a scheduler that is gone, or a worker after all have ended, has to come back
+_STARTING_S = 3600.0  # Seconds of a start: at idle priority on a busy machine, importing torch takes minutes
+_CHECK_S = 1.0  # Seconds between two looks at whether an executor can go on
+_CALL_S = 5.0  # Seconds in which a scheduler has to answer
+_BUSY = threading.Lock()  # Held by a cluster's process at a task: threads of torch's global random numbers would mix
+_ENDING_S = 1.0  # Seconds that a process which has closed its socket gets to say how it ended
+_WORKERS: set[Worker] = set()  # All workers; each is needed until the end, when its process is ended
 
 
 def processor_seconds() -> float:
@@ -62,8 +74,7 @@ class Worker:
         function: ``module:name``; its arguments (``call``) and results must be picklable.
         environment: further variables of the process's environment.
         kept_memory: a process that still holds more than this part of its memory after a call is ended.
-        starting_s: the seconds that a process may take to start and to import its library.
-        library: a module that the function needs, so that the start of the process takes the time for it.
+        library: a module that the function needs, imported at the start.
     """
 
     def __init__(
@@ -71,14 +82,12 @@ class Worker:
         function: str,
         environment: Mapping[str, str] | None = None,
         kept_memory: float = 1 / 4,
-        starting_s: float = 120.0,
         library: str = "",
     ) -> None:
-        self._function, self._library, self._environment = function, library, environment or {}
-        self._kept_memory, self._starting_s = kept_memory, starting_s
+        self._function, self._library = function, library
+        self._environment, self._kept_memory = environment or {}, kept_memory
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: Connection[Any, Any]
-        self._lifeline = -1
         self._ready = False
         self._end = math.inf
         self._lock = threading.RLock()
@@ -89,45 +98,59 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, None while there is none."""
+        """The number of the process; None while there is none."""
         return None if self._process is None else self._process.pid
-
-    @property
-    def resident(self) -> int:
-        """Bytes of memory that the process has resident; 0 where that is not known."""
-        return resident(self.pid)
 
     def launch(self) -> None:
         """Start the process, unless there is one, and do not wait until it has imported the function."""
         with self._lock:
-            if self._process is None:
-                self._ready = False
-                self._launch()
-
-    def start(self) -> None:
-        """Start the process, unless there is one, and wait until it has imported the function.
-
-        Raises:
-            CallFailed: if the function cannot be imported, or takes too long for it.
-        """
-        with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 # It was ended from outside while it had nothing to do, which does no harm.
                 self.stop()
+            if self._process is not None:
+                return
+            self._ready = False
+            # The socket must not get the number of a standard stream that this process has closed.
+            while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+                os.set_inheritable(opened, True)
+            os.close(opened)
+            self._socket, theirs = Pipe()
+            # Ctrl-C in a terminal is for all its processes, and is for the parent alone to handle: a process inherits
+            # which signals are blocked.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
+                code += f"serve({self._function!r}, {theirs.fileno()}, {self._library!r})"
+                # What the library prints is for nobody: HiGHS 1.16 prints its name before it can be told not to.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, **self._environment},
+                    pass_fds=(theirs.fileno(),),
+                )
+            finally:
+                theirs.close()
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def start(self) -> None:
+        """Start the process, unless there is one, and wait until it has imported the function, or raise CallFailed."""
+        with self._lock:
             self.launch()
-            if not self._ready:
-                try:
-                    self.end_after(self._starting_s)
-                    kind, value = self._receive(sys.maxsize)
-                    if kind != "ready":
-                        raise CallFailed(f"its process does not start: {value}")
-                    self._ready = True
-                except OutOfTime:
-                    self.stop()
-                    raise CallFailed("its process takes too long to start") from None
-                except BaseException:
-                    self.stop()
-                    raise
+            if self._ready:
+                return
+            try:
+                self.end_after(_STARTING_S)
+                kind, value = self._receive(sys.maxsize)
+                if kind != "ready":
+                    raise CallFailed(f"its process does not start: {value}")
+                self._ready = True
+            except OutOfTime:
+                self.stop()
+                raise CallFailed("its process takes too long to start") from None
+            except BaseException:
+                self.stop()
+                raise
 
     def call(
         self,
@@ -136,19 +159,16 @@ class Worker:
         memory: int | None = None,
         converse: Callable[[Any], object] | None = None,
     ) -> Any:
-        """Return what the function makes of the argument.
+        """Return what the function makes of the argument, within some seconds of wall-clock time, without a start.
 
         Args:
-            argument: of the function.
-            seconds: wall-clock time for the call, but for the start of a process.
             memory: bytes that the process may have resident; None for ``default_memory``. A call can exceed it by what
                 it fills between two looks, 20 ms apart.
             converse: answers questions of the function, which has a second argument then, a function that asks them;
                 the time that this takes counts.
 
         Raises:
-            OutOfTime: if the call takes longer.
-            MemoryError: if the process takes more memory, or gets no more.
+            OutOfTime, MemoryError: if the call takes longer, or the process more memory than it may or gets.
             CallFailed: if the function raises another exception, or the process ends by itself or from outside.
             KeyboardInterrupt: on Ctrl-C, after the process has been ended.
         """
@@ -160,12 +180,15 @@ class Worker:
                 self._send((argument, converse is not None))
                 kind, value = self._receive(memory)
                 while kind == "question" and converse is not None:
-                    self._send(converse(value))
+                    answer = converse(value)
+                    if time.perf_counter() >= self._end:
+                        raise OutOfTime
+                    self._send(answer)
                     kind, value = self._receive(memory)
             except BaseException:
                 self.stop()
                 raise
-            if kind == "memory" or self.resident > self._kept_memory * memory:
+            if kind == "memory" or resident(self.pid) > self._kept_memory * memory:
                 self.stop()
         if kind == "memory":
             raise MemoryError("its process got no more memory")
@@ -179,8 +202,7 @@ class Worker:
 
     def kill(self) -> None:
         """End the process at once, if there is one, from whatever thread: a call that lasts fails (``CallFailed``)."""
-        process = self._process
-        if process is not None:
+        if (process := self._process) is not None:
             process.kill()
 
     def stop(self) -> int | None:
@@ -190,34 +212,8 @@ class Worker:
             return None
         # One that has ended by itself keeps its status.
         process.kill()
-        self._close()
+        self._close(process)
         return process.wait()
-
-    def _launch(self) -> None:
-        _occupy_standard_streams()
-        self._socket, theirs = Pipe()
-        held, self._lifeline = os.pipe()
-        # Ctrl-C in a terminal is for all its processes, and is for the parent alone to handle: a process inherits which
-        # signals are blocked.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            arguments = f"{self._function!r}, {theirs.fileno()}, {held}, {self._library!r}"
-            code = _SCRIPT.format(path=sys.path, module=__name__, arguments=arguments)
-            # What the library prints or reads is for nobody: HiGHS 1.16 prints its name before it can be told not to.
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, **self._environment},
-                pass_fds=(held, theirs.fileno()),
-            )
-        except BaseException:
-            self._close()
-            raise
-        finally:
-            os.close(held)
-            theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _send(self, message: object) -> None:
         data = _pickled(message)
@@ -226,17 +222,17 @@ class Worker:
         except OSError:
             raise self._gone() from None
 
-    def _receive(self, memory: int) -> tuple[MessageKind, Any]:
+    def _receive(self, memory: int) -> tuple[str, Any]:
         try:
             while not self._socket.poll(max(0.0, min(MEMORY_CHECK_S, self._end - time.perf_counter()))):
                 if time.perf_counter() >= self._end:
                     raise OutOfTime
-                if self.resident > memory:
+                if resident(self.pid) > memory:
                     raise MemoryError(f"its process took more than {memory / 2**20:.0f} MiB")
-            kind, value = pickle.loads(self._socket.recv_bytes())
+            received: tuple[str, Any] = pickle.loads(self._socket.recv_bytes())
+            return received
         except (EOFError, OSError, pickle.UnpicklingError):
             raise self._gone() from None
-        return kind, value
 
     def _gone(self) -> CallFailed:
         """End the process, which does not read or answer; returns the error that says how it ended."""
@@ -249,16 +245,16 @@ class Worker:
                 return CallFailed(f"its process was ended by the signal {signal.Signals(-status).name}")
         return CallFailed(f"its process ended with the status {status}")
 
-    def _close(self) -> None:
-        """Close this side's ends of the socket and the lifeline."""
+    def _close(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        process.stdin.close()
         self._socket.close()
-        os.close(self._lifeline)
 
     def _leave_to_parent(self) -> None:
         """After a fork, in the new process: what is there belongs to the old one."""
         process, self._process, self._lock = self._process, None, threading.RLock()
         if process is not None:
-            self._close()
+            self._close(process)
             process.returncode = 0
 
 
@@ -267,27 +263,27 @@ def _pickled(message: object) -> bytes:
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
-def _occupy_standard_streams() -> None:
-    """Open what this process has closed of its three standard streams, whose numbers the socket must not get."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(opened, True)
-    os.close(opened)
-
-
-def serve(function: str, socket: int, lifeline: int, library: str = "") -> None:
+def serve(function: str, socket: int, library: str = "") -> None:
     """Import a function and answer the calls of a ``Worker`` until it is gone: what its process runs.
 
-    Args:
-        function, library: as of ``Worker``.
-        socket: the descriptor of this side's end of the socket.
-        lifeline: the reading end of a pipe whose other end the parent holds and never writes to.
+    Messages are pairs of a kind and a value: *ready* once the function is imported, *question*, *done*, and two kinds
+    of failure, *memory* and *failed*. ``socket`` is the descriptor of this side's end. Stdin is a pipe whose other end
+    the parent holds and never writes to.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lifeline = os.dup(0)
+    # What the library reads is for nobody either.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if sys.platform == "linux":
-        _end_with(lifeline)
+        # Linux ends this process as soon as the parent's end is closed. A thread that waits for that would need the
+        # interpreter, which a library may hold; and the signal at the end of a parent (prctl) comes at the end of the
+        # thread that has started this process, too.
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     connection: Connection[Any, Any] = Connection(socket)
 
-    def send(kind: MessageKind, value: object) -> None:
+    def send(kind: str, value: object) -> None:
         connection.send_bytes(_pickled((kind, value)))
 
     def ask(question: object) -> Any:
@@ -324,12 +320,245 @@ def serve(function: str, socket: int, lifeline: int, library: str = "") -> None:
         del argument
 
 
-def _end_with(lifeline: int) -> None:
-    """Have Linux end this process (SIGIO) as soon as the other end of a pipe is closed.
+@dataclass(frozen=True)
+class Deadline:
+    """Message of a task: its process is to be ended in some seconds, at work on a subject, unless another comes."""
 
-    A thread that waits for that would need the interpreter, which a library may hold; and the signal at the end of a
-    parent (prctl) comes at the end of the thread that has started this process, too.
+    seconds: float
+    subject: object = None
+
+
+class Executor:
+    """Performs tasks, ``size`` at once; ``answers`` says whether messages of tasks are answered."""
+
+    size: int = 1
+    answers: bool = True
+
+    def submit(self, task: Task, report: Report) -> Future[Any]:
+        """Begin a task, whose messages go to ``report``, from any thread, the same message possibly twice.
+
+        The future raises ``MemoryError`` if the task uses more memory than it may, ``OutOfTime`` if the deadline passes
+        that it has named last, and ``CallFailed`` if it raises an exception or its process ends.
+        """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise an InputError if no further task can be performed."""
+
+    def stop(self) -> None:
+        """End all tasks at once; none can be begun after that."""
+
+
+def run_tasks(
+    executor: Executor,
+    draw: Callable[[], T | None],
+    done: Callable[[T, Any], None],
+    report: Report = lambda message: None,
+) -> None:
+    """Perform tasks, which ``draw`` returns until it returns None. Whatever is raised here ends all tasks first.
+
+    ``done`` is called with every task and its result as soon as there is one, which is an exception (``CallFailed``,
+    ``OutOfTime``, ``MemoryError``) if the task failed; ``report`` takes the tasks' messages (``Executor.submit``).
     """
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    running: dict[Future[Any], T] = {}
+    try:
+        while True:
+            while len(running) < executor.size and (task := draw()) is not None:
+                running[executor.submit(task, report)] = task
+            if not running:
+                return
+            for future in wait(running, _CHECK_S, FIRST_COMPLETED).done:
+                task = running.pop(future)
+                try:
+                    result = future.result()
+                except (CallFailed, OutOfTime, MemoryError) as error:
+                    result = error
+                done(task, result)
+            executor.check()
+    except BaseException:
+        executor.stop()
+        raise
+
+
+class InlineExecutor(Executor):
+    """Performs one task after another in this process, where no time limit can end what it does in a library."""
+
+    def submit(self, task: Task, report: Report) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(task(report))
+        return future
+
+
+class LocalExecutor(Executor):
+    """Performs tasks in processes of this machine, which keep data and networks from one task to the next.
+
+    ``memory`` and ``bounds`` are the user's limits of a process (``process_memory``).
+    """
+
+    def __init__(self, workers: Sequence[Worker], memory: int | None = None, bounds: int | None = None) -> None:
+        self.size = len(workers)
+        self._memory, self._bounds = memory, bounds
+        self._workers, self._idle = workers, deque(workers)
+        self._at_start: dict[Worker, int] = {}
+        self._threads = ThreadPoolExecutor(self.size, "task")
+        self._stopped = False
+
+    def submit(self, task: Task, report: Report) -> Future[Any]:
+        return self._threads.submit(self._perform, task, report)
+
+    def _perform(self, task: Task, report: Report) -> Any:
+        # There are as many threads as workers.
+        worker, subject = self._idle.popleft(), None
+
+        def hear(message: Any) -> Any:
+            nonlocal subject
+            if isinstance(message, Deadline):
+                worker.end_after(message.seconds)
+                subject = message.subject
+                return None
+            return report(message)
+
+        try:
+            worker.start()
+            start = self._at_start.setdefault(worker, resident(worker.pid))
+            if self._stopped:
+                raise CallFailed("it was stopped")
+            return worker.call(task, memory=process_memory(self._memory, self._bounds, start), converse=hear)
+        except OutOfTime:
+            raise OutOfTime(subject) from None
+        finally:
+            self._idle.append(worker)
+
+    def stop(self) -> None:
+        with uninterrupted():
+            self._stopped = True
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            while len(self._idle) < self.size:
+                # A process that was about to start is ended by the next attempt.
+                for worker in self._workers:
+                    worker.kill()
+                time.sleep(0.02)
+            for worker in self._workers:
+                worker.stop()
+
+
+def launch_workers(jobs: int, threads: int | None = 1, library: str = "") -> list[Worker]:
+    """Start processes with a number of threads, None for torch's choice, and the module that their tasks need."""
+    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    function = f"{__name__}:{perform_task.__name__}"
+    workers = [Worker(function, environment, 1.0, library) for _ in range(jobs)]
+    for worker in workers:
+        worker.launch()
+    return workers
+
+
+def perform_task(task: Task, report: Report) -> Any:
+    """Perform a task in a worker's process."""
+    return task(report)
+
+
+class DaskExecutor(Executor):
+    """Performs tasks in the workers of a Dask cluster, as many at once as there are workers.
+
+    The scheduler at ``dask://HOST:PORT`` has to answer within ``patience_s``; without it, workers or Dask, there is an
+    InputError. ``advice`` is what the user is told where the cluster is lost.
+    """
+
+    answers = False
+
+    def __init__(self, address: str, advice: str = "the same command resumes", patience_s: float = 10.0) -> None:
+        try:
+            from distributed import Client
+        except ModuleNotFoundError:
+            raise missing("a Dask cluster", "distributed", place="--executor") from None
+        # Whatever is to be said of a lost connection is said here, in one line.
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+        try:
+            self._client = Client(address.replace("dask://", "tcp://", 1), timeout=patience_s, set_as_default=False)
+        except OSError as error:
+            raise InputError(f"no Dask scheduler answers at {address}: {error}", place="--executor") from None
+        self.size = len(self._client.ncores())
+        if not self.size:
+            self._client.close()
+            raise InputError(f"the Dask scheduler at {address} has no workers", place="--executor")
+        self._address, self._advice = address, advice
+        self._reports: dict[str, Report] = {}
+        self._remote: dict[str, Any] = {}
+        self._lost: list[tuple[str, Task, Future[Any]]] = []
+        self._seen = time.monotonic()
+        self._topic = f"verifiable-relu-{uuid4()}"
+        self._client.subscribe_topic(self._topic, self._hear)
+
+    def submit(self, task: Task, report: Report) -> Future[Any]:
+        name, result = f"task-{uuid4()}", Future[Any]()
+        self._reports[name] = report
+        self._submit(name, task, result)
+        return result
+
+    def _submit(self, name: str, task: Task, result: Future[Any]) -> None:
+        self._remote[name] = self._client.submit(_perform_remotely, name, task, self._topic, pure=False)
+        self._remote[name].add_done_callback(lambda remote: self._end(remote, name, task, result))
+
+    def _end(self, remote: Any, name: str, task: Task, result: Future[Any]) -> None:
+        """Take the end of a task; one that the scheduler has lost, which is not its fault, is begun again."""
+        # What nobody holds any more, the cluster forgets.
+        self._remote.pop(name, None)
+        try:
+            found = remote.result(timeout=_CALL_S)
+        except CancelledError:
+            self._lost.append((name, task, result))
+            return
+        except (MemoryError, CallFailed) as error:
+            result.set_exception(error)
+        except BaseException as error:
+            # Dask raises what the task raised, and errors of its own if a worker has ended.
+            result.set_exception(CallFailed(f"{type(error).__name__}: {error}"))
+        else:
+            result.set_result(found)
+        del self._reports[name]
+
+    def _hear(self, event: Any) -> None:
+        name, message = pickle.loads(zlib.decompress(event[1]))
+        if name in self._reports:
+            self._reports[name](message)
+
+    def check(self) -> None:
+        """As ``Executor.check``: the scheduler answers and has workers, or did so ``PATIENCE_S`` seconds ago."""
+        scheduler: Any = self._client.scheduler
+        said = "does not answer any more"
+        # Dask raises errors of many kinds for what is gone, and waits for ever unless it is told not to.
+        with suppress(Exception):
+            if self._client.sync(scheduler.ncores, callback_timeout=_CALL_S):
+                self._seen = time.monotonic()
+                while self._lost:
+                    self._submit(*self._lost.pop())
+                return
+            said = "has no workers any more"
+        if time.monotonic() > self._seen + PATIENCE_S:
+            raise InputError(f"the Dask scheduler at {self._address} {said}: {self._advice}", place="--executor")
+
+    def stop(self) -> None:
+        # A scheduler that is gone cancels nothing; a task that a worker has begun is worked on to its end.
+        with suppress(Exception):
+            self._client.sync(self._client._cancel, list(self._remote.values()), callback_timeout=1)
+        self._client.close(timeout=1)
+
+
+def _perform_remotely(name: str, task: Task, topic: str) -> Any:
+    """Perform a task in a worker of a cluster, with one thread; its messages carry the task's name to a topic."""
+    import torch
+    from distributed import get_worker
+
+    worker = get_worker()
+
+    def report(message: Any) -> None:
+        if not isinstance(message, Deadline):
+            worker.log_event(topic, zlib.compress(pickle.dumps((name, message)), 1))
+
+    with _BUSY:
+        torch.set_num_threads(1)
+        try:
+            return task(report)
+        except InputError as error:
+            # Of the cluster itself, such an error would end all work.
+            raise CallFailed(f"{type(error).__name__}: {error}") from None

@@ -4,71 +4,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verifiable_relu.arguments import Parser, add_debug
-from verifiable_relu.data import DATASETS
+from verifiable_relu.arguments import Parser
 from verifiable_relu.errors import InputError
-from verifiable_relu.files import require_writable
 from verifiable_relu.streams import guarded
-from verifiable_relu.train.options import ABOUT, CHOICES, Options, flag, int8_file, reader
+from verifiable_relu.train.options import Options, add_options, flag, int8_file, require_outputs
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line: one option for each field of ``Options``, ``--device`` and ``--out``."""
+    """Return the parser of the command line."""
     made = Parser(label="train", prog="verifiable-relu train", description=__doc__, allow_abbrev=False)
-    for field in fields(Options):
-        about = ABOUT[field.name]
-        if field.name == "data":
-            about += (
-                f": {', '.join(DATASETS)}; or a FILE.npz with the arrays images, in [0, 1], and labels "
-                "(test_images and test_labels too, else every tenth image is kept for the test)"
-            )
-        if field.default is False:
-            made.add_argument(flag(field.name), action="store_true", help=about)
-            continue
-        if field.name in CHOICES:
-            about += ": " + ", ".join(CHOICES[field.name])
-        if field.default is MISSING:
-            made.add_argument(flag(field.name), required=True, help=about)
-        else:
-            kind, about = reader(field.default), f"{about} ({_shown(field.default)})"
-            made.add_argument(flag(field.name), type=kind, default=field.default, help=about)
-    made.add_argument("--device", default="auto", help="a torch device (auto: a GPU if there is one)")
-    made.add_argument("--int8", action="store_true", help="also write and measure the int8 network, as NAME.int8.onnx")
-    made.add_argument("--out", type=Path, required=True, help="the ONNX file to write; its record goes beside it")
-    add_debug(made)
+    add_options(made, Options, device="auto")
     return made
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train and export a network by the command line's arguments.
-
-    Returns:
-        The exit status (``streams.guarded``); after Ctrl-C, the same command resumes.
-    """
+    """Run the command; returns the exit status (``streams.guarded``). After Ctrl-C, the same command resumes."""
     values = vars(parser().parse_args(arguments))
     out, device, debug, int8 = (values.pop(name) for name in ("out", "device", "debug", "int8"))
     return guarded("train", lambda: run(Options(**values), out, device, int8), debug)
 
 
 def run(options: Options, out: Path, device: str = "auto", int8: bool = False) -> int:
-    """Train a network with a progress bar on stderr, and write it as ONNX.
-
-    Args:
-        options: the options of the training.
-        out: the ONNX file; the record is written beside it with the suffix ``.json``.
-        device: a torch device; ``auto`` takes a GPU if there is one.
-        int8: True also writes the int8 network.
+    """Train a network with a progress bar on stderr, and write it as ONNX with its record next to it.
 
     Returns:
         The exit status: 0 when done, 130 after Ctrl-C.
@@ -76,39 +37,42 @@ def run(options: Options, out: Path, device: str = "auto", int8: bool = False) -
     Raises:
         InputError: for data, a device, an output path or a checkpoint that cannot be used.
     """
-    if out.suffix != ".onnx":
-        raise InputError("the name of the output file must end in .onnx", path=out)
     saved = out.with_suffix(".checkpoint")
-    for written in (out, saved, out.with_suffix(".json"), *([int8_file(out)] if int8 else ())):
-        require_writable(written)
+    require_outputs(out, int8, ".checkpoint", ".json")
+    # Imported here, because the imports load torch, for which --help need not wait.
     from verifiable_relu.network.graph import device as find_device
     from verifiable_relu.train.batches import training_and_test
-    from verifiable_relu.train.loop import train
-    from verifiable_relu.train.progress import shown
+    from verifiable_relu.train.export import export
+    from verifiable_relu.train.loop import progress_bar, train
 
     where = find_device(device)
     training, test = training_and_test(options.data)
     if training.note:
         print(training.note, file=sys.stderr)
     steps = options.epochs * -(-len(training) // options.batch)
-    try:
-        with shown(True, steps) as show:
-            trained = train(options, training, saved, lambda step: show(step.step, str(step)), test, where)
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command resumes after the last complete epoch ({saved})", file=sys.stderr)
+    with progress_bar(True, steps) as show:
+        trained = resumable(saved, lambda: train(options, training, saved, lambda s: show(s.step, str(s)), test, where))
+    if trained is None:
         return 130
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):
-            raise
-        raise InputError("the training does not fit into the memory", place=flag("model")) from None
-    from verifiable_relu.train.export import export
-
     results = export(trained, options, training, test, out, int8)
     saved.unlink(missing_ok=True)
     _show(results)
     more = f", {int8_file(out)}" if int8 else ""
     print(f"wrote {out}{more} and {out.with_suffix('.json')}")
     return 0
+
+
+def resumable(saved: Path, work: Callable[[], Any]) -> Any:
+    """Return the result of a training; None after Ctrl-C, when a line on stderr says how to go on."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command resumes after the last complete epoch ({saved})", file=sys.stderr)
+        return None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise InputError("the training does not fit into the memory", place=flag("model")) from None
 
 
 def _show(results: Mapping[str, Any]) -> None:
@@ -122,8 +86,7 @@ def _show(results: Mapping[str, Any]) -> None:
     table = Table("result", "value", box=None)
     for name, value in flat.items():
         is_fraction = name.startswith(("clean", "not_refuted", "int8 clean"))
-        shown = f"{value:.2%}" if is_fraction else _text(value)
-        table.add_row(name.replace("_", " "), Text(shown))
+        table.add_row(name.replace("_", " "), Text(f"{value:.2%}" if is_fraction else _text(value)))
     Console(soft_wrap=True).print(table)
 
 

@@ -1,11 +1,11 @@
-"""A user's own data: arrays of a file as the data of a training, and what a batch of any form holds."""
+"""A user's own data: batches of any form, the effect of the swap to ReLU on them, and arrays of a file."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -36,11 +36,7 @@ class DataError(InputError):
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Name the place of a ``DataError`` that names none.
-
-    Args:
-        place: the batch that is at work, such as ``batch 3``.
-    """
+    """Name a place, such as ``batch 3``, in a ``DataError`` that names none."""
     try:
         yield
     except DataError as error:
@@ -50,13 +46,11 @@ def at(place: str) -> Iterator[None]:
 
 
 def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
-    """The batches of a user's data, which can be gone through any number of times.
+    """Return the batches of a user's data, which can be gone through any number of times.
 
     Args:
-        data: an iterable of batches with a length, such as a ``DataLoader`` or a list; or a pair (inputs, classes) of
-            tensors or arrays.
-        shuffled: whether the order of the samples of a pair of arrays is random.
-        seed: the seed of that order.
+        data: an iterable of batches with a length, such as a ``DataLoader``; or a pair (inputs, classes) of arrays.
+        shuffled: True draws the order of the samples of a pair of arrays, by the seed.
 
     Raises:
         DataError: if the data are neither, empty, or inputs that are no finite real numbers.
@@ -72,11 +66,14 @@ def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
         finite = inputs.flatten(1).isfinite().all(1) if inputs.ndim > 1 else inputs.isfinite()
         if not bool(finite.all()):
             raise DataError("an input is infinite or NaN", place=f"sample {int(finite.int().argmin())}")
-        held = torch.utils.data.TensorDataset(inputs, classes)
         # A batch normalisation cannot be trained on a last batch of one sample; each epoch leaves out another.
         alone = shuffled and len(inputs) > BATCH_SIZE and len(inputs) % BATCH_SIZE == 1
         batches: Any = torch.utils.data.DataLoader(
-            held, BATCH_SIZE, shuffle=shuffled, drop_last=alone, generator=torch.Generator().manual_seed(seed)
+            torch.utils.data.TensorDataset(inputs, classes),
+            BATCH_SIZE,
+            shuffle=shuffled,
+            drop_last=alone,
+            generator=torch.Generator().manual_seed(seed),
         )
         return cast(Collection[Batch], batches)
     if not isinstance(data, Iterable) or not isinstance(data, Sized) or isinstance(data, Tensor | np.ndarray | str):
@@ -91,15 +88,7 @@ def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
 
 
 def require_classes(data: Any, count: int) -> None:
-    """Make certain that each sample of a pair (inputs, classes) has one class of the model's.
-
-    Args:
-        data: the user's data; of others than a pair, each batch is looked at when its loss is computed.
-        count: the number of the model's classes.
-
-    Raises:
-        DataError: if a class is none of them; the error names the sample.
-    """
+    """Raise a DataError if a sample of a pair (inputs, classes) has none of a model's ``count`` classes."""
     if not _is_pair(data):
         return
     true = _tensor(data[1])
@@ -121,26 +110,20 @@ def _is_pair(data: object) -> bool:
 
 
 def _tensor(array: Tensor | np.ndarray) -> Tensor:
-    """A tensor of an array, whatever the order of its bytes.
-
-    Raises:
-        DataError: if its elements are no numbers that torch knows.
-    """
     if isinstance(array, Tensor):
         return array
     try:
+        # torch takes numbers in this machine's order of bytes alone.
         return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
     except TypeError:
         raise DataError(f"an array is {array.dtype}, not numbers") from None
 
 
 def moved(batch: Batch, model: nn.Module) -> Batch:
-    """A batch with its tensors on the device of a model's first parameter."""
+    """Return a batch with its tensors on the device of a model's first parameter."""
     first = next(chain(model.parameters(), model.buffers()), None)
-    if first is None:
-        return batch
     if isinstance(batch, Tensor):
-        return batch.to(first.device)
+        return batch if first is None else batch.to(first.device)
     if isinstance(batch, Mapping):
         return {name: moved(value, model) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
@@ -149,23 +132,23 @@ def moved(batch: Batch, model: nn.Module) -> Batch:
 
 
 def outputs(model: nn.Module, batch: Batch) -> Tensor:
-    """A model's outputs for a batch: ``model(inputs)``, or ``model(**batch)`` and its ``logits``.
+    """Return a model's outputs for a batch: ``model(inputs)``, or ``model(**batch)``, or the ``logits`` of these.
 
     Raises:
-        InputError: if these are no tensor.
-        DataError: if the model does not take the batch.
+        InputError: if these are no tensor, or a DataError if the model does not take the batch.
     """
-    found = _called(model, batch)
-    if isinstance(found, Mapping) and "logits" in found:
-        found = found["logits"]
-    found = getattr(found, "logits", found)
+    found = _member(_called(model, batch), "logits")
     if not isinstance(found, Tensor):
         raise InputError(f"the model returns a {type(found).__name__}: say by outputs= where its outputs are")
     return found
 
 
+def _member(found: Any, name: str) -> Any:
+    return found.get(name, found) if isinstance(found, Mapping) else getattr(found, name, found)
+
+
 def classes(batch: Batch) -> Tensor | None:
-    """The true classes of a batch, or None if it has none."""
+    """Return the true classes of a batch, or None if it has none."""
     if isinstance(batch, Mapping):
         found = next((batch[name] for name in _CLASSES if name in batch), None)
     else:
@@ -175,15 +158,15 @@ def classes(batch: Batch) -> Tensor | None:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The ``loss`` that the model itself returns for a mapping, or the cross-entropy of its outputs.
+    """Return the ``loss`` that the model itself returns for a mapping, or the cross-entropy of its outputs.
 
     Raises:
         DataError: if the model does not take the batch, or if it has no classes, or others than the model's outputs.
     """
     if isinstance(batch, Mapping):
         found = _called(model, batch)
-        own = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
-        if isinstance(own, Tensor):
+        own = _member(found, "loss")
+        if own is not found and isinstance(own, Tensor):
             return own
     true = classes(batch)
     if true is None:
@@ -197,11 +180,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _called(model: nn.Module, batch: Batch) -> Any:
-    """What a model returns for a batch.
-
-    Raises:
-        DataError: in place of the exceptions by which torch refuses shapes, types and classes.
-    """
+    """Return what a model returns for a batch, with a DataError where torch refuses shapes, types and classes."""
     try:
         return model(**batch) if isinstance(batch, Mapping) else model(_inputs(batch))
     except InputError:
@@ -218,33 +197,126 @@ _CLASSES = ("labels", "label", "classes")
 
 
 def argument(batch: Batch) -> str | None:
-    """The name of the one tensor of real numbers, besides the classes, in a batch that is a mapping.
-
-    None if there is none or several, or if the batch is no mapping.
-    """
+    """Return the name of the one tensor of real numbers, besides the classes, in a batch that is a mapping, or None."""
     named = batch.items() if isinstance(batch, Mapping) else ()
-    reals = [name for name, each in named if isinstance(each, Tensor) and each.is_floating_point()]
+    reals = (name for name, each in named if isinstance(each, Tensor) and each.is_floating_point())
     found = [name for name in reals if name not in _CLASSES]
     return found[0] if len(found) == 1 else None
 
 
-def sample_shape(batch: Batch, argument: str | None = None) -> tuple[int, ...] | None:
-    """The shape of one input sample of a batch; None unless the batch's input is one tensor of real numbers."""
+def real_inputs(batch: Batch, argument: str | None = None) -> Tensor | None:
+    """Return the inputs of a batch; None unless they are one tensor of real numbers."""
     found = _inputs(batch, argument)
-    return tuple(found.shape[1:]) if isinstance(found, Tensor) and found.is_floating_point() else None
-
-
-def value_range(batch: Batch, argument: str | None = None) -> tuple[float, float]:
-    """The least and the greatest number of a batch's inputs."""
-    inputs = _inputs(batch, argument)
-    return inputs.min().item(), inputs.max().item()
+    return found if isinstance(found, Tensor) and found.is_floating_point() else None
 
 
 def _inputs(batch: Batch, argument: str | None = None) -> Any:
-    """A batch's inputs; of a mapping, those with the name ``argument``."""
     if isinstance(batch, Mapping):
         return batch.get(argument)
     return batch[0] if isinstance(batch, tuple | list) and batch else batch
+
+
+Outputs = Callable[[nn.Module, Batch], Tensor]
+"""A function that returns a model's outputs (n, …) for a batch."""
+
+Region = tuple[float, float]
+"""The least and the greatest value of each input."""
+
+
+@dataclass(frozen=True)
+class SubstitutionEffect:
+    """The effect of the replacement of a model's smooth activations by ReLU.
+
+    The *smooth* model is the trained one, with each λ at its target, the *hard* one the same with ReLU in place of the
+    activations. Accuracies are in [0, 1], and None if the data have no classes.
+
+    Attributes:
+        samples: the number of samples on which the effect was measured; ``training`` if they were trained on.
+        accuracy_before: the accuracy of the model that hardening was given; None without such a model.
+        accuracy_smooth, accuracy: those of the smooth and of the hard model.
+        mean, worst: the mean and the maximum of |hard model's output − smooth model's output|.
+        flipped: the number of samples for which the two models predict different classes.
+        spread: the greatest output of all models minus the least.
+        region: the least and the greatest value of each input of the region for which ``proven`` holds.
+        proven: a proven upper bound of the change of any output over the region, in real arithmetic, or None.
+        unproven: why there is no such bound, or none that is less than ``spread``; empty if there is one.
+    """
+
+    samples: int
+    accuracy_before: float | None
+    accuracy_smooth: float | None
+    accuracy: float | None
+    mean: float
+    worst: float
+    flipped: int
+    spread: float
+    region: Region | None
+    proven: float | None = None
+    unproven: str = "it was not asked for (patience=0)"
+    training: bool = False
+
+    def __str__(self) -> str:
+        lines = []
+        if self.accuracy is not None:
+            given = "" if self.accuracy_before is None else f"{self.accuracy_before:.2%} before, "
+            lines.append(
+                f"accuracy on {self.samples} {'training ' * self.training}samples: {given}{self.accuracy_smooth:.2%} "
+                f"with λ-gates, {self.accuracy:.2%} with ReLU"
+            )
+        lines.append(
+            f"the swap changes outputs by {self.mean:.3g} in the mean and {self.worst:.3g} at most on these samples, "
+            f"and {self.flipped} predictions"
+        )
+        if self.proven is not None and self.region is not None:
+            low, high = self.region
+            lines.append(f"proven: by at most {self.proven:.3g} for all inputs in [{low:g}, {high:g}]")
+        else:
+            lines.append(f"no bound of the change is proven: {self.unproven}")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def measure(
+    smooth: nn.Module,
+    hard: nn.Module,
+    data: Iterable[Batch],
+    *,
+    before: nn.Module | None = None,
+    outputs: Outputs = outputs,
+    argument: str | None = None,
+) -> SubstitutionEffect:
+    """Compare a smooth model with its ReLU model, and with the one that hardening was given, in evaluation mode.
+
+    ``argument`` is the name of the input in batches that are mappings. Raises a DataError if a model takes no batch.
+    """
+    models = [hard, smooth, *([] if before is None else [before])]
+    samples, total, count, worst, flipped = 0, 0.0, 0, 0.0, 0
+    right: list[int] | None = [0] * len(models)
+    ends: list[Region] = []
+    spread: list[float] = []
+    for index, batch in enumerate(data):
+        batch = moved(batch, hard)
+        with at(f"batch {index} of the held-out data"):
+            results = [outputs(model, batch) for model in models]
+        change = (results[0].double() - results[1].double()).abs()
+        predicted = [result.argmax(-1) for result in results]
+        true = classes(batch)
+        inputs = real_inputs(batch, argument)
+        if inputs is not None:
+            ends.append((inputs.min().item(), inputs.max().item()))
+        spread += [end.item() for result in results for end in result.aminmax()]
+        samples += len(results[0])
+        total, count = total + change.sum().item(), count + change.numel()
+        worst = max(worst, change.max().item())
+        flipped += int((predicted[0] != predicted[1]).sum())
+        if true is None or true.shape != predicted[0].shape:
+            right = None
+        elif right is not None:
+            right = [n + int((p == true).sum()) for n, p in zip(right, predicted, strict=True)]
+    region = (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
+    hardened, softened, given = (None,) * 3 if right is None else (*(n / samples for n in right), None)[:3]
+    widest = max(spread) - min(spread)
+    return SubstitutionEffect(samples, given, softened, hardened, total / count, worst, flipped, widest, region)
 
 
 _EVERY = 10
@@ -255,14 +327,13 @@ _MOST_CLASSES = 100_000
 
 
 def training_and_test(source: str) -> tuple[Dataset, Dataset]:
-    """The images to train on, and those to test on.
+    """Return the images to train on, and those to test on.
 
     Args:
-        source: the name of a data set (``data.load``), or an ``.npz`` file with the arrays ``images`` (n, …), in
-            [0, 1], and ``labels`` (n,), and for the test ``test_images`` and ``test_labels``. Without these, every
-            tenth image is kept for the test. Images are (n, height, width) or (n, channels, height, width); arrays
-            (n, features) are a table. With ``data.VALIDATION`` at its end, every tenth training image stands for the
-            test images, which are not looked at: those are for the choice of options.
+        source: the name of a data set (``data.load``), or an ``.npz`` file with the arrays ``images`` in [0, 1], (n,
+            features), (n, height, width) or (n, channels, height, width), and ``labels`` (n,), and for the test
+            ``test_images`` and ``test_labels``; without these, every tenth image is kept for the test. With
+            ``data.VALIDATION`` at its end, every tenth training image stands for the test images.
 
     Raises:
         InputError: if the data set or the file cannot be read, or if its arrays do not fit together.
@@ -270,9 +341,7 @@ def training_and_test(source: str) -> tuple[Dataset, Dataset]:
     if source.endswith(VALIDATION):
         plain = source.removesuffix(VALIDATION)
         whole = training_and_test(plain)[0] if plain.endswith(".npz") else load(plain, "train")
-        held = np.arange(len(whole)) % _EVERY == _EVERY - 1
-        if not held.any():
-            raise InputError(f"of {len(whole)} images none can be kept for the validation", path=plain)
+        held = _every_tenth(len(whole), "validation", plain)
         note = "; ".join(filter(None, (whole.note, f"every {_EVERY}th training image stands for the test images")))
         training, validation = (
             replace(whole, images=whole.images[of], labels=whole.labels[of], exact=whole.exact[of], note=note)
@@ -291,9 +360,7 @@ def training_and_test(source: str) -> tuple[Dataset, Dataset]:
     if "test_images" in array_names(source):
         tests = read_images(source, "test_")
     else:
-        kept = np.arange(len(labels)) % _EVERY == _EVERY - 1
-        if not kept.any():
-            raise InputError(f"of {len(labels)} images none can be kept for the test", path=source)
+        kept = _every_tenth(len(labels), "test", source)
         images, labels, tests = images[~kept], labels[~kept], (images[kept], labels[kept])
         note += f"; every {_EVERY}th image is a test image"
     if tests[0].shape[1:] != images.shape[1:]:
@@ -302,21 +369,27 @@ def training_and_test(source: str) -> tuple[Dataset, Dataset]:
         raise InputError(f"the test label {tests[1].max()} is beyond all labels", path=source)
     if labels.max() < 1:
         raise InputError("there is one class only", path=source)
-    pixels = _shaped(images, source)
+    if images.ndim > 4:
+        raise InputError(f"images of shape {images.shape[1:]} have more than three axes", path=source)
+    pixels = _shaped(images)
     axes = (0, *range(2, pixels.ndim))
     mean, std = pixels.mean(axes, dtype=np.float64), pixels.std(axes, dtype=np.float64)
     moments = tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
-    name = Path(source).stem
-    return (
-        Dataset(name, pixels, labels, *moments, np.ones(len(labels), bool), note),
-        Dataset(name, _shaped(tests[0], source), tests[1], *moments, np.ones(len(tests[1]), bool), note),
+    training, test = (
+        Dataset(Path(source).stem, shaped, classes, *moments, np.ones(len(classes), bool), note)
+        for shaped, classes in ((pixels, labels), (_shaped(tests[0]), tests[1]))
     )
+    return training, test
 
 
-def _shaped(images: np.ndarray, source: str) -> np.ndarray:
-    """Images as float32 (n, channels, height, width), tables as (n, features, 1, 1)."""
-    if images.ndim > 4:
-        raise InputError(f"images of shape {images.shape[1:]} have more than three axes", path=source)
+def _every_tenth(count: int, purpose: str, source: str) -> np.ndarray:
+    kept: np.ndarray = np.arange(count) % _EVERY == _EVERY - 1
+    if not kept.any():
+        raise InputError(f"of {count} images none can be kept for the {purpose}", path=source)
+    return kept
+
+
+def _shaped(images: np.ndarray) -> np.ndarray:
     if images.ndim == 3:
         images = images[:, None]
     return images.reshape(*images.shape, *[1] * (4 - images.ndim)).astype(np.float32)

@@ -8,7 +8,7 @@ import platform
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from verifiable_relu.files import write_whole
 from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.runtime import load, session
-from verifiable_relu.train.loop import Trained, accuracy, measure_swap, not_refuted
+from verifiable_relu.train.loop import Training, accuracy, measure_swap, not_refuted
 from verifiable_relu.train.options import ARMS, Options, int8_file
 
 ATTACKED = 1000
@@ -34,16 +34,13 @@ CALIBRATED = 300
 """The number of training images, the first ones, on which the ranges of the int8 activations are calibrated."""
 
 
-def finish(trained: Trained, options: Options, training: Dataset, test: Dataset) -> tuple[nn.Module, dict[str, Any]]:
+def finish(trained: Training, options: Options, training: Dataset, test: Dataset) -> tuple[nn.Module, dict[str, Any]]:
     """Replace the trained activation by ReLU, if the arm replaces it at the end, and measure the network.
 
     Returns:
-        The network in the form in which it is exported, and the record of the training. The record's ``results`` are
-
-        * ``clean``: the accuracy on the test set, in [0, 1];
-        * the measurements of the replacement by ReLU (``train.swap``), unless the arm never replaces its activation;
-        * ``lam_learned``: λ of each layer when the annealing began;
-        * where ε > 0: the part of the first ``ATTACKED`` test images that an attack does not refute.
+        The network that is exported, and the record of the training. Its ``results`` have ``clean``, the accuracy on
+        the test set; the effect of the replacement, unless there is none; ``lam_learned``, λ of each layer when the
+        annealing began; and where ε > 0, the part of the first ``ATTACKED`` test images that no attack refutes.
     """
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
@@ -83,7 +80,7 @@ def finish(trained: Trained, options: Options, training: Dataset, test: Dataset)
 
 
 def written(model: nn.Module, shape: tuple[int, ...]) -> bytes:
-    """Return a model as an ONNX file; with a free batch axis, unless torch's exporter alone can write it.
+    """Return the ONNX file of a model; with a free batch axis, unless torch's exporter alone can write it.
 
     Raises:
         UnsupportedError: if the model cannot be read, or be written.
@@ -96,62 +93,41 @@ def written(model: nn.Module, shape: tuple[int, ...]) -> bytes:
 
 
 def export(
-    trained: Trained, options: Options, training: Dataset, test: Dataset, out: Path, int8: bool = False
+    trained: Training, options: Options, training: Dataset, test: Dataset, out: Path, int8: bool = False
 ) -> dict[str, Any]:
-    """Finish a training (``finish``), and write its network to ``out`` and its record beside it as ``.json``.
+    """Finish a training (``finish``), and write its network to ``out`` and its record next to it as ``.json``.
 
-    Args:
-        trained, options, training, test: as in ``finish``.
-        out: the ONNX file.
-        int8: True also writes the int8 network (``quantize``), and adds ``int8`` (``Quantized``) to the results.
-
-    Returns:
-        The ``results`` of the record.
+    With ``int8``, the int8 network is written, too, and compared (``measure_int8``). Returns the record's ``results``.
     """
     hard, record = finish(trained, options, training, test)
     network = written(hard, training.images.shape[1:])
     write_whole(out, network)
     if int8:
-        quantized = quantize(network, training.images[:CALIBRATED])
-        write_whole(int8_file(out), quantized)
+        quantized = write_int8(network, out, training.images)
         images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
-        record["results"]["int8"] = asdict(measure_int8(hard, quantized, images, labels))
+        record["results"]["int8"] = measure_int8(hard, quantized, images, labels)
     write_whole(out.with_suffix(".json"), (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     return dict(record["results"])
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """A comparison of an int8 network with the float network that it was made from, on one set of images.
-
-    Attributes:
-        clean: the accuracy of the int8 network, in [0, 1].
-        flipped_predictions: the number of images for which the two networks predict different classes.
-        mean_logit_change: the mean of |int8 logit − float logit| over images and classes.
-    """
-
-    clean: float
-    flipped_predictions: int
-    mean_logit_change: float
+def write_int8(network: bytes, out: Path, images: np.ndarray) -> bytes:
+    """Write the int8 network of an ONNX file next to it, calibrated on the first images; returns its content."""
+    quantized = quantize(network, images[:CALIBRATED])
+    write_whole(int8_file(out), quantized)
+    return quantized
 
 
 def quantize(network: bytes, images: np.ndarray, per_channel: bool = True) -> bytes:
-    """Return an ONNX file with int8 weights and activations, made by onnxruntime's static quantisation of a float file.
+    """Return the int8 file that onnxruntime's static quantisation makes of a float one with a free batch axis.
 
-    The operators of the new file are the float ones between QuantizeLinear and DequantizeLinear. Weights are quantised
-    symmetrically, and activations asymmetrically over their range on ``images``.
-
-    Args:
-        network: the content of an ONNX file with one input and a free batch axis.
-        images: float32 (n, …), the images on which ranges are calibrated.
-        per_channel: True gives each output channel of a kernel, and each neuron of a matrix, a scale of its own.
+    The operators are the float ones between QuantizeLinear and DequantizeLinear. Weights are quantised symmetrically,
+    with a scale for each output channel of a kernel and each neuron of a matrix or (``per_channel``) one for all, and
+    activations asymmetrically over their range on float32 ``images`` (n, …).
     """
     # Imported here, because trainings need the module only at their end.
     quantization = load("quantization")
 
     class _SingleBatch(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        """A reader that returns all images as one batch."""
-
         def __init__(self, name: str) -> None:
             self.batches = iter([{name: images}])
 
@@ -174,23 +150,21 @@ def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def measure_int8(model: nn.Module, quantized: bytes, images: Tensor, labels: Tensor) -> Quantized:
-    """Compare an int8 network with the model that it was made from.
+def measure_int8(model: nn.Module, quantized: bytes, images: Tensor, labels: Tensor) -> dict[str, float]:
+    """Compare an int8 file with its model, in evaluation mode, on float32 images (n, …) and their classes (n,).
 
-    Args:
-        model: in evaluation mode.
-        quantized: the content of the int8 file (``quantize``).
-        images: float32 (n, …).
-        labels: (n,), the true classes of ``images``.
+    Returns:
+        ``clean``, the accuracy of the int8 network in [0, 1]; ``flipped_predictions``, the number of images for which
+        the two predict different classes; and ``mean_logit_change``, the mean of |int8 logit − float logit|.
     """
     after = torch.from_numpy(outputs(quantized, images.numpy()))
     before = torch.cat([model(x) for x in images.split(1000)])
     now = after.argmax(1)
-    return Quantized(
-        clean=int((now == labels).sum()) / len(labels),
-        flipped_predictions=int((now != before.argmax(1)).sum()),
-        mean_logit_change=(after.double() - before.double()).abs().mean().item(),
-    )
+    return {
+        "clean": int((now == labels).sum()) / len(labels),
+        "flipped_predictions": int((now != before.argmax(1)).sum()),
+        "mean_logit_change": (after.double() - before.double()).abs().mean().item(),
+    }
 
 
 @contextmanager

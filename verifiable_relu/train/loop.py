@@ -1,4 +1,4 @@
-"""Trainings: the loop that trainings and hardenings share, its checkpoints, and the training of every arm.
+"""The loop that trainings and hardenings share, with its checkpoints and progress bar, and the training of every arm.
 
 In an arm's training, weights and λ are learned, and then λ is annealed or the activation replaced by ReLU.
 """
@@ -9,8 +9,9 @@ import io
 import math
 import pickle
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,11 @@ from verifiable_relu.arguments import imported
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
-from verifiable_relu.nn import HardnessGate, Normalize, cnn, fixed, gates, mlp, substitute_relu
-from verifiable_relu.train.batches import Batch, at
+from verifiable_relu.nn import Normalize, cnn, fixed, gates, mlp, substitute_relu
+from verifiable_relu.train.batches import Batch, SubstitutionEffect, at, measure
 from verifiable_relu.train.losses import attacked, augment, objective
 from verifiable_relu.train.options import ARMS, Options, flag
 from verifiable_relu.train.schedule import Annealing, learning_rate, make_optimizer, set_rates
-from verifiable_relu.train.swap import SubstitutionEffect, measure
 
 
 class Diverged(InputError):
@@ -39,8 +39,7 @@ class TrainingStep:
     """The state of a training or a hardening after a step, as callbacks see it.
 
     Attributes:
-        step: the number of steps taken.
-        steps: the number of steps in all.
+        step, steps: the numbers of steps taken, and in all.
         loss: the loss of the step's batch.
         lam: λ of each gate.
         model: the model, which a callback must leave in training mode.
@@ -68,33 +67,86 @@ class Epoch:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """The file from which a training or a hardening goes on after its last complete epoch.
+
+    Attributes:
+        path: the file.
+        options: the options of the training, which have to be the same when it goes on.
+        parts: by name what the training consists of: objects with a ``state_dict``, generators and lists. Their states
+            are loaded in this order.
+    """
+
+    path: Path
+    options: Mapping[str, Any]
+    parts: Mapping[str, Any]
+
+    def save(self, epochs: int) -> None:
+        """Write the state after a number of epochs."""
+        state: dict[str, Any] = {"options": {**self.options}, "epochs": epochs}
+        for name, part in self.parts.items():
+            is_generator = isinstance(part, torch.Generator)
+            state[name] = part if isinstance(part, list) else part.get_state() if is_generator else part.state_dict()
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_whole(self.path, buffer.getvalue())
+
+    def restore(self) -> int:
+        """Load the state that was saved last; returns the number of epochs done, 0 without a file.
+
+        Raises:
+            InputError: if the file is damaged, or of a training with another value of an option, which the error names.
+        """
+        if not self.path.is_file():
+            return 0
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+            before, epochs, parts = state["options"], int(state["epochs"]), [state[name] for name in self.parts]
+        except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+            raise InputError(f"not a readable checkpoint ({error}); delete it to start anew", path=self.path) from error
+        for name, value in self.options.items():
+            if before.get(name) != value:
+                raise InputError(
+                    f"the checkpoint belongs to a training with {flag(name)} {before.get(name)}, not {value}; "
+                    "delete it to start anew, or choose another --out",
+                    path=self.path,
+                )
+        for part, held in zip(self.parts.values(), parts, strict=True):
+            if isinstance(part, list):
+                part[:] = held
+            elif isinstance(part, torch.Generator):
+                part.set_state(held)
+            else:
+                part.load_state_dict(held)
+        return epochs
+
+
 def fit(
     model: nn.Module,
-    epochs: Iterable[int],
+    epochs: int,
     begin: Callable[[int], Collection[Batch]],
     loss: Callable[[nn.Module, Batch], Tensor],
     optimizer: torch.optim.Optimizer,
     before: Callable[[int], None] = lambda step: None,
     after: Callable[[int, float], None] = lambda step, loss: None,
+    checkpoint: Checkpoint | None = None,
 ) -> Iterator[Epoch]:
-    """Train a model, and yield at the end of each epoch.
+    """Train a model for a number of epochs, and yield at the end of each.
 
     Args:
-        model: the model, which is put into training mode before each step.
-        epochs: the numbers of the passes over the data, from 0.
-        begin: called at the start of each, with its number; returns its batches.
+        begin: called at the start of each epoch with its number from 0; returns its batches.
         loss: the loss to minimise, for the model and a batch.
-        optimizer: the optimizer of the model's parameters.
         before: called before each step with the number of steps taken so far, to set λ and learning rates.
-        after: called after each step with that number, now one larger, and the loss. Its time does not count as that of
-            the epoch.
+        after: called after each step with that number, now one larger, and the loss. Its time is not the epoch's.
+        checkpoint: restored at the start, and saved after each epoch once the caller asks for the next one.
 
     Raises:
         Diverged: if the loss becomes infinite or NaN.
-        InputError: if the loss is no number that depends on the model's parameters.
+        InputError: if the loss is no number that depends on the model's parameters, or for a bad checkpoint.
         DataError: if the model does not take a batch; the error names the batch.
     """
-    for epoch in epochs:
+    for epoch in range(0 if checkpoint is None else checkpoint.restore(), epochs):
         began, losses = time.monotonic(), []
         batches = begin(epoch)
         for index, batch in enumerate(batches):
@@ -117,68 +169,66 @@ def fit(
             after(step + 1, losses[-1])
             began += time.monotonic() - stepped
         yield Epoch(losses, time.monotonic() - began)
+        if checkpoint is not None:
+            checkpoint.save(epoch + 1)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained model and the history of its training.
+@contextmanager
+def progress_bar(wanted: bool, steps: int) -> Iterator[Callable[[int, str], None]]:
+    """Yield a function that shows the number of steps taken, of ``steps``, and a text on stderr, if it is wanted."""
+    if not wanted:
+        yield lambda taken, text: None
+        return
+    # Imported here, because the bar alone needs the library rich.
+    from rich import progress
+    from rich.console import Console
 
-    Attributes:
-        model: the model after the last step, with every λ at its target in arms with a λ, and with ReLU in arms that
-            replace the activation at the switch.
-        history: for each epoch ``lam`` (each layer's λ at the epoch's end), ``loss`` and ``accuracy`` (means over the
-            epoch; the accuracy is that on the possibly augmented and attacked images trained on) and ``seconds``.
-        learned: each layer's λ when the annealing began.
-        swap: the effect of the replacement by ReLU at the switch; None in other arms.
-    """
-
-    model: nn.Module
-    history: list[dict[str, Any]]
-    learned: list[float] = field(default_factory=list)
-    swap: SubstitutionEffect | None = None
+    columns = (
+        progress.MofNCompleteColumn(),
+        progress.BarColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+    )
+    times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    with progress.Progress(*columns, *times, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=steps)
+        yield lambda taken, text: bar.update(task, completed=taken, description=text)
 
 
 def activation(options: Options) -> nn.Module:
-    """A new module of the activation that the options' arm trains."""
+    """Make the activation that the options' arm trains."""
     arm = ARMS[options.arm]
-    if arm.anneals:
-        gate: HardnessGate = getattr(gates, arm.activation)(options.lam_init)
-        return gate
-    return getattr(nn, arm.activation)()
+    made: nn.Module = getattr(gates, arm.activation)(options.lam_init) if arm.anneals else getattr(nn, arm.activation)()
+    return made
 
 
 def build(options: Options, data: Dataset) -> nn.Module:
-    """The untrained network for the images of a data set, its normalisation included.
-
-    Equal seeds give equal weights, whatever the arm.
+    """Make the untrained network for the images of a data set; equal seeds give equal weights, whatever the arm.
 
     Raises:
         InputError: if the architecture does not fit the images, or if a module of the user's cannot be made.
     """
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(options.seed)
-        try:
-            return _network(options, data)
-        except ValueError as error:
-            raise InputError(str(error), place=flag("model")) from error
-
-
-def _network(options: Options, data: Dataset) -> nn.Module:
     normalize = Normalize(data.mean, data.std) if options.inputs == "standardised" else None
     shape = channels, height, width = data.images.shape[1:]
     make = partial(activation, options)
-    match options.model:
-        case "mlp":
-            return mlp([channels * height * width, *options.hidden, data.classes], make, normalize)
-        case "cnn":
-            return cnn(shape, options.channels, options.hidden, data.classes, make, normalize)
-        case own if ":" in own:
-            made = imported(own, flag("model"))(shape, data.classes, make, normalize)
-            if not isinstance(made, nn.Module):
-                raise InputError(f"'{own}' makes a {type(made).__name__}, not a module", place=flag("model"))
-            return made
-        case _:
-            return fixed(options.model, shape, data.classes, make, normalize)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(options.seed)
+        try:
+            match options.model:
+                case "mlp":
+                    return mlp([channels * height * width, *options.hidden, data.classes], make, normalize)
+                case "cnn":
+                    return cnn(shape, options.channels, options.hidden, data.classes, make, normalize)
+                case own if ":" in own:
+                    made = imported(own, flag("model"))(shape, data.classes, make, normalize)
+                    if not isinstance(made, nn.Module):
+                        raise InputError(f"'{own}' makes a {type(made).__name__}, not a module", place=flag("model"))
+                    return made
+                case _:
+                    return fixed(options.model, shape, data.classes, make, normalize)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(str(error), place=flag("model")) from error
 
 
 def train(
@@ -188,42 +238,42 @@ def train(
     callback: Callback | None = None,
     test: Dataset | None = None,
     device: str = "cpu",
-) -> Trained:
+) -> Training:
     """Train a network, resuming from its checkpoint if there is one.
 
     A training that was interrupted and resumed gives, bit for bit, the same network as one that was not: the order of
     the images, the augmentation and the attacks of an epoch depend on the seed and the epoch's number alone.
 
     Args:
-        options: the options of the training.
-        data: the images to train on.
-        saved: the path of the checkpoint, which is written after each epoch; None writes no checkpoint.
+        saved: the path of the checkpoint, which is written after each epoch; None writes none.
         callback: called after every step; its time does not count as that of the training.
         test: the images on which a replacement by ReLU at the switch is measured; None takes those of ``data``.
-        device: a torch device, on which all of ``data`` is held. A training may be resumed on another device, which
-            computes other bits.
-
-    Returns:
-        The trained model, on the CPU, and the history of its training.
+        device: a torch device, on which all of ``data`` is held; the trained model is on the CPU.
 
     Raises:
-        InputError: if the network does not fit the images, or if the checkpoint is damaged or belongs to another
-            training.
+        InputError: if the network does not fit the images, or for a damaged checkpoint or one of another training.
         Diverged: if the loss becomes infinite or NaN.
     """
-    run = _Training(options, data, data if test is None else test, device, callback)
-    if saved is not None and (state := restore(saved, options)) is not None:
-        run.restore(state)
-    epochs = range(len(run.history), options.epochs)
-    for epoch in fit(run.model, epochs, run.begin, run.loss, run.optimizer, run.before, run.after):
+    run = Training(options, data, data if test is None else test, device, callback)
+    parts = {"training": run, "history": run.history, "model": run.model, "optimizer": run.optimizer}
+    parts |= {"random": torch.default_generator}
+    kept = None if saved is None else Checkpoint(saved, asdict(options), parts)
+    for epoch in fit(run.model, options.epochs, run.begin, run.loss, run.optimizer, run.before, run.after, kept):
         run.end(epoch)
-        if saved is not None:
-            save(saved, options, run.state())
-    return Trained(run.model.cpu(), run.history, run.learned, run.swap)
+    run.model.cpu()
+    return run
 
 
-class _Training:
-    """The training of an arm, as ``fit`` asks for its parts."""
+class Training:
+    """The training of an arm, as ``fit`` asks for its parts, and afterwards its result.
+
+    Attributes:
+        model: the model, after the last step with every λ at its target, or with ReLU in arms that swap at the switch.
+        history: for each epoch ``lam`` (of each layer, at the end), ``loss`` and ``accuracy`` (means over the possibly
+            augmented and attacked images trained on) and ``seconds``.
+        learned: each layer's λ when the annealing began.
+        swap: the effect of the replacement by ReLU at the switch; None in other arms.
+    """
 
     def __init__(self, options: Options, data: Dataset, test: Dataset, device: str, callback: Callback | None) -> None:
         self.options, self.test, self.device, self.callback = options, test, device, callback
@@ -235,62 +285,50 @@ class _Training:
             raise InputError(message, place=flag("batch"))
         self.optimizer = make_optimizer(self.model, options)
         self.per_epoch = math.ceil(len(self.images) / options.batch)
-        self.steps = self.per_epoch * options.epochs
         self.history: list[dict[str, Any]] = []
         self.swap: SubstitutionEffect | None = None
         self.annealing: Annealing | None = None
-        self.generator, self.fraction, self.right = torch.Generator(), 1.0, 0
-        self.order: tuple[Tensor, ...] = ()
-
-    @property
-    def lam(self) -> list[float]:
-        """λ of each gate."""
-        return [module.lam.item() for module in self.model.modules() if isinstance(module, gates.Hardness)]
 
     @property
     def learned(self) -> list[float]:
         """λ of each gate when the annealing began."""
         return [] if self.annealing is None else self.annealing.start
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state that ``state`` returned."""
-        self.history = state["history"]
-        if state["swap"] is not None:
-            self.swap = SubstitutionEffect(**state["swap"])
-            substitute_relu(self.model, inplace=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if state["annealing"] is not None:
-            self.annealing = self._annealing()
-            self.annealing.load_state_dict(state["annealing"])
+    @property
+    def lam(self) -> list[float]:
+        """λ of each gate."""
+        return [module.lam.item() for module in self.model.modules() if isinstance(module, gates.Hardness)]
 
-    def state(self) -> dict[str, Any]:
-        """The state after an epoch, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "history": self.history,
             "annealing": None if self.annealing is None else self.annealing.state_dict(),
             "swap": None if self.swap is None else asdict(self.swap),
         }
 
-    def _annealing(self) -> Annealing:
-        options = self.options
-        steps = self.per_epoch * (options.epochs - options.switch_epoch)
-        return Annealing(self.model, steps, options.lam_target, options.schedule)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["swap"] is not None:
+            self.swap = SubstitutionEffect(**state["swap"])
+            substitute_relu(self.model, inplace=True)
+        if state["annealing"] is not None:
+            self.anneal().load_state_dict(state["annealing"])
+
+    def anneal(self) -> Annealing:
+        steps = self.per_epoch * (self.options.epochs - self.options.switch_epoch)
+        self.annealing = Annealing(self.model, steps, self.options.lam_target, self.options.schedule)
+        return self.annealing
 
     def begin(self, epoch: int) -> tuple[Tensor, ...]:
         """Begin an epoch, with the annealing or the replacement that is due; returns the indices of each batch."""
-        options = self.options
-        self.generator = torch.Generator().manual_seed(1_000_003 * options.seed + epoch)
+        arm = ARMS[self.options.arm]
+        self.generator = torch.Generator().manual_seed(1_000_003 * self.options.seed + epoch)
         self.right = 0
-        if epoch >= options.switch_epoch:
-            if options.anneals and self.annealing is None:
-                self.annealing = self._annealing()
-            if ARMS[options.arm].swap == "switch" and self.swap is None:
+        if epoch >= self.options.switch_epoch:
+            if arm.anneals and self.annealing is None:
+                self.anneal()
+            if arm.swap == "switch" and self.swap is None:
                 self.swap = measure_swap(self.model.eval(), substitute_relu(self.model), self.test, self.device)
                 substitute_relu(self.model, inplace=True)
-        self.order = torch.randperm(len(self.images), generator=self.generator).split(options.batch)
+        self.order = torch.randperm(len(self.images), generator=self.generator).split(self.options.batch)
         return self.order
 
     def before(self, step: int) -> None:
@@ -298,7 +336,7 @@ class _Training:
         self.fraction = min(1.0, step / growing) if growing else 1.0
         if self.annealing is not None:
             self.annealing.step()
-        set_rates(self.optimizer, learning_rate(options.rate, step, self.steps), options)
+        set_rates(self.optimizer, learning_rate(options.rate, step, self.per_epoch * options.epochs), options)
 
     def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
         options = self.options
@@ -309,50 +347,14 @@ class _Training:
 
     def after(self, step: int, value: float) -> None:
         if self.callback is not None:
-            self.callback(TrainingStep(step, self.steps, value, self.lam, self.model))
+            self.callback(TrainingStep(step, self.per_epoch * self.options.epochs, value, self.lam, self.model))
 
     def end(self, epoch: Epoch) -> None:
         """Add an epoch to the history."""
         total = sum(value * len(chosen) for value, chosen in zip(epoch.losses, self.order, strict=True))
-        self.history.append(
-            {
-                "lam": self.lam,
-                "loss": total / len(self.images),
-                "accuracy": self.right / len(self.images),
-                "seconds": round(epoch.seconds, 3),
-            }
-        )
-
-
-def save(path: Path, options: Options, state: dict[str, Any]) -> None:
-    """Write the state of a training together with its options."""
-    buffer = io.BytesIO()
-    torch.save({"options": asdict(options), "state": state}, buffer)
-    write_whole(path, buffer.getvalue())
-
-
-def restore(path: Path, options: Options) -> dict[str, Any] | None:
-    """Return the state of a training that a checkpoint holds; None if there is no file at ``path``.
-
-    Raises:
-        InputError: if the file is damaged, or if it was written by a training with another value of an option, which
-            the error names.
-    """
-    if not path.is_file():
-        return None
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        before, state = content["options"], content["state"]
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
-        raise InputError(f"not a readable checkpoint ({error}); delete it to start anew", path=path) from error
-    for name, value in asdict(options).items():
-        if before.get(name) != value:
-            raise InputError(
-                f"the checkpoint belongs to a training with {flag(name)} {before.get(name)}, not {value}; "
-                "delete it to start anew, or choose another --out",
-                path=path,
-            )
-    return dict(state)
+        count = len(self.images)
+        means = {"loss": total / count, "accuracy": self.right / count}
+        self.history.append({"lam": self.lam, **means, "seconds": round(epoch.seconds, 3)})
 
 
 def measure_swap(smooth: nn.Module, hard: nn.Module, data: Dataset, device: str = "cpu") -> SubstitutionEffect:
@@ -370,16 +372,13 @@ def _tensors(data: Dataset, device: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The fraction of the images that a model classifies correctly."""
+    """Return the fraction of the images that a model classifies correctly."""
     pairs = zip(images.split(1000), labels.split(1000), strict=True)
     return sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs) / len(labels)
 
 
 def not_refuted(model: nn.Module, images: Tensor, labels: Tensor, eps: float, seed: int) -> float:
-    """The fraction of the images classified correctly that a 40-step attack of radius ``eps`` does not refute.
-
-    It is a fraction of all images, those classified wrongly included.
-    """
+    """Return the fraction of images classified correctly that a 40-step attack of radius ``eps`` leaves so."""
     generator = torch.Generator().manual_seed(seed)
     right = 0
     for x, y in zip(images.split(500), labels.split(500), strict=True):

@@ -1,22 +1,22 @@
-"""The arms of a comparison of trainings, and the options of a training in one frozen record.
+"""The options of trainings and hardenings as frozen dataclasses, from which their command lines are made.
 
 An arm says which activation is trained, and when ReLU takes its place. A new arm is a row of ``ARMS``, and a new option
-a field of ``Options``, from which the trainer, the commands, studies and benchmarks take what they need. The module
-does not import torch, so that ``--help`` stays quick.
+a field of ``Options``. The module does not import torch, so that ``--help`` stays quick.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from verifiable_relu.arguments import fraction
+from verifiable_relu.arguments import add_debug, fraction
+from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
-
-Swap = Literal["never", "switch", "end"]
+from verifiable_relu.files import require_writable
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,20 @@ class Arm:
     """The activation of a training, and the time at which ReLU replaces it.
 
     Attributes:
-        activation: the name of the activation's class, in ``verifiable_relu.nn`` if the activation has a hardness λ and
-            in ``torch.nn`` otherwise.
+        activation: the name of a class of ``verifiable_relu.nn`` if the activation has a λ, else of ``torch.nn``.
         anneals: True for an activation with a hardness λ, which is learned until the switch and annealed after it.
-        swap: the time at which ReLU replaces the activation: ``never``, at the ``switch`` (the rest of the training
-            then fine-tunes the ReLU network), or at the ``end`` of the training.
+        swap: ReLU comes ``never``, at the ``switch`` (the rest of the training fine-tunes it), or at the ``end``.
     """
 
     activation: str
     anneals: bool = False
-    swap: Swap = "end"
+    swap: Literal["never", "switch", "end"] = "end"
 
 
 ARMS = {
     "lambda-gelu": Arm("LambdaGELU", anneals=True),
     # λ-Swish with the same λ is as far from ReLU.
     "swish": Arm("LambdaSwish", anneals=True),
-    "gelu": Arm("GELU", swap="never"),
     "gelu-swap": Arm("GELU"),
     "gelu-swap-finetune": Arm("GELU", swap="switch"),
     "relu": Arm("ReLU", swap="never"),
@@ -51,9 +48,8 @@ data in the same order."""
 
 Model = Literal["mlp", "cnn", "cnn3", "cnn5", "cnn7", "resnet"]
 Schedule = Literal["linear", "log", "inverse"]
-Optimizer = Literal["adamw", "sgd"]
-Certified = Literal["ibp", "crown-ibp", "sabr"]
-Inputs = Literal["standardised", "raw"]
+
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 LARGEST_LAM = 1e6
 """The largest λ at the end; f(x; λ) in float32 is no better than ReLU beyond."""
@@ -64,34 +60,38 @@ _LARGEST = 1_000_000
 _DEEPEST = 100
 """The most hidden layers, and the most convolutions."""
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "epochs": (1, _LARGEST),
-    "batch": (1, _LARGEST),
-    "warmup": (0, _LARGEST),
-    "attack_steps": (0, _LARGEST),
-    "rate": (0, _LARGEST),
-    "decay": (0, _LARGEST),
-    "eps": (0, 1),
-    "certified": (0, 1),
-    "stability": (0, _LARGEST),
-    "switch": (0, 1),
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("epochs", "batch", "samples", "images"), (1, _LARGEST)),
+    **dict.fromkeys(("warmup", "attack_steps", "rate", "decay", "stability", "lam_factor"), (0, _LARGEST)),
+    **dict.fromkeys(("patience", "timeout"), (0, _LARGEST)),
+    **dict.fromkeys(("eps", "certified", "switch"), (0, 1)),
+    **dict.fromkeys(("lam_init", "lam_target", "target"), (1, LARGEST_LAM)),
     "crop": (0, 64),
-    "lam_init": (1, LARGEST_LAM),
-    "lam_target": (1, LARGEST_LAM),
-    "lam_factor": (0, _LARGEST),
     "seed": (0, 2**63 - 1),
 }
 """The least and the greatest value of each option that is a number."""
+
+POSITIVE = ("rate", "lam_factor", "timeout")
+"""The options that are not 0, although their range begins there."""
+
+DATA_HELP = f"{', '.join(DATASETS)}; or a FILE.npz with the arrays images, in [0, 1], and labels"
+
+# The options that a training and a hardening have in common.
+Epochs = Annotated[int, "passes over the data, including those in which λ is annealed"]
+Growth = Annotated[Schedule, "the function of λ that changes by equal steps while λ is annealed: λ, log λ or 1/λ"]
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of one training; on one machine, two trainings with equal options give equal networks.
 
-    The text beside each option is the command's help.
+    The text next to each option is the command's help; those without one are for Python alone: the optimizer, the
+    weight ``decay`` of matrices and kernels, the bounds ``certified_by`` which the loss is certified
+    (``losses.objective``), whether ``inputs`` are standardised by the data's mean and deviation, λ at the start
+    (1 + ln 2 is s = 0), and c = ``lam_factor``, a step of λ divided by a step of a weight.
     """
 
-    data: Annotated[str, "the data set"]
+    data: Annotated[str, f"{DATA_HELP} (test_images and test_labels too, else every tenth image is kept for the test)"]
     model: Annotated[
         Model,
         "the architecture; those but mlp and cnn have fixed layers (nn.models), cnn7 batch normalisations; or "
@@ -102,13 +102,15 @@ class Options:
         "sizes of the fully connected hidden layers, such as 100,100 (mlp, cnn)",
     ] = (100,)
     channels: Annotated[tuple[int, ...], "channels of the convolutions, such as 16,32 (cnn)"] = (16, 32)
-    arm: Annotated[str, "the activation that is trained, and when ReLU takes its place (train.options)"] = "lambda-gelu"
+    arm: Annotated[str, f"the activation that is trained, and when ReLU takes its place: {', '.join(ARMS)}"] = (
+        "lambda-gelu"
+    )
     switch: Annotated[float, "fraction of the training after which λ is annealed or GELU replaced"] = 0.25
-    epochs: Annotated[int, "epochs in all, including those in which λ is annealed"] = 20
+    epochs: Epochs = 20
     batch: Annotated[int, "images per step"] = 128
-    optimizer: Annotated[Optimizer, "the optimizer of the weights and λ"] = "adamw"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     rate: Annotated[float, "highest learning rate η of the weights"] = 2e-3
-    decay: Annotated[float, "decoupled weight decay of matrices and kernels"] = 1e-4
+    decay: float = 1e-4
     loss: Annotated[
         str,
         "the loss at the images, or attacked ones: cross_entropy, or PACKAGE:FUNCTION of logits (n, classes) and "
@@ -123,58 +125,33 @@ class Options:
     attack_steps: Annotated[int, "steps of the attack in training; 0: no attack"] = 0
     certified: Annotated[
         float,
-        "weight w of the certified loss, the cross-entropy of the worst logits by bounds, against 1 − w for the "
+        "weight w of the certified loss, the cross-entropy of the worst logits by intervals, against 1 − w for the "
         "(attacked) cross-entropy",
     ] = 0.0
-    certified_by: Annotated[
-        Certified,
-        "the bounds of the certified loss: intervals over the ball, their weighted mean with linear bounds, whose "
-        "weight falls from 1 to 0 over --warmup, or intervals over a small box around an attacked point",
-    ] = "ibp"
+    certified_by: Literal["ibp", "crown-ibp", "sabr"] = "ibp"
     stability: Annotated[float, "weight of the mean of −tanh(1 + l·u) over all pre-activation intervals [l, u]"] = 0.0
-    inputs: Annotated[
-        Inputs,
-        "images as the first layer sees them: standardised by the data's mean and deviation, or raw, in [0, 1]",
-    ] = "standardised"
+    inputs: Literal["standardised", "raw"] = "standardised"
     crop: Annotated[int, "zero padding of random crops in pixels; 0: no crops"] = 0
     flip: Annotated[bool, "mirror images at random"] = False
-    lam_init: Annotated[float, "λ of every layer at the start; at 1 + ln 2, the parameter s is 0"] = 1 + math.log(2)
+    lam_init: float = 1 + math.log(2)
     lam_target: Annotated[float, "λ of every layer at the end"] = 160.0
-    schedule: Annotated[
-        Schedule, "the function of λ that changes by equal steps while λ is annealed: λ, log λ or 1/λ"
-    ] = "log"
-    lam_factor: Annotated[float, "c, a step of λ divided by a step of a weight"] = 9.0
+    schedule: Growth = "log"
+    lam_factor: float = 9.0
     seed: Annotated[int, "seed of the initial weights, the order of the images, augmentation and attacks"] = 0
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            InputError: for options with which no network can be trained; the error names an option and its value.
-        """
-        for name, allowed in {**CHOICES, "arm": tuple(ARMS), "loss": ("cross_entropy",)}.items():
-            own = name in ("model", "loss") and ":" in getattr(self, name)
-            if not own and getattr(self, name) not in allowed:
-                raise InputError(f"'{getattr(self, name)}' is none of {', '.join(allowed)}", place=flag(name))
-        for name, (least, most) in _RANGES.items():
-            self._require(name, least <= getattr(self, name) <= most, f"must be from {least} to {most:,.0f}")
-        for name in ("rate", "lam_factor"):
-            self._require(name, getattr(self, name) > 0, "must be a positive number")
+        """Raise an InputError for options with which no network can be trained; it names an option and its value."""
+        require_allowed(self, arm=tuple(ARMS), loss=("cross_entropy",))
         for name in ("eps", "switch"):
-            self._require(name, getattr(self, name) < 1, "must be below 1")
+            require(self, name, getattr(self, name) < 1, "must be below 1")
         for name in ("attack_steps", "certified", "stability"):
-            self._require(name, not getattr(self, name) or self.eps > 0, "needs an --eps above 0")
-        self._require("certified_by", self.certified_by == "ibp" or self.certified > 0, "needs --certified")
-        self._require("certified_by", self.certified_by != "crown-ibp" or self.warmup > 0, "needs --warmup")
-        self._require("certified_by", self.certified_by != "sabr" or self.attack_steps > 0, "needs --attack-steps")
+            require(self, name, not getattr(self, name) or self.eps > 0, "needs an --eps above 0")
+        require(self, "certified_by", self.certified_by == "ibp" or self.certified > 0, "needs --certified")
+        require(self, "certified_by", self.certified_by != "crown-ibp" or self.warmup > 0, "needs --warmup")
+        require(self, "certified_by", self.certified_by != "sabr" or self.attack_steps > 0, "needs --attack-steps")
         for name in ("hidden", "channels"):
             fit = len(getattr(self, name)) <= _DEEPEST and all(0 < size <= _LARGEST for size in getattr(self, name))
-            self._require(name, fit, f"must be at most {_DEEPEST} positive sizes up to {_LARGEST:,}")
-
-    @property
-    def anneals(self) -> bool:
-        """Return True if the arm's activation has a λ."""
-        return ARMS[self.arm].anneals
+            require(self, name, fit, f"must be at most {_DEEPEST} positive sizes up to {_LARGEST:,}")
 
     @property
     def switch_epoch(self) -> int:
@@ -184,39 +161,77 @@ class Options:
         """
         return min(math.ceil(self.switch * self.epochs), self.epochs - 1)
 
-    def _require(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise InputError(f"{what}, got {getattr(self, name)}", place=flag(name))
+
+def require(options: object, name: str, holds: bool, what: str) -> None:
+    """Raise an InputError that names an option and its value, unless a condition holds."""
+    if not holds:
+        raise InputError(f"{what}, got {getattr(options, name)}", place=flag(name))
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "arm": tuple(ARMS),
-    **{name: get_args(hint) for name, hint in get_type_hints(Options).items() if get_origin(hint) is Literal},
-}
-"""The allowed values of those fields of ``Options`` that take a name."""
+def require_allowed(options: Any, **names: tuple[str, ...]) -> None:
+    """Raise an InputError if options have values that their types, ``RANGES`` and ``names`` do not allow.
 
-ABOUT: dict[str, str] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()
-}
-"""The help of each field of ``Options``."""
+    None is always allowed; ``model`` and ``loss`` may be ``PACKAGE:NAME``.
+    """
+    kinds = get_type_hints(type(options))
+    for name in (field.name for field in fields(options)):
+        value = getattr(options, name)
+        allowed = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else names.get(name, ())
+        if allowed and value not in allowed and not (name in ("model", "loss") and ":" in value):
+            raise InputError(f"'{value}' is none of {', '.join(allowed)}", place=flag(name))
+        if name in RANGES and isinstance(value, int | float):
+            least, most = RANGES[name]
+            require(options, name, least <= value <= most, f"must be from {least} to {most:,.0f}")
+            require(options, name, value > 0 or name not in POSITIVE, "must be a positive number")
+
+
+def add_options(to: argparse.ArgumentParser, options: type, device: str) -> None:
+    """Add to a command line the options of a dataclass, and what all trainings take.
+
+    An option is a field hinted as ``Annotated[type, help]``; ``device`` is the default of ``--device``.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    for field in fields(options):
+        if get_origin(hints[field.name]) is not Annotated:
+            continue
+        kind, about = get_args(hints[field.name])
+        if kind is bool:
+            to.add_argument(flag(field.name), action="store_true", help=about)
+            continue
+        names = get_args(kind) if get_origin(kind) is Literal else None
+        # A model may be one of the user's.
+        choices = None if field.name == "model" else names
+        about += "" if names is None else f": {', '.join(names)}"
+        if field.default is MISSING:
+            to.add_argument(flag(field.name), required=True, help=about)
+            continue
+        value = field.default
+        if value is not None:
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if kind is float else value
+            about += f" ({shown})"
+        to.add_argument(flag(field.name), type=_reader(kind), choices=choices, default=value, help=about)
+    to.add_argument("--device", default=device, help=f"a torch device; auto: a GPU if there is one ({device})")
+    to.add_argument("--int8", action="store_true", help="also write the int8 network, as NAME.int8.onnx")
+    to.add_argument("--out", type=Path, required=True, help="the ONNX file to write")
+    add_debug(to)
+
+
+def _reader(kind: Any) -> Callable[[str], Any]:
+    """Return the function that reads an option of a type from its text."""
+    plain = next(each for each in (*get_args(kind), kind) if each is not type(None))
+    if get_origin(kind) is tuple:
+        return sizes
+    readers: dict[Any, Callable[[str], Any]] = {float: number, int: int, Path: Path}
+    return readers.get(plain, str)
 
 
 def flag(name: str) -> str:
-    """The command-line option of a field of ``Options``."""
+    """Return the command-line option of a field."""
     return "--" + name.replace("_", "-")
 
 
-def reader(default: object) -> Callable[[str], Any]:
-    """Return the function that reads an option from its text, by the kind of its default."""
-    return sizes if isinstance(default, tuple) else number if isinstance(default, float) else type(default)
-
-
 def number(text: str) -> float:
-    """The value of a number, or of a fraction such as ``2/255``, as a float.
-
-    Raises:
-        ValueError: if the text is neither.
-    """
+    """Return the float of a number, or of a fraction such as ``2/255``; raises ValueError for another text."""
     try:
         return float(fraction(text))
     except OverflowError:
@@ -224,14 +239,22 @@ def number(text: str) -> float:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """The sizes in a text such as ``16,32``; an empty text has none.
-
-    Raises:
-        ValueError: if a size is no integer.
-    """
+    """Return the sizes in a text such as ``16,32``; an empty text has none."""
     return tuple(int(part) for part in text.split(",") if part)
 
 
 def int8_file(out: Path) -> Path:
-    """The file of the int8 network beside that of the float one."""
+    """Return the path of the int8 network that belongs to a float one."""
     return out.with_suffix(".int8.onnx")
+
+
+def require_outputs(out: Path, int8: bool, *suffixes: str) -> None:
+    """Make certain, before a training, that its files can be written: ``out`` and those with other suffixes.
+
+    Raises:
+        InputError: if a file cannot be written, or ``out`` is named as no ONNX file.
+    """
+    if out.suffix != ".onnx":
+        raise InputError("the name of the output file must end in .onnx", path=out)
+    for path in (out, *map(out.with_suffix, suffixes), *([int8_file(out)] if int8 else ())):
+        require_writable(path)

@@ -19,7 +19,7 @@ from torch import nn
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn.gates import SUPREMUM, Hardness
-from verifiable_relu.train.options import CHOICES, LARGEST_LAM, Options, Schedule
+from verifiable_relu.train.options import LARGEST_LAM, SCHEDULES, Options, Schedule
 
 RISE = 0.2
 """The fraction of the training over which the learning rate rises."""
@@ -58,9 +58,7 @@ class Annealing:
         schedule: ``linear`` in λ, in ``log`` λ or in 1/λ (``inverse``), see ``hardness``.
 
     Attributes:
-        gates: the model's λ-gates.
-        start: λ of each gate when the growth began.
-        taken: the number of steps so far.
+        gates, start, taken: the λ-gates, λ of each when the growth began, and the number of steps so far.
 
     Raises:
         InputError: if the model has no gate, or for a bad number or schedule.
@@ -74,8 +72,8 @@ class Annealing:
             raise InputError(f"λ grows over a positive number of steps, not {steps!r:.40}")
         if not isinstance(target, int | float) or isinstance(target, bool) or not 1 <= target <= LARGEST_LAM:
             raise InputError(f"the target of λ is a number from 1 to {LARGEST_LAM:g}, not {target!r:.40}")
-        if not isinstance(schedule, str) or schedule not in CHOICES["schedule"]:
-            raise InputError(f"there is no schedule {schedule!r:.40}; there are {', '.join(CHOICES['schedule'])}")
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
+            raise InputError(f"there is no schedule {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
         self.steps, self.schedule, self.taken = steps, schedule, 0
         self.start = self.lam
         self._target = [max(1.0, target * gate.supremum / SUPREMUM) for gate in self.gates]
@@ -89,30 +87,25 @@ class Annealing:
             gate.set_lam(max(1.0, hardness(self.schedule, start, target, self.taken / self.steps)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the growth, as numbers and text; the values of λ are the model's own."""
+        """Return the state as numbers and text; the values of λ are the model's own."""
         return {name: value for name, value in vars(self).items() if name != "gates"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another growth was when its ``state_dict`` was taken.
-
-        Raises:
-            InputError: if that is the state of no growth, or of one of another number of gates.
-        """
+        """Go on where another growth of as many gates was when its ``state_dict`` was taken."""
         if state.keys() != self.state_dict().keys() or len(state["start"]) != len(self.gates):
             raise InputError(f"the state is not one of an Annealing of {len(self.gates)} λ-gates")
         vars(self).update(state)
 
     @property
     def lam(self) -> list[float]:
-        """λ of each gate."""
         return [gate.lam.item() for gate in self.gates]
 
 
 def learning_rate(highest: float, step: int, steps: int) -> float:
-    """Return the learning rate at a step of a one-cycle schedule.
+    """Return the learning rate of a one-cycle schedule.
 
-    The rate rises linearly from ``highest``/25 to ``highest`` over the first ``RISE``·``steps`` steps, and then falls
-    as a cosine to nearly 0.
+    It rises linearly from ``highest``/25 to ``highest`` over the first ``RISE``·``steps`` steps, and then falls as a
+    cosine to nearly 0.
     """
     peak = RISE * steps
     if step < peak:
@@ -121,10 +114,10 @@ def learning_rate(highest: float, step: int, steps: int) -> float:
 
 
 def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """AdamW or SGD over a model's parameters.
+    """Make AdamW or SGD over a model's parameters.
 
-    The groups of parameters are the matrices and kernels, which are decayed, all other parameters but λ's, and for each
-    temperature t the parameters s of the gates that have it.
+    Its groups are the matrices and kernels, which are decayed, all other parameters but λ's, and for each temperature t
+    the parameters s of the gates that have it.
     """
     gates = [module for module in model.modules() if isinstance(module, Hardness)]
     own = {id(gate.s) for gate in gates}

@@ -1,8 +1,8 @@
 """``auto``: cheap bounds for all queries, the attack on what is left, then complete methods within the budget.
 
-Every query is bounded by CROWN. What it is like then decides which of ``STAGES`` take it, in their order: how many
+Every query is bounded by CROWN. Its features then decide which steps of ``PORTFOLIO`` take it, in their order: how many
 inputs vary, which activations the network has, and how many neurons CROWN leaves unstable. What these leave open goes
-to ``TURNS``, round after round with growing shares, as long as there is time and a method that may gain something.
+to ``ROUNDS``, round after round with growing shares, as long as there is time and a method that may gain something.
 
 A counterexample that does not stand up to exact evaluation and replay does not end a query here: the next method
 takes over, and only if none decides is the query unknown (unconfirmed).
@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -30,34 +30,35 @@ from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Verdict,
 from verifiable_relu.verifiers.batch import QueryBatch, answers
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.recording import Recorder, uncertified
+from verifiable_relu.verifiers.registry import make
 from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache, RootBounds
-from verifiable_relu.verifiers.split import InputSplit, RecordedSplit
+from verifiable_relu.verifiers.split import InputSplit
 
 _FEW_INPUTS = 20
-"""Up to so many inputs that vary it can pay to split the input box."""
+"""Up to this number of inputs that vary it can pay to split the input box."""
 
 _FEW_NEURONS = 40
-"""Up to so many unstable neurons their phases are fewer than the boxes that inputs are split into, and go first."""
+"""Up to this number of unstable neurons their phases are fewer than the boxes that inputs are split into."""
 
-_INTEGER_NEURONS = 200
-"""Up to so many unstable neurons mixed-integer programming has a chance in a minute."""
+_INTEGER_NEURONS, _EXACT_NEURONS = 200, 10
+"""Up to these numbers of unstable neurons mixed-integer programming and exact arithmetic (SMT) have a chance."""
 
-_EXACT_NEURONS = 10
-"""Up to so many unstable neurons exact arithmetic (SMT) has a chance."""
-
-CROWN_SHARE = 0.5
-"""The part of its time that a query may spend on CROWN's bounds."""
-
-_RECORDED_SHARE = 0.9
-"""The same where proofs are recorded."""
+_CROWN_SHARE, _RECORDED_SHARE = 0.5, 0.9
+"""The part of its time that a query may spend on CROWN's bounds; the second, where proofs are recorded."""
 
 _LARGE, _FIRST = 50_000, 0.05
-"""Heuristic: from so many neurons on an attack is cheap beside their bounds, and comes first, with this share."""
+"""Heuristic: from this number of neurons on an attack is cheap beside their bounds, and comes first with this share."""
+
+_WORTH = 1e-3
+"""The part of a margin by which it has to grow in a round whose method has another one."""
+
+_HANDED_ON = 1 / 4
+"""The part of the limit of memory that is for bounds that steps hand on."""
 
 
 @dataclass(frozen=True)
-class Traits:
-    """What a query is like, as it is known once CROWN has bounded it.
+class QueryFeatures:
+    """Features of a query, as they are known once CROWN has bounded it.
 
     Attributes:
         inputs: how many inputs vary.
@@ -78,25 +79,25 @@ class Traits:
     large: bool = False
 
     @staticmethod
-    def of(query: Query, unstable: float, memory: int, root: RootBounds | None = None) -> Traits:
-        """The traits of a query with so many unstable neurons, of which this is known."""
+    def of(query: Query, unstable: float, memory: int, root: RootBounds | None = None) -> QueryFeatures:
+        """Return the features of a query with some unstable neurons and known bounds."""
         # Outward rounding may have made two neighbouring floats of one value.
         box, bab = query.property.box, Bab()
         inputs = int(varies(box.lower, box.upper).sum())
-        counted = only_counted(query)
         foldable = bab.takes(query.network) and bab.fits(inputs, unstable, memory)
         bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / max(1, query.network.last_activation))
-        return Traits(inputs, unstable, query.network.piecewise_linear, foldable, bounded, counted, _large(query))
+        linear, counted = query.network.piecewise_linear, _only_counted(query)
+        return QueryFeatures(inputs, unstable, linear, foldable, bounded, counted, _large(query))
 
     @property
     def narrow(self) -> bool:
-        """Whether few inputs vary."""
+        """True if few inputs vary."""
         return self.inputs <= _FEW_INPUTS
 
     @property
     def few(self) -> bool:
-        """Whether few neurons are unstable, all of which branch and bound has memory for."""
-        return self.foldable and self.unstable <= _FEW_NEURONS
+        """True if few inputs vary and few neurons are unstable, all of which branch and bound has memory for."""
+        return self.narrow and self.foldable and self.unstable <= _FEW_NEURONS
 
     def __str__(self) -> str:
         kind = f"the network is {'' if self.linear else 'not '}piecewise linear"
@@ -105,196 +106,148 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PortfolioStep:
     """One method's turn.
 
     Attributes:
         method: its name.
+        takes: which queries it takes by their features.
         why: why a query that it takes goes there, in plain words.
-        make: makes the verifier.
-        takes: which queries it takes by their traits.
         share: the part of the time left that a query may spend here.
-        most: takes only queries with at most so many unstable neurons under the latest bounds.
+        most: takes only queries with at most this number of unstable neurons under the latest bounds.
+        make: makes the verifier of a round, by its number; the method as the command line has it by default.
     """
 
     method: str
-    why: str
-    make: Callable[[], Verifier]
-    takes: Callable[[Traits], bool]
-    share: Callable[[Traits], float] = lambda traits: 1.0
+    takes: Callable[[QueryFeatures], bool]
+    why: str = ""
+    share: Callable[[QueryFeatures], float] = lambda f: 1.0
     most: float = math.inf
+    make: Callable[[int], Verifier] | None = None
+
+    def verifier(self, number: int = 0) -> Verifier:
+        """Return the verifier of a round."""
+        return make(self.method) if self.make is None else self.make(number)
 
 
-def _milp() -> Verifier:
-    # It is imported only where a query gets this far: scipy comes with it.
-    from verifiable_relu.verifiers.milp import Milp
-
-    return Milp()
+def _attack_share(features: QueryFeatures) -> float:
+    return 1.0 if features.bounded == 1 else 0.5
 
 
-def _smt() -> Verifier:
-    from verifiable_relu.verifiers.smt import Smt
-
-    return Smt(whole=True)
-
-
-STAGES = (
-    Stage(
+PORTFOLIO = (
+    PortfolioStep(
         "crown",
+        lambda f: 0.5 <= f.bounded < 1 and not f.counted,
         "its first share took it far enough that it seems to end in time",
-        Crown,
-        lambda t: 0.5 <= t.bounded < 1 and not t.counted,
-        lambda t: 0.9,
+        lambda f: 0.9,
     ),
-    Stage(
+    PortfolioStep(
         "attack",
+        lambda f: f.narrow and not f.counted,
         "a counterexample is cheap to look for; splitting inputs looks again, more thoroughly",
-        lambda: Attack(Pgd(rounds=1)),
-        lambda t: t.narrow and not t.counted,
-        lambda t: 1.0 if t.bounded == 1 else 0.5,
+        _attack_share,
+        make=lambda _: Attack(Pgd(rounds=1)),
     ),
-    Stage(
-        "attack",
-        "a counterexample is cheap to look for",
-        Attack,
-        lambda t: not t.narrow,
-        lambda t: 1.0 if t.bounded == 1 else 0.5,
-    ),
-    Stage(
+    PortfolioStep("attack", lambda f: not f.narrow, "a counterexample is cheap to look for", _attack_share),
+    PortfolioStep(
         "crown",
+        lambda f: f.bounded < 0.5 and not f.counted,
         "its bounds take longer than its first share, and other methods begin with them",
-        Crown,
-        lambda t: t.bounded < 0.5 and not t.counted,
-        lambda t: 0.5 if t.narrow else 1.0,
+        lambda f: 0.5 if f.narrow else 1.0,
     ),
-    Stage(
+    PortfolioStep(
         "alpha-crown",
+        lambda f: not f.foldable and not f.counted and not (f.narrow and f.linear),
         "branch and bound, which would begin with better slopes, does not take the query",
-        lambda: AlphaCrown(intermediate=Ascent(steps=6)),
-        lambda t: not t.foldable and not t.counted and not (t.narrow and t.linear),
-        lambda t: 0.5,
+        lambda f: 0.5,
+        make=lambda _: AlphaCrown(intermediate=Ascent(steps=6)),
     ),
-    Stage(
+    PortfolioStep(
         "bab",
+        lambda f: f.few,
         "few inputs vary and few neurons are unstable: either may be split, neurons first",
-        Bab,
-        lambda t: t.narrow and t.few,
-        lambda t: 0.5,
+        lambda f: 0.5,
     ),
-    Stage(
-        "split",
-        "few inputs vary and few neurons are unstable: now inputs",
-        InputSplit,
-        lambda t: t.narrow and t.few,
-        lambda t: 0.5,
-    ),
-    Stage(
+    PortfolioStep("split", lambda f: f.few, "few inputs vary and few neurons are unstable: now inputs", lambda f: 0.5),
+    PortfolioStep(
         "alpha-crown",
+        lambda f: f.narrow and f.foldable and not f.few,
         "better slopes decide some queries by which boxes would take long, and are where these start",
-        lambda: AlphaCrown(intermediate=Ascent(steps=2)),
-        lambda t: t.narrow and t.foldable and not t.few,
-        lambda t: 0.05,
+        lambda f: 0.05,
+        make=lambda _: AlphaCrown(intermediate=Ascent(steps=2)),
     ),
-    Stage(
+    PortfolioStep(
         "split",
+        lambda f: f.narrow and not f.few,
         "few inputs vary and many neurons are unstable, so that phases are far more than boxes",
-        InputSplit,
-        lambda t: t.narrow and not t.few,
-        lambda t: 0.8 if t.foldable else 1.0,
+        lambda f: 0.8 if f.foldable else 1.0,
     ),
-    Stage(
+    PortfolioStep(
         "bab",
+        lambda f: f.foldable,
         "what is open is the phases of unstable neurons, or the segments of smooth ones",
-        Bab,
-        lambda t: t.foldable,
-        lambda t: 0.9 if t.linear and t.unstable <= _INTEGER_NEURONS else 1.0,
+        lambda f: 0.9 if f.linear and f.unstable <= _INTEGER_NEURONS else 1.0,
     ),
-    Stage(
+    PortfolioStep(
         "milp",
+        lambda f: f.linear,
         "few enough phases are integer variables of a linear program",
-        _milp,
-        lambda t: t.linear,
         most=_INTEGER_NEURONS,
     ),
-    Stage("split", "few inputs vary, and there is time left", InputSplit, lambda t: t.narrow and t.few),
-    Stage(
-        "smt",
+    PortfolioStep("split", lambda f: f.few, "few inputs vary, and there is time left"),
+    PortfolioStep(
+        "smt-exact",
+        lambda f: f.linear,
         "what is left is within the others' tolerances of the boundary, and exact arithmetic has none",
-        _smt,
-        lambda t: t.linear,
         most=_EXACT_NEURONS,
     ),
 )
-"""The stages of ``auto`` after CROWN, in their order."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One method's turn in the rounds that follow the stages.
-
-    Attributes:
-        method: its name.
-        make: makes the verifier of a round, by its number.
-        takes: which queries it takes by their traits.
-    """
-
-    method: str
-    make: Callable[[int], Verifier]
-    takes: Callable[[Traits], bool]
+"""The steps of ``auto`` after CROWN, in their order."""
 
 
 def _slower(number: int) -> Verifier:
     return AlphaCrown(ascent=Ascent(steps=50 * 2**number), intermediate=Ascent(steps=10 * 2**number))
 
 
-def _elsewhere(number: int) -> Verifier:
-    return Attack(Pgd(rounds=sys.maxsize, seed=number + 1))
-
-
-TURNS = (
-    Turn("alpha-crown", _slower, lambda t: t.unstable > 0),
-    Turn("bab", lambda number: Bab(), lambda t: t.foldable),
-    Turn("split", lambda number: InputSplit(), lambda t: t.inputs > 0),
-    Turn("attack", _elsewhere, lambda t: t.inputs > 0),
+ROUNDS = (
+    PortfolioStep("alpha-crown", lambda f: f.unstable > 0, make=_slower),
+    PortfolioStep("bab", lambda f: f.foldable),
+    PortfolioStep("split", lambda f: f.inputs > 0),
+    PortfolioStep(
+        "attack", lambda f: f.inputs > 0, make=lambda number: Attack(Pgd(rounds=sys.maxsize, seed=number + 1))
+    ),
 )
-"""The methods that take turns in rounds after the stages: slopes with more steps, what profits from them, and attacks
-from other points, which last as long as they may."""
+"""The methods that take turns in rounds after that: slopes with more steps, what profits from them, and attacks from
+other points, which last as long as they may."""
 
-_ROUNDS = (1 / 7, 1 / 3, 1.0)
+_PARTS = (1 / 7, 1 / 3, 1.0)
 """The parts of the time left that rounds have: of all of it 1/7, 2/7 and 4/7. A method that had too little time in one
 has twice as much in the next."""
 
 
-def explanation(traits: Traits) -> str:
-    """What ``auto`` does with a query, in plain words: a line for the query, and one for each stage that takes it."""
-    lines = [f"crown, with up to {CROWN_SHARE:.0%} of the time: bounds are cheap, and prove much"]
-    if traits.large:
+def explanation(features: QueryFeatures) -> str:
+    """Return what ``auto`` does with a query: a line for the query, and one for each step that takes it."""
+    lines = [f"crown, with up to {_CROWN_SHARE:.0%} of the time: bounds are cheap, and prove much"]
+    if features.large:
         lines.insert(0, f"attack, with up to {_FIRST:.0%} of the time: bounds of a network this large take long")
-    for stage in STAGES:
-        if stage.takes(traits) and traits.unstable <= stage.most:
-            lines.append(f"{stage.method}, with up to {stage.share(traits):.0%} of the time left: {stage.why}")
-    lines = [str(traits), *(f"  {number}. {line}" for number, line in enumerate(lines, start=1))]
-    turns = ", ".join(turn.method for turn in TURNS if turn.takes(traits))
-    lines.append(f"  then, while time is left and they gain, in turns: {turns or 'none'}")
+    for step in PORTFOLIO:
+        if step.takes(features) and features.unstable <= step.most:
+            lines.append(f"{step.method}, with up to {step.share(features):.0%} of the time left: {step.why}")
+    lines = [str(features), *(f"  {number}. {line}" for number, line in enumerate(lines, start=1))]
+    rounds = ", ".join(step.method for step in ROUNDS if step.takes(features))
+    lines.append(f"  then, while time is left and they gain, in turns: {rounds or 'none'}")
     return "\n".join(lines)
-
-
-_WORTH = 1e-3
-"""The part of a margin by which it has to grow in a turn whose method has another one."""
-
-_HANDED_ON = 1 / 4
-"""The part of the limit of memory that is for what stages hand on."""
 
 
 @dataclass(frozen=True)
 class Auto:
-    """A portfolio: the verifiers of ``STAGES``, one after the other, each for the queries that are left by then.
+    """A portfolio: the verifiers of ``PORTFOLIO``, one after the other, each for the queries that are left by then.
 
-    A later stage starts from what earlier ones have proven of a query's box (``BoundsCache``). Attack, MILP and SMT
+    A later step starts from what earlier ones have proven of a query's box (``BoundsCache``). Attack, MILP and SMT
     have no limit of memory.
 
     Attributes:
-        record: whether every stage records its proofs, if it can.
+        record: whether every step records its proofs, if it can.
     """
 
     record: bool = field(default=False, repr=False)
@@ -303,30 +256,28 @@ class Auto:
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
-        bounds_cache = (
-            BoundsCache(int(batch.budget.memory * _HANDED_ON))
-            if batch.bounds_cache is NO_BOUNDS
-            else batch.bounds_cache
-        )
-        whole = batch.part(list(batch.queries), bounds_cache=bounds_cache)
+        cache = batch.bounds_cache
+        if cache is NO_BOUNDS:
+            cache = BoundsCache(int(batch.budget.memory * _HANDED_ON))
+        whole = batch.part(list(batch.queries), bounds_cache=cache)
         # Points are soon all that is left of boxes in which whole numbers alone matter.
-        counted = {i: only_counted(query) for i, query in whole.queries.items()}
+        counted = {i: _only_counted(query) for i, query in whole.queries.items()}
         large = [i for i, query in whole.queries.items() if _large(query)]
-        yield from self._stage(whole, Attack(Pgd(rounds=1)), large, _FIRST)
-        # Of what is recorded, no later stage begins with bounds of an earlier one.
-        most = _RECORDED_SHARE if self.record else CROWN_SHARE
-        for points, share in ((False, most), (True, CROWN_SHARE / 10)):
-            yield from self._stage(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
-        traits = {
-            i: Traits.of(whole.queries[i], _unstable(whole, i), whole.budget.memory, bounds_cache.get(i))
-            for i in whole.open
+        yield from self._ask(whole, Attack(Pgd(rounds=1)), large, _FIRST)
+        # Of what is recorded, no later step begins with bounds of an earlier one.
+        most = _RECORDED_SHARE if self.record else _CROWN_SHARE
+        for points, share in ((False, most), (True, _CROWN_SHARE / 10)):
+            yield from self._ask(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
+        memory = whole.budget.memory
+        features = {
+            i: QueryFeatures.of(whole.queries[i], _unstable(whole, i), memory, cache.get(i)) for i in whole.open
         }
-        for stage in STAGES:
-            members = [i for i in whole.open if stage.takes(traits[i]) and _unstable(whole, i) <= stage.most]
-            shares = {i: stage.share(traits[i]) for i in members}
+        for step in PORTFOLIO:
+            members = [i for i in whole.open if step.takes(features[i]) and _unstable(whole, i) <= step.most]
+            shares = {i: step.share(features[i]) for i in members}
             for share in sorted(set(shares.values())):
-                yield from self._stage(whole, stage.make(), [i for i in members if shares[i] == share], share)
-        yield from self._rounds(whole, traits)
+                yield from self._ask(whole, step.verifier(), [i for i in members if shares[i] == share], share)
+        yield from self._rounds(whole, features)
         for number in batch.queries:
             if number not in batch.closed:
                 outcome = batch.outcomes[number]
@@ -335,7 +286,7 @@ class Auto:
                 batch.outcomes[number] = outcome
                 yield number, outcome
 
-    def _stage(
+    def _ask(
         self, batch: QueryBatch, verifier: Verifier, members: list[int], share: float
     ) -> Iterator[tuple[int, Outcome]]:
         """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
@@ -345,37 +296,36 @@ class Auto:
             if number in batch.closed:
                 yield number, batch.outcomes[number]
 
-    def _rounds(self, batch: QueryBatch, traits: Mapping[int, Traits]) -> Iterator[tuple[int, Outcome]]:
+    def _rounds(self, batch: QueryBatch, features: Mapping[int, QueryFeatures]) -> Iterator[tuple[int, Outcome]]:
         """Give methods turns until the time is over, or none is left that may gain; yields what is decided."""
         # Without a limit, attacks would never end.
         finite = [i for i in batch.open if batch.left([i]) < math.inf]
-        turns = {i: [turn for turn in TURNS if turn.takes(traits[i])] for i in finite}
+        steps = {i: [step for step in ROUNDS if step.takes(features[i])] for i in finite}
         for number in itertools.count():
-            members = [i for i in batch.open if turns.get(i)]
+            members = [i for i in batch.open if steps.get(i)]
             if not members:
                 return
-            part = _ROUNDS[min(number, len(_ROUNDS) - 1)]
-            whole = batch.part(members, part)
-            rest = {i: len(turns[i]) for i in members}
-            for turn in TURNS:
-                mine = [i for i in whole.open if turn in turns[i]]
+            whole = batch.part(members, _PARTS[min(number, len(_PARTS) - 1)])
+            rest = {i: len(steps[i]) for i in members}
+            for step in ROUNDS:
+                mine = [i for i in whole.open if step in steps[i]]
                 for count in sorted({rest[i] for i in mine}):
                     now = whole.part([i for i in mine if rest[i] == count], 1 / count)
                     margins = {i: batch.outcomes[i].margin for i in now.queries}
-                    yield from self._stage(now, turn.make(number), list(now.queries), 1.0)
+                    yield from self._ask(now, step.verifier(number), list(now.queries), 1.0)
                     for i, margin in margins.items():
                         rest[i] -= 1
                         # The same again, or more of what brought nothing, would bring nothing.
                         if now.left([i]) > 0 and not _more(batch.outcomes[i].margin, margin):
-                            turns[i].remove(turn)
+                            steps[i].remove(step)
 
     def explain(self, query: Query, budget: TimeBudget) -> str:
-        """What ``auto`` does with a query, in plain words; bounding its neurons by CROWN may take the budget's time."""
+        """Return what ``auto`` does with a query; bounding its neurons by CROWN may take the budget's time."""
         (outcome,) = answers(Crown(), [query], budget)
         if outcome.verdict is Verdict.UNSAT:
             return "CROWN's bounds decide"
         unstable = math.inf if outcome.unstable is None else outcome.unstable
-        return explanation(Traits.of(query, unstable, budget.memory))
+        return explanation(QueryFeatures.of(query, unstable, budget.memory))
 
 
 def _more(now: float | None, before: float | None) -> bool:
@@ -388,10 +338,10 @@ def _more(now: float | None, before: float | None) -> bool:
 def _large(query: Query) -> bool:
     """Whether an attack is cheap beside the bounds of a query's network, and points are not soon all that is left."""
     nodes, activations = query.network.nodes, query.network.activations
-    return sum(nodes[i].size for i in activations) >= _LARGE and not only_counted(query)
+    return sum(nodes[i].size for i in activations) >= _LARGE and not _only_counted(query)
 
 
-def only_counted(query: Query) -> bool:
+def _only_counted(query: Query) -> bool:
     """Whether nothing but whole numbers of the inputs that vary matters."""
     box = query.property.box
     varying = varies(box.lower, box.upper)
@@ -408,12 +358,7 @@ def _unstable(batch: QueryBatch, number: int) -> float:
 
 def recording(verifier: Verifier) -> Verifier:
     """The verifier, recording its proofs if it can."""
-    if isinstance(verifier, Auto | Bab | Crown):
-        return replace(verifier, record=True)
-    if isinstance(verifier, InputSplit):
-        names = (field.name for field in fields(InputSplit) if field.name != "symbols")
-        return RecordedSplit(**{name: getattr(verifier, name) for name in names})
-    return verifier
+    return replace(verifier, record=True) if isinstance(verifier, Auto | Bab | Crown | InputSplit) else verifier
 
 
 def prove(query: Query, seconds: float) -> Proof | Cover | None:

@@ -28,8 +28,8 @@ from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
 from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict, Verifier, batch_size
 from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.boxes import input_error
 from verifiable_relu.verifiers.root_bounds import relaxation
-from verifiable_relu.verifiers.split import input_error
 
 _BATCH = 64
 

@@ -76,8 +76,7 @@ class Outcome:
     """A verifier's claim about one query.
 
     Attributes:
-        verdict: the claimed verdict.
-        reason: why the work ended.
+        verdict, reason: the claimed verdict, and why the work ended.
         method: the method that decided, such as ``crown``; for a portfolio the member's name.
         trust: how far the claim can be trusted; None for *unknown*.
         margin: for *unsat* a proven lower bound of the margin over the box, for *sat* the margin at the witness, for
@@ -112,23 +111,19 @@ class Outcome:
         return Outcome(Verdict.UNKNOWN, reason, method, detail=detail, **known)  # type: ignore[arg-type]
 
     def after(self, before: Outcome | None) -> Outcome:
-        """This outcome of a query of which another method has claimed an *unknown* before: all that is known now."""
+        """Join this outcome with that of a method that was asked before and claimed an *unknown*."""
         if before is None:
             return self
-        margins = [margin for margin in (before.margin, self.margin) if margin is not None]
-        stages = {**before.seconds, **self.seconds}
+        kept, margins = self, [margin for margin in (before.margin, self.margin) if margin is not None]
         counts = [count for count in (before.subproblems, self.subproblems) if count is not None]
-        kept = self
         if self.verdict is Verdict.UNKNOWN:
             # That a counterexample was claimed tells more than what later methods did not find.
             kept = before if before.reason is Reason.UNCONFIRMED else self
             kept = replace(kept, margin=max(margins, default=None))
-        return replace(
-            kept,
-            seconds={name: before.seconds.get(name, 0.0) + self.seconds.get(name, 0.0) for name in stages},
-            unstable=before.unstable if self.unstable is None else self.unstable,
-            subproblems=sum(counts) if counts else None,
-        )
+        stages = {**before.seconds, **self.seconds}
+        seconds = {name: before.seconds.get(name, 0.0) + self.seconds.get(name, 0.0) for name in stages}
+        unstable = before.unstable if self.unstable is None else self.unstable
+        return replace(kept, seconds=seconds, unstable=unstable, subproblems=sum(counts) if counts else None)
 
 
 SearchProgress = Mapping[str, float]
@@ -248,7 +243,7 @@ class Verifier(Protocol):
 class Batched:
     """The body of a method that answers queries of one network together.
 
-    The author of a method writes ``name``, ``answer``, and ``size`` where a batch has more than one query.
+    A method has ``name``, ``answer``, and ``size`` where a batch has more than one query.
     """
 
     name: ClassVar[str]
@@ -303,33 +298,29 @@ def attempted(
 
 
 def batch_size(network: Network, most: int, memory: int) -> int:
-    """The number of boxes over which a network is bounded at once.
+    """Return the number of boxes, at most ``most``, over which a network is bounded at once.
 
-    Args:
-        network: the network.
-        most: the largest number to return.
-        memory: the bytes that the work may hold, by an estimate of 16 float64 numbers for each neuron and box.
+    Each box is estimated to take 16 float64 numbers for each neuron, of ``memory`` bytes.
     """
     neurons = sum(node.size for node in network.nodes)
     return max(1, min(most, memory // (neurons * 8 * 16)))
 
 
 def fault(error: BaseException, method: str) -> Outcome:
-    """The *unknown* for an exception in the work on a query: unsupported, out of time or memory, or an error."""
+    """Return the *unknown* for an exception in the work on a query."""
+    reason, detail = Reason.ERROR, f"{type(error).__name__}: {error}"
     match error:
         case UnsupportedError():
-            return Outcome.unknown(Reason.UNSUPPORTED, method, str(error))
+            reason, detail = Reason.UNSUPPORTED, str(error)
         case OutOfTime():
-            return Outcome.unknown(Reason.TIMEOUT, method, "the budget ran out")
-        case MemoryError():
-            return Outcome.unknown(Reason.MEMORY, method, str(error) or "out of memory")
-        case torch.OutOfMemoryError():
-            return Outcome.unknown(Reason.MEMORY, method, "out of memory")
+            reason, detail = Reason.TIMEOUT, "the budget ran out"
         case CallFailed():
-            return Outcome.unknown(Reason.ERROR, method, str(error))
-        case RecursionError():
-            return Outcome.unknown(Reason.UNSUPPORTED, method, "the network is deeper than the method can follow")
+            detail = str(error)
+        case MemoryError():
+            reason, detail = Reason.MEMORY, str(error) or "out of memory"
         # On a CPU, torch raises a plain RuntimeError for want of memory.
-        case RuntimeError() if "allocate memory" in str(error):
-            return Outcome.unknown(Reason.MEMORY, method, "out of memory")
-    return Outcome.unknown(Reason.ERROR, method, f"{type(error).__name__}: {error}")
+        case RuntimeError() if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            reason, detail = Reason.MEMORY, "out of memory"
+        case RecursionError():
+            reason, detail = Reason.UNSUPPORTED, "the network is deeper than the method can follow"
+    return Outcome.unknown(reason, method, detail)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from verifiable_relu.bounds.forward import within
 from verifiable_relu.network.graph import Network
@@ -20,7 +19,7 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
 from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.trust.replay import Confirmation, confirm, representable
-from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, Verifier, Witness
 from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache
 
 
@@ -253,43 +252,26 @@ def _withdrawn(claim: Outcome, reason: Reason, detail: str) -> Outcome:
     return replace(claim, verdict=Verdict.UNKNOWN, reason=reason, trust=None, margin=None, detail=detail, proof=None)
 
 
-def in_decimals(
-    query: Query, point: Sequence[Fraction], judged: Confirmation
-) -> tuple[tuple[Fraction, ...], Confirmation]:
-    """A confirmed counterexample whose numbers finite decimals equal, near to a given one.
+def in_decimals(query: Query, point: Witness, judged: Confirmation) -> tuple[Witness, Confirmation]:
+    """Return a confirmed counterexample, and its confirmation, whose numbers finite decimals equal.
 
     Inputs that no decimal equals, such as 1/3, are moved to a decimal beside them, if the box has one and the new point
     is confirmed, too. Otherwise the given point is returned.
-
-    Args:
-        query: the query.
-        point: a counterexample, in row-major order of the network's input.
-        judged: its confirmation.
-
-    Returns:
-        The point and its confirmation.
     """
-    given = tuple(point)
-    others = [i for i, v in enumerate(given) if decimal_places(v) is None]
+    others = [i for i, v in enumerate(point) if decimal_places(v) is None]
     if not others:
-        return given, judged
-    near = {i: decimal_near(given[i], *query.property.box.bounds(i)) for i in others}
-    moved = tuple(near.get(i, v) for i, v in enumerate(given))
+        return point, judged
+    near = {i: decimal_near(point[i], *query.property.box.bounds(i)) for i in others}
+    moved = tuple(near.get(i, v) for i, v in enumerate(point))
     again = confirm(query, moved)
-    return (moved, again) if again.confirmed and again.replayed is not None else (given, judged)
+    return (moved, again) if again.confirmed and again.replayed is not None else (point, judged)
 
 
 @neutral()
 def answers(verifier: Verifier, queries: Sequence[Query], budget: TimeBudget = TimeBudget()) -> list[Outcome]:  # noqa: B008
-    """Return what a verifier finds of queries, of one or several networks; counterexamples are confirmed.
+    """Return a verifier's outcomes of queries, in their order; counterexamples are confirmed.
 
-    Args:
-        verifier: the verifier.
-        queries: the queries.
-        budget: what the work may use; its ``seconds`` are what each query may cost.
-
-    Returns:
-        The outcomes, in the order of the queries.
+    The ``seconds`` of the budget are what each query may cost.
     """
     batch = QueryBatch(queries, budget)
     for _ in batch.ask(verifier):

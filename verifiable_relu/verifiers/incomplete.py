@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from verifiable_relu.trust.certificate import Proof
 from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict, batch_size
 from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.recording import Recorder, uncertified
-from verifiable_relu.verifiers.root_bounds import InitialBounds, relaxation
+from verifiable_relu.verifiers.root_bounds import RootBounds, relaxation
 
 _BATCH = 256
 """Most queries bounded at once, so that progress moves and budgets are looked at."""
@@ -29,14 +29,34 @@ _CLEAR = 1e-6
 """Heuristic: by this part of its bound, and of 1, a row is above 0 whose slopes are not sought any further."""
 
 
+@dataclass(frozen=True, eq=False)
+class BoundingTask:
+    """A network over the boxes of a batch of queries, and what is to be made of it.
+
+    Attributes:
+        network, box: as ``crown_relaxation`` takes them.
+        known: what is known of the boxes.
+        work: what may be used.
+        recorder: keeps what proves bounds; None for nobody.
+        only: by activation, the neurons that are to be bounded; None for all.
+    """
+
+    network: Network
+    box: Bounds
+    known: RootBounds | None
+    work: TimeBudget
+    recorder: Recorder | None
+    only: Mapping[int, Tensor] | None
+
+
 @dataclass(frozen=True)
 class _Bounding(Batched):
-    """What IBP and CROWN share: batches, and reading verdicts off margins.
+    """The common part of IBP and CROWN: batches, and reading verdicts off margins.
 
     Attributes:
         dtype: of coefficients, ``float64`` or ``float32``, which takes half the memory; rounding is accounted for in
             both. (On other devices than a CPU, of all numbers, and in float32 rounding makes bounds much wider.)
-        record: whether to keep what proves *unsat*, for a certificate, where that is possible (``records``).
+        record: whether to keep what proves *unsat*, for a certificate, where that is possible.
     """
 
     dtype: str = "float64"
@@ -47,9 +67,9 @@ class _Bounding(Batched):
     """Whether every unstable neuron is bounded by CROWN."""
 
     @property
-    def searches(self) -> int:
-        """With how many steps slopes are searched for the bounds of unstable neurons."""
-        return 0
+    def neurons(self) -> Ascent | None:
+        """The search for bounds of the neurons that CROWN leaves unstable."""
+        return None
 
     @property
     def slopes(self) -> Ascent | None:
@@ -57,35 +77,20 @@ class _Bounding(Batched):
         return None
 
     def float32(self, device: str) -> bool:
-        """Whether coefficients alone are in float32 (``Relaxation``)."""
+        """Return True if coefficients alone are in float32 (``Relaxation``)."""
         return self.dtype == "float32" and torch.device(device).type == "cpu"
 
-    def records(self, network: Network, device: str) -> bool:
-        """Whether what proves *unsat* of a network is kept: of lines of activations with two phases, in float64."""
-        plain = self.dtype == "float64" and torch.device(device).type == "cpu"
-        return self.record and self.bounded and plain and not uncertified(network)
-
-    def relaxation(
-        self,
-        network: Network,
-        box: Bounds,
-        known: InitialBounds | None,
-        work: TimeBudget,
-        recorder: Recorder | None,
-        only: Mapping[int, Tensor] | None,
-    ) -> Relaxation:
-        """The network over a batch of boxes, with bounds of every node, at least as tight as those known; recorded.
-
-        Here these are intervals.
-        """
-        found = Relaxation(network, box, None if known is None else known.pre, self.float32(work.device))
-        for index in range(network.last_activation + 1):
-            work.stop()
+    def relaxation(self, task: BoundingTask) -> Relaxation:
+        """Return bounds of every node, at least as tight as those known; here these are intervals."""
+        pre = None if task.known is None else task.known.pre
+        found = Relaxation(task.network, task.box, pre, self.float32(task.work.device))
+        for index in range(task.network.last_activation + 1):
+            task.work.stop()
             found.advance(index)
         return found
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
-        """Lower bounds of A·y, (rows,)."""
+        """Return lower bounds of A·y, (rows,)."""
         raise NotImplementedError
 
     def size(self, network: Network, budget: TimeBudget) -> int:
@@ -104,18 +109,20 @@ class _Bounding(Batched):
         net = network.to(dtype, device)
         box = input_box(properties, network, dtype, device)
         work.stop()
-        recorder = Recorder.of(network) if self.records(network, device) else None
+        # A certificate holds lines of activations with two phases, in float64.
+        plain = self.dtype == "float64" and torch.device(device).type == "cpu" and self.bounded
+        recorder = Recorder.of(network) if self.record and plain and not uncertified(network) else None
         # What others have proven is not recorded.
         known = None if recorder else part.bounds_cache.known(numbers, net, box.lower)
         rows = RowBatch.from_properties(properties, network.output_size)
         given = rows.to(box.lower)
         only = needed(net, (given.matrix != 0).any(0), dtype)
-        found = self.relaxation(net, box, known, work, recorder, only)
+        found = self.relaxation(BoundingTask(net, box, known, work, recorder, only))
         whole = not work.stop()
         reached = -1 if not self.bounded else math.inf if whole else found.reached
         values = self.rows(found, given, work).cpu().double()
         values = below(values - rows.bound)
-        searched = self.searches if whole else 0
+        searched = self.neurons.steps if whole and self.neurons is not None else 0
         lower = part.bounds_cache.learn(numbers, net, found.pre, rows, values, reached=reached, searched=searched)
         margins = rows.least(lower).tolist()
         # Intervals alone, looser than what a search would start from, are known of the neurons that are spared.
@@ -158,18 +165,14 @@ class Crown(_Bounding):
 
     name = "crown"
 
-    def relaxation(
-        self,
-        network: Network,
-        box: Bounds,
-        known: InitialBounds | None,
-        work: TimeBudget,
-        recorder: Recorder | None,
-        only: Mapping[int, Tensor] | None,
-    ) -> Relaxation:
-        coarse, float32 = None if recorder is None else recorder.coarse, self.float32(work.device)
-        options = {"memory": work.memory // 2, "stop": work.stop, "float32": float32, "coarse": coarse, "only": only}
-        return relaxation(network, box, known, **options)  # type: ignore[arg-type]
+    def relaxation(self, task: BoundingTask) -> Relaxation:
+        work, coarse = task.work, None if task.recorder is None else task.recorder.coarse
+        options: dict[str, Any] = {"memory": work.memory // 2, "stop": work.stop, "coarse": coarse, "only": task.only}
+        if self.neurons is not None:
+            make = neurons if task.recorder is None else task.recorder.search
+            search = make(self.neurons, memory=work.memory // 2, stop=work.stop)
+            options |= {"search": search, "steps": self.neurons.steps}
+        return relaxation(task.network, task.box, task.known, float32=self.float32(work.device), **options)
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
         values = relaxation.outputs(rows.matrix, rows.sample, memory=work.memory // 2, stop=work.stop)
@@ -203,30 +206,12 @@ class AlphaCrown(Crown):
     mode = torch.no_grad
 
     @property
-    def searches(self) -> int:
-        return 0 if self.intermediate is None else self.intermediate.steps
+    def neurons(self) -> Ascent | None:
+        return self.intermediate
 
     @property
     def slopes(self) -> Ascent | None:
         return self.ascent
-
-    def relaxation(
-        self,
-        network: Network,
-        box: Bounds,
-        known: InitialBounds | None,
-        work: TimeBudget,
-        recorder: Recorder | None,
-        only: Mapping[int, Tensor] | None,
-    ) -> Relaxation:
-        if self.intermediate is None:
-            return super().relaxation(network, box, known, work, recorder, only)
-        memory, coarse = work.memory // 2, None if recorder is None else recorder.coarse
-        make = neurons if recorder is None else recorder.search
-        search, float32 = make(self.intermediate, memory=memory, stop=work.stop), self.float32(work.device)
-        options = {"memory": memory, "stop": work.stop, "search": search, "float32": float32, "coarse": coarse}
-        options |= {"steps": self.searches, "only": only}
-        return relaxation(network, box, known, **options)  # type: ignore[arg-type]
 
     def rows(self, relaxation: Relaxation, rows: RowBatch, work: TimeBudget) -> Tensor:
         values = super().rows(relaxation, rows, work)

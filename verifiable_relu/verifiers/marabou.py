@@ -19,7 +19,7 @@ from scipy import sparse
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.verifiers.bab import folded
-from verifiable_relu.verifiers.bab.search import Candidates
+from verifiable_relu.verifiers.bab.search import WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
@@ -50,7 +50,7 @@ class Marabou(Decider):
 
     def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
-        candidates, nodes = Candidates(bounds.queries[number], self.name), 0
+        candidates, nodes = WitnessCheck(bounds.queries[number], self.name), 0
         undecided: Outcome | None = None
         with torch.no_grad():
             system = bounds.system(number, Slopes(steps=0), work)
@@ -77,7 +77,7 @@ class Marabou(Decider):
         return replace(undecided or proved, subproblems=nodes)
 
     def _reach(
-        self, asked: _System, rows: folded.Rows, loose: float, candidates: Candidates, work: TimeBudget
+        self, asked: _System, rows: folded.AffineForms, loose: float, candidates: WitnessCheck, work: TimeBudget
     ) -> tuple[Outcome, int]:
         """Look for a point whose output lies in one polytope; also how many nodes that took."""
         seconds = work.left()
@@ -125,7 +125,7 @@ class _System:
         self._upper = np.concatenate([one, upper, upper])
         self._equal = self._rows(folded.neurons, -sparse.eye_array(folded.size), -folded.neurons.constant.numpy())
 
-    def _rows(self, forms: folded.Rows, z: sparse.sparray, numbers: np.ndarray) -> MarabouRows:
+    def _rows(self, forms: folded.AffineForms, z: sparse.sparray, numbers: np.ndarray) -> MarabouRows:
         """Forms over the variables, with coefficients of the pre-activations, beside their numbers.
 
         Raises:
@@ -136,7 +136,7 @@ class _System:
             raise UnsupportedError("the numbers of the property or of the network are beyond float64")
         return MarabouRows(matrix.indptr, matrix.indices, matrix.data, numbers)
 
-    def task(self, unsafe: folded.Rows, loose: float, seconds: int) -> MarabouTask:
+    def task(self, unsafe: folded.AffineForms, loose: float, seconds: int) -> MarabouTask:
         """What Marabou is asked about the rows of one polytope, which are loosened."""
         numbers = -unsafe.constant.numpy()
         sizes = [part.abs().amax(1).numpy() for part in (unsafe.inputs, unsafe.neurons) if part.shape[1]]

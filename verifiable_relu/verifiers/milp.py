@@ -26,7 +26,7 @@ from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.verifiers.bab.program import SMALL, Program
 from verifiable_relu.verifiers.bab.query import FoldedQuery
-from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
+from verifiable_relu.verifiers.bab.search import QuerySearch, Schedule, WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
@@ -69,7 +69,7 @@ class Milp(Decider):
         HIGHS.start()
 
     def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
-        candidates = Candidates(bounds.queries[number], self.name)
+        candidates = WitnessCheck(bounds.queries[number], self.name)
         with torch.no_grad():
             system = bounds.system(number, self.slopes, work)
             if system is None:
@@ -78,7 +78,7 @@ class Milp(Decider):
             if outcome.verdict is not Verdict.UNSAT:
                 return outcome
             within = replace(work.share(self.again), memory=work.memory // 2, processes=1)
-            found = search(system, candidates, Branching(), Rounds(), within)
+            found = QuerySearch(system, candidates, Branching(), Schedule(), within).run()
         bounds.prove(number, found.lower)
         if candidates.found is not None:
             return replace(candidates.found, detail="a counterexample to what HiGHS called infeasible")
@@ -87,7 +87,7 @@ class Milp(Decider):
             return replace(outcome, trust=bounds.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
         return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
 
-    def _excluded(self, system: FoldedQuery, candidates: Candidates, work: TimeBudget) -> Outcome:
+    def _excluded(self, system: FoldedQuery, candidates: WitnessCheck, work: TimeBudget) -> Outcome:
         """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
         undecided: Outcome | None = None
         for part in system.parts.values():
@@ -107,7 +107,7 @@ class Milp(Decider):
         self,
         system: FoldedQuery,
         program: Program,
-        candidates: Candidates,
+        candidates: WitnessCheck,
         work: TimeBudget,
         loose: float | None,
     ) -> Outcome:

@@ -7,8 +7,9 @@ bounded with them; and slopes that were searched for are rounded before the boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor
 from verifiable_relu.bounds import Ascent, Bounds, Relaxation, ascend, crown_relaxation, input_box
 from verifiable_relu.bounds.crown import Search, signed
 from verifiable_relu.bounds.tuning import Lines
+from verifiable_relu.bounds.zonotope import Zonotopes
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Kinked
-from verifiable_relu.rounding import LEAST_STEP, SEEN
+from verifiable_relu.rounding import CLEAR, LEAST_STEP, SEEN, below
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.trust.certificate import Claim, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
+from verifiable_relu.trust.certificate import Claim, Cover, Excluded, OwnSlopes, Plain, Proof, Tighter, Tree
+from verifiable_relu.verifiers.boxes import RowBounds
 
 BITS = 8
 """Slopes that are searched for are multiples of 2 to the power of minus this."""
@@ -35,6 +38,9 @@ The checker encloses curves by itself.
 
 _GRID = 2.0**40
 """Slopes of lines beside curves are multiples of one by this: the remainders that go with them are the checker's."""
+
+EVERY_NEURON = 1 << 30
+"""Symbols of a zonotope in which every unstable neuron has one of its own, as whoever checks it gives them."""
 
 _CHUNK = 1 << 26
 """Most slopes of rows that are bounded at once."""
@@ -194,16 +200,11 @@ class Recorder:
         return Proof(self._claims(relaxation, sample), excluded)
 
     def shared(self, relaxation: Relaxation, sample: int, prop: Property, rows: Sequence[int]) -> Proof:
-        """The proof of a query one row of each of whose polytopes is positive by the lines that all rows share.
+        """Return the proof of a query by the lines that all rows share, and one positive row of each polytope.
 
-        Args:
-            relaxation: that was recorded.
-            sample: the query's box in it.
-            prop: the query's property.
-            rows: of each polytope the number of that row.
+        The arguments are those of ``proof``; ``rows`` are the numbers of these rows in their polytopes.
         """
-        slopes = torch.cat([torch.zeros(0, dtype=torch.float64), *self._shared(relaxation, sample)]).numpy()
-        excluded = []
+        slopes, excluded = self._chosen(relaxation, sample), []
         for polytope, row in zip(prop.unsafe, rows, strict=True):
             excluded.append(Excluded(polytope, Plain(np.eye(len(polytope))[row], slopes)))
         return Proof(self._claims(relaxation, sample), excluded)
@@ -211,63 +212,113 @@ class Recorder:
     def _plain(
         self, relaxation: Relaxation, sample: int, rows: RowBatch, polytope: int, ascent: Ascent | None = None
     ) -> tuple[list[int], Plain] | None:
-        """What excludes a polytope without splits: the rows that count, by number in it, and the proof; or nothing.
+        """Return what excludes a polytope without splits: the row that counts, by number in it, and the proof.
 
         The lines that all rows share are tried, then those below zero, then intervals, then slopes that are searched
-        for.
+        for; None if all of these fail.
         """
         members = (rows.polytope == polytope).nonzero().squeeze(1)
-        network, last = relaxation.network, len(relaxation.network.nodes) - 1
-        matrix = rows.matrix[members].reshape(-1, *network.output_shape)
-        where = torch.full((len(members),), sample)
-        shared = torch.cat([torch.zeros(0, dtype=torch.float64), *self._shared(relaxation, sample)])
-        flat = {
-            index: torch.zeros(len(members), *network.nodes[index].shape, dtype=torch.float64)
-            for index in network.activations
-        }
-        values = relaxation.lower(last, matrix, where)[0] - rows.bound[members]
-        best = int(values.argmax())
-        if values[best] > 0:
-            return [best], Plain(np.ones(1), shared.numpy())
-        lines = {index: relaxation.lines.chosen(index, where, part) for index, part in flat.items()}
-        values = relaxation.lower(last, matrix, where, lines=lines)[0] - rows.bound[members]
-        best = int(values.argmax())
-        if values[best] > 0:
-            return [best], Plain(np.ones(1), self._opened(relaxation, sample, lines, best))
-        if not isinstance(network.nodes[network.last_activation], Kinked):
-            values = relaxation.outputs(rows.matrix[members], where, intervals=True) - rows.bound[members]
+        for values, slopes in self._attempts(relaxation, sample, rows, members, ascent):
+            values = values - rows.bound[members]
             best = int(values.argmax())
             if values[best] > 0:
-                # Intervals are lines of slope 0 beside the last curves; in lines before them nothing is put.
-                return [best], Plain(np.ones(1), np.zeros(len(shared)))
-        if ascent is None:
-            return None
-        found = ascend(relaxation, last, matrix, where, ascent, keep=True)
-        if found.slopes is not None:
-            for bits in (BITS, 3 * BITS):
-                lower, slopes = _rounded(relaxation, last, matrix, where, None, found.slopes, bits)
-                values = lower - rows.bound[members]
-                best = int(values.argmax())
-                if values[best] > 0:
-                    parts = {i: part[best] for i, part in slopes.items()}
-                    return [best], Plain(np.ones(1), self._chosen(relaxation, sample, parts))
+                return [best], Plain(np.ones(1), slopes(best))
         return None
 
-    def _shared(self, relaxation: Relaxation, sample: int) -> list[Tensor]:
-        return [torch.from_numpy(self._chosen(relaxation, sample, {}))]
+    def _attempts(
+        self, relaxation: Relaxation, sample: int, rows: RowBatch, members: Tensor, ascent: Ascent | None
+    ) -> Iterator[tuple[Tensor, Callable[[int], np.ndarray]]]:
+        """Yield lower bounds of some rows, and the slopes that prove the bound of one of these."""
+        network, last = relaxation.network, len(relaxation.network.nodes) - 1
+        matrix, where = rows.matrix[members].reshape(-1, *network.output_shape), torch.full((len(members),), sample)
 
-    def _opened(self, relaxation: Relaxation, sample: int, lines: dict[int, Lines], row: int) -> np.ndarray:
-        parts = {index: kinked(relaxation, index, line)[row].flatten() for index, line in lines.items()}
-        return self._chosen(relaxation, sample, parts)
+        def of_rows(parts: Mapping[int, Tensor]) -> Callable[[int], np.ndarray]:
+            return lambda row: self._chosen(relaxation, sample, {i: part[row] for i, part in parts.items()})
+
+        yield relaxation.lower(last, matrix, where)[0], of_rows({})
+        shapes = {index: (len(members), *network.nodes[index].shape) for index in network.activations}
+        flat = {index: torch.zeros(shape, dtype=torch.float64) for index, shape in shapes.items()}
+        lines = {index: relaxation.lines.chosen(index, where, part) for index, part in flat.items()}
+        opened = {index: kinked(relaxation, index, line).flatten(1) for index, line in lines.items()}
+        yield relaxation.lower(last, matrix, where, lines=lines)[0], of_rows(opened)
+        if not isinstance(network.nodes[network.last_activation], Kinked):
+            # Intervals are lines of slope 0 beside the last curves; in lines before them nothing is put.
+            values = relaxation.outputs(rows.matrix[members], where, intervals=True)
+            yield values, lambda row: np.zeros_like(self._chosen(relaxation, sample))
+        found = None if ascent is None else ascend(relaxation, last, matrix, where, ascent, keep=True)
+        if found is not None and found.slopes is not None:
+            for bits in (BITS, 3 * BITS):
+                values, slopes = _rounded(relaxation, last, matrix, where, None, found.slopes, bits)
+                yield values, of_rows(slopes)
 
     @staticmethod
-    def _chosen(relaxation: Relaxation, sample: int, parts: dict[int, Tensor]) -> np.ndarray:
-        """The slopes of the open neurons of all activations, of those of all neurons, by default the shared ones."""
+    def _chosen(relaxation: Relaxation, sample: int, parts: Mapping[int, Tensor] | None = None) -> np.ndarray:
+        """Return the slopes of the open neurons of all activations, of those of all neurons, by default the shared."""
         found = [np.zeros(0)]
         for index in _certified(relaxation.network):
-            mine = parts[index].flatten().numpy() if index in parts else _slopes(relaxation, index, sample)
+            given = None if parts is None else parts.get(index)
+            mine = _slopes(relaxation, index, sample) if given is None else given.flatten().numpy()
             found.append(mine[_open(relaxation, index, sample)])
         return np.concatenate(found)
+
+
+class CoverRecorder:
+    """Bounds boxes in the way in which a certificate is checked, and keeps what proves each of them.
+
+    Args:
+        network: of the queries, as its file has it.
+        queries: of the search, by number.
+        most: layers with more unstable neurons in a box are not bounded by CROWN there.
+        memory: bytes for coefficients.
+
+    Attributes:
+        proven: for each query the boxes that are proven, with the row of each polytope that is positive, or a proof.
+    """
+
+    def __init__(self, network: Network, queries: Sequence[Query], most: int, memory: int) -> None:
+        self._network, self._queries, self._max_unstable, self._memory = network, queries, most, memory
+        self.proven: list[list[tuple[Tensor, Tensor, list[int] | Proof]]] = [[] for _ in queries]
+
+    def bound(
+        self, box: Bounds, rows: RowBatch, owner: Tensor, by_zonotopes: bool, stop: Callable[[], bool]
+    ) -> RowBounds:
+        """Bound rows over boxes (batch, *input_shape) of the queries ``owner``, and record those that are proven."""
+        recorder, relaxation = Recorder.of(self._network), None
+        if by_zonotopes:
+            forms = Zonotopes(self._network, box, EVERY_NEURON, stop, mirrored=False)
+            values, lines = forms.lower(rows.matrix, rows.sample)
+            middle = (rows.matrix.abs() * forms.output.center.flatten(1)[rows.sample].abs()).sum(1)
+            values = below(values - rows.bound - CLEAR * (rows.bound.abs() + values.abs() + middle))
+            found = RowBounds.of_zonotopes(rows, values, lines, forms, box)
+        else:
+            options: dict[str, Any] = {"coarse": recorder.coarse, "memory": self._memory, "stop": stop}
+            relaxation = crown_relaxation(self._network, box, max_unstable=self._max_unstable, **options)
+            matrix = rows.matrix.reshape(-1, *self._network.output_shape)
+            values, pulled = relaxation.lower(len(self._network.nodes) - 1, matrix, rows.sample, coefficients=True)
+            assert pulled is not None
+            values = below(values - rows.bound)
+            found = RowBounds.of_lines(rows, values, relaxation.of_input(pulled), {})
+        for number in (rows.margins(values) > 0).nonzero().squeeze(1).tolist():
+            prop, polytopes = self._queries[int(owner[number])].property, (rows.owner == number).nonzero().squeeze(1)
+            best = [int(values[rows.polytope == i].argmax()) for i in polytopes.tolist()]
+            if relaxation is not None and len(prop.unsafe) != len(polytopes):
+                continue
+            proof = best if relaxation is None else recorder.shared(relaxation, number, prop, best)
+            ends = box.lower[number].flatten().clone(), box.upper[number].flatten().clone()
+            self.proven[int(owner[number])].append((*ends, proof))
+        return found
+
+    def proof(self, local: int) -> Cover | None:
+        """The proof of a query all of whose boxes are proven; None if a certificate cannot hold it."""
+        prop = self._queries[local].property
+        rows = RowBatch.from_properties([prop], self._network.output_size)
+        counts: list[int] = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
+        # Coefficients that float64 does not hold are split into several rows.
+        if counts != [len(polytope) for polytope in prop.unsafe]:
+            return None
+        lower, upper, proofs = zip(*self.proven[local], strict=True)
+        low, high = (torch.stack(part).cpu().numpy() for part in (lower, upper))
+        return Cover(prop.unsafe, low, high, proofs)
 
 
 def _certified(network: Network) -> list[int]:

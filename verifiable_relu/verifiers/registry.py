@@ -77,7 +77,7 @@ METHODS = {
 
 
 def methods() -> tuple[str, ...]:
-    """The names of the methods, in the order of the table."""
+    """Return the names of the methods, in the order of the table."""
     return tuple(METHODS)
 
 

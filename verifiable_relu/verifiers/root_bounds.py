@@ -11,14 +11,14 @@ covered (``rounding.covers``) are neither handed on nor mixed with such bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds import MEMORY, Bounds, Relaxation, crown_relaxation
+from verifiable_relu.bounds import Bounds, Relaxation, crown_relaxation
 from verifiable_relu.bounds.crown import Search
 from verifiable_relu.bounds.forward import intersect
 from verifiable_relu.bounds.rounding import covers
@@ -29,10 +29,11 @@ from verifiable_relu.spec.row_batch import RowBatch
 
 @dataclass(frozen=True, eq=False)
 class RootBounds:
-    """Bounds that are proven of one query over its whole box.
+    """Bounds that are proven of one query, or of each of a batch of queries, over its whole box.
 
     Attributes:
-        pre: bounds of every activation's input, by the activation's node index, (1, *shape) in float64 on the CPU.
+        pre: bounds of every activation's input, by the activation's node index, (queries, *shape) in float64; infinite
+            where nothing is known.
         lower: (polytopes,) lower bounds of the largest row of each polytope of the unsafe set, in the units of the
             property and as ``RowBatch`` counts polytopes; −inf where nothing is proven.
         reached: up to this node CROWN has bounded every unstable neuron, so that it need not do so again; infinite
@@ -52,29 +53,8 @@ class RootBounds:
 
     @property
     def bytes(self) -> int:
-        """The memory that the root takes."""
+        """The memory that the bounds take."""
         return self.lower.nbytes + sum(b.lower.nbytes + b.upper.nbytes for b in self.pre.values())
-
-
-@dataclass(frozen=True, eq=False)
-class InitialBounds:
-    """Bounds of a batch of boxes that are known before the batch is bounded.
-
-    Attributes:
-        pre: bounds of every activation's input, by the activation's node index, (batch, *shape); infinite for a box
-            of which nothing is known.
-        reached: up to this node CROWN has bounded every unstable neuron of every box; infinite where it has all.
-        searched: with how many steps slopes have been searched for these bounds, too.
-    """
-
-    pre: Mapping[int, Bounds]
-    reached: float
-    searched: int
-
-    @property
-    def bounded(self) -> bool:
-        """True if CROWN has bounded every unstable neuron of every box."""
-        return self.reached == math.inf
 
 
 class BoundsCache:
@@ -102,26 +82,28 @@ class BoundsCache:
         if root is not None:
             self._free += root.bytes
 
-    def known(self, numbers: Sequence[int], network: Network, like: Tensor) -> InitialBounds | None:
-        """Return what is known of the boxes of these queries, None if nothing is or nothing may be used.
+    def known(self, numbers: Sequence[int], network: Network, like: Tensor) -> RootBounds | None:
+        """Return what is known of the boxes of some queries of one network; None if nothing is, or may be used.
 
         Args:
-            numbers: of queries of one network.
-            network: that network, as it is to be bounded.
+            numbers: of the queries.
+            network: their network, as it is to be bounded.
             like: a tensor of the dtype and on the device of the boxes.
         """
-        bounds_cache = [self.get(number) for number in numbers]
-        if not any(bounds_cache) or not _shared(network, like):
+        roots = [self.get(number) for number in numbers]
+        if not any(roots) or not _shared(network, like):
             return None
         pre = {}
-        for index in sorted(set().union(*(root.pre for root in bounds_cache if root is not None))):
+        for index in sorted(set().union(*(root.pre for root in roots if root is not None))):
             shape = (1, *network.nodes[network.nodes[index].inputs[0]].shape)
             free = torch.full(shape, torch.inf, dtype=torch.float64)
-            found = [Bounds(-free, free) if root is None else root.pre[index] for root in bounds_cache]
+            found = [Bounds(-free, free) if root is None else root.pre[index] for root in roots]
             ends = (torch.cat([b.lower for b in found]), torch.cat([b.upper for b in found]))
             pre[index] = Bounds(*(end.to(like) for end in ends))
-        reached = min(-1 if root is None else root.reached for root in bounds_cache)
-        return InitialBounds(pre, reached, min(0 if root is None else root.searched for root in bounds_cache))
+        reached = min(-1 if root is None else root.reached for root in roots)
+        searched = min(0 if root is None else root.searched for root in roots)
+        # Bounds of the properties' rows are put together where they are learnt.
+        return RootBounds(pre, torch.zeros(0, dtype=torch.float64), reached, searched)
 
     def learn(
         self,
@@ -139,11 +121,9 @@ class BoundsCache:
         Args:
             numbers: of the queries of the batch.
             network: the network that was bounded.
-            pre: bounds of every activation's input, by the activation's node index, (batch, *shape).
+            pre, reached, searched: as ``RootBounds`` has them.
             rows: the rows of the queries' properties, in the order of the queries.
             values: (rows,) proven lower bounds of matrix·y − bound of ``rows``, in float64 on the CPU.
-            reached: up to this node these are CROWN's bounds of every unstable neuron, or better ones (``RootBounds``).
-            searched: with how many steps slopes have been searched for them, too.
 
         Returns:
             (polytopes,) for each polytope of ``rows`` the best lower bound known of its largest row, in the
@@ -159,32 +139,30 @@ class BoundsCache:
                 best = mine.clone() if before is None else torch.maximum(mine, before.lower)
                 parts.append(best)
                 # Of a query that is decided nobody needs bounds any more.
-                if bool((best > 0).all()):
-                    self.drop(number)
-                    continue
-                own = {i: _copy(b, sample) for i, b in pre.items()}
-                root = RootBounds(own, best, reached, searched)
-                if before is not None:
-                    own = {i: met(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
-                    root = RootBounds(own, best, max(reached, before.reached), max(searched, before.searched))
-                self._keep(number, root)
+                self.drop(number)
+                if not bool((best > 0).all()):
+                    own = {i: _copy(b, sample) for i, b in pre.items()}
+                    root = RootBounds(own, best, reached, searched)
+                    if before is not None:
+                        own = {i: _both(network.nodes[i], b, before.pre[i]) for i, b in own.items()}
+                        root = RootBounds(own, best, max(reached, before.reached), max(searched, before.searched))
+                    if root.bytes <= self._free:
+                        self._free -= root.bytes
+                        self._kept[number] = root
         return torch.cat(parts)
 
     def prove(self, number: int, lower: Mapping[int, float]) -> None:
         """Take proven lower bounds of some polytopes' largest rows, by the polytopes' numbers in ``RowBatch``."""
         root = self.get(number)
-        if root is None:
-            return
-        best = root.lower.clone()
-        for polytope, value in lower.items():
-            best[polytope] = max(float(best[polytope]), value)
-        self._kept[number] = replace(root, lower=best)
+        if root is not None:
+            best = root.lower.clone()
+            for polytope, value in lower.items():
+                best[polytope] = max(float(best[polytope]), value)
+            self._kept[number] = replace(root, lower=best)
 
-    def _keep(self, number: int, root: RootBounds) -> None:
-        self.drop(number)
-        if root.bytes <= self._free:
-            self._free -= root.bytes
-            self._kept[number] = root
+
+NO_BOUNDS = BoundsCache()
+"""For verifiers that are asked by themselves: nothing is known, and nothing is kept."""
 
 
 def _shared(network: Network, like: Tensor) -> bool:
@@ -193,18 +171,16 @@ def _shared(network: Network, like: Tensor) -> bool:
 
 
 def _copy(bounds: Bounds, sample: int) -> Bounds:
-    """A copy of one sample's bounds on the CPU, which keeps no other sample's in memory; NaN, of which nothing is
-    known, becomes infinite."""
+    """Return a copy of one sample's bounds on the CPU, which keeps no other sample's in memory.
+
+    NaN, of which nothing is known, becomes infinite.
+    """
     lower, upper = (end.detach()[sample : sample + 1].cpu() for end in (bounds.lower, bounds.upper))
     return Bounds(torch.where(lower.isnan(), -torch.inf, lower), torch.where(upper.isnan(), torch.inf, upper))
 
 
-NO_BOUNDS = BoundsCache()
-"""For verifiers that are asked by themselves: nothing is known, and nothing is kept."""
-
-
-def met(node: Node, first: Bounds, second: Bounds) -> Bounds:
-    """Both bounds of the input of an activation at once.
+def _both(node: Node, first: Bounds, second: Bounds) -> Bounds:
+    """Intersect two bounds of the input of an activation.
 
     Raises:
         RuntimeError: if they leave nothing of some neuron. Sound bounds over the same box, which has points, cannot do
@@ -219,36 +195,24 @@ def met(node: Node, first: Bounds, second: Bounds) -> Bounds:
 def relaxation(
     network: Network,
     box: Bounds,
-    known: InitialBounds | None,
+    known: RootBounds | None,
     *,
-    exact: bool = False,
     search: Search | None = None,
     steps: int = 0,
-    memory: int = MEMORY,
-    stop: Callable[[], bool] | None = None,
-    float32: bool = False,
-    coarse: Callable[[int, Bounds], Bounds] | None = None,
-    only: Mapping[int, Tensor] | None = None,
+    **options: Any,
 ) -> Relaxation:
-    """A relaxation with CROWN's bounds of every unstable neuron, or with better ones that are known.
+    """Make a relaxation with CROWN's bounds of every unstable neuron, or with better ones that are known.
 
     Args:
         network: in the dtype and on the device of ``box``.
         box: the whole boxes of some queries, shaped (batch, *input_shape).
         known: what is known of these queries. What CROWN, or the search, has done before is not done again.
-        exact: whether neurons of which maxima are made are bounded so, too (``crown_relaxation``).
-        search: better bounds of neurons that CROWN leaves unstable (``bounds.neurons``).
-        steps: of the search.
-        memory: a limit in bytes on the coefficients held at once.
-        stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
-        float32: coefficients in float32 (``Relaxation``).
-        coarse, only: makes bounds looser, and the neurons that are bounded (``crown_relaxation``).
+        search: better bounds of neurons that CROWN leaves unstable (``bounds.neurons``), by ``steps`` steps.
+        options: of ``crown_relaxation``.
 
     Raises:
-        RuntimeError: if what is known leaves nothing of some box, as bounds of another query would (``met``).
+        RuntimeError: if what is known leaves nothing of some box, as bounds of another query would.
     """
-    options: dict[str, Any] = {"exact": exact, "memory": memory, "stop": stop, "float32": float32, "coarse": coarse}
-    options["only"] = only
     if known is None:
         return crown_relaxation(network, box, search=search, **options)
     search = None if known.searched >= steps else search

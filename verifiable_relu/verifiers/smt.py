@@ -30,7 +30,7 @@ from verifiable_relu.spec.property import Polytope, Query, Row, nearest
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
+from verifiable_relu.verifiers.bab.search import QuerySearch, Schedule, WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching, Decide
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
@@ -49,7 +49,7 @@ from verifiable_relu.verifiers.batch import QueryBatch
 from verifiable_relu.verifiers.encoding import Folding, Forms, Phases, Sizes, sizes_of
 from verifiable_relu.verifiers.solvers.z3 import Z3, Checked, Z3Task
 
-_TREES = Rounds(refinement=None, better=None)
+_TREES = Schedule(refinement=None, better=None)
 
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 """How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
@@ -152,7 +152,9 @@ class Smt(Decider):
             system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            found = search(system, candidates, self.search, _TREES, replace(work, memory=work.memory // 2, processes=1))
+            found = QuerySearch(
+                system, candidates, self.search, _TREES, replace(work, memory=work.memory // 2, processes=1)
+            ).run()
         bounds.prove(number, found.lower)
         margin, nodes = bounds.margin(number), found.nodes
         told = f"{nodes} sub-problems, {candidates.decided} of them decided by z3"
@@ -208,7 +210,7 @@ class Smt(Decider):
         return Outcome.unknown(Reason.ERROR, self.name, f"z3 gave up: {checked.reason}")
 
 
-class _Referee(Candidates):
+class _Referee(WitnessCheck):
     """Where points of a query are judged, and sub-problems decided.
 
     Args:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.trace import Step, Trace, exchanged, tensors
+from verifiable_relu.network.module.trace import Trace, TracedCall, exchanged, tensors
 from verifiable_relu.network.onnx import read_onnx
 
 
@@ -70,7 +70,7 @@ class _Again(nn.Module):
 Form = Callable[[Any], Any]
 
 
-def _form(step: Step) -> Form:
+def _form(step: TracedCall) -> Form:
     """The operator of a step, of its arguments by name, in the form that the exporter knows."""
     if step.op.startswith("upsample_"):
         return lambda a: _upsampled(a, step.op.removeprefix("upsample_")[:-2])

@@ -19,7 +19,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.derived import deviations, quotient
 from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.trace import Step, Trace, exchanged
+from verifiable_relu.network.module.trace import Trace, TracedCall, exchanged
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh, curve
 from verifiable_relu.network.simplify import needed
 
@@ -77,7 +77,7 @@ class Translator:
         network = self.build.network(output, name=name)
         return network, {place: value for place, value in found if value is not None}
 
-    def translated(self, step: Step) -> int:
+    def translated(self, step: TracedCall) -> int:
         """The node of a step."""
         try:
             if step.op not in OPERATORS:
@@ -98,7 +98,7 @@ class Translator:
             return Ref(self.nodes[id(tensor)])
         return tensor if self.exact else self.trace.differentiable(tensor)
 
-    def sample(self, step: Step) -> Shape:
+    def sample(self, step: TracedCall) -> Shape:
         """The shape of one sample of a step's result, the batch of which is its first axis, or a part of that."""
         first, *rest = step.result.shape or (0,)
         if not first or first % self.batch:
@@ -111,7 +111,7 @@ class Translator:
             raise UnsupportedError("a constant where a computed value is expected")
         return value.node
 
-    def constant(self, step: Step, value: Any) -> Tensor:
+    def constant(self, step: TracedCall, value: Any) -> Tensor:
         """A constant operand of an element-wise operator without the batch axis, in the precision of the result."""
         if isinstance(value, Ref):
             raise UnsupportedError("two computed values where one is expected")
@@ -124,7 +124,7 @@ class Translator:
             raise UnsupportedError("a constant that differs from sample to sample")
         return number[0]
 
-    def scaled(self, step: Step, x: int, part: str, value: Tensor, error: float = 0.0) -> int:
+    def scaled(self, step: TracedCall, x: int, part: str, value: Tensor, error: float = 0.0) -> int:
         """x − center, x·scale or x + shift, in one node with those that came right before it in this order.
 
         What is known up to a relative ``error`` has nothing after it in its node.
@@ -138,7 +138,7 @@ class Translator:
             self.parts[index] = source, parts
         return index
 
-    def sum(self, step: Step, x: Any, y: Any, factor: float) -> int:
+    def sum(self, step: TracedCall, x: Any, y: Any, factor: float) -> int:
         """x + factor·y."""
         if not isinstance(y, Ref):
             if abs(factor) != 1:
@@ -150,41 +150,41 @@ class Translator:
         return self.build.add(x.node, node, step.label)
 
 
-Converter = Callable[[Translator, Step, Any], int]
+Converter = Callable[[Translator, TracedCall, Any], int]
 """From a step and the arguments of ATen's schema, by their names there, ``self`` among them, to the index of a node."""
 
 
 # --- affine ----------------------------------------------------------------------------------------------------------
 
 
-def _linear(t: Translator, step: Step, x: Any, matrix: Any, bias: Any = None) -> int:
+def _linear(t: Translator, step: TracedCall, x: Any, matrix: Any, bias: Any = None) -> int:
     """x·matrix + bias."""
     if isinstance(matrix, Ref) or matrix.ndim != 2:
         raise UnsupportedError("multiplies by what is no constant matrix")
     return t.build.linear(t.node(x), matrix.T, None if bias is None else t.constant(step, bias), step.label)
 
 
-def _addmm(t: Translator, step: Step, a: Any) -> int:
+def _addmm(t: Translator, step: TracedCall, a: Any) -> int:
     if a.beta != 1 or a.alpha != 1:
         raise UnsupportedError(f"beta={a.beta}, alpha={a.alpha}")
     return _linear(t, step, a.mat1, a.mat2, a.self)
 
 
-def _convolution(t: Translator, step: Step, a: Any) -> int:
+def _convolution(t: Translator, step: TracedCall, a: Any) -> int:
     if isinstance(a.weight, Ref) or isinstance(a.bias, Ref) or a.transposed or len(a.stride) != 2:
         raise UnsupportedError("another convolution than one in two dimensions with constant weights")
     how = {"stride": (*a.stride,), "padding": (*a.padding, *a.padding), "dilation": (*a.dilation,), "groups": a.groups}
     return t.build.conv2d(t.node(a.input), a.weight, a.bias, step.label, **how)
 
 
-def _avg_pool2d(t: Translator, step: Step, a: Any) -> int:
+def _avg_pool2d(t: Translator, step: TracedCall, a: Any) -> int:
     if a.ceil_mode or a.divisor_override is not None or (any(a.padding) and not a.count_include_pad):
         raise UnsupportedError("ceil_mode, divisor_override and count_include_pad=False are not supported")
     kernel, stride, pads = ((each[0], each[-1]) for each in (a.kernel_size, a.stride or a.kernel_size, a.padding))
     return t.build.average_pool(t.node(a.self), kernel, stride, pads * 2, step.label)
 
 
-def _mean(t: Translator, step: Step, a: Any) -> int:
+def _mean(t: Translator, step: TracedCall, a: Any) -> int:
     shape, dim = t.build.shape(t.node(a.self)), getattr(a, "dim", None)
     if len(shape) != 3 or dim is None or sorted(axis % 4 for axis in dim) != [2, 3]:
         raise UnsupportedError("a mean is supported over the height and width of (batch, channels, height, width)")
@@ -192,7 +192,7 @@ def _mean(t: Translator, step: Step, a: Any) -> int:
     return t.build.reshape(pooled, t.sample(step), step.label)
 
 
-def _batch_norm(t: Translator, step: Step, a: Any) -> int:
+def _batch_norm(t: Translator, step: TracedCall, a: Any) -> int:
     if a.training or a.running_mean is None or a.running_var is None:
         raise UnsupportedError("with the batch's own statistics it is no fixed function of one sample")
     gamma = torch.ones_like(a.running_var) if a.weight is None else a.weight
@@ -206,14 +206,14 @@ def _batch_norm(t: Translator, step: Step, a: Any) -> int:
     return t.build.scale(t.node(a.input), step.label, center=center, scale=scale, shift=shift, error=error)
 
 
-def _mul(t: Translator, step: Step, a: Any) -> int:
+def _mul(t: Translator, step: TracedCall, a: Any) -> int:
     x, number = (a.self, a.other) if isinstance(a.self, Ref) else (a.other, a.self)
     index = t.scaled(step, t.node(x), "scale", t.constant(step, number))
     t.scales[index] = x.node, id(step.arguments["other"])
     return index
 
 
-def _div(t: Translator, step: Step, a: Any) -> int:
+def _div(t: Translator, step: TracedCall, a: Any) -> int:
     if getattr(a, "rounding_mode", None) is not None:
         raise UnsupportedError(f"rounds (rounding_mode='{a.rounding_mode}')")
     number = t.constant(step, a.other)
@@ -240,14 +240,14 @@ def _curve(function: str) -> Converter:
     return lambda t, step, a: t.build.append(curve(function, step.label, (t.node(a.self),), t.build.shape(a.self.node)))
 
 
-def _leaky_relu(t: Translator, step: Step, x: Any, slope: Any) -> int:
+def _leaky_relu(t: Translator, step: TracedCall, x: Any, slope: Any) -> int:
     number = t.constant(step, slope)
     return t.build.activation(
         t.node(x), LeakyRelu, step.label, slope=number.squeeze() if number.numel() == 1 else number
     )
 
 
-def _gelu(t: Translator, step: Step, a: Any) -> int:
+def _gelu(t: Translator, step: TracedCall, a: Any) -> int:
     if a.approximate == "tanh":
         return _curve("tanh-GELU")(t, step, a)
     index = t.build.activation(t.node(a.self), Gelu, step.label, lam=t.constant(step, 1.0))
@@ -255,7 +255,7 @@ def _gelu(t: Translator, step: Step, a: Any) -> int:
     return index
 
 
-def _softplus(t: Translator, step: Step, a: Any) -> int:
+def _softplus(t: Translator, step: TracedCall, a: Any) -> int:
     """ln(1 + exp(x)); torch takes x for it beyond the threshold, which is no more than rounding from 20 on."""
     if a.beta != 1 or a.threshold < 20:
         raise UnsupportedError(f"beta={a.beta}, threshold={a.threshold}: beyond that torch computes another function")
@@ -265,23 +265,23 @@ def _softplus(t: Translator, step: Step, a: Any) -> int:
 # --- shapes, and what changes nothing --------------------------------------------------------------------------------
 
 
-def _reshape(t: Translator, step: Step, a: Any) -> int:
+def _reshape(t: Translator, step: TracedCall, a: Any) -> int:
     return t.build.reshape(t.node(a.self), t.sample(step), step.label)
 
 
-def _permuted(t: Translator, step: Step, x: Any, axes: Sequence[int]) -> int:
+def _permuted(t: Translator, step: TracedCall, x: Any, axes: Sequence[int]) -> int:
     if axes[0] % len(axes):
         raise UnsupportedError("the batch axis does not stay the first one")
     return t.build.permute(t.node(x), tuple(axis % len(axes) - 1 for axis in axes[1:]), step.label)
 
 
-def _transpose(t: Translator, step: Step, a: Any) -> int:
+def _transpose(t: Translator, step: TracedCall, a: Any) -> int:
     axes = list(range(step.result.ndim))
     axes[a.dim0], axes[a.dim1] = axes[a.dim1], axes[a.dim0]
     return _permuted(t, step, a.self, axes)
 
 
-def _as_strided(t: Translator, step: Step, a: Any) -> int:
+def _as_strided(t: Translator, step: TracedCall, a: Any) -> int:
     """A mark of a memory format, as torch gives it to what it pools: each element stays at its place in memory."""
     x, made = step.arguments["self"], step.result
     kept = all(n == 1 or old == new for n, old, new in zip(made.shape, x.stride(), made.stride(), strict=True))

@@ -71,12 +71,7 @@ def from_torch(
 
 
 class _Called(nn.Module):
-    """A module as what takes one tensor and returns one.
-
-    Args:
-        module: the module.
-        argument: as in ``from_torch``.
-    """
+    """A module as what takes one tensor and returns one."""
 
     def __init__(self, module: nn.Module, argument: str | None) -> None:
         super().__init__()

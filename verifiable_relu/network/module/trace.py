@@ -51,7 +51,7 @@ _CALL = nn.Module._call_impl.__code__
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedCall:
     """One operator that was applied.
 
     Attributes:
@@ -149,8 +149,8 @@ class Trace(TorchDispatchMode):
         self.exact, self.weights = exact, list(_computed_weights(module)) if exact else []
         self.x = self.output = x
         self.computed, self.rounded, self.unsteady = {id(x)}, set[int](), set[int]()
-        self.steps, self.constants = list[Step](), list[Step]()
-        self.makers, self.derived = dict[int, Step](), dict[int, Tensor]()
+        self.steps, self.constants = list[TracedCall](), list[TracedCall]()
+        self.makers, self.derived = dict[int, TracedCall](), dict[int, Tensor]()
         self.refusal: UnsupportedError | None = None
 
     @classmethod
@@ -163,10 +163,10 @@ class Trace(TorchDispatchMode):
         names, defaults = _schema(func)
         arguments = defaults | dict(zip(names, args, strict=False)) | (kwargs or {})
         op = func._schema.name.removeprefix("aten::")
-        self.follow(Step(func, op, arguments, made, *self.where(f"aten.{op}")))
+        self.follow(TracedCall(func, op, arguments, made, *self.where(f"aten.{op}")))
         return made
 
-    def follow(self, step: Step) -> None:
+    def follow(self, step: TracedCall) -> None:
         """List a step, and take note of what its results depend on."""
         given, found = step.given, tensors(step.made)
         tags, mutable = step.function.tags, step.function._schema.is_mutable
@@ -216,7 +216,7 @@ class Trace(TorchDispatchMode):
         Raises:
             UnsupportedError: if one takes what is no fixed number, or rounds to a narrower type.
         """
-        needed, kept = {id(output)}, list[Step]()
+        needed, kept = {id(output)}, list[TracedCall]()
         for step in reversed(self.steps):
             if any(id(t) in needed for t in tensors(step.made)):
                 kept.insert(0, step)
@@ -254,7 +254,7 @@ def _is_users(file: str) -> bool:
     return os.path.isfile(file) and not file.startswith(_OTHERS_CODE)
 
 
-def _deciding(step: Step) -> list[Tensor]:
+def _deciding(step: TracedCall) -> list[Tensor]:
     """The tensors whose numbers an operator hands to Python, as themselves or as the shape of its result."""
     given, tags = step.given, step.function.tags
     if torch.Tag.dynamic_output_shape in tags and step.op == "index":
@@ -262,7 +262,7 @@ def _deciding(step: Step) -> list[Tensor]:
     return given if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags) else []
 
 
-def _rounds(step: Step) -> bool:
+def _rounds(step: TracedCall) -> bool:
     """Return True if numbers that an operator made of constants may be rounded."""
     given, results, a = step.given, tensors(step.made), step.arguments
     if not any(t.is_floating_point() for t in given) or not any(t.is_floating_point() for t in results):

@@ -34,7 +34,7 @@ def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -
             first node of the file at which they part.
     """
     assert network.onnx is not None
-    source = _Source(network.onnx)
+    source = _FileRun(network.onnx)
     points = sample_points(network.input_shape, source.dtype)
     found = _outputs(source, points, network.batched)
     if not bool(torch.isfinite(found).any()):
@@ -74,7 +74,7 @@ def compare_at(network: Network, points: np.ndarray) -> None:
         complaints[True] = "with default options onnxruntime computes something else than the operators of the file"
     for default, complaint in complaints.items() if len(narrow) else ():
         try:
-            source = _Source(network.onnx, default)
+            source = _FileRun(network.onnx, default)
         except InputError:
             if default:
                 # Version 1.31 refuses some files that it runs as they are written: there is nothing to compare.
@@ -113,7 +113,7 @@ _TYPES = {
 """By the type of a file's input: the type of its arrays, that in which it is compared, and its unit roundoff."""
 
 
-class _Source:
+class _FileRun:
     """What runs a file on one input: onnxruntime, or the standard's reference evaluator where that has no kernel.
 
     Args:
@@ -187,7 +187,7 @@ def _evaluator(data: bytes) -> tuple[Any, onnx.ValueInfoProto]:
         raise InputError(f"the ONNX reference evaluator refuses the file: {error}") from None
 
 
-def _outputs(source: _Source, points: Tensor, batched: bool) -> Tensor:
+def _outputs(source: _FileRun, points: Tensor, batched: bool) -> Tensor:
     """The file's output for each of the points (batch, *input shape), flat: (batch, outputs)."""
     samples = points.numpy()
     found = [source.run(sample[None] if batched else sample)[0].reshape(-1) for sample in samples]
@@ -202,7 +202,7 @@ def _explained(network: Network, nodes: Sequence[Node], names: Mapping[str, int]
     shown = {output.name for output in model.graph.output}
     watched = {name: index for name, index in names.items() if name in computed and index > 0}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched if name not in shown)
-    source = _Source(model.SerializeToString())
+    source = _FileRun(model.SerializeToString())
     order = [output.name for output in model.graph.output]
     runs = [dict(zip(order, source.run(x[None] if network.batched else x), strict=True)) for x in points.numpy()]
     seen = {

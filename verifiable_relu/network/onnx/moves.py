@@ -151,7 +151,7 @@ def ordered(call: Call, x: Value, axes: Sequence[int]) -> Value:
     return call.reshaped(found, [shape[a] for a in axes])
 
 
-class Rows:
+class GatheredRows:
     """x as rows of numbers that are taken together.
 
     Args:

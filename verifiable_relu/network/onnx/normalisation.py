@@ -23,7 +23,7 @@ from verifiable_relu.network.derived import quotient, share
 from verifiable_relu.network.nodes import Scale, Sigmoid
 from verifiable_relu.network.onnx.activations import smooth
 from verifiable_relu.network.onnx.call import Call, Value, converts, tensor
-from verifiable_relu.network.onnx.moves import Rows, axis_of
+from verifiable_relu.network.onnx.moves import GatheredRows, axis_of
 from verifiable_relu.network.onnx.reduce import clipped
 from verifiable_relu.rounding import above
 
@@ -50,7 +50,7 @@ def _softmax_axes(call: Call) -> tuple[int, ...]:
     return tuple(range(axis_of(call.get("axis", 1), rank), rank))
 
 
-def _differences(call: Call, rows: Rows) -> int:
+def _differences(call: Call, rows: GatheredRows) -> int:
     """x_j − x_i as a node of shape (count, length, length), j being the last axis."""
     each = np.arange(rows.count * rows.length).reshape(rows.count, rows.length)
     pairs = np.stack(np.broadcast_arrays(each[:, None, :], each[:, :, None]), -1).reshape(-1, 2)
@@ -59,13 +59,13 @@ def _differences(call: Call, rows: Rows) -> int:
     return call.build.sparse(rows.index, torch.from_numpy(pairs), torch.from_numpy(weight), None, shape, call.name)
 
 
-def _other_of_two(call: Call, rows: Rows, sign: float) -> int:
+def _other_of_two(call: Call, rows: GatheredRows, sign: float) -> int:
     """sign·(x_i − the other number) of rows of two, as a node of their shape."""
     weight = torch.tensor([[sign, -sign], [-sign, sign]])
     return call.build.linear(rows.index, weight, None, call.name)
 
 
-def _without_mean(call: Call, rows: Rows) -> int:
+def _without_mean(call: Call, rows: GatheredRows) -> int:
     """x without its rows' means: one matrix, so that intervals know what x and its mean have in common."""
     if rows.length > MAX_ROW:
         raise UnsupportedError(f"{rows.length} numbers are normalised together, where {MAX_ROW} are the most")
@@ -105,13 +105,13 @@ class _Exponentials:
     """
 
     call: Call
-    rows: Rows
+    rows: GatheredRows
     there: Tensor | None
 
     @staticmethod
     def of(call: Call) -> _Exponentials:
         x, gone = _masked(call, call.value())
-        rows = Rows(call, x, _softmax_axes(call))
+        rows = GatheredRows(call, x, _softmax_axes(call))
         if gone is None:
             return _Exponentials(call, rows, None)
         there = torch.from_numpy(1.0 - rows.along(gone).astype(np.float32))
@@ -177,7 +177,7 @@ def _normalised(call: Call, x: Value, axes: Sequence[int], epsilon: float, centr
     """x, without its mean if that is wanted, divided by the root of ε + the mean of its squares along some axes."""
     if not epsilon >= 0:
         raise UnsupportedError(f"its attribute epsilon = {epsilon}")
-    rows = Rows(call, x, axes)
+    rows = GatheredRows(call, x, axes)
     build, name = call.build, call.name
     values = _without_mean(call, rows) if centred else rows.index
     squares = smooth(build, values, "Square", name)

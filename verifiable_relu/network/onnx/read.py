@@ -54,7 +54,7 @@ from verifiable_relu.network.onnx.model import (
     require_onnx,
     single,
 )
-from verifiable_relu.network.onnx.tables import Table, Whole
+from verifiable_relu.network.onnx.tables import ValueTable, Whole
 from verifiable_relu.network.simplify import bare, simplify, spelled
 from verifiable_relu.rounding import SOFTPLUS_SHARE
 from verifiable_relu.settings import neutral
@@ -132,7 +132,7 @@ def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Networ
     return network
 
 
-_Named = Result | Derived | Table
+_Named = Result | Derived | ValueTable
 """What a name of the file stands for."""
 
 
@@ -193,7 +193,7 @@ class Reading:
         for position, node in enumerate(graph.node):
             self.take(node, node.name or (node.output[0] if node.output else str(position)))
         output = self.tensors.get(graph.output[0].name)
-        if isinstance(output, Table):
+        if isinstance(output, ValueTable):
             output = tables.selected(self._call(graph.node[-1], "output"), output)
         if not isinstance(output, Value):
             raise InputError("it is not computed from the input", place=f"output '{graph.output[0].name}'")
@@ -242,7 +242,7 @@ class Reading:
         if isinstance(found, np.generic):
             # Arithmetic on arrays without axes makes these of them.
             found = np.asarray(found)
-        results = [found] if isinstance(found, Value | np.ndarray | Derived | Table) else found
+        results = [found] if isinstance(found, Value | np.ndarray | Derived | ValueTable) else found
         for name, result in zip(node.output, results, strict=False):
             if name in self.tensors:
                 raise InputError(f"its output '{name}' is the name of another tensor", place=place)
@@ -266,7 +266,7 @@ class Reading:
                 known = self._shape(of, _attributes(node))
                 return known if node.op_type == "Shape" else known.prod(dtype=np.int64)[()].reshape(())
 
-            if isinstance(found[0], Table):
+            if isinstance(found[0], ValueTable):
                 return tables.computed(found[:1], lambda case: [shape(case[0])])
             return shape(found[0])
         if node.op_type == "CastLike" and len(found) == 2:
@@ -275,29 +275,31 @@ class Reading:
             self.thresholds[node.output[0]] = found[0], float(found[1].item())
         places = tables.INDEXED.get(node.op_type, ())
         say = [p for p, name in enumerate(node.input) if p in places and name in self.wheres]
-        if say or any(isinstance(value, Table) for value in found):
+        if say or any(isinstance(value, ValueTable) for value in found):
             return self._chosen(
                 node, label, [self._where(node, found, p) if p in say else v for p, v in enumerate(found)]
             )
         return self._made(node, label, found)
 
-    def _where(self, node: onnx.NodeProto, inputs: Sequence[Any], position: int) -> Table:
+    def _where(self, node: onnx.NodeProto, inputs: Sequence[Any], position: int) -> ValueTable:
         """An input of a node that says where, as a table of what it can be."""
         data = inputs[0]
-        shapes = [a.shape for a in data.arrays] if isinstance(data, Table) else [tuple(self._shape(data, {}).tolist())]
+        shapes = (
+            [a.shape for a in data.arrays] if isinstance(data, ValueTable) else [tuple(self._shape(data, {}).tolist())]
+        )
         if any(len(shape) != len(shapes[0]) for shape in shapes):
             raise UnsupportedError("of a rank that depends on computed numbers")
         sizes = [max(one) for one in zip(*shapes, strict=True)]
         whole = self.wheres[node.input[position]]
         if node.op_type == "Gather":
             (axis,) = [a.i for a in node.attribute if a.name == "axis"] or [0]
-            return Table.of(whole, [sizes[axis]], False)
+            return ValueTable.of(whole, [sizes[axis]], False)
         if node.op_type != "Slice":
-            return Table.of(whole, sizes[: whole.key.shape[-1]], False)
+            return ValueTable.of(whole, sizes[: whole.key.shape[-1]], False)
         axes = inputs[3] if len(inputs) > 3 else np.arange(whole.key.size)
         if not isinstance(axes, np.ndarray):
             raise UnsupportedError("axes that are computed")
-        return Table.of(whole, [max(sizes[axis] for axis in axes.reshape(-1).tolist())], True)
+        return ValueTable.of(whole, [max(sizes[axis] for axis in axes.reshape(-1).tolist())], True)
 
     def _call(self, node: onnx.NodeProto, label: str) -> Call:
         """A call whose inputs do not matter."""
@@ -308,9 +310,9 @@ class Reading:
         call = self._call(node, label)
         if not any(isinstance(value, Value) for value in given):
             return tables.computed(given, lambda case: cast(Sequence[Any], self._made(node, label, case)))
-        if any(isinstance(given[p], Table) for p in tables.INDEXED.get(node.op_type, ()) if p < len(given)):
+        if any(isinstance(given[p], ValueTable) for p in tables.INDEXED.get(node.op_type, ()) if p < len(given)):
             return tables.chosen(call, given, lambda case: self._single(self._made(node, label, case)))
-        values = [tables.selected(call, value) if isinstance(value, Table) else value for value in given]
+        values = [tables.selected(call, value) if isinstance(value, ValueTable) else value for value in given]
         return self._made(node, label, values)
 
     @staticmethod

@@ -19,7 +19,7 @@ from verifiable_relu.network.derived import share
 from verifiable_relu.network.nodes import Extreme, LeakyRelu, Maximum, Relu
 from verifiable_relu.network.onnx.call import Call, Result, Value, converts, tensor
 from verifiable_relu.network.onnx.elementwise import broadcast, negative
-from verifiable_relu.network.onnx.moves import Numbered, Rows, axis_of
+from verifiable_relu.network.onnx.moves import GatheredRows, Numbered, axis_of
 from verifiable_relu.rounding import largest
 
 FAR = 2.0**12
@@ -194,7 +194,7 @@ def summed(call: Call, x: Value, mean: bool = False) -> Value:
     axes = axes_of(call)
     if not axes:
         return x
-    rows = Rows(call, x, axes)
+    rows = GatheredRows(call, x, axes)
     number, error = share(rows.length if mean else 1)
     total = call.build.linear(rows.index, number.repeat(1, rows.length), None, call.name, error=error)
     return call.reshaped(Value(total, False), _shape(call, axes))

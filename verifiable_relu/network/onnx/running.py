@@ -104,8 +104,8 @@ def deployed(network: Network, arithmetic: str) -> Network:
     if arithmetic not in ARITHMETICS:
         raise InputError(f"unknown arithmetic '{arithmetic}'; there are real, {', '.join(ARITHMETICS)}")
     data = network.onnx if network.onnx is not None else write_onnx(network)
-    model, data, _ = load_model(data, None, _Recorded)
-    reading = _Recorded(model)
+    model, data, _ = load_model(data, None, _RecordedReading)
+    reading = _RecordedReading(model)
     declared = {tensor.type.tensor_type.elem_type for tensor in model.graph.input}
     if not declared <= {onnx.TensorProto.FLOAT}:
         raise UnsupportedError(f"the input of the network '{network.name}' is not declared as float32")
@@ -149,7 +149,7 @@ def meant(network: Network, arithmetic: str = "real", joint: float | Sequence[fl
 
 
 @dataclass
-class _Recorded(Reading):
+class _RecordedReading(Reading):
     """A model, node by node, with the operator from which each node comes.
 
     Attributes:
@@ -326,7 +326,7 @@ class _Rounding:
         return self.result(self.noise(self.add(node), relative, absolute, isinstance(node, Kinked))), 0
 
 
-def _rounding(reading: _Recorded, by: RuntimeArithmetic) -> tuple[list[Node], int]:
+def _rounding(reading: _RecordedReading, by: RuntimeArithmetic) -> tuple[list[Node], int]:
     """The nodes with the errors of their rounding, and the index of the output."""
     made = _Rounding(by)
     # Of each node: its result's index, how many terms the affine operators up to it sum, the least product

@@ -238,11 +238,6 @@ def origin(build: Builder, index: int, places: np.ndarray) -> tuple[int, np.ndar
     """An earlier node, and those of its elements that compare as some elements of a node do.
 
     They are the same numbers in other places, or those of which an increasing function makes these.
-
-    Args:
-        build: the network under construction.
-        index: the node.
-        places: elements, by their numbers in row-major order.
     """
     while True:
         node = build.nodes[index]

@@ -77,7 +77,7 @@ def followed(node: onnx.NodeProto, inputs: Sequence[Any], opset: int) -> Whole |
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ValueTable:
     """A tensor that depends on a few computed whole numbers alone.
 
     Attributes:
@@ -92,7 +92,7 @@ class Table:
     which: np.ndarray
 
     @staticmethod
-    def of(whole: Whole, sizes: Sequence[int], ends: bool) -> Table:
+    def of(whole: Whole, sizes: Sequence[int], ends: bool) -> ValueTable:
         """Numbers that say where in axes of these sizes; ``ends``: what is beyond an axis counts as its end."""
         reach = max(sizes) + int(np.abs(whole.offset).max(initial=0)) + 1
         keys = {int(key): (-reach, reach) for key in np.unique(whole.key[whole.key >= 0])}
@@ -102,7 +102,7 @@ class Table:
             array = whole.offset + sum(v * (whole.key == k) for k, v in zip(keys, values, strict=True))
             # There is no result beyond the axis: any will do.
             arrays.append(array if ends else array.clip(-size, size - 1))
-        return Table(keys, arrays, np.arange(len(arrays)).reshape(domain))
+        return ValueTable(keys, arrays, np.arange(len(arrays)).reshape(domain))
 
     def along(self, keys: dict[int, tuple[int, int]]) -> np.ndarray:
         """``which`` for choices of these numbers, its own among them, of ranges that are no smaller."""
@@ -128,9 +128,9 @@ def choices(inputs: Sequence[Any]) -> tuple[dict[int, tuple[int, int]], list[lis
 
     Returns:
         The numbers on which they depend, with their ranges; the inputs as they can be; and which of these they are, as
-        ``Table`` has it.
+        ``ValueTable`` has it.
     """
-    tables = [each for each in inputs if isinstance(each, Table)]
+    tables = [each for each in inputs if isinstance(each, ValueTable)]
     keys: dict[int, tuple[int, int]] = {}
     for key, (low, high) in itertools.chain.from_iterable(table.keys.items() for table in tables):
         least, most = keys.get(key, (low, high))
@@ -141,15 +141,17 @@ def choices(inputs: Sequence[Any]) -> tuple[dict[int, tuple[int, int]], list[lis
     found = []
     for chosen in different.T:
         arrays = iter([table.arrays[k] for table, k in zip(tables, chosen, strict=True)])
-        found.append([next(arrays) if isinstance(each, Table) else each for each in inputs])
+        found.append([next(arrays) if isinstance(each, ValueTable) else each for each in inputs])
     return keys, found, which.reshape(domain)
 
 
-def computed(inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Constant]]) -> list[Table | np.ndarray]:
+def computed(
+    inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Constant]]
+) -> list[ValueTable | np.ndarray]:
     """The results of a function of constants and tables: tables, or constants where they do not depend on anything."""
     keys, cases, which = choices(inputs)
     results = [list(compute(case)) for case in cases]
-    made: list[Table | np.ndarray] = []
+    made: list[ValueTable | np.ndarray] = []
     for mine in zip(*results, strict=True):
         numbers: dict[tuple[Any, ...], int] = {}
         arrays, places = [], []
@@ -160,11 +162,11 @@ def computed(inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Cons
             if content not in numbers:
                 arrays.append(array)
             places.append(numbers.setdefault(content, len(numbers)))
-        made.append(arrays[0] if len(arrays) == 1 else Table(keys, arrays, np.array(places)[which]))
+        made.append(arrays[0] if len(arrays) == 1 else ValueTable(keys, arrays, np.array(places)[which]))
     return made
 
 
-def selected(call: Call, table: Table) -> Value:
+def selected(call: Call, table: ValueTable) -> Value:
     """A table as a computed tensor: what it is most often, and for every other choice the difference if it is made.
 
     Where float64 rounds a difference, it is the sum over all choices of what it is, if that is made.
@@ -237,7 +239,7 @@ def chosen(call: Call, inputs: Sequence[Any], convert: Callable[[list[Any]], Res
     """The sum, over what some inputs can be, of what a node makes of these times whether they are that."""
     keys, cases, which = choices(inputs)
     rows = list(np.eye(len(cases), dtype=np.float32))
-    hit = selected(call, Table(keys, rows, which))
+    hit = selected(call, ValueTable(keys, rows, which))
     total = None
     for number, case in enumerate(cases):
         made = convert(case)

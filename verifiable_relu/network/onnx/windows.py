@@ -75,11 +75,6 @@ class Windows:
 def windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
     """The windows of a node over a grid, by its attributes.
 
-    Args:
-        call: the node.
-        sizes: of the grid.
-        kernel: of the window.
-
     Raises:
         InputError: if the attributes are malformed, contradict each other, or leave no window.
         UnsupportedError: for an unknown ``auto_pad``.

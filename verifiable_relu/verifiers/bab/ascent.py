@@ -16,9 +16,9 @@ and of a smooth neuron on its segment (``curves``)
 
 where any γ_j will do: a positive one is the multiplier of z_j ≤ the segment's upper end, the size of a negative one
 that of z_j ≥ its lower end. An open neuron has such adaptive lines only if it is among a few chosen for the whole tree,
-so that a node's bound does not depend on the batch it is in; for the others w_j = 0. A neuron with a plane (``above``)
+so that a node's bound does not depend on the batch it is in; for the others w_j = 0. A neuron with a cut (``slopes``)
 has the slope t_j = 0 here and, where it is split or has an adaptive line below it, v_j = −c_j/Q_j, which leaves q̃_j
-without a coefficient; where c_j is negative and it is open, the plane is all there is. The ascent is by Polyak's steps
+without a coefficient; where c_j is negative and it is open, the cut is all there is. The ascent is by Polyak's steps
 towards a bound just above zero, scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. Math.
 Phys. 9 (1969), 14-29).
 """
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.verifiers.bab.curves import LAST, Curves, Segments
-from verifiable_relu.verifiers.bab.strip import Forms, Store, Strip
+from verifiable_relu.verifiers.bab.strip import FormStore, RelaxedForms, TreeRelaxation
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Nodes:
         split: (nodes, m) int8, +1 active, −1 inactive, 0 open; of a smooth neuron, the number of its segment.
         multipliers: (nodes, m) β of split neurons, γ of open ones that have adaptive lines, otherwise zero.
         mu: (nodes, rows behind the objectives) of these rows.
-        objective: (nodes,) which of the relaxation's first rows is bounded.
+        objective: (nodes,) the number of the relaxation's row that is bounded.
     """
 
     split: Tensor
@@ -79,7 +79,7 @@ class Nodes:
         return Nodes(torch.cat(children(self.split, neuron, smooth)), *rest)
 
     def packed(self) -> Packed:
-        """The nodes in less memory."""
+        """Return the nodes in less memory."""
         columns = ((self.split != 0) | (self.multipliers != 0)).any(0).nonzero().squeeze(1)
         mine = Nodes(self.split[:, columns], self.multipliers[:, columns], self.mu, self.objective)
         return Packed(mine, columns, self.split.shape[1])
@@ -87,13 +87,7 @@ class Nodes:
 
 @dataclass(eq=False)
 class Packed:
-    """Nodes without the columns that have neither splits nor multipliers.
-
-    Attributes:
-        nodes: of the other columns.
-        columns: which these are.
-        size: of how many.
-    """
+    """Nodes without the columns, among ``size``, that have neither splits nor multipliers."""
 
     nodes: Nodes
     columns: Tensor
@@ -107,31 +101,30 @@ class Packed:
 
     @property
     def bytes(self) -> int:
-        """What the nodes take."""
+        """The memory that the nodes take."""
         return sum(t.nbytes for t in vars(self.nodes).values())
 
     @staticmethod
     def join(parts: Sequence[Packed]) -> Nodes:
-        """The nodes of several, with all columns."""
-        first, count = parts[0].nodes, sum(map(len, parts))
-        split = torch.zeros(count, parts[0].size, dtype=first.split.dtype)
-        multipliers, start = torch.zeros(count, parts[0].size, dtype=first.multipliers.dtype), 0
+        """Return the nodes of several, with all columns."""
+        count, size = sum(map(len, parts)), parts[0].size
+        split, multipliers = torch.zeros(count, size, dtype=torch.int8), torch.zeros(count, size)
+        start = 0
         for part in parts:
             mine = slice(start, start + len(part))
             split[mine, part.columns], multipliers[mine, part.columns] = part.nodes.split, part.nodes.multipliers
             start = mine.stop
-        return Nodes(
-            split, multipliers, *(torch.cat([getattr(p.nodes, n) for p in parts]) for n in ("mu", "objective"))
-        )
+        mu, objective = (torch.cat([getattr(p.nodes, name) for p in parts]) for name in ("mu", "objective"))
+        return Nodes(split, multipliers, mu, objective)
 
 
 def children(split: Tensor, neuron: Tensor, smooth: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The two nodes that each node is split into: those in which its neuron is active, and those in which it is not.
+    """Return the two nodes that each node is split into: its neuron is active in the first, inactive in the second.
 
-    Of a smooth neuron: those in which it is in the lower half of its segment, and in the upper half.
+    A smooth neuron is in the lower half of its segment in the first, in the upper half in the second.
 
     Args:
-        split: (nodes, m) int8, as ``Proofs.lower`` takes them.
+        split: (nodes, m) int8.
         neuron: (nodes,) the number of the neuron that each node is split on.
         smooth: (nodes,) bool, whether that neuron is smooth; None if none is.
     """
@@ -149,12 +142,7 @@ def children(split: Tensor, neuron: Tensor, smooth: Tensor | None = None) -> tup
 
 
 def depth(split: Tensor, smooth: Tensor) -> Tensor:
-    """How many splits led to each node, (nodes,): one for a phase, for a segment as many as it was cut out by.
-
-    Args:
-        split: (nodes, m) int8, as ``Proofs.lower`` takes it.
-        smooth: (m,) bool, which neurons have segments.
-    """
+    """Return how many splits led to each node, (nodes,): one for a phase, for a segment the cuts that made it."""
     cuts = split.double().clamp(min=1).log2().floor()
     return torch.where(smooth, cuts, (split != 0).double()).sum(1)
 
@@ -166,11 +154,11 @@ class Bounded:
     Attributes:
         bound: (nodes,) of each node's objective; not a proof.
         columns: (k,) the neurons that have multipliers in some node.
-        w: (nodes, k) their multipliers, as ``Proofs.lower`` takes them.
-        v: (nodes, h) the multipliers of the values of those among the k that have planes; None without planes.
+        w, v: (nodes, k) their multipliers, and (nodes, h) those of the values of the h that have hull cuts; v is None
+            without cuts.
         coefficients: (nodes, m) of the remainders q̃.
-        blame: (nodes, m) how much each open neuron's line over the activation costs the bound; −1 if split. Of a
-            smooth neuron, how much its line costs at most; −1 if its segment is not cut.
+        blame: (nodes, m) how much each open neuron's line over the activation costs the bound, or how much a smooth
+            neuron's line costs at most; −1 if it is not split further.
     """
 
     bound: Tensor
@@ -193,7 +181,7 @@ _CLOSED = 1e-6
 """Heuristic: an objective above 0 by this part of its size counts as closed in float32."""
 
 _FACTOR = 2.0
-"""What Polyak's step is multiplied with."""
+"""The factor of Polyak's step: where few are taken, longer ones than those that converge for certain get further."""
 
 _MOMENTUM = 0.3
 
@@ -202,90 +190,95 @@ class DualAscent:
     """Dual ascent for the nodes of one tree.
 
     Args:
-        strip: the tree's relaxation.
+        strip: the tree's relaxation, with ``objectives`` first rows; the rows behind them are at most zero.
         adaptive: (m,) bool, the neurons that have adaptive lines while they are open.
         dtype: of the search.
-        objectives: how many of the strip's first rows are objectives; the rows behind them are at most zero.
 
     Attributes:
         closed: (objectives,) a node needs no better bound where its own is above this.
         aim: (objectives,) the bound that steps are made towards, above ``closed``.
     """
 
-    def __init__(self, strip: Strip, adaptive: Tensor, dtype: torch.dtype, objectives: int = 1) -> None:
-        folded = strip.folded
-        self.dtype = dtype
-        self.adaptive = adaptive
-        self.inputs, self.size = folded.inputs, folded.size
-        self._ends = torch.tensor([0] + [end for _, end in folded.blocks])
-        self._rows, self._row_constant = self._centred(strip.rows)
-        self._neurons, self._base = _Centred(self, strip.neurons), _Centred(self, strip.base)
-        lower, upper, slope, slopes, width = folded.lower, folded.upper, folded.slope, strip.slopes, strip.width
+    def __init__(self, strip: TreeRelaxation, adaptive: Tensor, dtype: torch.dtype, objectives: int = 1) -> None:
+        folded, slopes, width = strip.folded, strip.slopes, strip.width
+        lower, upper, slope = folded.lower, folded.upper, folded.slope
+        self.strip, self.dtype, self.adaptive, self.objectives = strip, dtype, adaptive, objectives
+        self.ends = torch.tensor([0] + [end for _, end in folded.blocks])
+        self.rows, self.row_constant = self._centred(strip.rows)
+        self.neurons, self.base = _Centred(self, strip.neurons), _Centred(self, strip.base)
         chord = (upper - slope * lower) / (upper - lower)
-        self._active = ((1 - slopes) / width).to(dtype)
-        self._inactive = ((slope - slopes) / width).to(dtype)
-        self._chord = ((chord - slopes) / width).to(dtype)
-        self._offset = ((slope - chord) * lower / width).to(dtype)
-        self._strip = strip
-        self._share = (1 / width).to(dtype)
-        self._scale = ((upper - lower).clamp(min=_LEAST) ** -2).to(dtype).clamp(max=1e30)
+        # In units of the remainders: q̃ per z where the neuron is active, inactive, or on its chord.
+        self.active, self.inactive = ((1 - slopes) / width).to(dtype), ((slope - slopes) / width).to(dtype)
+        self.chord, self.offset = ((chord - slopes) / width).to(dtype), ((slope - chord) * lower / width).to(dtype)
+        self.share = (1 / width).to(dtype)
+        self.scale = ((upper - lower).clamp(min=_LEAST) ** -2).to(dtype).clamp(max=1e30)
         sizes = strip.rows.matrix.abs().sum(1) + strip.rows.constant.abs()
         self._row_scale = ((sizes[objectives:] + _LEAST) ** -2).to(dtype).clamp(max=1e30)
-        self.curves = strip.curves
-        self.objectives = objectives
         self.closed = _CLOSED * sizes[:objectives].to(dtype)
         self.aim = 2 * self.closed
 
-    def _centred(self, forms: Forms) -> tuple[Tensor, Tensor]:
+    def _centred(self, forms: RelaxedForms) -> tuple[Tensor, Tensor]:
         """Matrix and constant of forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
-        n = self.inputs
+        n = self.strip.folded.inputs
         constant = (forms.constant + forms.matrix[:, n:].sum(1) / 2).to(self.dtype)
         matrix = forms.matrix.to(self.dtype, copy=True)
         matrix[:, n:] /= 2
         return matrix, constant
 
-    def run(self, batch: Nodes, steps: int) -> Bounded:
-        """So many steps from the batch's multipliers, which become the best ones found."""
+    def run(self, batch: Nodes, steps: int, factor: float = _FACTOR) -> Bounded:
+        """Take some steps, ``factor`` of Polyak's, from the batch's multipliers, which become the best ones found."""
         view = _View(self, batch)
         closed, aim = self.closed[batch.objective], self.aim[batch.objective]
-        multipliers = batch.multipliers[:, view.columns].to(self.dtype)
-        mu = batch.mu.to(self.dtype)
-        found = _Best(view, self.dtype)
+        multipliers, mu = batch.multipliers[:, view.columns].to(self.dtype), batch.mu.to(self.dtype)
+        best: tuple[Tensor, ...] = ()
         moved = moved_mu = None
         for step in range(steps + 1):
             bound, c, q, w, limits = view.bound(multipliers, mu)
-            found.keep(bound, c[:, self.inputs :], w, multipliers, mu)
-            if step == steps or bool((found.bound > closed).all()):
+            new = (bound, c[:, view.inputs :], w, multipliers, mu)
+            if best:
+                better = bound > best[0]
+                pairs = zip(new, best, strict=True)
+                best = tuple(torch.where(better[:, None] if n.dim() > 1 else better, n, old) for n, old in pairs)
+            else:
+                best = new
+            if step == steps or bool((best[0] > closed).all()):
                 break
             gradient, gradient_mu = view.gradient(c, q, multipliers, mu, limits)
             moved = gradient if moved is None else gradient.add_(moved, alpha=_MOMENTUM)
             moved_mu = gradient_mu if moved_mu is None else gradient_mu.add_(moved_mu, alpha=_MOMENTUM)
             along, along_mu = moved * view.scale, moved_mu * self._row_scale
             length = (along * moved).sum(1) + (along_mu * moved_mu).sum(1)
-            size = _FACTOR * (aim - bound).clamp(min=0) / length.clamp(min=_LEAST)
+            size = factor * (aim - bound).clamp(min=0) / length.clamp(min=_LEAST)
             multipliers = view.clamped(multipliers, torch.addcmul(multipliers, size[:, None], along), limits)
             mu = torch.addcmul(mu, size[:, None], along_mu).clamp_(min=0)
+        bound, c, both, multipliers, mu = best
         batch.multipliers = torch.zeros_like(batch.multipliers)
-        batch.multipliers[:, view.columns] = found.multipliers.to(batch.multipliers.dtype)
-        batch.mu = found.mu.to(batch.mu.dtype)
-        return found.result(batch.split)
+        batch.multipliers[:, view.columns] = multipliers.to(batch.multipliers.dtype)
+        batch.mu = mu.to(batch.mu.dtype)
+        count, coefficients, curves = len(view.columns), 2 * c, self.strip.curves
+        blame = -coefficients.clamp(max=0) * self.offset
+        blame.masked_fill_(batch.split != 0, -1)
+        if curves is not None:
+            blame[:, curves.neurons] = curves.blame(batch.split, coefficients)
+        v = None if view.over is None else both[:, count:]
+        return Bounded(bound, view.columns, both[:, :count], v, coefficients, blame)
 
     def minimisers(self, batch: Nodes) -> Tensor:
-        """Points of the box, (nodes, n), where the objective as the batch's multipliers relax it is least."""
+        """Return points of the box, (nodes, n), where the objective as the batch's multipliers relax it is least."""
         view = _View(self, batch)
         c = view.bound(batch.multipliers[:, view.columns].to(self.dtype), batch.mu.to(self.dtype))[1]
-        return -c[:, : self.inputs].sign()
+        return -c[:, : view.inputs].sign()
 
 
 class _Centred:
-    """Forms of a store, centred (``DualAscent``), as many as there are."""
+    """Forms of a store, centred (``DualAscent``), those that have been made."""
 
-    def __init__(self, ascent: DualAscent, store: Store) -> None:
+    def __init__(self, ascent: DualAscent, store: FormStore) -> None:
         self._ascent, self._store = ascent, store
         self._matrix, self._constant = ascent._centred(store.forms[:0])
 
     def of(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Matrix and constant of the forms of some."""
+        """Return matrix and constant of some forms."""
         places, forms = self._store.places(chosen), self._store.forms
         if len(forms) > len(self._constant):
             matrix, constant = self._ascent._centred(forms[len(self._constant) :])
@@ -294,42 +287,38 @@ class _Centred:
 
 
 class _View:
-    """The rows of the system that a batch multiplies, and what each node makes of them."""
+    """The rows of the system that a batch multiplies, and what each node makes of them.
+
+    ``slope_low`` and ``slope_up`` are the q̃ per z of a remainder whose coefficient is negative, and of another one.
+    """
 
     def __init__(self, ascent: DualAscent, batch: Nodes) -> None:
-        self.ascent = ascent
-        split = batch.split
-        n = ascent.inputs
-        used = (split != 0).any(0) | ascent.adaptive
-        self.columns = columns = used.nonzero().squeeze(1)
-        self.places = n + columns
-        ends = torch.searchsorted(columns, ascent._ends).tolist()
+        strip, split = ascent.strip, batch.split
+        self.ascent, self.inputs = ascent, strip.folded.inputs
+        self.columns = columns = ((split != 0).any(0) | ascent.adaptive).nonzero().squeeze(1)
+        self.places = self.inputs + columns
+        ends = torch.searchsorted(columns, ascent.ends).tolist()
         self.blocks = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
-        self.matrix, self.constant = ascent._neurons.of(columns)
+        self.matrix, self.constant = ascent.neurons.of(columns)
         self.between = 2 * self.matrix.index_select(1, self.places)
-        between = 2 * ascent._rows.index_select(1, self.places)
-        count = ascent.objectives
+        count, between = ascent.objectives, 2 * ascent.rows.index_select(1, self.places)
         # One objective is the same for all nodes.
         of = slice(0, 1) if count == 1 else batch.objective
-        self.objective, self.objective_between = ascent._rows[of], between[of]
-        self.objective_constant = ascent._row_constant[of]
-        self.rows, self.row_between = ascent._rows[count:], between[count:]
-        self.row_constant = ascent._row_constant[count:]
-        self.scale = ascent._scale[columns]
-        sign = split.index_select(1, columns).to(ascent.dtype)
-        active, inactive = sign > 0, sign < 0
-        self.sign, self.split = sign, active | inactive
+        self.objective = (ascent.rows[of], between[of], ascent.row_constant[of])
+        self.rows = (ascent.rows[count:], between[count:], ascent.row_constant[count:])
+        self.scale = ascent.scale[columns]
+        self.sign = split.index_select(1, columns).to(ascent.dtype)
+        self.split = self.sign != 0
         self.lines = ~self.split & ascent.adaptive[columns]
         none = torch.zeros((), dtype=ascent.dtype)
-        fixed = torch.where(active, ascent._active[columns], torch.where(inactive, ascent._inactive[columns], none))
-        # Of one unit of a remainder's coefficient, if that is negative and if it is not.
-        self.of_negative = torch.where(self.lines, ascent._chord[columns], fixed)
-        self.of_positive = fixed
-        self.least = torch.where(self.lines, ascent._inactive[columns], none)
-        self.most = torch.where(self.lines, ascent._active[columns], none)
-        self.offset = torch.where(self.split, none, torch.where(self.lines, ascent._offset[columns], 1 - none))
-        self.over = _Over(self, ascent, columns) if bool(ascent._strip.over[columns].any()) else None
-        self.segments = None if ascent.curves is None else ascent.curves.of(columns, split, ascent.dtype)
+        self.least = torch.where(self.lines, ascent.inactive[columns], none)
+        self.most = torch.where(self.lines, ascent.active[columns], none)
+        self.slope_up = torch.where(self.sign < 0, ascent.inactive[columns], none)
+        self.slope_up = torch.where(self.sign > 0, ascent.active[columns], self.slope_up)
+        self.slope_low = torch.where(self.lines, ascent.chord[columns], self.slope_up)
+        self.offset = torch.where(self.split, none, torch.where(self.lines, ascent.offset[columns], 1 - none))
+        self.over = _Cuts(self, ascent, columns) if bool(strip.over[columns].any()) else None
+        self.segments = None if strip.curves is None else strip.curves.of(columns, split, ascent.dtype)
         self.smooth: list[bool] = [False] * len(self.blocks)
         if self.segments is not None:
             self._take(self.segments)
@@ -338,25 +327,22 @@ class _View:
         """The lines of smooth neurons on their segments, in the place of phases."""
         which = segments.which
         self.smooth = torch.isin(torch.tensor([start for start, _ in self.blocks]), which).tolist()
-        self.of_negative[:, which], self.offset[:, which] = segments.rate_above, segments.offset_above
-        self.of_positive = self.of_positive.clone()
-        self.of_positive[:, which] = segments.rate_below
+        self.slope_low[:, which], self.offset[:, which] = segments.rate_above, segments.offset_above
+        self.slope_up[:, which] = segments.rate_below
         for table in (self.split, self.lines):
             table[:, which] = False
 
     def bound(self, multipliers: Tensor, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Bounds; the coefficients of e and p; those of the view's q̃; w and v; the limits of open neurons' multipliers.
 
-        v of the neurons with planes is behind w, in the order of ``over``.
+        v of the neurons with cuts is behind w, in the order of ``over``.
         """
-        q, constant, first = self.objective_between, self.objective_constant, self.objective
+        first, q, constant = self.objective
         if mu.shape[1]:
-            q = q + mu @ self.row_between
-            constant = constant + mu @ self.row_constant
-            first = first + mu @ self.rows
+            first, q, constant = (own + mu @ rows for own, rows in zip(self.objective, self.rows, strict=True))
         q = q.expand(len(mu), -1).clone()
         w = torch.empty_like(q)
-        v = q[:, :0] if self.over is None else q.new_zeros(len(q), self.over.count)
+        v = q[:, :0] if self.over is None else q.new_zeros(len(q), len(self.over.which))
         least, most = torch.empty_like(q), torch.empty_like(q)
         for (start, end), smooth in zip(reversed(self.blocks), reversed(self.smooth), strict=True):
             mine = q[:, start:end]
@@ -373,8 +359,8 @@ class _View:
                 -self.sign[:, start:end] * given,
                 torch.maximum(torch.minimum(given, high), low),
             )
-            value = negative * self.of_negative[:, start:end]
-            value = value.addcmul_(positive, self.of_positive[:, start:end]).add_(free)
+            value = negative * self.slope_low[:, start:end]
+            value = value.addcmul_(positive, self.slope_up[:, start:end]).add_(free)
             w[:, start:end] = value
             if start:
                 q[:, :start] += value @ self.between[start:end, :start]
@@ -412,7 +398,7 @@ class _View:
                 continue
             mine, lines = z[:, part], self.lines[:, part]
             negative = q[:, part] < 0
-            rate = torch.where(negative, self.of_negative[:, part], self.of_positive[:, part])
+            rate = torch.where(negative, self.slope_low[:, part], self.slope_up[:, part])
             given = multipliers[:, part]
             at = torch.where(given >= limits[1][:, part], self.most[:, part], 0)
             at = torch.where(given <= limits[0][:, part], self.least[:, part], at)
@@ -433,7 +419,8 @@ class _View:
         found *= ((multipliers > low) | (found > 0)) & ((multipliers < high) | (found < 0))
         of_mu = mu
         if mu.shape[1]:
-            of_mu = self.row_constant + y @ self.rows.T + values @ self.row_between.T
+            rows, between, constant = self.rows
+            of_mu = constant + y @ rows.T + values @ between.T
             of_mu *= (mu > 0) | (of_mu > 0)
         return found, of_mu
 
@@ -451,43 +438,36 @@ class _View:
         return limits[0].masked_fill(self.split, 0), limits[1].masked_fill(self.split, torch.inf)
 
 
-class _Over:
-    """The neurons with planes among those of a view, and their values without remainders.
-
-    Args:
-        view: as far as it is made.
-        ascent: whose tree it is of.
-        columns: (k,) the view's neurons.
+class _Cuts:
+    """The neurons with hull cuts among those of a view, and their values without remainders.
 
     Attributes:
         which: (h,) their places among the view's neurons.
-        count: h.
         matrix, constant: their values without remainders, as forms of e and p.
     """
 
     def __init__(self, view: _View, ascent: DualAscent, columns: Tensor) -> None:
-        self.which, place = ascent._strip.over_of(columns)
-        self.count = len(self.which)
+        self.which, place = ascent.strip.over_of(columns)
         mine = columns[self.which]
-        self.matrix, self.constant = ascent._base.of(place)
+        self.matrix, self.constant = ascent.base.of(place)
         self._between = 2 * self.matrix.index_select(1, view.places)
         none = torch.zeros((), dtype=ascent.dtype)
-        share = -ascent._share[mine]
+        share = -ascent.share[mine]
         split, lines = view.split[:, self.which], view.lines[:, self.which]
         self._of_negative = torch.where(split, share, none)
         self._of_positive = torch.where(split | lines, share, none)
-        # The plane: q̃ = 1. A multiplier below zero takes so much of the chord in its place.
+        # The cut: q̃ = 1. A multiplier below zero takes so much of the chord in its place.
         view.offset[:, self.which] = torch.where(split, none, none + 1)
-        view.of_negative[:, self.which] = torch.where(split, view.of_negative[:, self.which], none)
-        chord = ascent._chord[mine]
-        # A chord that does not rise takes the place of no plane.
+        view.slope_low[:, self.which] = torch.where(split, view.slope_low[:, self.which], none)
+        chord = ascent.chord[mine]
+        # A chord that does not rise takes the place of no cut.
         lines = lines & (chord > 0)
         self.mixed = torch.zeros_like(view.sign)
         self.mixed[:, self.which] = torch.where(lines, chord, none)
         # Of v, by w; and what one unit of w takes from the bound.
         self._lines = lines
         self._by_multiplier = torch.where(lines, share / chord, none)
-        self._lost = torch.where(lines, (1 - ascent._offset[mine]) / chord, none)
+        self._lost = torch.where(lines, (1 - ascent.offset[mine]) / chord, none)
 
     def _part(self, start: int, end: int) -> slice:
         """Those among the view's neurons from ``start`` to ``end``."""
@@ -504,7 +484,7 @@ class _Over:
             q[:, :start] += v[:, part] @ self._between[part, :start]
 
     def chords(self, q: Tensor, w: Tensor) -> Tensor:
-        """(nodes,) what the bounds change by where chords take the place of planes."""
+        """(nodes,) what the bounds change by where chords take the place of cuts."""
         mine = (q[:, self.which] < 0) * w[:, self.which]
         return -(mine * self._lost).sum(1)
 
@@ -521,50 +501,10 @@ class _Over:
         negative = q[:, which] < 0
         rate = torch.where(negative, self._of_negative[:, part], self._of_positive[:, part])
         change = rate * base[:, part]
-        # A chord in place of the plane: q̃ = chord·z/Q + offset − base/Q.
+        # A chord in place of the cut: q̃ = chord·z/Q + offset − base/Q.
         chord = at[:, which - start] * negative * self._lines[:, part]
         by_chord = chord * z[:, which] + (chord != 0) * (
             base[:, part] * self._by_multiplier[:, part] * self.mixed[:, which]
             - self._lost[:, part] * self.mixed[:, which]
         )
         values[:, which] += change + by_chord
-
-
-class _Best:
-    """The best of all steps, node by node."""
-
-    def __init__(self, view: _View, dtype: torch.dtype) -> None:
-        self._view = view
-        self._taken: tuple[Tensor, ...] = ()
-
-    def keep(self, bound: Tensor, *rest: Tensor) -> None:
-        if not self._taken:
-            self._taken = (bound, *rest)
-            return
-        better = bound > self._taken[0]
-        self._taken = tuple(
-            torch.where(better.reshape(-1, *[1] * (new.dim() - 1)), new, old)
-            for new, old in zip((bound, *rest), self._taken, strict=True)
-        )
-
-    @property
-    def bound(self) -> Tensor:
-        return self._taken[0]
-
-    @property
-    def multipliers(self) -> Tensor:
-        return self._taken[3]
-
-    @property
-    def mu(self) -> Tensor:
-        return self._taken[4]
-
-    def result(self, split: Tensor) -> Bounded:
-        view, (bound, c, both, _, _) = self._view, self._taken
-        w, v = both[:, : len(view.columns)], both[:, len(view.columns) :] if view.over is not None else None
-        coefficients, curves = 2 * c, view.ascent.curves
-        blame = -coefficients.clamp(max=0) * view.ascent._offset
-        blame.masked_fill_(split != 0, -1)
-        if curves is not None:
-            blame[:, curves.neurons] = curves.blame(split, coefficients)
-        return Bounded(bound, view.columns, w, v, coefficients, blame)

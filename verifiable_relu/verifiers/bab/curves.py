@@ -14,7 +14,7 @@ there is a lower and an upper line of f, chosen as CROWN chooses them (``bounds.
 Where a segment is cut is fixed for the whole tree: at the point, of a few, at which both halves are nearest to their
 chords. So the lines of a segment are computed once, however many nodes it is part of.
 
-Where a search looks for the line of the whole tree, it may choose any mean of several (``Fan``).
+Where a search looks for the line of the whole tree, it may choose any mean of several (``SlopeCandidates``).
 """
 
 from __future__ import annotations
@@ -95,13 +95,7 @@ def curve(node: Activation) -> activations.SmoothLines:
 
 @dataclass(frozen=True, eq=False)
 class Straight:
-    """Which neurons of a smooth activation are lines but for a small error.
-
-    Attributes:
-        chosen: (size,) bool.
-        slope, offset: (size,) of the line.
-        error: (size,) how far the activation is from the line, at most.
-    """
+    """The neurons of a smooth activation that are lines but for a small error, and these lines, (size,) each."""
 
     chosen: Tensor
     slope: Tensor
@@ -110,7 +104,7 @@ class Straight:
 
     @staticmethod
     def of(node: Activation, bounds: Bounds) -> Straight:
-        """Of an activation over bounds (size,) of its input."""
+        """Return the lines of an activation over bounds (size,) of its input."""
         slopes = activations.relax(node, bounds)
         slope = (slopes.lower_slope + slopes.upper_slope) / 2
         rest = band(node, bounds, slope)
@@ -174,18 +168,17 @@ class Curves:
         self._size[:, 0] = self._size[:, 1]
 
     def holds(self, neuron: Tensor) -> Tensor:
-        """Whether each of some neurons of the system, (count,), is smooth."""
+        """Return which of some neurons of the system, (count,), are smooth."""
         return self._number[neuron] >= 0
 
     def points(self, neuron: Tensor, segment: Tensor) -> Tensor:
-        """(count,) where segments of smooth neurons, numbered in the system, were cut."""
+        """Return where segments of smooth neurons, numbered in the system, were cut, (count,)."""
         return self._ends[1, self._number[neuron], 2 * segment]
 
     def prefer(self, coefficients: Tensor) -> None:
         """Take, for neurons that are not split, the line of slope t on the side where it is used.
 
-        Args:
-            coefficients: (m,) of the remainders q̃ in the objective for which t was optimised.
+        That is decided by the coefficients (m,) of the remainders q̃ in the objective for which t was optimised.
         """
         below = coefficients[self.neurons] >= 0
         for side, mine in ((_BELOW, below), (_ABOVE, ~below)):
@@ -220,11 +213,9 @@ class Curves:
         self._size[at] = size / width
 
     def cut(self, neuron: Tensor, segment: Tensor) -> None:
-        """Cut segments, that is, compute the lines of their halves.
+        """Compute the lines of the halves of segments (nodes,) of neurons (nodes,), numbered in the system.
 
-        Args:
-            neuron: (nodes,) numbers in the system; those that are not smooth are ignored.
-            segment: (nodes,) their segments; 0 is [l, u]. The last ones stay whole.
+        Neurons that are not smooth are ignored, and the last segments stay whole; segment 0 is [l, u].
         """
         number, segment = self._number[neuron], segment.long().clamp(min=1)
         key = (number * SEGMENTS + segment)[number >= 0].unique()
@@ -242,7 +233,7 @@ class Curves:
 
     @staticmethod
     def _point(node: Activation, part: slice, lower: Tensor, upper: Tensor) -> Tensor:
-        """Where segments of one activation are cut: where least area is left about the chords of both halves."""
+        """Return where segments are cut: where least area is left about the chords of both halves."""
         lower, upper = lower[part], upper[part]
         x = torch.lerp(lower, upper, _SHARES)
         # Many activations bend most at zero.
@@ -254,7 +245,7 @@ class Curves:
         return x.gather(0, best[None])[0]
 
     def blame(self, split: Tensor, coefficients: Tensor) -> Tensor:
-        """(nodes, s) how much each neuron's line costs the bound at most; −1 where the neuron's segment is not cut.
+        """Return how much each neuron's line costs the bound at most, (nodes, s); −1 where its segment is not cut.
 
         Args:
             split: (nodes, m) int8, the segments of smooth neurons.
@@ -266,17 +257,16 @@ class Curves:
         return cost.masked_fill_(segment >= LAST, -1)
 
     def gaps(self, split: Tensor) -> Tensor:
-        """(nodes, s) how far the lines are from the activation, at most; −1 where the neuron's segment is not cut."""
+        """Return how far the lines are from the activation, (nodes, s), at most; −1 where a segment is not cut."""
         segment = split[:, self.neurons].long()
         below, above = (self._taken(self._gap[side], slice(None), segment) for side in (_BELOW, _ABOVE))
         return (torch.maximum(below, above) * self.width).masked_fill_(segment >= LAST, -1)
 
     def _taken(self, table: Tensor, number: Tensor | slice, segment: Tensor) -> Tensor:
-        """Entries of a table for segments (nodes, count) of the smooth neurons ``number``."""
         return table.flatten().take(torch.arange(len(table))[number] * SEGMENTS + segment)
 
     def of(self, columns: Tensor, split: Tensor, dtype: torch.dtype) -> Segments | None:
-        """The segments of those of some neurons (k,) that are smooth, in nodes ``split``; None if there are none."""
+        """Return the segments, in nodes ``split``, of the smooth ones of some neurons (k,); None if there are none."""
         number = self._number[columns]
         which = (number >= 0).nonzero().squeeze(1)
         if not len(which):
@@ -290,7 +280,7 @@ class Curves:
 
 
 def _area(x: Tensor, y: Tensor) -> Tensor:
-    """(count,) that of the band about the chord of curves that holds all of their points (points, count)."""
+    """Return the area (count,) of the band about the chord of curves that holds all of their points (points, count)."""
     width = x[-1] - x[0]
     rate = (y[-1] - y[0]) / divisor(width)
     rest = y - y[0] - rate * (x - x[0])
@@ -318,14 +308,13 @@ class Segments:
     size: Tensor
 
     def least(self, q: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower bounds of c·q̃ + p·z over the segments, by the better of the segment's line and of 0 ≤ q̃ ≤ 1.
+        """Return lower bounds of c·q̃ + p·z over the segments, and what rounding may have changed, (nodes, count) each.
+
+        The better of the segment's line and of 0 ≤ q̃ ≤ 1 bounds c·q̃.
 
         Args:
             q: (nodes, count) c.
             pull: (nodes, count) p.
-
-        Returns:
-            The bounds, and what rounding may have changed in them, (nodes, count) each.
         """
         positive = q >= 0
         steep = q * torch.where(positive, self.rate_below, self.rate_above) + pull
@@ -336,26 +325,20 @@ class Segments:
         return torch.maximum(by_line, by_band), error
 
     def _least(self, slope: Tensor) -> Tensor:
-        """The least value of slope·z on each segment."""
         return torch.minimum(slope * self.lower, slope * self.upper)
 
     def below(self, q: Tensor, multipliers: Tensor) -> Tensor:
-        """(nodes,) what smooth neurons add to a bound beside their lines above: lines below, and ends of segments.
+        """Return what smooth neurons add to a bound beside their lines above, (nodes,): lines below, ends of segments.
 
-        Args:
-            q: (nodes, k) the coefficients of the remainders of all neurons that were asked for.
-            multipliers: (nodes, k) likewise γ.
+        The coefficients q of the remainders and γ are those of all neurons that were asked for, (nodes, k).
         """
         line = q[:, self.which].clamp(min=0) * self.offset_below
         return (line + self._least(-multipliers[:, self.which])).sum(1)
 
     def values(self, part: slice, q: Tensor, z: Tensor) -> Tensor:
-        """The lines' values at pre-activations z, by the sign of the coefficients q; (nodes, count) each.
+        """Return the lines' values at pre-activations z, by the sign of the coefficients q; (nodes, count) each.
 
-        Args:
-            part: which of the neurons that were asked for; all of them are smooth.
-            q: (nodes, count).
-            z: (nodes, count).
+        The neurons ``part`` of those that were asked for are all smooth.
         """
         first = int(torch.searchsorted(self.which, part.start))
         mine = slice(first, first + part.stop - part.start)
@@ -364,7 +347,7 @@ class Segments:
         return rate * z + torch.where(negative, self.offset_above[:, mine], self.offset_below[:, mine])
 
     def ends(self, z: Tensor, multipliers: Tensor) -> Tensor:
-        """The point of each segment at which −γ·z is least, (nodes, count): the nearest to z where γ is zero."""
+        """Return the point of each segment at which −γ·z is least, (nodes, count): the nearest to z where γ is zero."""
         nearest = torch.maximum(torch.minimum(z, self.upper), self.lower)
         return torch.where(multipliers > 0, self.upper, torch.where(multipliers < 0, self.lower, nearest))
 
@@ -374,14 +357,10 @@ _FAN = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Fan:
-    """Lines below and above each smooth neuron of a system, from one end of its interval to the other.
+class SlopeCandidates:
+    """Lines (2, s, lines) below and above each smooth neuron (s,), from one end of its interval to the other.
 
     A mean of two lines that are below a curve is below it, so that every α in [0, 1] gives a line.
-
-    Attributes:
-        neurons: (s,) which neurons of the system these are.
-        slopes, offsets: (2, s, lines), below and above.
     """
 
     neurons: Tensor
@@ -389,8 +368,8 @@ class Fan:
     offsets: Tensor
 
     @staticmethod
-    def of(folded: Folded, dtype: torch.dtype) -> Fan:
-        """The fan over a system's bounds."""
+    def of(folded: Folded, dtype: torch.dtype) -> SlopeCandidates:
+        """Return the lines over a system's bounds."""
         neurons = folded.smooth.nonzero().squeeze(1)
         slopes, offsets = (torch.zeros(2, len(neurons), _FAN, dtype=torch.float64) for _ in range(2))
         for node, part in groups(folded, neurons):
@@ -403,13 +382,13 @@ class Fan:
                 every = Bounds(*(end[:, None].expand_as(fan) for end in (bounds.lower, bounds.upper)))
                 lines = lines_of_slopes(node, every, fan, fan).parts()
                 slopes[side, part], offsets[side, part] = lines[2 * side], lines[2 * side + 1]
-        return Fan(neurons, slopes.to(dtype), offsets.to(dtype))
+        return SlopeCandidates(neurons, slopes.to(dtype), offsets.to(dtype))
 
     def at(self, block: slice, above: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope and offset of lines, (rows, count) each.
+        """Return slope and offset of lines, (rows, count) each.
 
         Args:
-            block: which neurons of the system; all of them are smooth.
+            block: the neurons of the system; all of them are smooth.
             above: (rows, count) bool, whether the line above is wanted, else that below.
             alpha: (rows, count) in [0, 1], by which they are differentiable.
         """

@@ -39,7 +39,7 @@ The second is for smooth neurons, whose lines touch their curves at points of th
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class AffineForms:
     """Affine forms of inputs and unstable neurons, inputs·e + neurons·r + constant, one a row.
 
     Attributes:
@@ -54,30 +54,26 @@ class Rows:
     constant: Tensor
     error: Tensor
 
-    def __getitem__(self, chosen: Tensor | slice) -> Rows:
-        return Rows(self.inputs[chosen], self.neurons[chosen], self.constant[chosen], self.error[chosen])
+    def __getitem__(self, chosen: Tensor | slice) -> AffineForms:
+        return AffineForms(self.inputs[chosen], self.neurons[chosen], self.constant[chosen], self.error[chosen])
 
     def __len__(self) -> int:
         return len(self.constant)
 
-    def __neg__(self) -> Rows:
-        return Rows(-self.inputs, -self.neurons, -self.constant, self.error)
+    def __neg__(self) -> AffineForms:
+        return AffineForms(-self.inputs, -self.neurons, -self.constant, self.error)
 
     @staticmethod
-    def cat(parts: Sequence[Rows]) -> Rows:
-        """All rows of several."""
-        return Rows(
-            torch.cat([p.inputs for p in parts]),
-            torch.cat([p.neurons for p in parts]),
-            torch.cat([p.constant for p in parts]),
-            torch.cat([p.error for p in parts]),
-        )
+    def cat(parts: Sequence[AffineForms]) -> AffineForms:
+        """Return all rows of several."""
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return AffineForms(*(torch.cat(column) for column in columns))
 
     @staticmethod
-    def zeros(rows: int, inputs: int, neurons: int) -> Rows:
-        """Forms that are zero, of so many inputs and neurons."""
+    def zeros(rows: int, inputs: int, neurons: int) -> AffineForms:
+        """Return forms that are zero."""
         shapes = ((rows, inputs), (rows, neurons), (rows,), (rows,))
-        return Rows(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
+        return AffineForms(*(torch.zeros(*shape, dtype=torch.float64) for shape in shapes))
 
 
 def is_whole(inputs: int, neurons: int) -> bool:
@@ -85,7 +81,7 @@ def is_whole(inputs: int, neurons: int) -> bool:
     return neurons * (inputs + neurons) <= _WHOLE
 
 
-Lines = Callable[[int, int, Tensor], tuple[Tensor, "Rows"]]
+Lines = Callable[[int, int, Tensor], tuple[Tensor, "AffineForms"]]
 """What takes the place of the values r of a block's neurons.
 
 Given the block's first neuron, its end, and coefficients (rows, neurons of the block) of r: what the pre-activations z
@@ -96,8 +92,8 @@ are multiplied by in their place, of the same shape, and further forms of e and 
 class Pull(Protocol):
     """A system whose pre-activations are made when they are asked for; as the methods of ``Folded``."""
 
-    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows: ...
-    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows: ...
+    def substituted(self, rows: AffineForms, lines: Lines, rounded: bool = True) -> AffineForms: ...
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> AffineForms: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +103,7 @@ class Folded:
     Attributes:
         center, radius: of the box, (inputs of the network,).
         free: (n,) the inputs that e scales.
-        lower: (m,) of the pre-activations; negative but for smooth neurons.
-        upper: (m,) likewise; positive but for smooth neurons.
+        lower, upper: (m,) of the pre-activations; negative and positive but for smooth neurons.
         slope: (m,) of the activation below zero; without a meaning for smooth neurons.
         places: (m, 2) the activation node of each, and its number there.
         blocks: for each activation with unstable neurons its first one and the end, in the order of evaluation: a
@@ -126,47 +121,39 @@ class Folded:
     slope: Tensor
     places: Tensor
     blocks: tuple[tuple[int, int], ...]
-    given: Rows | Pull
+    given: AffineForms | Pull
     functions: Mapping[int, Activation] = field(default_factory=dict)
     straight: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def inputs(self) -> int:
-        """n, the number of inputs that e scales."""
         return len(self.free)
 
     @property
     def size(self) -> int:
-        """m, the number of unstable neurons."""
         return len(self.lower)
 
     @property
     def whole(self) -> bool:
-        """Whether the system may be held as a whole."""
+        """True if the system may be held as a whole."""
         return is_whole(self.inputs, self.size)
 
     @cached_property
-    def neurons(self) -> Rows:
+    def neurons(self) -> AffineForms:
         """All pre-activations, m rows."""
-        if isinstance(self.given, Rows):
+        if isinstance(self.given, AffineForms):
             return self.given
         return self.given.of_neurons(torch.arange(self.size))
 
-    @property
-    def here(self) -> bool:
-        """Whether all pre-activations have been made."""
-        return isinstance(self.given, Rows) or "neurons" in vars(self)
-
-    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows:
-        """The pre-activations of some neurons; ``substituted`` if there are lines."""
-        if not self.here:
-            assert not isinstance(self.given, Rows)
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> AffineForms:
+        """Return the pre-activations of some neurons; ``substituted`` if there are lines."""
+        if not isinstance(self.given, AffineForms) and "neurons" not in vars(self):
             return self.given.of_neurons(chosen, lines)
         rows = self.neurons[chosen]
         return rows if lines is None else self.substituted(rows, lines)
 
-    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows:
-        """Forms of e and r with the values r of each block replaced, those of the last one first.
+    def substituted(self, rows: AffineForms, lines: Lines, rounded: bool = True) -> AffineForms:
+        """Return forms of e and r with the values r of each block replaced, those of the last one first.
 
         Args:
             rows: the forms.
@@ -176,8 +163,7 @@ class Folded:
         Returns:
             Forms of e and of what the lines leave of each r, with the coefficient that r had.
         """
-        if not self.here:
-            assert not isinstance(self.given, Rows)
+        if not isinstance(self.given, AffineForms) and "neurons" not in vars(self):
             return self.given.substituted(rows, lines, rounded)
         n, kept, constant, error = self.inputs, [rows.neurons[:, :0]], rows.constant, rows.error
         a = torch.cat([rows.inputs, rows.neurons], 1)
@@ -192,18 +178,19 @@ class Folded:
                 if rounded:
                     size = a[:, :n].abs().sum(1) + a[:, n:].abs() @ self.reach[:start] + constant.abs()
                     error = error + part.error + unit_roundoff(torch.float64) * size
-        return Rows(a[:, :n], torch.cat(kept, 1), constant, OWN * error)
+        return AffineForms(a[:, :n], torch.cat(kept, 1), constant, OWN * error)
 
-    def _combined(self, start: int, end: int, weight: Tensor, rounded: bool) -> Rows:
-        """The forms weight·z of the neurons of a block; weight is (rows, neurons of the block)."""
+    def _combined(self, start: int, end: int, weight: Tensor, rounded: bool) -> AffineForms:
         if not rounded:
             matrix, constant = self._single
             found = weight @ matrix[start:end]
-            return Rows(found[:, : self.inputs], found[:, self.inputs :], weight @ constant[start:end], constant[:0])
+            return AffineForms(
+                found[:, : self.inputs], found[:, self.inputs :], weight @ constant[start:end], constant[:0]
+            )
         mine, size = self.neurons[start:end], weight.abs()
         underflow = 8 * TINY * (end - start + 1) * (1 + self.inputs + self.size) * (1 + self.reach.sum())
         error = size @ mine.error + gamma(end - start + 8, torch.float64) * (size @ self._sizes[start:end]) + underflow
-        return Rows(weight @ mine.inputs, weight @ mine.neurons, weight @ mine.constant, OWN * error)
+        return AffineForms(weight @ mine.inputs, weight @ mine.neurons, weight @ mine.constant, OWN * error)
 
     @cached_property
     def _single(self) -> tuple[Tensor, Tensor]:
@@ -222,7 +209,7 @@ class Folded:
 
     @property
     def curvature(self) -> Tensor:
-        """(m,) 1 where the activation is convex, −1 where it is concave, its slope being above 1."""
+        """1 where the activation is convex, −1 where it is concave, its slope being above 1, (m,)."""
         return torch.where(self.slope > 1, -1.0, torch.ones_like(self.slope))
 
     def chords(self, dtype: torch.dtype) -> Tensor:
@@ -264,7 +251,7 @@ class Folded:
             r[:, start:end] = phases
         return z, r
 
-    def support(self, rows: Rows) -> Tensor:
+    def support(self, rows: AffineForms) -> Tensor:
         """(rows, m) bool, the neurons that each row depends on, through other neurons included."""
         mine = (rows.neurons != 0).float()
         return (mine + mine @ self._feeding) > 0
@@ -279,7 +266,7 @@ class Folded:
             every[start:end] = ((mine + mine @ every) > 0).float()
         return every
 
-    def restricted(self, rows: Rows) -> tuple[Folded, Rows]:
+    def restricted(self, rows: AffineForms) -> tuple[Folded, AffineForms]:
         """The system of the inputs and neurons that some rows depend on, and these rows there.
 
         What is left out has the coefficient zero in every form.
@@ -289,15 +276,13 @@ class Folded:
         read = (rows.inputs != 0).any(0) | (mine.inputs != 0).any(0)
         read = read.nonzero().squeeze(1)
 
-        def cut(forms: Rows) -> Rows:
-            return Rows(forms.inputs[:, read], forms.neurons[:, kept], forms.constant, forms.error)
+        def cut(forms: AffineForms) -> AffineForms:
+            return AffineForms(forms.inputs[:, read], forms.neurons[:, kept], forms.constant, forms.error)
 
         return self._of(kept, cut(mine), self.lower, self.upper, self.free[read]), cut(rows)
 
-    def tightened(self, lower: Tensor, upper: Tensor, rows: Rows) -> tuple[Folded, Rows]:
-        """The system with better bounds, and some rows there; neurons that are stable by these bounds are substituted.
-
-        Smooth neurons stay.
+    def tightened(self, lower: Tensor, upper: Tensor, rows: AffineForms) -> tuple[Folded, AffineForms]:
+        """Return the system with better bounds, and some rows there; neurons that these make stable are substituted.
 
         Args:
             lower, upper: (m,) bounds of the pre-activations over the box, rounding accounted for, lower ≤ upper.
@@ -312,7 +297,7 @@ class Folded:
         forms = substitution.of(self.neurons[kept])
         return self._of(kept, forms, lower, upper, self.free), substitution.of(rows)
 
-    def _of(self, kept: Tensor, neurons: Rows, lower: Tensor, upper: Tensor, free: Tensor) -> Folded:
+    def _of(self, kept: Tensor, neurons: AffineForms, lower: Tensor, upper: Tensor, free: Tensor) -> Folded:
         """The system of the neurons ``kept``, (count,) in ascending order."""
         ends = torch.searchsorted(kept, torch.tensor([end for _, end in self.blocks], dtype=torch.long)).tolist()
         blocks, start = [], 0
@@ -326,13 +311,13 @@ class Folded:
         return Folded(self.center, self.radius, free, *bounds, *places, tuple(blocks), neurons, *lines)
 
 
-def sizes(rows: Rows, reach: Tensor) -> Tensor:
-    """(rows,) the sum of the magnitudes of each form's terms over the box, given |value| ≤ reach of each neuron."""
+def sizes(rows: AffineForms, reach: Tensor) -> Tensor:
+    """Return the sum (rows,) of the magnitudes of each form's terms over the box, given |value| ≤ reach."""
     return rows.inputs.abs().sum(1) + rows.constant.abs() + rows.neurons.abs() @ reach
 
 
 def slopes_of(active: Tensor, below: Tensor) -> Tensor:
-    """(m,) the slopes of stable neurons: 1 where a neuron is active, else that of its activation below zero."""
+    """Return (m,) the slopes of stable neurons: 1 where a neuron is active, else that of its activation below zero."""
     return torch.where(active, torch.ones_like(below), below)
 
 
@@ -361,7 +346,7 @@ class _Substitution:
     def __init__(self, folded: Folded, gone: Tensor, kept: Tensor, slope: Tensor) -> None:
         self._gone, self._kept, self._slope = gone, kept, slope[gone]
         self._reach = folded.reach[kept]
-        self._forms = Rows.zeros(0, folded.inputs, len(kept))
+        self._forms = AffineForms.zeros(0, folded.inputs, len(kept))
         self._sizes = torch.zeros(0, dtype=torch.float64)
         ends = torch.searchsorted(gone, torch.tensor([end for _, end in folded.blocks], dtype=torch.long)).tolist()
         start = 0
@@ -369,12 +354,12 @@ class _Substitution:
             if end > start:
                 # A neuron depends on neurons of earlier blocks alone, whose forms are there.
                 found = self.of(folded.neurons[gone[start:end]])
-                self._forms = Rows.cat([self._forms, found])
+                self._forms = AffineForms.cat([self._forms, found])
                 self._sizes = torch.cat([self._sizes, sizes(found, self._reach)])
             start = end
 
-    def of(self, rows: Rows) -> Rows:
-        """Rows with the neurons that are gone, so far as their forms are known, substituted.
+    def of(self, rows: AffineForms) -> AffineForms:
+        """Return rows with the neurons that are gone, so far as their forms are known, substituted.
 
         Each coefficient is a sum of at most as many products of three factors as neurons are substituted, and one.
         """
@@ -384,8 +369,8 @@ class _Substitution:
         inputs = torch.addmm(rows.inputs, direct, forms.inputs)
         neurons = torch.addmm(rows.neurons[:, self._kept], direct, forms.neurons)
         constant = rows.constant + direct @ forms.constant
-        kept = Rows(rows.inputs, rows.neurons[:, self._kept], rows.constant, rows.error)
+        kept = AffineForms(rows.inputs, rows.neurons[:, self._kept], rows.constant, rows.error)
         terms = sizes(kept, self._reach) + direct.abs() @ self._sizes
         underflow = 8 * TINY * (known + 1) * (inputs.shape[1] + neurons.shape[1] + 1) * (1 + self._reach.sum())
         error = rows.error + direct.abs() @ forms.error + gamma(known + 8, torch.float64) * terms + underflow
-        return Rows(inputs, neurons, constant, OWN * error)
+        return AffineForms(inputs, neurons, constant, OWN * error)

@@ -1,11 +1,10 @@
 """One query as a small dense system: the inputs that vary and the unstable neurons, everything else folded away.
 
 Over the box most neurons of a ReLU network are stable, and so are smooth neurons that are lines but for a small error.
-The network is affine in what is left: the inputs, scaled
-to e ∈ [−1, 1]ⁿ, and the values r of the m unstable neurons. Rows of coefficients are pulled back from a node towards
-the input, through affine maps and stable neurons, and end at unstable ones. The pull-back is done in float64, and
-every row comes with a bound of what rounding has changed in its value, for any point of the box. The rows of unstable
-neurons are made when they are asked for (``folded``).
+The network is affine in what is left: the inputs, scaled to e ∈ [−1, 1]ⁿ, and the values r of the m unstable neurons.
+Rows of coefficients are pulled back from a node towards the input, through affine maps and stable neurons, and end at
+unstable ones. The pull-back is done in float64, and every row comes with a bound of what rounding has changed in its
+value, for any point of the box. The rows of unstable neurons are made when they are asked for (``folded``).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from verifiable_relu.network.nodes import Activation, Add, Affine, Bilinear, Inp
 from verifiable_relu.rounding import LEAST, OWN, TINY, above, gamma, unit_roundoff
 from verifiable_relu.spec.property import Box
 from verifiable_relu.verifiers.bab.curves import Straight, is_smooth
-from verifiable_relu.verifiers.bab.folded import Folded, Lines, Rows, slopes_of
+from verifiable_relu.verifiers.bab.folded import AffineForms, Folded, Lines, slopes_of
 
 _WORKING = 1 << 27
 """Bytes of coefficients that are pulled back at once."""
@@ -39,7 +38,7 @@ _LEAST = 4 * LEAST
 
 def fold(
     relaxation: Relaxation, sample: int, box: Box, matrix: Tensor, stop: Callable[[], bool] = lambda: False
-) -> tuple[Folded, Rows]:
+) -> tuple[Folded, AffineForms]:
     """The dense system of one box, and rows on the network's output as forms of it.
 
     Args:
@@ -60,11 +59,8 @@ class _Folding:
     """Rows of coefficients of one box, pulled back to its inputs and unstable neurons.
 
     Attributes:
-        network: the network.
-        center, radius: of the box, (inputs of the network,); the radius is rounded up.
-        free: the inputs that vary.
+        network, center, radius, free, blocks: as ``Folded`` has them.
         unstable: how many neurons are unstable.
-        blocks: of these, as ``Folded`` has them.
         stop: asked now and then.
     """
 
@@ -117,30 +113,19 @@ class _Folding:
         if not bool((self._lower.isfinite() & self._upper.isfinite()).all()):
             raise UnsupportedError("the bounds of a pre-activation are not finite")
 
-    def folded(self, matrix: Tensor) -> tuple[Folded, Rows]:
-        """The system, and the forms of matrix·y, for rows (rows, outputs) on the network's output y."""
+    def folded(self, matrix: Tensor) -> tuple[Folded, AffineForms]:
+        """Return the system, and the forms of matrix·y, for rows (rows, outputs) on the network's output y."""
         last, every = len(self.network.nodes) - 1, torch.arange(len(matrix))
         rows = self._parts(every, lambda part: self._walked({last: matrix[part].double()}))
         self.stop = lambda: False
-        folded = Folded(
-            self.center,
-            self.radius,
-            self.free,
-            self._lower,
-            self._upper,
-            self._slope,
-            self._places,
-            self.blocks,
-            self,
-            self._functions,
-            {index: line.slope for index, line in self._straight.items()},
-        )
-        return folded, rows
+        box, bounds = (self.center, self.radius, self.free), (self._lower, self._upper, self._slope)
+        straight = {index: line.slope for index, line in self._straight.items()}
+        return Folded(*box, *bounds, self._places, self.blocks, self, self._functions, straight), rows
 
-    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> Rows:
+    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> AffineForms:
         """As ``Folded.of_neurons``."""
 
-        def made(part: Tensor) -> Rows:
+        def made(part: Tensor) -> AffineForms:
             given = {}
             for index in self._places[part, 0].unique().tolist():
                 mine, node = (self._places[part, 0] == index).nonzero().squeeze(1), self.network.nodes[index]
@@ -150,10 +135,10 @@ class _Folding:
 
         return self._parts(chosen, made)
 
-    def substituted(self, rows: Rows, lines: Lines, rounded: bool = True) -> Rows:
+    def substituted(self, rows: AffineForms, lines: Lines, rounded: bool = True) -> AffineForms:
         """As ``Folded.substituted``."""
 
-        def made(part: Tensor | slice) -> Rows:
+        def made(part: Tensor | slice) -> AffineForms:
             mine = rows[part]
             given = {
                 index: mine.inputs.new_zeros(len(mine), self.network.nodes[index].size)
@@ -165,22 +150,17 @@ class _Folding:
         # The lines of a search may be those of its rows.
         return self._parts(torch.arange(len(rows)), made) if rounded else made(slice(None))
 
-    def _parts(self, every: Tensor, made: Callable[[Tensor], Rows]) -> Rows:
-        """Rows made a few at a time."""
+    def _parts(self, every: Tensor, made: Callable[[Tensor], AffineForms]) -> AffineForms:
         chunk = max(1, _WORKING // (8 * 6 * max(node.size for node in self.network.nodes)))
-        return Rows.cat([Rows.zeros(0, len(self.free), self.unstable), *map(made, every.split(chunk))])
+        return AffineForms.cat([AffineForms.zeros(0, len(self.free), self.unstable), *map(made, every.split(chunk))])
 
     def _walked(
-        self,
-        given: Mapping[int, Tensor],
-        lines: Lines | None = None,
-        rows: Rows | None = None,
-        rounded: bool = True,
-    ) -> Rows:
-        """The forms of rows (rows, size) of the values of some nodes, by node, and of further rows of e and r."""
+        self, given: Mapping[int, Tensor], lines: Lines | None = None, rows: AffineForms | None = None, *rounded: bool
+    ) -> AffineForms:
+        """Return the forms of rows (rows, size) of some nodes' values, by node, and of further rows of e and r."""
         count = len(next(iter(given.values()))) if given else 0
-        rows = Rows.zeros(count, len(self.free), self.unstable) if rows is None else rows
-        walk = _Walk(self, rows, lines, rounded)
+        rows = AffineForms.zeros(count, len(self.free), self.unstable) if rows is None else rows
+        walk = _PullBack(self, rows, lines, *rounded)
         for index, a in given.items():
             walk.give(index, a.to(walk.dtype))
         return walk.end()
@@ -197,11 +177,11 @@ class _Folding:
         return torch.cat([none, *(self.magnitude(index)[chosen] for index, chosen in self._unstable.items())])
 
     def phases(self, index: int) -> tuple[Tensor, int, Tensor]:
-        """Of an activation: its unstable neurons, the number of the first among all, and the others' slopes (size,)."""
+        """Return an activation's unstable neurons, the number of the first among all, and others' slopes (size,)."""
         return self._unstable[index], self._start[index], self._passing[index]
 
     def straight(self, index: int) -> tuple[Tensor, Tensor] | None:
-        """Of a smooth activation's stable neurons, the offset and the error of their lines, (size,); zero elsewhere."""
+        """Return offset and error of the lines of a smooth activation's stable neurons, (size,); zero elsewhere."""
         found = self._straight.get(index)
         if found is None:
             return None
@@ -216,7 +196,7 @@ class _Folding:
         return self._magnitudes[index]
 
     def unit(self, index: int, node: Affine) -> tuple[Tensor, float]:
-        """By how much pulling one unit of a coefficient back through the affine node ``index`` changes a form's value.
+        """Return how much pulling one unit of a coefficient back through an affine node changes a form's value.
 
         For a row a of y = W·x + b, the new row is fl(a·W), off by γ·|a|·|W| for as many terms as the node has neurons,
         and the constant grows by fl(a·b). With |x| at most M, a·y changes by at most γ·|a|·(|W|·M + |b|). Additions
@@ -236,7 +216,7 @@ class _Folding:
         return self._units[index]
 
 
-class _Walk:
+class _PullBack:
     """Rows on their way back to the input, and what has been collected of them.
 
     Args:
@@ -248,10 +228,10 @@ class _Walk:
     Attributes:
         network: that of the folding, or one for searches.
         pending: by node, the rows (rows, size) that multiply its value and are still to be pulled back.
-        inputs, neurons, constant, error: of the forms (``Rows``), so far as they are known.
+        inputs, neurons, constant, error: of the forms (``AffineForms``), so far as they are known.
     """
 
-    def __init__(self, folding: _Folding, rows: Rows, lines: Lines | None, rounded: bool = True) -> None:
+    def __init__(self, folding: _Folding, rows: AffineForms, lines: Lines | None, rounded: bool = True) -> None:
         self.folding, self.rounded, self._lines = folding, rounded, lines
         self.network, self.dtype = (folding.network, torch.float64) if rounded else folding.rough
         self.pending: dict[int, Tensor] = {}
@@ -261,8 +241,8 @@ class _Walk:
             self.error = rows.error + gamma(2 * len(self.network.nodes) + 8, torch.float64) * rows.constant.abs() + TINY
         self._passed: dict[int, Tensor] = {}
 
-    def end(self) -> Rows:
-        """The forms, once nothing is pending."""
+    def end(self) -> AffineForms:
+        """Return the forms, once nothing is pending."""
         while self.pending:
             if self.folding.stop():
                 raise OutOfTime
@@ -272,10 +252,10 @@ class _Walk:
             STEPS[node](self, index, node, self.pending.pop(index))
         parts = [self._passed.get(start, self.neurons[:, start:end]) for start, end in self.folding.blocks]
         neurons = torch.cat([self.neurons[:, :0], *parts], 1)
-        return Rows(self.inputs, neurons, self.constant, OWN * self.error)
+        return AffineForms(self.inputs, neurons, self.constant, OWN * self.error)
 
     def enter(self, a: Tensor) -> None:
-        """Rows (rows, inputs of the network) have reached the input: x = center + radius·e."""
+        """Take rows (rows, inputs of the network) that have reached the input: x = center + radius·e."""
         folding, nodes = self.folding, self.network.nodes
         center, radius = folding.center.to(a), folding.radius.to(a)
         self.inputs = self.inputs + (a * radius)[:, folding.free].to(self.inputs)
@@ -286,7 +266,7 @@ class _Walk:
             self.error = self.error + _UNIT * self.inputs.abs().sum(1)
 
     def through(self, index: int, a: Tensor) -> Tensor:
-        """What unstable neurons' pre-activations are multiplied by, given rows (rows, size) of an activation."""
+        """Return what unstable neurons' pre-activations are multiplied by, given rows (rows, size) of an activation."""
         chosen, start, _ = self.folding.phases(index)
         end = start + len(chosen)
         mine = a[:, chosen].to(self.neurons) + self.neurons[:, start:end]
@@ -315,11 +295,11 @@ class _Walk:
         self.pending[index] = a
 
 
-def _input(walk: _Walk, index: int, node: Input, a: Tensor) -> None:
+def _input(walk: _PullBack, index: int, node: Input, a: Tensor) -> None:
     walk.enter(a)
 
 
-def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
+def _activation(walk: _PullBack, index: int, node: Activation, a: Tensor) -> None:
     chosen, _, passing = walk.folding.phases(index)
     passed = (a * passing.to(a)).index_copy(1, chosen, walk.through(index, a))
     if walk.rounded:
@@ -335,20 +315,20 @@ def _activation(walk: _Walk, index: int, node: Activation, a: Tensor) -> None:
     walk.give(node.inputs[0], passed)
 
 
-def _unchanged(walk: _Walk, index: int, node: Add | Reshape, a: Tensor) -> None:
+def _unchanged(walk: _PullBack, index: int, node: Add | Reshape, a: Tensor) -> None:
     for source in node.inputs:
         walk.give(source, a)
 
 
-def _seen(walk: _Walk, index: int, node: Seen, a: Tensor) -> None:
+def _seen(walk: _PullBack, index: int, node: Seen, a: Tensor) -> None:
     walk.give(node.inputs[-1], a)
 
 
-def _permute(walk: _Walk, index: int, node: Permute, a: Tensor) -> None:
+def _permute(walk: _PullBack, index: int, node: Permute, a: Tensor) -> None:
     walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape)))
 
 
-def _affine(walk: _Walk, index: int, node: Affine, a: Tensor) -> None:
+def _affine(walk: _PullBack, index: int, node: Affine, a: Tensor) -> None:
     walk.constant = walk.constant + (a @ node.offset().expand(node.shape).flatten()).to(walk.constant)
     if walk.rounded:
         unit, lost = walk.folding.unit(index, node)
@@ -357,7 +337,7 @@ def _affine(walk: _Walk, index: int, node: Affine, a: Tensor) -> None:
     walk.give(node.inputs[0], node.adjoint(a.reshape(-1, *node.shape), before))
 
 
-STEPS: Table[Callable[[_Walk, int, Any, Tensor], None]] = Table(
+STEPS: Table[Callable[[_PullBack, int, Any, Tensor], None]] = Table(
     "branch and bound",
     {
         Input: _input,

@@ -1,42 +1,24 @@
-"""Branch and bound, whatever its nodes are and however these are bounded.
+"""Branch and bound over the splits of neurons, whatever the question.
 
 A node is bounded, closed if that proves enough, and otherwise kept until it is split; then its children are bounded.
-What a node is, how it is bounded, split and proved, and which of the open ones are next, is told by those who derive
-from ``Loop``: trees that exclude polytopes (``tree``), and trees that tighten intervals of neurons (``refine``).
+Those who derive from ``Loop`` say how a node is bounded and proved, and which of the open ones are next: trees that
+exclude polytopes (``tree``), and trees that tighten intervals of neurons (``refine``).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class Kind(Protocol):
-    """Nodes that are bounded together; ``objective``, (nodes,), says which of the loop's questions each is part of."""
-
-    objective: Tensor
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, chosen: Tensor) -> Self: ...
-
-
-class Result(Protocol):
-    """What bounding nodes has found: ``bound``, (nodes,) that of each; and ``blame``, (nodes, choices).
-
-    The blame of a choice tells how much the bound may gain where the node is split on it, −1 where it is not.
-    """
-
-    bound: Tensor
-    blame: Tensor
-
-    def __getitem__(self, chosen: Tensor) -> Self: ...
+from verifiable_relu.verifiers.bab.ascent import Bounded, Nodes, Packed, depth
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 
 
 class State(Enum):
@@ -49,34 +31,25 @@ class State(Enum):
     FULL = auto()
 
 
-K = TypeVar("K", bound=Kind)
-R = TypeVar("R", bound=Result)
-
-
 @dataclass(eq=False)
-class Open(Generic[K]):
-    """Open nodes with their bounds (nodes,), each with what it may be split on (nodes, choices), the best first."""
+class OpenNodes:
+    """Open nodes with their bounds (nodes,), each with its choices to split on (nodes, choices), the best first."""
 
-    nodes: K
+    nodes: Nodes
     bound: Tensor
     choices: Tensor
 
     def __len__(self) -> int:
         return len(self.bound)
 
-    def __getitem__(self, chosen: Tensor) -> Open[K]:
-        return Open(self.nodes[chosen], self.bound[chosen], self.choices[chosen])
+    def __getitem__(self, chosen: Tensor) -> OpenNodes:
+        return OpenNodes(self.nodes[chosen], self.bound[chosen], self.choices[chosen])
 
 
-class Frontier(Generic[K]):
-    """The open nodes; what came last is split first.
+class Frontier:
+    """The open nodes; what came last is split first."""
 
-    Args:
-        join: makes nodes of parts that were packed.
-    """
-
-    def __init__(self, join: Callable[[Sequence[Any]], K]) -> None:
-        self._join = join
+    def __init__(self) -> None:
         self._chunks: list[tuple[Any, ...]] = []
 
     def __len__(self) -> int:
@@ -84,15 +57,15 @@ class Frontier(Generic[K]):
 
     @property
     def bytes(self) -> int:
-        """What the nodes take."""
+        """The memory that the nodes take."""
         return sum(p.bytes + b.nbytes + c.nbytes for p, b, c in self._chunks)
 
-    def push(self, packed: Any, bound: Tensor, choices: Tensor) -> None:
-        """Keep some nodes, at least one, as ``Open`` has them."""
-        self._chunks.append((packed, bound.float(), choices))
+    def push(self, nodes: Nodes, bound: Tensor, choices: Tensor) -> None:
+        """Keep some nodes, at least one, as ``OpenNodes`` has them."""
+        self._chunks.append((nodes.packed(), bound.float(), choices))
 
-    def pop(self, count: int) -> Open[K]:
-        """The last nodes, so many at most and at least one."""
+    def pop(self, count: int) -> OpenNodes:
+        """Return the last nodes, at most ``count`` and at least one."""
         chosen = []
         while self._chunks and count > 0:
             chunk = self._chunks.pop()
@@ -103,15 +76,15 @@ class Frontier(Generic[K]):
             chosen.append(chunk)
             count -= len(chunk[0])
         packed, bounds, choices = zip(*chosen, strict=True)
-        return Open(self._join(packed), torch.cat(bounds), torch.cat(choices))
+        return OpenNodes(Packed.join(packed), torch.cat(bounds), torch.cat(choices))
 
-    def batches(self, size: int) -> Iterator[K]:
-        """All nodes, so many at a time at most."""
-        return (self._join([p[i : i + size]]) for p, _, _ in self._chunks for i in range(0, len(p), size))
+    def batches(self, size: int) -> Iterator[Nodes]:
+        """Yield all nodes, at most ``size`` at a time."""
+        return (Packed.join([p[i : i + size]]) for p, _, _ in self._chunks for i in range(0, len(p), size))
 
-    def dealt(self, hands: int) -> list[Frontier[K]]:
-        """The nodes dealt out one by one, early and late ones to every hand; none stay here."""
-        dealt = [Frontier(self._join) for _ in range(hands)]
+    def dealt(self, hands: int) -> list[Frontier]:
+        """Return the nodes dealt out one by one, early and late ones to every hand; none stay here."""
+        dealt = [Frontier() for _ in range(hands)]
         begin = 0
         for chunk in self._chunks:
             count = len(chunk[0])
@@ -124,14 +97,14 @@ class Frontier(Generic[K]):
         self._chunks = []
         return dealt
 
-    def take(self, other: Frontier[K]) -> None:
+    def take(self, other: Frontier) -> None:
         """Put all nodes of another frontier, which is not used any more, behind those that are here."""
         self._chunks += other._chunks
 
 
 @dataclass
-class TreeProgress(Generic[K]):
-    """What has become of some nodes, and of what these were split into.
+class TreeProgress:
+    """The state of some nodes, and of what these were split into.
 
     Attributes:
         open: the nodes that are open.
@@ -143,7 +116,7 @@ class TreeProgress(Generic[K]):
         leaves: the nodes that are closed, where they are kept.
     """
 
-    open: Frontier[K]
+    open: Frontier
     lower: Tensor
     state: State = State.OPEN
     nodes: int = 0
@@ -151,8 +124,8 @@ class TreeProgress(Generic[K]):
     closed: float = 0.0
     leaves: list[Any] = field(default_factory=list)
 
-    def add(self, other: TreeProgress[K]) -> None:
-        """Take what has become of other nodes, which are then a part of these."""
+    def add(self, other: TreeProgress) -> None:
+        """Take the state of other nodes, which are then a part of these."""
         self.open.take(other.open)
         states = {self.state, other.state}
         ended = [state for state in (State.REACHED, State.STUCK, State.FULL) if state in states]
@@ -163,110 +136,66 @@ class TreeProgress(Generic[K]):
 
 
 _OTHER_CHILD = 0.1
-"""What the gain of the worse child counts where choices to split on are compared."""
+"""The weight of the gain of the worse child where choices to split on are compared."""
 
 
-class Loop(ABC, Generic[K, R]):
+class Loop(ABC):
     """Nodes that are split until all of them are closed.
 
     Args:
-        objectives: how many questions there are, of which each node is a part of one.
-        join: as ``Frontier`` takes it.
+        strip: the relaxation of all nodes.
+        objectives: how many questions there are, each node being part of one.
         batch: how many nodes are split at once.
-        choices: on how many neurons, or what else there is, a node may be split: where there are several, the children
-            by each are bounded.
+        choices: how many neurons a node may be split on: where there are several, the children by each are bounded.
         memory: bytes of open nodes.
-        looked: once so many nodes have been bounded, nodes are split on the first choice without a look.
+        looked: from this number of bounded nodes on, nodes are split on the first choice without a look.
 
     Attributes:
-        now: what has become of the nodes.
+        strip: as above.
+        now: the state of the nodes.
     """
 
     def __init__(
         self,
+        strip: TreeRelaxation,
         objectives: int,
-        join: Callable[[Sequence[Any]], K],
         batch: int,
-        choices: int,
-        memory: float,
+        choices: int = 1,
+        memory: float = math.inf,
         looked: float = math.inf,
     ) -> None:
-        self._join, self._batch, self._choices, self._memory, self._looked = join, batch, choices, memory, looked
-        self._objectives = objectives
-        self.now = self._before = self._none(Frontier(join))
+        self.strip, self._objectives, self._smooth = strip, objectives, strip.folded.smooth
+        self._batch, self._choices, self._memory, self._looked = batch, choices, memory, looked
+        self.now = self._before = self._none(Frontier())
 
-    def _none(self, part: Frontier[K]) -> TreeProgress[K]:
+    def _none(self, part: Frontier) -> TreeProgress:
         return TreeProgress(part, torch.full((self._objectives,), torch.inf, dtype=torch.float64))
 
-    # What the kinds of loops differ in.
+    # The kinds of loops differ in these.
 
     @abstractmethod
-    def bounded(self, nodes: K, look: bool = False) -> R:
+    def bounded(self, nodes: Nodes, look: bool = False) -> Bounded:
         """Bound nodes, not proven, or only for a look at them; takes note of the work."""
 
     @abstractmethod
-    def proven(self, nodes: K, found: R) -> Tensor:
-        """(nodes,) proven lower bounds by what bounding them has found; −inf where nothing is proven."""
+    def proven(self, nodes: Nodes, found: Bounded) -> Tensor:
+        """Return proven lower bounds (nodes,) by what bounding nodes has found; −inf where nothing is proven."""
 
     @abstractmethod
-    def children(self, nodes: K, choice: Tensor) -> K:
-        """Twice as many nodes: the first child of each node by its choice (nodes,), then the second of each."""
+    def enough(self, nodes: Nodes) -> Tensor:
+        """Return the bounds (nodes,) above which nodes may be closed."""
 
     @abstractmethod
-    def enough(self, nodes: K) -> Tensor:
-        """(nodes,) what a node's bound is to be above so that it may be closed."""
+    def leaves(self, nodes: Nodes, found: Bounded) -> Any:
+        """Return what proves nodes that are closed; None where that is not kept."""
 
     @abstractmethod
-    def packed(self, nodes: K) -> Any:
-        """Nodes as they are kept: in little memory, which ``bytes`` tells, with a length, and parts by ``[]``."""
-
-    @abstractmethod
-    def depth(self, nodes: K) -> Tensor:
-        """(nodes,) how many splits led to each node."""
-
-    def leaves(self, nodes: K, found: R) -> Any:
-        """What proves nodes that are closed; None where that is not kept."""
-        return None
-
-    def more(self, nodes: K, found: R) -> Tensor:
-        """(nodes,) bool, which of the nodes that a bound leaves open stay so after all else that is tried."""
-        return torch.ones(len(nodes), dtype=torch.bool)
+    def more(self, nodes: Nodes, found: Bounded) -> Tensor:
+        """Return which of the nodes that a bound leaves open stay so after all else that is tried, (nodes,) bool."""
 
     # The loop.
 
-    def begin(self, roots: K) -> None:
-        """Bound the first nodes."""
-        self._take(roots)
-
-    def advance(self, chosen: Open[K] | None = None) -> None:
-        """Split open nodes, those that came last if none are given, and bound what they are split into.
-
-        Args:
-            chosen: nodes that are none of the open ones any more.
-        """
-        self._take(self._split(chosen or self.now.open.pop(self._batch)))
-
-    @property
-    def _bounded_so_far(self) -> int:
-        """How many nodes have been bounded, in a part of them those before it was dealt out as well."""
-        return self._before.nodes + (0 if self.now is self._before else self.now.nodes)
-
-    def _split(self, chosen: Open[K]) -> K:
-        """The children by the best choices."""
-        if self._choices == 1 or self._bounded_so_far >= self._looked:
-            return self.children(chosen.nodes, chosen.choices[:, 0])
-        tried, gains = [], []
-        for choice in chosen.choices.T:
-            nodes = self.children(chosen.nodes, choice.clamp(min=0))
-            bound = self.bounded(nodes, look=True).bound
-            gains.append(gain(bound.reshape(2, -1), chosen.bound).masked_fill_(choice < 0, -torch.inf))
-            tried.append(self.packed(nodes))
-        # Of choices that are as good as each other the first is taken.
-        best, every = torch.stack(gains).argmax(0), torch.arange(len(chosen))
-        place = best * 2 * len(chosen) + every
-        return self._join(tried)[torch.cat([place, place + len(chosen)])]
-
-    def _take(self, nodes: K) -> None:
+    def begin(self, nodes: Nodes) -> None:
         """Bound nodes, close those that are proved, and keep the others, to be split later."""
         found, now = self.bounded(nodes), self.now
         now.nodes += len(nodes)
@@ -278,8 +207,33 @@ class Loop(ABC, Generic[K, R]):
         if now.state is State.OPEN and not len(now.open):
             now.state = State.PROVED
 
-    def close(self, nodes: K, found: R, floor: float = 0.0) -> Tensor:
-        """Close the nodes of which more than ``floor`` is proven; returns which, (nodes,) bool."""
+    def advance(self, chosen: OpenNodes | None = None) -> None:
+        """Split open nodes, those that came last if none are given, and bound what they are split into.
+
+        Args:
+            chosen: nodes that are none of the open ones any more.
+        """
+        self.begin(self._split(chosen or self.now.open.pop(self._batch)))
+
+    def _split(self, chosen: OpenNodes) -> Nodes:
+        """Return the children by the best choices."""
+        # In a part of the nodes, those before it was dealt out count as well.
+        bounded = self._before.nodes + (0 if self.now is self._before else self.now.nodes)
+        if self._choices == 1 or bounded >= self._looked:
+            return chosen.nodes.split_on(chosen.choices[:, 0], self.strip.curves)
+        tried, gains = [], []
+        for choice in chosen.choices.T:
+            nodes = chosen.nodes.split_on(choice.clamp(min=0), self.strip.curves)
+            bound = self.bounded(nodes, look=True).bound
+            gains.append(gain(bound.reshape(2, -1), chosen.bound).masked_fill_(choice < 0, -torch.inf))
+            tried.append(nodes.packed())
+        # Of choices that are as good as each other the first is taken.
+        best, every = torch.stack(gains).argmax(0), torch.arange(len(chosen))
+        place = best * 2 * len(chosen) + every
+        return Packed.join(tried)[torch.cat([place, place + len(chosen)])]
+
+    def close(self, nodes: Nodes, found: Bounded, floor: float = 0.0) -> Tensor:
+        """Close the nodes with more than ``floor`` proven; returns which, (nodes,) bool."""
         closed = ~(found.bound <= self.enough(nodes))
         likely = closed.nonzero().squeeze(1)
         if len(likely):
@@ -291,15 +245,15 @@ class Loop(ABC, Generic[K, R]):
                 self.note(mine, lower[lower > floor], self.leaves(mine, found[done]))
         return closed
 
-    def note(self, nodes: K, lower: Tensor, leaves: Any) -> None:
+    def note(self, nodes: Nodes, lower: Tensor, leaves: Any) -> None:
         """Take note of nodes that are closed, with these bounds (nodes,), and what proves them if that is kept."""
         now = self.now
-        now.lower = least(now.lower, nodes.objective, lower)
-        now.closed = min(1.0, now.closed + float((-self.depth(nodes)).exp2().sum()))
+        now.lower = now.lower.scatter_reduce(0, nodes.objective, lower, "amin")
+        now.closed = min(1.0, now.closed + float((-depth(nodes.split, self._smooth)).exp2().sum()))
         if leaves is not None:
             now.leaves.append(leaves)
 
-    def push(self, nodes: K, found: R) -> None:
+    def push(self, nodes: Nodes, found: Bounded) -> None:
         """Keep open nodes."""
         if not len(nodes):
             return
@@ -308,33 +262,28 @@ class Loop(ABC, Generic[K, R]):
             likely, choices = found.blame.topk(min(self._choices, found.blame.shape[1]), 1)
             # The first is split on though nothing may be to blame.
             choices[:, 1:].masked_fill_(likely[:, 1:] <= 0, -1)
-        self.now.open.push(self.packed(nodes), found.bound, choices)
+        self.now.open.push(nodes, found.bound, choices)
         if self.now.open.bytes > self._memory and self.now.state is State.OPEN:
             self.now.state = State.FULL
 
     # Parts of the nodes, for several processes.
 
-    def begin_part(self, part: Frontier[K]) -> None:
+    def begin_part(self, part: Frontier) -> None:
         """Go on with a part of the open nodes alone, until ``end_part``."""
         self._before, self.now = self.now, self._none(part)
 
-    def end_part(self) -> TreeProgress[K]:
-        """What has become of the part; the rest is as it was before ``begin_part``."""
+    def end_part(self) -> TreeProgress:
+        """Return the state of the part; the rest is as it was before ``begin_part``."""
         ended, self.now = self.now, self._before
         return ended
 
-    def take_part(self, ended: TreeProgress[K] | None, part: Frontier[K]) -> None:
-        """Take what has become of a part of the nodes, of which nothing is known where a process has failed."""
+    def take_part(self, ended: TreeProgress | None, part: Frontier) -> None:
+        """Take the state of a part of the nodes; None where a process has failed, and nothing is known."""
         self.now.add(ended or self._none(part))
 
 
-def least(before: Tensor, objective: Tensor, lower: Tensor) -> Tensor:
-    """(objectives,) the least bounds ``before`` and of nodes with bounds ``lower``, each part of an objective."""
-    return before.scatter_reduce(0, objective, lower, "amin")
-
-
 def gain(children: Tensor, parent: Tensor) -> Tensor:
-    """How good splits are, (nodes,), by the bounds of both children (2, nodes) and of the parents (nodes,).
+    """Return how good splits are, (nodes,), by bounds of both children (2, nodes) and of the parents (nodes,).
 
     What counts is the part of the way to zero that the better child goes: a tree with one child closed at every node is
     a path, one whose children all gain a little has exponentially many nodes. The other child decides among equals.

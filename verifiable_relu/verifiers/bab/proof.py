@@ -14,7 +14,7 @@ neuron j an expression of z_j alone is left, since q̃_j is a function of z_j, l
 Of a smooth neuron that is c_j·q̃_j(z) − w_j·z on the segment of its pre-activation that the node leaves; a line below
 q̃_j, or above it if c_j is negative, bounds it (``curves``).
 
-The value r_j of a neuron with a plane (``above``) is a form r_j(e, q̃) = base_j(e, q̃) + Q_j·q̃_j, whose remainder q̃_j is
+The value r_j of a neuron with a cut (``slopes``) is a form r_j(e, q̃) = base_j(e, q̃) + Q_j·q̃_j, whose remainder q̃_j is
 between 0 and 1, but no function of z_j. It has a multiplier of its own, v_j: then Σ v_j·(r_j(e, q̃) − r_j) is added as
 well, q̃_j takes the better end of [0, 1], and of neuron j itself −w_j·z_j − v_j·r_j is left, linear on either side of 0.
 
@@ -28,29 +28,20 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.rounding import OWN, TINY, gamma
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 
 
 class Proofs:
-    """Lower bounds of objectives over nodes of one relaxation.
+    """Lower bounds of objectives, which are the first rows of a relaxation, over nodes."""
 
-    Args:
-        strip: the relaxation.
-        objectives: how many of its first rows are objectives.
-
-    Attributes:
-        objectives: likewise.
-    """
-
-    def __init__(self, strip: Strip, objectives: int = 1) -> None:
+    def __init__(self, strip: TreeRelaxation, objectives: int = 1) -> None:
         folded = strip.folded
         self._strip, self.objectives = strip, objectives
-        self._lower, self._upper = folded.lower, folded.upper
         # q̃ at the ends of the phases. What rounding makes of them is a few units of their own size, at most 1.
         self._at_upper = (1 - strip.slopes) * folded.upper / strip.width
         self._at_lower = (folded.slope - strip.slopes) * folded.lower / strip.width
         rows, self._reach = strip.rows, torch.maximum(-folded.lower, folded.upper)
-        # Of a neuron with a plane, r at the ends: its remainder is no function of z.
+        # Of a neuron with a cut, r at the ends: its remainder is no function of z.
         self._at_upper = torch.where(strip.over, folded.upper, self._at_upper)
         self._at_lower = torch.where(strip.over, folded.slope * folded.lower, self._at_lower)
         self._of_rows = rows.matrix.abs().sum(1) + rows.constant.abs()
@@ -72,7 +63,7 @@ class Proofs:
             w: (nodes, k) their multipliers.
             mu: (nodes, rows behind the objectives) their multipliers; negative ones are taken as zero.
             objective: (nodes,) which row is the objective of each node; by default the first.
-            v: (nodes, h) those of the values of the neurons in ``columns`` that have planes; None for zeros.
+            v: (nodes, h) those of the values of the neurons in ``columns`` that have cuts; None for zeros.
 
         Returns:
             (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.
@@ -83,13 +74,13 @@ class Proofs:
         neurons = strip.neurons.of(columns)
         c = torch.addmm(weight @ strip.rows.matrix, w, neurons.matrix)
         constant = weight @ strip.rows.constant + w @ neurons.constant
-        q, pull = c[:, n:], of_neurons(w, columns, m)
+        q, pull = c[:, n:], -_scattered(w, columns, m)
         free = torch.zeros(len(w), dtype=torch.float64)
         # By how much one unit of a multiplier makes all numbers together larger.
         of_neurons_ = neurons.matrix.abs().sum(1) + neurons.constant.abs() + 2 * self._reach[columns]
         size = weight @ self._of_rows + w.abs() @ of_neurons_
         error = weight @ strip.rows.error + w.abs() @ neurons.error
-        if strip.planes is not None:
+        if strip.cuts is not None:
             which, place = strip.over_of(columns)
             over, base = columns[which], strip.base.of(place)
             v = w.new_zeros(len(w), len(which)) if v is None else v.double()
@@ -100,12 +91,9 @@ class Proofs:
             error = error + v.abs() @ base.error
             q[:, over] += v * strip.width[over]
             free = q[:, strip.over].clamp(max=0).sum(1)
-            q = torch.where(strip.over, of_neurons(v, over, m), q)
-        above = least_to(self._upper, q, self._at_upper, pull)
-        below = least_to(self._lower, q, self._at_lower, pull)
-        above.masked_fill_(split < 0, 0)
-        below.masked_fill_(split > 0, 0)
-        least, curved = torch.minimum(above, below), torch.zeros(len(w), dtype=torch.float64)
+            q = torch.where(strip.over, -_scattered(v, over, m), q)
+        ends, at_ends = (strip.folded.lower, strip.folded.upper), (self._at_lower, self._at_upper)
+        least, curved = least_over_phases(q, pull, ends, at_ends, split), torch.zeros(len(w), dtype=torch.float64)
         if strip.curves is not None:
             smooth = strip.curves.neurons
             least[:, smooth] = q[:, smooth].clamp(max=0)
@@ -118,52 +106,37 @@ class Proofs:
         # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
         terms = n + m + 2 * len(columns) + strip.rows.matrix.shape[0] + 16
         error = error + 3 * gamma(terms, torch.float64) * size + 16 * terms * (n + m + 1) * TINY
-        return rounded_down(found, error + curved)
+        return found - OWN * (error + curved)
 
 
 def of_rows(mu: Tensor, objective: Tensor | None, objectives: int) -> Tensor:
-    """What rows are multiplied by: a node's objective by 1, the rows behind the objectives by μ if that is positive.
+    """Return the factors (nodes, rows) of rows: 1 of a node's objective, μ of the rows behind if that is positive.
 
-    Args:
-        mu: (nodes, rows behind the objectives).
-        objective: (nodes,) the number of each node's objective; None for the first.
-        objectives: how many of the rows are objectives.
-
-    Returns:
-        (nodes, rows) in float64.
+    The first of the ``objectives`` rows is the objective of each node where its number, (nodes,), is None.
     """
     chosen = torch.zeros(len(mu), dtype=torch.long) if objective is None else objective
     which = torch.nn.functional.one_hot(chosen, objectives).double()
     return torch.cat([which, mu.double().clamp(min=0)], 1)
 
 
-def of_neurons(w: Tensor, columns: Tensor, count: int) -> Tensor:
-    """What the pre-activations z of all neurons are multiplied by in the bound: −w, (nodes, count).
+def _scattered(values: Tensor, columns: Tensor, count: int) -> Tensor:
+    """Return values (nodes, k) of some columns among all, (nodes, count), zero elsewhere."""
+    return values.new_zeros(len(values), count).index_copy_(1, columns, values)
+
+
+def least_over_phases(
+    q: Tensor, pull: Tensor, ends: tuple[Tensor, Tensor], at_ends: tuple[Tensor, Tensor], split: Tensor
+) -> Tensor:
+    """Return the least value of c·q̃(z) − w·z over the phases of z that nodes allow, (nodes, m).
+
+    It is linear in each phase, and 0 at z = 0.
 
     Args:
-        w: (nodes, k) the multipliers of some neurons; those of the others are zero.
-        columns: (k,) these neurons.
-        count: of all neurons.
-    """
-    found = torch.zeros(len(w), count, dtype=torch.float64)
-    found[:, columns] = -w
-    return found
-
-
-def least_to(end: Tensor, q: Tensor, q_at_end: Tensor, pull: Tensor) -> Tensor:
-    """The least value of c·q̃(z) − w·z where z lies between 0 and an end of its phase, (nodes, m).
-
-    It is linear there, and 0 at z = 0.
-
-    Args:
-        end: (m,) of z.
         q: (nodes, m) c, what q̃ is multiplied by.
-        q_at_end: (m,) the value of q̃ where z is at the end.
         pull: (nodes, m) −w, what z is multiplied by.
+        ends: (m,) each, the least and the greatest z.
+        at_ends: (m,) each, the values of q̃ there.
+        split: (nodes, m) +1 for the phase above zero alone, −1 for that below, 0 for both.
     """
-    return (q * q_at_end).addcmul_(pull, end).clamp_(max=0)
-
-
-def rounded_down(found: Tensor, error: Tensor) -> Tensor:
-    """Bounds as computed, less what rounding may have changed in them."""
-    return found - OWN * error
+    below, above = ((q * at).addcmul_(pull, end).clamp_(max=0) for end, at in zip(ends, at_ends, strict=True))
+    return torch.minimum(above.masked_fill_(split < 0, 0), below.masked_fill_(split > 0, 0))

@@ -17,12 +17,12 @@ from verifiable_relu.rounding import OWN, unit_roundoff
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.forks import run_shares
-from verifiable_relu.verifiers.bab.folded import Folded, Rows, is_whole
+from verifiable_relu.verifiers.bab.folded import AffineForms, Folded, is_whole
 from verifiable_relu.verifiers.bab.folding import fold
 from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.slopes import Planes, Slopes
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.slopes import HullCuts, Slopes
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 from verifiable_relu.verifiers.base import TimeBudget
 
 _ROWS = 512
@@ -32,20 +32,14 @@ _REFINING = 0.25
 """The part of the time left that one refinement may take: on convolutions it would take all of it."""
 
 
-def tree_bytes(inputs: int, neurons: int, planes: bool = False) -> int:
-    """About the memory that a tree takes but for its open nodes.
-
-    Args:
-        inputs: how many inputs vary.
-        neurons: how many neurons are unstable.
-        planes: whether there may be planes over all of them.
-    """
+def tree_bytes(inputs: int, neurons: int, cuts: bool = False) -> int:
+    """Return about the memory that a tree takes but for its open nodes, with hull cuts over all neurons or without."""
     made = neurons if is_whole(inputs, neurons) else _ROWS
-    return (28 if planes else 16) * (made + 1) * (inputs + neurons + 1)
+    return (28 if cuts else 16) * (made + 1) * (inputs + neurons + 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class OpenPolytope:
     """One polytope of the unsafe set that bounds do not exclude.
 
     Attributes:
@@ -54,16 +48,16 @@ class Part:
         slopes: (m,) of the relaxation that is best for the first row.
         lower: its lower bound by this relaxation, not proven.
         order: (rows,) which row of the polytope each is.
-        planes: over neurons, the best ones known for the first row together with ``slopes``; None for chords alone.
+        cuts: over neurons, the best ones known for the first row together with ``slopes``; None for chords alone.
         searched: whether its relaxation has been searched for once more.
     """
 
-    rows: Rows
+    rows: AffineForms
     scale: Tensor
     slopes: Tensor
     lower: float
     order: Tensor
-    planes: Planes | None = None
+    cuts: HullCuts | None = None
     searched: bool = False
 
 
@@ -72,14 +66,12 @@ class FoldedQuery:
 
     Args:
         folded: the unstable neurons.
-        rows: of the polytopes that are to be excluded, A·y − b as forms of e and r.
-        scale: (rows,) what each row was multiplied with to have integer coefficients.
+        rows, scale: of all polytopes that are to be excluded, as ``OpenPolytope`` has them.
         polytope: (rows,) the polytope of each, as ``RowBatch`` counts them.
         slopes: the search for slopes.
         stop: asked now and then.
 
     Attributes:
-        folded: the unstable neurons.
         parts: the polytopes, the one with the least bound first.
 
     Raises:
@@ -87,7 +79,13 @@ class FoldedQuery:
     """
 
     def __init__(
-        self, folded: Folded, rows: Rows, scale: Tensor, polytope: Tensor, slopes: Slopes, stop: Callable[[], bool]
+        self,
+        folded: Folded,
+        rows: AffineForms,
+        scale: Tensor,
+        polytope: Tensor,
+        slopes: Slopes,
+        stop: Callable[[], bool],
     ) -> None:
         self.folded = folded
         self._rows, self._scale, self._polytope, self._slopes = rows, scale, polytope, slopes
@@ -99,7 +97,7 @@ class FoldedQuery:
             mine = (polytope == number).nonzero().squeeze(1)
             order = lower[mine].argsort(descending=True)
             mine = mine[order]
-            parts[number] = Part(rows[mine], scale[mine], found[mine[0]], float(lower[mine[0]]), order)
+            parts[number] = OpenPolytope(rows[mine], scale[mine], found[mine[0]], float(lower[mine[0]]), order)
         self.parts = dict(sorted(parts.items(), key=lambda item: item[1].lower))
 
     @staticmethod
@@ -111,15 +109,9 @@ class FoldedQuery:
         slopes: Slopes,
         stop: Callable[[], bool],
     ) -> FoldedQuery:
-        """The folded system of a query.
+        """Return the system of one query, whose box is number ``sample`` of those that have been bounded.
 
-        Args:
-            query: whose network has been bounded.
-            relaxation: these bounds.
-            sample: the query's box in them.
-            polytopes: which polytopes of the unsafe set are to be excluded; none of them is empty.
-            slopes: the search for slopes.
-            stop: asked now and then.
+        Its polytopes ``polytopes``, none of which is empty, are to be excluded.
 
         Raises:
             OutOfTime: once ``stop`` says so.
@@ -129,13 +121,13 @@ class FoldedQuery:
         folded, forms = fold(relaxation, sample, query.property.box, rows.matrix[kept], stop)
         bound = rows.bound[kept]
         rounding = OWN * unit_roundoff(torch.float64) * (forms.constant.abs() + bound.abs())
-        forms = Rows(forms.inputs, forms.neurons, forms.constant - bound, forms.error + rounding)
+        forms = AffineForms(forms.inputs, forms.neurons, forms.constant - bound, forms.error + rounding)
         return FoldedQuery(folded, forms, rows.scale[kept], rows.polytope[kept], slopes, stop)
 
     def bytes_of_trees(self, polytopes: Sequence[int]) -> int:
-        """About the memory that the tree of each of some polytopes takes before it has open nodes."""
-        planes = any(self.parts[polytope].planes is not None for polytope in polytopes)
-        return tree_bytes(self.folded.inputs, self.folded.size, planes)
+        """Return about the memory that the tree of each of some polytopes takes before it has open nodes."""
+        cuts = any(self.parts[polytope].cuts is not None for polytope in polytopes)
+        return tree_bytes(self.folded.inputs, self.folded.size, cuts)
 
     @property
     def width(self) -> float:
@@ -145,7 +137,7 @@ class FoldedQuery:
     def refined(
         self, refinement: Refinement, polytopes: Collection[int], budget: TimeBudget, record: Refined | None = None
     ) -> FoldedQuery:
-        """The system of some of the polytopes, with tighter bounds of the neurons, whose proofs may be kept.
+        """Return the system of some of the polytopes, with tighter bounds of the neurons, whose proofs may be kept.
 
         Neurons to which the refinement does not come in the part ``_REFINING`` of the time left keep their bounds.
 
@@ -160,7 +152,7 @@ class FoldedQuery:
         return FoldedQuery(folded, rows, self._scale[kept], self._polytope[kept], self._slopes, budget.over)
 
     def with_relaxations(self, better: Slopes, polytopes: Sequence[int], budget: TimeBudget) -> FoldedQuery:
-        """The system with better relaxations of those of some polytopes of which none has been searched for."""
+        """Return the system with better relaxations of those of some polytopes of which none has been searched for."""
         bare = [polytope for polytope in polytopes if not self.parts[polytope].searched]
         found = copy(self)
         found.parts = dict(self.parts)
@@ -173,18 +165,17 @@ class FoldedQuery:
 
     def _searched(
         self, better: Slopes, polytopes: Sequence[int], stop: Callable[[], bool], pause: Callable[[], bool]
-    ) -> dict[int, Part]:
-        """Some of the polytopes with better relaxations."""
+    ) -> dict[int, OpenPolytope]:
         parts = [self.parts[polytope] for polytope in polytopes]
-        objectives, slopes = Rows.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
+        objectives, slopes = AffineForms.cat([part.rows[:1] for part in parts]), torch.stack([p.slopes for p in parts])
         searched = better.relaxations(self.folded, objectives, slopes, lambda: stop() or pause())
         found = zip(polytopes, parts, searched, strict=True)
         return {
-            polytope: replace(part, planes=planes, slopes=mine, lower=lower, searched=True)
-            for polytope, part, (planes, mine, lower) in found
+            polytope: replace(part, cuts=cuts, slopes=mine, lower=lower, searched=True)
+            for polytope, part, (cuts, mine, lower) in found
         }
 
-    def strip(self, polytope: int) -> Strip:
-        """The relaxation for the tree of a polytope."""
+    def strip(self, polytope: int) -> TreeRelaxation:
+        """Return the relaxation for the tree of a polytope."""
         part = self.parts[polytope]
-        return Strip(self.folded, part.rows, part.slopes, part.planes)
+        return TreeRelaxation(self.folded, part.rows, part.slopes, part.cuts)

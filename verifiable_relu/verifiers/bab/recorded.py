@@ -3,7 +3,7 @@
 A leaf gives multipliers w to few of its neurons. Some of the others have the one that makes the chord the line over
 the activation, K·(chord − t) where the coefficient K wants the activation to be as large as it can be: whoever checks
 the leaf computes it, from the last layer to the first (``completed``); likewise all multipliers v of the values of
-neurons with planes. What a leaf proves is always computed anew with the multipliers that are written.
+neurons with cuts. What a leaf proves is always computed anew with the multipliers that are written.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from verifiable_relu.trust.certificate import Tree as Certified
 from verifiable_relu.verifiers.bab.curves import SEGMENTS, Curves
 from verifiable_relu.verifiers.bab.folded import Folded
 from verifiable_relu.verifiers.bab.proof import Proofs, of_rows
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 
 
 @dataclass(frozen=True, eq=False)
-class Leaves:
+class RecordedLeaves:
     """Leaves with their multipliers.
 
     Attributes:
@@ -45,7 +45,7 @@ class Leaves:
     mu: np.ndarray
 
     @staticmethod
-    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None, zeros: Tensor | None = None) -> Leaves:
+    def of(split: Tensor, w: Tensor, mu: Tensor, curves: Curves | None, zeros: Tensor | None = None) -> RecordedLeaves:
         """From (leaves, neurons) splits, and multipliers that are zero where they are not written.
 
         Of the neurons ``zeros``, bool, zeros are written, too.
@@ -69,7 +69,7 @@ class Leaves:
         places = (w != 0 if zeros is None else (w != 0) | zeros).nonzero()
         values = w[places[:, 0], places[:, 1]]
         parts = (every[order], torch.cat(sides)[order], torch.cat(points)[order], places, values, mu)
-        return Leaves(*(part.numpy() for part in parts))
+        return RecordedLeaves(*(part.numpy() for part in parts))
 
     @property
     def neurons(self) -> np.ndarray:
@@ -77,7 +77,7 @@ class Leaves:
         return np.concatenate([self.cuts[:, 1], self.places[:, 1]])
 
     @staticmethod
-    def cat(parts: Sequence[Leaves]) -> Leaves:
+    def cat(parts: Sequence[RecordedLeaves]) -> RecordedLeaves:
         """All leaves of several."""
         starts = np.cumsum([0, *(len(part.mu) for part in parts)])
 
@@ -89,7 +89,7 @@ class Leaves:
 
         rest = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sides", "points", "values", "mu"))
         sides, points, values, mu = rest
-        return Leaves(moved("cuts"), sides, points, moved("places"), values, mu)
+        return RecordedLeaves(moved("cuts"), sides, points, moved("places"), values, mu)
 
     def written(self, numbers: np.ndarray) -> Branches:
         """As a certificate has them; ``numbers``: (neurons,) the number that each neuron has there."""
@@ -132,13 +132,10 @@ _STEP = 16
 class _Short:
     """Multipliers of leaves of one relaxation, made as short as what the leaves are to prove allows.
 
-    Args:
-        strip: the relaxation.
-        proofs: what proves its leaves.
-        chords: (m,) bool, the neurons that have the chord's multiplier where none is given; those of curves have none.
+    The neurons ``chords``, (m,) bool, have the chord's multiplier where none is given; those of curves have none.
     """
 
-    def __init__(self, strip: Strip, proofs: Proofs, chords: Tensor) -> None:
+    def __init__(self, strip: TreeRelaxation, proofs: Proofs, chords: Tensor) -> None:
         folded = strip.folded
         self._strip, self._proofs, self.chords = strip, proofs, chords & ~folded.smooth
         chord = (folded.upper - folded.slope * folded.lower) / (folded.upper - folded.lower)
@@ -149,21 +146,20 @@ class _Short:
     def _completed(
         self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, given: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """(leaves, m) multipliers with the chord's where they are zero and the neuron is in ``chords``, and not split.
+        """Return w with the chord's multipliers where it is zero and the neuron is in ``chords`` and not split.
 
-        The arguments are those of ``shortened``. Returned are w; v of the neurons with planes, if there are any; and
-        (leaves, m) the coefficients of all q̃.
+        Returned, too: v of the neurons with hull cuts, if there are any; and the coefficients (leaves, m) of all q̃.
         """
         strip, folded = self._strip, self._strip.folded
         n, free = folded.inputs, self.chords & (split == 0) & (w == 0) & ~strip.over & ~given
         q = of_rows(mu, objective, self._proofs.objectives) @ strip.rows.matrix[:, n:]
         w = w.clone()
-        v = None if strip.planes is None else torch.zeros(len(w), len(strip.planes.neurons), dtype=torch.float64)
+        v = None if strip.cuts is None else torch.zeros(len(w), len(strip.cuts.neurons), dtype=torch.float64)
         for start, end in reversed(folded.blocks):
             mine = q[:, start:end]
             by_chord = free[:, start:end] & (mine < 0)
             w[:, start:end] = torch.where(by_chord, mine * self._rate[start:end], w[:, start:end])
-            if v is not None and strip.planes is not None:
+            if v is not None and strip.cuts is not None:
                 which, place = strip.over_of(torch.arange(start, end))
                 over = start + which
                 k, own = mine[:, which] / strip.width[over], w[:, over]
@@ -179,14 +175,10 @@ class _Short:
     def shortened(
         self, split: Tensor, w: Tensor, mu: Tensor, objective: Tensor | None, aim: Tensor, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Multipliers (leaves, m) to be written and μ with which each leaf proves its aim, and what it proves.
+        """Return multipliers (leaves, m) and μ with which each leaf proves its aim (leaves,), and what it proves.
 
-        With the most digits a leaf may prove less than its aim.
-
-        Args:
-            split, w, mu, objective: as ``Proofs.lower`` takes them, with all columns.
-            aim: (leaves,).
-            given: (leaves, m) bool, the neurons whose multipliers are written though they are zero; none by default.
+        With the most digits a leaf may prove less than its aim. The arguments are those of ``Proofs.lower``, with all
+        columns; multipliers of the neurons ``given``, (leaves, m) bool, are written though they are zero.
         """
         w, mu = w.double(), mu.double().clamp(min=0)
         given = torch.zeros_like(w, dtype=torch.bool) if given is None else given
@@ -214,55 +206,35 @@ class _Short:
 
 
 class Recorded:
-    """How the leaves of the tree of a polytope are written.
+    """Writes the leaves of the tree of a polytope; ``adaptive``: (m,) bool, neurons that have adaptive lines."""
 
-    Args:
-        strip: the tree's relaxation.
-        proofs: what proves its nodes.
-        adaptive: (m,) bool, the neurons that have adaptive lines while they are open.
-    """
-
-    def __init__(self, strip: Strip, proofs: Proofs, adaptive: Tensor) -> None:
+    def __init__(self, strip: TreeRelaxation, proofs: Proofs, adaptive: Tensor) -> None:
         self._strip, self._short = strip, _Short(strip, proofs, adaptive)
         self._spare = CLEAR * (strip.rows.matrix[0].abs().sum() + strip.rows.constant[0].abs())
 
-    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> Leaves:
+    def closed(self, split: Tensor, columns: Tensor, w: Tensor, mu: Tensor, v: Tensor | None) -> RecordedLeaves:
         """Nodes that are proven; the arguments are those of ``Proofs.lower``."""
         whole = torch.zeros(len(w), self._strip.folded.size, dtype=torch.float64)
         whole[:, columns] = w.double()
         given = torch.zeros_like(whole, dtype=torch.bool)
         if v is not None:
             given[:, columns[self._strip.over_of(columns)[0]]] = v != 0
-        return self._written(split, whole, mu, given)
+        # Neurons with cuts that use their lines there.
+        given &= (split == 0) & ~self._short.chords
+        short, short_mu, _ = self._short.shortened(split, whole, mu, None, self._spare.expand(len(w)), given)
+        return RecordedLeaves.of(split, short, short_mu, self._strip.curves, given)
 
-    def closed_by_lines(self, split: Tensor, w: Tensor, mu: Tensor, plain: Strip) -> Leaves:
-        """Nodes that are proven over ``plain``, the tree's relaxation with lines in place of planes.
-
-        The arguments are those of ``Proofs.lower`` with all columns. Neurons with planes have other slopes there.
-        """
-        over = self._strip.over
-        c = of_rows(mu, None, 1) @ plain.rows.matrix + w @ plain.neurons.of(torch.arange(w.shape[1])).matrix
-        k = c[:, plain.folded.inputs :] / plain.width
-        whole = torch.where(over, w + (plain.slopes - self._strip.slopes) * k, w)
-        return self._written(split, whole, mu, over.expand(len(w), -1))
-
-    def _written(self, split: Tensor, w: Tensor, mu: Tensor, lined: Tensor) -> Leaves:
-        """Nodes as they are written; ``lined``: (nodes, m) bool, the neurons with planes that use their lines there."""
-        given = lined & (split == 0) & ~self._short.chords
-        short, short_mu, _ = self._short.shortened(split, w, mu, None, self._spare.expand(len(w)), given)
-        return Leaves.of(split, short, short_mu, self._strip.curves, given)
-
-    def tree(self, parts: Sequence[Leaves], activations: Sequence[int]) -> Certified:
+    def tree(self, parts: Sequence[RecordedLeaves], activations: Sequence[int]) -> Certified:
         """The tree that has these leaves, all of it, of a network whose activations are these nodes."""
-        strip, leaves = self._strip, Leaves.cat(parts)
+        strip, leaves = self._strip, RecordedLeaves.cat(parts)
         chords = self._short.chords.nonzero().squeeze(1).numpy()
         used = np.unique(np.concatenate([chords, leaves.neurons]))
         numbers = np.zeros(strip.folded.size, np.int64)
         numbers[used] = np.arange(len(used))
         neurons = _named(strip.folded.places[used], activations)
         slopes = _slopes(strip.folded, strip.slopes, activations)
-        branches, planes = leaves.written(numbers), _planes(strip, activations)
-        return Certified(slopes, neurons, numbers[chords].tolist(), branches, planes)
+        branches, cuts = leaves.written(numbers), _cut_records(strip, activations)
+        return Certified(slopes, neurons, numbers[chords].tolist(), branches, cuts)
 
 
 def worth(folded: Folded, neurons: Tensor, found: Tensor) -> Tensor:
@@ -297,7 +269,7 @@ Raw = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class RecordedBound:
     """A bound of one neuron, with the leaves of its tree.
 
     Attributes:
@@ -311,7 +283,7 @@ class Bound:
     row: tuple[int, int]
     value: float
     places: np.ndarray
-    leaves: Leaves
+    leaves: RecordedLeaves
     proved: bool
 
 
@@ -332,16 +304,12 @@ class Refined:
         self.complete = True
 
     def written(
-        self, folded: Folded, neurons: Tensor, strip: Strip, leaves: Sequence[Raw], bounds: Tensor
-    ) -> list[Bound]:
-        """What is written of the trees of a few neurons' intervals.
+        self, folded: Folded, neurons: Tensor, strip: TreeRelaxation, leaves: Sequence[Raw], bounds: Tensor
+    ) -> list[RecordedBound]:
+        """Return what is written of the trees of a few neurons' (k,) intervals.
 
-        Args:
-            folded: the system.
-            neurons: (k,) of the system.
-            strip: the trees' relaxation, whose 2·k rows are these neurons and then their negatives.
-            leaves: of the trees.
-            bounds: (2·k,) that are to be proved (``worth``).
+        The trees' relaxation has 2·k rows, these neurons and then their negatives, and ``bounds``, (2·k,), are to be
+        proved (``worth``).
         """
         split, w, objective = (torch.cat(parts) for parts in zip(*leaves, strict=True))
         kept = bounds.isfinite()[objective].nonzero().squeeze(1)
@@ -356,18 +324,14 @@ class Refined:
             mine = (objective == row).nonzero().squeeze(1)
             side = 1 if row < len(neurons) else -1
             neuron = int(folded.places[neurons[row % len(neurons)], 1])
-            part = Leaves.of(split[mine], chosen[mine], none[mine], strip.curves)
-            written.append(Bound((neuron, side), float(bounds[row]), places, part, bool(proved[mine].all())))
+            part = RecordedLeaves.of(split[mine], chosen[mine], none[mine], strip.curves)
+            written.append(RecordedBound((neuron, side), float(bounds[row]), places, part, bool(proved[mine].all())))
         return written
 
-    def close(self, folded: Folded, slopes: Tensor, node: int, bounds: Sequence[Bound]) -> None:
-        """Put all bounds of one activation's neurons into one record.
+    def close(self, folded: Folded, slopes: Tensor, node: int, bounds: Sequence[RecordedBound]) -> None:
+        """Put all bounds of the neurons of activation ``node`` into one record.
 
-        Args:
-            folded: the system before.
-            slopes: (m,) of its neurons, those of all trees.
-            node: the activation.
-            bounds: as ``written`` has made them.
+        ``folded`` is the system before, and ``slopes``, (m,), are those of its neurons in all trees.
         """
         if not bounds:
             return
@@ -400,15 +364,15 @@ def _slopes(folded: Folded, slopes: Tensor, activations: Sequence[int]) -> np.nd
     return np.concatenate(parts)
 
 
-def _planes(strip: Strip, activations: Sequence[int]) -> list[Plane]:
-    """The planes of a relaxation; neurons are numbered behind all inputs of the network."""
-    folded, planes = strip.folded, strip.planes
-    if planes is None:
+def _cut_records(strip: TreeRelaxation, activations: Sequence[int]) -> list[Plane]:
+    """The cuts of a relaxation; neurons are numbered behind all inputs of the network."""
+    folded, cuts = strip.folded, strip.cuts
+    if cuts is None:
         return []
     numbers = torch.cat([folded.free, len(folded.center) + torch.arange(folded.size)])
-    counts = torch.bincount(planes.entries[0], minlength=len(planes.neurons)).tolist()
-    neurons, terms = _named(folded.places[planes.neurons], activations), numbers[planes.entries[1]]
-    every = zip(neurons, terms.split(counts), planes.parts.split(counts), planes.bends, strict=True)
+    counts = torch.bincount(cuts.entries[0], minlength=len(cuts.neurons)).tolist()
+    neurons, terms = _named(folded.places[cuts.neurons], activations), numbers[cuts.entries[1]]
+    every = zip(neurons, terms.split(counts), cuts.parts.split(counts), cuts.bends, strict=True)
     return [Plane(neuron, *(part.numpy() for part in parts)) for neuron, *parts in every]
 
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.supervisor.forks import run_shares
-from verifiable_relu.verifiers.bab.ascent import Bounded, DualAscent, Nodes, Packed, depth
-from verifiable_relu.verifiers.bab.folded import Folded, Rows
-from verifiable_relu.verifiers.bab.loop import Loop, Open
+from verifiable_relu.verifiers.bab.ascent import Bounded, DualAscent, Nodes
+from verifiable_relu.verifiers.bab.folded import AffineForms, Folded
+from verifiable_relu.verifiers.bab.loop import Loop, OpenNodes
 from verifiable_relu.verifiers.bab.proof import Proofs
-from verifiable_relu.verifiers.bab.recorded import Bound, Raw, Refined, worth
+from verifiable_relu.verifiers.bab.recorded import Raw, RecordedBound, Refined, worth
 from verifiable_relu.verifiers.bab.slopes import slopes_for_all
-from verifiable_relu.verifiers.bab.strip import Strip
+from verifiable_relu.verifiers.bab.strip import TreeRelaxation
 from verifiable_relu.verifiers.base import TimeBudget
 
 _WORKING = 1 << 27
@@ -59,7 +59,7 @@ class Refinement:
     worthwhile: float = 0.05
 
     def work(self, folded: Folded) -> float:
-        """About how many multiplications a refinement takes, what it costs to call them included."""
+        """Return about how many multiplications a refinement takes, the cost of calling them included."""
         support = folded.support(folded.neurons)
         total = 0.0
         for node, mine in _layers(folded).items():
@@ -74,16 +74,15 @@ class Refinement:
         return total
 
     def _leaves(self, folded: Folded, node: int) -> int:
-        """The leaves of each tree of one layer."""
         # One leaf of every tree costs a product of the layer's neurons, those before it, and all that these depend on.
         each = {layer: len(m) * int(m[0]) * (folded.inputs + int(m[0])) for layer, m in _layers(folded).items()}
         most = max(work for layer, work in each.items() if layer >= node)
         return round(self.leaves * min(self.earlier, most / max(1, each[node])))
 
     def refine(
-        self, folded: Folded, rows: Rows, budget: TimeBudget, record: Refined | None = None
-    ) -> tuple[Folded, Rows]:
-        """The system with bounds that are refined, layer after layer, and rows expressed by it.
+        self, folded: Folded, rows: AffineForms, budget: TimeBudget, record: Refined | None = None
+    ) -> tuple[Folded, AffineForms]:
+        """Return the system with bounds that are refined, layer after layer, and rows expressed by it.
 
         Once no time is left, the rest of the neurons keep their bounds. With ``record``, what proves bounds is kept.
         """
@@ -119,20 +118,19 @@ class Refinement:
         budget: TimeBudget,
         record: Refined | None,
         pause: Callable[[], bool],
-    ) -> list[tuple[Tensor, Tensor, list[Bound]]]:
-        """For some groups of neurons: the neurons (k,), what is proven of them (2·k,), and what is recorded of that.
+    ) -> list[tuple[Tensor, Tensor, list[RecordedBound]]]:
+        """Return for groups of neurons the neurons (k,), lower bounds of them and their negatives (2·k,), and records.
 
-        Proven are lower bounds, and in the second half lower bounds of the negatives. Once no time is left, the rest is
-        left out.
+        Once no time is left, the rest is left out.
         """
-        found: list[tuple[Tensor, Tensor, list[Bound]]] = []
+        found: list[tuple[Tensor, Tensor, list[RecordedBound]]] = []
 
         def stop() -> bool:
             return budget.over() or pause()
 
         for group in groups:
             forms = folded.neurons[group]
-            small, rows = folded.restricted(Rows.cat([forms, -forms]))
+            small, rows = folded.restricted(AffineForms.cat([forms, -forms]))
             together = max(1, _WORKING // (2 * self.leaves * 16 * (small.size + small.inputs)))
             for part in torch.arange(len(group)).split(together):
                 if stop():
@@ -147,18 +145,16 @@ class Refinement:
 
 
 def _layers(folded: Folded) -> dict[int, Tensor]:
-    """By activation node, in their order, the numbers of its neurons, which are one after the other."""
     return {node: (folded.places[:, 0] == node).nonzero().squeeze(1) for node in folded.places[:, 0].unique().tolist()}
 
 
 def _alike(support: Tensor) -> Iterator[Tensor]:
-    """The numbers of the rows (rows, m) that are alike, group by group."""
     _, group = support.unique(dim=0, return_inverse=True)
     return ((group == number).nonzero().squeeze(1) for number in group.unique())
 
 
 def _dealt(groups: Sequence[Tensor], hands: int) -> list[list[Tensor]]:
-    """Groups of neurons dealt out so that every hand has about as many neurons; large groups are divided."""
+    """Deal groups of neurons so that every hand has about as many neurons; large groups are divided."""
     dealt: list[list[Tensor]] = [[] for _ in range(hands)]
     sizes = [0] * hands
     for group in groups:
@@ -170,24 +166,13 @@ def _dealt(groups: Sequence[Tensor], hands: int) -> list[list[Tensor]]:
     return dealt
 
 
-class _Intervals(Loop[Nodes, Bounded]):
-    """One tree for each row of a system; the rows of the second half are the negatives of the first.
+class _Intervals(Loop):
+    """One tree for each row (2·k,) of a system; the rows of the second half are the negatives of the first."""
 
-    Args:
-        options: of the search.
-        folded: the system.
-        rows: (2·k,) the objectives.
-        keep: whether to keep the leaves.
-
-    Attributes:
-        strip: the relaxation of all trees.
-    """
-
-    def __init__(self, options: Refinement, folded: Folded, rows: Rows, keep: bool) -> None:
+    def __init__(self, options: Refinement, folded: Folded, rows: AffineForms, keep: bool) -> None:
         count = len(rows)
-        super().__init__(count, Packed.join, options.batch, 1, math.inf)
-        self._options, self._folded, self._rows, self._keep = options, folded, rows, keep
-        self.strip = strip = Strip(folded, rows, slopes_for_all(folded))
+        super().__init__(TreeRelaxation(folded, rows, slopes_for_all(folded)), count, options.batch)
+        self._options, self._folded, self._rows, self._keep, strip = options, folded, rows, keep, self.strip
         self._ascent = DualAscent(strip, torch.ones(folded.size, dtype=torch.bool), torch.float32, count)
         self._proofs = Proofs(strip, count)
         # A neuron is stable where one of its objectives is above zero.
@@ -201,13 +186,11 @@ class _Intervals(Loop[Nodes, Bounded]):
         self._steps = options.steps
 
     def _try(self, e: Tensor) -> None:
-        """Take note of the objectives' values at scaled inputs (points, n)."""
         _, r = self._folded.values(e)
         values = torch.addmm(self._rows.constant, e.double(), self._rows.inputs.T).addmm_(r, self._rows.neurons.T)
         self._attained = torch.minimum(self._attained, values.amin(0))
 
     def _aim(self) -> None:
-        """Close what cannot become better by much, or need not."""
         attained = self._attained.to(self._stable)
         gap = torch.where(self._root.isfinite(), attained - self._root, 0.0).clamp(min=0)
         short = attained - self._options.worthwhile * gap
@@ -226,10 +209,10 @@ class _Intervals(Loop[Nodes, Bounded]):
             self._leave(nodes, self._ascent.run(nodes, 0))
         return self.now.lower
 
-    def _worst(self) -> Open[Nodes]:
+    def _worst(self) -> OpenNodes:
         """The nodes to split: the worst of each tree, of trees that are not done. The others stay open."""
         if not len(self.now.open):
-            return Open(Nodes.roots(0, 0, 0), self._root[:0], self._closed[:0, None])
+            return OpenNodes(Nodes.roots(0, 0, 0), self._root[:0], self._closed[:0, None])
         self._aim()
         every, count = self.now.open.pop(len(self.now.open)), len(self._rows)
         objective, lower = every.nodes.objective, self.now.lower.to(every.bound)
@@ -245,11 +228,11 @@ class _Intervals(Loop[Nodes, Bounded]):
         chosen = chosen[self._first(objective[chosen], every.bound[chosen])]
         rest = every[torch.ones(len(every), dtype=torch.bool).index_fill(0, chosen, False)]
         if len(rest):
-            self.now.open.push(rest.nodes.packed(), rest.bound, rest.choices)
+            self.now.open.push(rest.nodes, rest.bound, rest.choices)
         return every[chosen]
 
     def _first(self, objective: Tensor, bound: Tensor) -> Tensor:
-        """Which of some nodes are split now: of each tree as many, those with the least bounds."""
+        """Return which nodes are split now: of each tree as many, those with the least bounds."""
         order = torch.argsort(bound, stable=True)
         order = order[torch.argsort(objective[order], stable=True)]
         mine = objective[order]
@@ -270,15 +253,6 @@ class _Intervals(Loop[Nodes, Bounded]):
     def enough(self, nodes: Nodes) -> Tensor:
         return self._ascent.closed[nodes.objective]
 
-    def children(self, nodes: Nodes, choice: Tensor) -> Nodes:
-        return nodes.split_on(choice, self.strip.curves)
-
-    def packed(self, nodes: Nodes) -> Packed:
-        return nodes.packed()
-
-    def depth(self, nodes: Nodes) -> Tensor:
-        return depth(nodes.split, self._folded.smooth)
-
     def close(self, nodes: Nodes, found: Bounded, floor: float = -math.inf) -> Tensor:
         return super().close(nodes, found, floor)
 
@@ -294,7 +268,6 @@ class _Intervals(Loop[Nodes, Bounded]):
         return is_open
 
     def _leave(self, nodes: Nodes, found: Bounded) -> None:
-        """Close nodes whatever is proven of them."""
         self.note(nodes, self.proven(nodes, found), self.leaves(nodes, found))
 
     def leaves(self, nodes: Nodes, found: Bounded) -> Raw | None:

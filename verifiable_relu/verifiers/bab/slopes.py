@@ -1,4 +1,4 @@
-"""Lines and planes of unstable neurons that make a bound of the folded system as good as it gets.
+"""Lines and cuts of unstable neurons that make a bound of the folded system as good as it gets.
 
 Below a ReLU, and beside a smooth neuron, any line of a family will do; above a ReLU there is its chord, which bounds
 the value r_j of a neuron by its pre-activation z_j alone. Over the box of the scaled inputs e and of the values r of
@@ -13,7 +13,7 @@ For where z_j ≥ 0, r_j = z_j ≤ (1 − μ)·z_j + μ·u_j, and where z_j ≤ 
 both are affine in y, and a sum of magnitudes is the most that they are above g·y. So *any* g, μ and ν are sound. The
 chord is g = chord_j·w, μ = 1 − chord_j and ν = chord_j − slope_j.
 
-There is one search for all of this: every line and plane is made of parameters in [0, 1], by which the bound is
+There is one search for all of this: every line and cut is made of parameters in [0, 1], by which the bound is
 differentiated, and Adam steps along.
 """
 
@@ -29,14 +29,14 @@ from torch.nn.functional import pad
 
 from verifiable_relu.bounds.crown import Adam
 from verifiable_relu.rounding import FEW, OWN, TINY, gamma, tiny
-from verifiable_relu.verifiers.bab.curves import Fan
-from verifiable_relu.verifiers.bab.folded import Folded, Rows, short, short_smooth
+from verifiable_relu.verifiers.bab.curves import SlopeCandidates
+from verifiable_relu.verifiers.bab.folded import AffineForms, Folded, short, short_smooth
 
 _SHORT = 2.0**20
-"""Coefficients of planes are multiples of one part of so many of the pre-activation's."""
+"""Coefficients of cuts are multiples of one part of so many of the pre-activation's."""
 
 _FEW = 64
-"""Where a system is too large to be held as a whole, planes are over neurons whose pre-activations have so many terms
+"""Where a system is too large to be held as a whole, cuts are over neurons whose pre-activations have so many terms
 at most."""
 
 
@@ -59,24 +59,24 @@ class Slopes:
     rate: float = 0.3
     decay: float = 0.98
 
-    def search(self, folded: Folded, rows: Rows, stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
-        """The best slopes found for the lower bound of each row, (rows, m) in float64, and that bound, not proven.
+    def search(self, folded: Folded, rows: AffineForms, stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
+        """Return the best slopes found for the lower bound of each row, (rows, m) in float64, and that bound.
 
-        The search runs in float32, until all bounds are positive. Any slopes are sound.
+        The search runs in float32, until all bounds are positive. Any slopes are sound, and no bound is proven.
         """
-        bound = _Bound(folded, rows)
+        bound = _LineBound(folded, rows)
         method = self if folded.functions else replace(self, steps=0)
         found, best = method.climb(lambda lines: bound(lines)[0], bound.start.repeat(len(rows), 1), stop)
         return short(folded, bound(found)[1].double()), best
 
     def relaxations(
-        self, folded: Folded, objectives: Rows, slopes: Tensor, stop: Callable[[], bool]
-    ) -> list[tuple[Planes | None, Tensor, float]]:
-        """For each objective the best slopes found for its lower bound, and that bound, not proven; no planes.
+        self, folded: Folded, objectives: AffineForms, slopes: Tensor, stop: Callable[[], bool]
+    ) -> list[tuple[HullCuts | None, Tensor, float]]:
+        """Return for each objective no cuts, the best slopes found for its lower bound, and that bound.
 
         The arguments are those of ``Above.relaxations``.
         """
-        bound = _Bound(folded, objectives)
+        bound = _LineBound(folded, objectives)
         start = torch.stack([bound.parameters(mine) for mine in slopes])
         found, best = self.climb(lambda lines: bound(lines)[0], start, stop)
         chosen = short(folded, bound(found)[1].double())
@@ -111,31 +111,27 @@ class Slopes:
 
 
 def slopes_for_all(folded: Folded) -> Tensor:
-    """(m,) slopes that serve objectives of all kinds."""
+    """Return slopes (m,) that serve objectives of all kinds."""
     slopes = torch.where(folded.upper > -folded.lower, torch.ones_like(folded.upper), folded.slope)
     if folded.functions:
-        fan = Fan.of(folded, torch.float64)
+        fan = SlopeCandidates.of(folded, torch.float64)
         slopes[fan.neurons] = short_smooth(fan.slopes[..., fan.slopes.shape[2] // 2].mean(0))
     return slopes
 
 
 @dataclass(frozen=True)
 class Above(Slopes):
-    """How planes over neurons are searched for, together with the lines below them.
-
-    Attributes:
-        steps, rate, decay: as ``Slopes`` has them; coefficients are parts of the pre-activation's.
-    """
+    """How hull cuts over neurons are searched for, together with the lines below them."""
 
     rate: float = 0.1
     decay: float = 0.95
 
     def relaxations(
-        self, folded: Folded, objectives: Rows, slopes: Tensor, stop: Callable[[], bool]
-    ) -> list[tuple[Planes | None, Tensor, float]]:
-        """For each objective, the best planes found for its lower bound, with slopes, and that bound, not proven.
+        self, folded: Folded, objectives: AffineForms, slopes: Tensor, stop: Callable[[], bool]
+    ) -> list[tuple[HullCuts | None, Tensor, float]]:
+        """Return for each objective the best cuts found for its lower bound, with slopes, and that bound.
 
-        The searches run in float32, one after the other, until the bound is positive. Of a neuron with a plane, the
+        The searches run in float32, one after the other, until the bound is positive. Of a neuron with a cut, the
         slope has no meaning.
 
         Args:
@@ -145,14 +141,14 @@ class Above(Slopes):
             stop: asked after every step.
         """
         terms = [_Terms.of(folded, start, end, stop) for start, end in folded.blocks or ((0, 0),)]
-        found: list[tuple[Planes | None, Tensor, float]] = []
+        found: list[tuple[HullCuts | None, Tensor, float]] = []
         for number in range(len(objectives)):
-            bound = _Bound(folded, objectives[number : number + 1])
+            bound = _LineBound(folded, objectives[number : number + 1])
             lines = bound.parameters(slopes[number])
-            over = _Planes(folded, terms, bound.far(lines) & (folded.slope < 1))
+            over = _CutSearch(folded, terms, bound.far(lines) & (folded.slope < 1))
             size = folded.size
 
-            def value(given: Tensor, bound: _Bound = bound, over: _Planes = over, size: int = size) -> Tensor:
+            def value(given: Tensor, bound: _LineBound = bound, over: _CutSearch = over, size: int = size) -> Tensor:
                 return bound(given[:, :size], over.at(given[0, size:]))[0]
 
             best, least = self.climb(value, torch.cat([lines, over.start])[None], stop)
@@ -161,52 +157,46 @@ class Above(Slopes):
         return found
 
 
-class _Bound:
-    """The bounds of rows in float32, as a function of what lines there are.
-
-    Args:
-        folded: the system.
-        rows: bounded from below.
+class _LineBound:
+    """Lower bounds of rows in float32, as a function of the lines that are taken.
 
     Attributes:
         start: (m,) parameters to begin with: steep lines below activations that are mostly active.
     """
 
-    def __init__(self, folded: Folded, rows: Rows) -> None:
+    def __init__(self, folded: Folded, rows: AffineForms) -> None:
         single = torch.float32
         self._folded = folded
-        self._rows = Rows(*(t.to(single) for t in vars(rows).values()))
+        self._rows = AffineForms(*(t.to(single) for t in vars(rows).values()))
         lower, upper, slope = folded.lower.to(single), folded.upper.to(single), folded.slope.to(single)
         self._curvature, self._chord = folded.curvature.to(single), folded.chords(single)
         self._offset = (slope - self._chord) * lower
         self._least, self._room = slope.clamp(max=1), (slope - 1).abs()
-        self._fan = Fan.of(folded, single) if folded.functions else None
+        self._fan = SlopeCandidates.of(folded, single) if folded.functions else None
         self.start = ((upper > -lower) ^ (slope > 1)).to(single)
         self.start[folded.smooth] = 0.5
 
     def parameters(self, slopes: Tensor) -> Tensor:
-        """(m,) of lines below activations with these slopes (m,)."""
+        """Return the parameters (m,) of lines below activations with these slopes (m,)."""
         room = self._room.clamp(min=tiny(torch.float32))
         return ((slopes.to(room) - self._least) / room).clamp(0, 1)
 
     def far(self, lines: Tensor) -> Tensor:
-        """(m,) bool, the neurons at whose far side, that of the chord, the first row wants them."""
+        """Return the neurons, (m,) bool, that the first row wants at their far side, that of the chord."""
         return self._walked(lines[None], ())[2][0]
 
-    def __call__(self, lines: Tensor, planes: Sequence[_Over] = ()) -> tuple[Tensor, Tensor]:
-        """Bounds (rows,), and the slopes of the lines that were taken, (rows, m).
+    def __call__(self, lines: Tensor, cuts: Sequence[_BlockCuts] = ()) -> tuple[Tensor, Tensor]:
+        """Return bounds (rows,), and the slopes (rows, m) of lines by their parameters (rows, m) in [0, 1].
 
-        Args:
-            lines: (rows, m) parameters in [0, 1] of each neuron's line.
-            planes: in the place of some chords, block by block; for one row.
+        Cuts are in the place of some chords, block by block; for one row.
         """
-        return self._walked(lines, planes)[:2]
+        return self._walked(lines, cuts)[:2]
 
-    def _walked(self, lines: Tensor, planes: Sequence[_Over]) -> tuple[Tensor, Tensor, Tensor]:
+    def _walked(self, lines: Tensor, cuts: Sequence[_BlockCuts]) -> tuple[Tensor, Tensor, Tensor]:
         n, blocks, smooth = self._folded.inputs, self._folded.blocks, self._folded.smooth
         slopes, fars = {0: lines[:, :0]}, {0: lines[:, :0] > 0}
 
-        def taken(start: int, end: int, mine: Tensor) -> tuple[Tensor, Rows]:
+        def taken(start: int, end: int, mine: Tensor) -> tuple[Tensor, AffineForms]:
             given, part = lines[:, start:end], slice(start, end)
             # The chord is above a convex activation, and below a concave one.
             far = mine * self._curvature[part] < 0
@@ -218,8 +208,8 @@ class _Bound:
             slopes[start], fars[start] = slope, far
             weight, rest = mine * slope, mine * shift
             before, above = mine.new_zeros(1, n + start), mine.new_zeros(1)
-            if planes:
-                over = planes[blocks.index((start, end))]
+            if cuts:
+                over = cuts[blocks.index((start, end))]
                 covered = far & over.covers
                 weight, rest = torch.where(covered, 0.0, weight), torch.where(covered, 0.0, rest)
                 amount = torch.where(covered, mine, 0.0)[0, over.covers]
@@ -227,9 +217,9 @@ class _Bound:
                 terms = (amount[:, None] * over.coefficients).flatten()[None]
                 before = before.index_add(1, over.places.flatten(), terms)
             constant = rest.sum(1) + above
-            return weight, Rows(before[:, :n], before[:, n:], constant, constant)
+            return weight, AffineForms(before[:, :n], before[:, n:], constant, constant)
 
-        first = Rows(*(t.expand(len(lines), *t.shape[1:]) for t in vars(self._rows).values()))
+        first = AffineForms(*(t.expand(len(lines), *t.shape[1:]) for t in vars(self._rows).values()))
         found = self._folded.substituted(first, taken, rounded=False)
         every = [start for start, _ in blocks] or [0]
         slope, far = (torch.cat([found[start] for start in every], 1) for found in (slopes, fars))
@@ -237,12 +227,12 @@ class _Bound:
 
 
 @dataclass(frozen=True, eq=False)
-class Planes:
-    """Upper bounds of some neurons' values, affine in e and in the values r of earlier neurons.
+class HullCuts:
+    """Upper bounds of some neurons' values, affine in e and in the values r of earlier neurons (hull cuts).
 
     Attributes:
         neurons: (h,) which, in ascending order.
-        entries: (2, count) the plane and the variable, among e and r, of every coefficient; planes in ascending order.
+        entries: (2, count) the cut and the variable, among e and r, of every coefficient; cuts in ascending order.
         coefficients: (count,).
         parts: (count,) θ, what parts of the pre-activation's coefficients these are.
         bends: (h, 2) μ and ν.
@@ -259,25 +249,25 @@ class Planes:
     width: Tensor
 
     @staticmethod
-    def cat(parts: Sequence[Planes]) -> Planes:
-        """All planes of several, whose neurons ascend from one to the next."""
+    def cat(parts: Sequence[HullCuts]) -> HullCuts:
+        """All cuts of several, whose neurons ascend from one to the next."""
         starts = itertools.accumulate((len(part.neurons) for part in parts[:-1]), initial=0)
         moved = [part.entries + torch.tensor([[s], [0]]) for part, s in zip(parts, starts, strict=True)]
         rest = ((p.coefficients, p.parts, p.bends, p.constant, p.width) for p in parts)
         fields = (torch.cat(field) for field in zip(*rest, strict=True))
-        return Planes(torch.cat([p.neurons for p in parts]), torch.cat(moved, 1), *fields)
+        return HullCuts(torch.cat([p.neurons for p in parts]), torch.cat(moved, 1), *fields)
 
-    def rows(self, chosen: Tensor, inputs: int, neurons: int) -> Rows:
+    def rows(self, chosen: Tensor, inputs: int, neurons: int) -> AffineForms:
         """Some of the bounds, in ascending order, as rows of e and r, by how many of either there are."""
         mine = torch.isin(self.entries[0], chosen)
         row, column = self.entries[:, mine]
         dense = torch.zeros(len(chosen), inputs + neurons, dtype=torch.float64)
         dense[torch.searchsorted(chosen, row), column] = self.coefficients[mine]
         constant = self.constant[chosen]
-        return Rows(dense[:, :inputs], dense[:, inputs:], constant, torch.zeros_like(constant))
+        return AffineForms(dense[:, :inputs], dense[:, inputs:], constant, torch.zeros_like(constant))
 
-    def combined(self, amount: Tensor, block: tuple[int, int], folded: Folded, width: Tensor) -> Rows:
-        """The sums Σ amount·(plane − width) over the planes of a block's neurons, of e and of r before the block.
+    def combined(self, amount: Tensor, block: tuple[int, int], folded: Folded, width: Tensor) -> AffineForms:
+        """The sums Σ amount·(cut − width) over the cuts of a block's neurons, of e and of r before the block.
 
         Args:
             amount: (rows, neurons of the block).
@@ -298,18 +288,14 @@ class Planes:
         size = size.index_add(0, entries[0], values.abs() * reach[entries[1]])
         underflow = 8 * TINY * (count + 1) * (1 + n + start) * (1 + reach.sum())
         error = OWN * (gamma(count + 4, torch.float64) * (mine.abs() @ size) + underflow)
-        return Rows(found[:, :n], found[:, n:], mine @ level, error)
+        return AffineForms(found[:, :n], found[:, n:], mine @ level, error)
 
 
 @dataclass(frozen=True, eq=False)
-class _Over:
-    """The planes over neurons of one block while they are searched for.
+class _BlockCuts:
+    """The h cuts over those neurons of one block, (neurons,) bool, that have one while they are searched for.
 
-    Attributes:
-        covers: (neurons of the block,) bool, which have one.
-        places: (h, k) the variables of each plane's terms, among e and r.
-        coefficients: (h, k).
-        constant: (h,).
+    ``places`` are the variables of each cut's terms, among e and r, (h, k).
     """
 
     covers: Tensor
@@ -324,10 +310,8 @@ class _Terms:
 
     Attributes:
         neurons: (h,) their numbers.
-        places: (h, k) each term's variable, among e and the neurons' values.
-        weight: (h, k) its coefficient.
-        size: (h, k) ≥ 0, likewise, of the scaled variable.
-        middle: (h, k) the centre of its variable.
+        places, weight, size, middle: (h, k) each term's variable, among e and the neurons' values; its coefficient; the
+            magnitude of that of the scaled variable; and the centre of its variable.
         constant: (h,) the pre-activations where y is zero.
         own, error: (h,) the constants of the pre-activations' forms, and their errors.
         lower, upper, below: (h,) the bounds of the pre-activations, and the activations' slopes below zero.
@@ -349,7 +333,7 @@ class _Terms:
     def of(folded: Folded, start: int, end: int, stop: Callable[[], bool]) -> _Terms:
         """The terms, in float64, of those neurons of a block that have few enough; of none once ``stop`` says so."""
         most = folded.inputs + folded.size if folded.whole else _FEW
-        found = [_Terms._of(folded, torch.arange(0), Rows.zeros(0, folded.inputs, folded.size))]
+        found = [_Terms._of(folded, torch.arange(0), AffineForms.zeros(0, folded.inputs, folded.size))]
         for neurons in torch.arange(start, end).split(max(1, _PART // (1 + folded.inputs + folded.size))):
             forms = folded.of_neurons(neurons)
             few = ((forms.inputs != 0).sum(1) + (forms.neurons != 0).sum(1) <= most).nonzero().squeeze(1)
@@ -362,7 +346,7 @@ class _Terms:
         return _Terms(*(torch.cat([getattr(terms, name) for terms in found]) for name in vars(found[0])))
 
     @staticmethod
-    def _of(folded: Folded, neurons: Tensor, forms: Rows) -> _Terms:
+    def _of(folded: Folded, neurons: Tensor, forms: AffineForms) -> _Terms:
         whole = torch.cat([forms.inputs, forms.neurons], 1)
         row, column = whole.nonzero(as_tuple=True)
         count = torch.bincount(row, minlength=len(neurons))
@@ -381,7 +365,6 @@ class _Terms:
         return _Terms(neurons, places, weight, weight.abs() * radius[places], middle, constant, *own, *ends)
 
     def _padded(self, wide: int) -> _Terms:
-        """The terms with so many in every row."""
         return self._each(lambda t: pad(t, (0, wide - t.shape[1])) if t.dim() > 1 else t)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> _Terms:
@@ -391,20 +374,14 @@ class _Terms:
         return self._each(lambda t: t[chosen])
 
     def single(self) -> _Terms:
-        """The terms in float32."""
         return self._each(lambda t: t.float() if t.is_floating_point() else t)
 
     def tops(self, theta: Tensor, mu: Tensor, nu: Tensor) -> Tensor:
-        """(h,) the constants, about the centre, of the planes with the coefficients θ·w."""
+        """Return the constants (h,), about the centre, of the cuts with the coefficients θ·w, on either side of 0."""
         active, inactive = 1 - mu, nu + self.below
         over = ((theta - active[:, None]).abs() * self.size).sum(1) + active * self.constant + mu * self.upper
         under = ((theta - inactive[:, None]).abs() * self.size).sum(1) + inactive * self.constant - nu * self.lower
-        return higher(over, under)
-
-
-def higher(active: Tensor, inactive: Tensor) -> Tensor:
-    """The constants that bound a neuron on both sides of zero, by those that bound it on either side."""
-    return torch.maximum(active, inactive)
+        return torch.maximum(over, under)
 
 
 def variables(folded: Folded) -> tuple[Tensor, Tensor]:
@@ -418,13 +395,13 @@ def variables(folded: Folded) -> tuple[Tensor, Tensor]:
     return center, radius
 
 
-class _Planes:
-    """The planes over some neurons as a function of θ (h, k), μ and ν (h,) of each block, all in one row.
+class _CutSearch:
+    """The cuts over some neurons as a function of θ (h, k), μ and ν (h,) of each block, all in one row.
 
     Args:
         folded: the system.
-        terms: of the neurons of each block that may have planes.
-        chosen: (m,) bool, the neurons with planes.
+        terms: of the neurons of each block that may have cuts.
+        chosen: (m,) bool, the neurons with cuts.
 
     Attributes:
         start: (parameters,) of chords.
@@ -449,21 +426,21 @@ class _Planes:
         parts = iter(given.split(sizes))
         return [(next(parts).reshape(mine.weight.shape), next(parts), next(parts)) for mine in self._single]
 
-    def at(self, given: Tensor) -> list[_Over]:
-        """The planes of each block by their parameters."""
+    def at(self, given: Tensor) -> list[_BlockCuts]:
+        """The cuts of each block by their parameters."""
         found = []
         for covers, mine, (theta, mu, nu) in zip(self._covers, self._single, self._split(given), strict=True):
             coefficients = theta * mine.weight
             constant = mine.tops(theta, mu, nu) - (coefficients * mine.middle).sum(1)
-            found.append(_Over(covers, mine.places, coefficients, constant))
+            found.append(_BlockCuts(covers, mine.places, coefficients, constant))
         return found
 
-    def rounded(self, given: Tensor) -> Planes:
-        """The planes in float64, with constants that make them bounds whatever rounding does."""
+    def rounded(self, given: Tensor) -> HullCuts:
+        """The cuts in float64, with constants that make them bounds whatever rounding does."""
         parts = zip(self._exact, self._split((given.double() * _SHORT).round() / _SHORT), strict=True)
-        return Planes.cat([self._rounded(mine, *parameters) for mine, parameters in parts])
+        return HullCuts.cat([self._rounded(mine, *parameters) for mine, parameters in parts])
 
-    def _rounded(self, mine: _Terms, theta: Tensor, mu: Tensor, nu: Tensor) -> Planes:
+    def _rounded(self, mine: _Terms, theta: Tensor, mu: Tensor, nu: Tensor) -> HullCuts:
         chord = self._folded.chords(torch.float64)[mine.neurons]
         # θ is one of 2²⁰ parts, so that its differences from μ, ν and 1 are exact; a product with a weight is not.
         coefficients, top = theta * mine.weight, mine.tops(theta, mu, nu)
@@ -477,4 +454,4 @@ class _Planes:
         row, term = (mine.weight != 0).nonzero(as_tuple=True)
         entries = torch.stack([row, mine.places[row, term]])
         found = (coefficients[row, term], theta[row, term], torch.stack([mu, nu], 1))
-        return Planes(mine.neurons, entries, *found, top - moved + error, width + 2 * error)
+        return HullCuts(mine.neurons, entries, *found, top - moved + error, width + 2 * error)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,7 +29,7 @@ from verifiable_relu.trust.certificate import Proof, Tighter, Tree
 from verifiable_relu.verifiers.bab.curves import is_smooth
 from verifiable_relu.verifiers.bab.query import FoldedQuery, tree_bytes
 from verifiable_relu.verifiers.bab.recorded import Refined
-from verifiable_relu.verifiers.bab.search import Candidates, Rounds, search
+from verifiable_relu.verifiers.bab.search import QuerySearch, Schedule, WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import (
@@ -54,10 +54,10 @@ _HARD = Branching(choices=32, look=0, looked=4000)
 """How trees of a network with shortcuts are searched once they have stood still."""
 
 _BESIDE = 2e10
-"""``Rounds.first`` in networks with shortcuts."""
+"""``Schedule.first`` in networks with shortcuts."""
 
 _CURVED = 6
-"""Steps of the search for bounds of neurons where some are smooth."""
+"""Steps of the search for bounds of neurons where some are smooth: there they are worth more than splits."""
 
 
 class Decider:
@@ -73,10 +73,6 @@ class Decider:
     intermediate: Ascent
     record = False
 
-    def ascent(self, network: Network) -> Ascent:
-        """``intermediate`` for a network."""
-        return self.intermediate
-
     def require(self, network: Network) -> None:
         """Raise an ``UnsupportedError`` where the method does not take a network."""
         network.require_piecewise_linear()
@@ -89,7 +85,7 @@ class Decider:
         """
 
     def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
-        """The outcome of one query of a batch that bounds leave open."""
+        """Return the outcome of one query of a batch that bounds leave open."""
         raise NotImplementedError
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
@@ -112,7 +108,7 @@ class Decider:
                 batch.stage(self.name, done, len(batch.queries))
 
     def _decided(self, bounds: BoundedBoxes, alone: QueryBatch, number: int) -> Outcome:
-        """The outcome of one query of a batch."""
+        """Return the outcome of one query of a batch."""
         try:
             self.start()
         except CallFailed as error:
@@ -133,8 +129,7 @@ class Bab(Decider):
     """Branch and bound on one relaxation for each polytope of the unsafe set.
 
     Attributes:
-        intermediate: the search for bounds of the neurons that CROWN leaves unstable; its steps are those where all of
-            these are piecewise linear.
+        intermediate: the search for bounds of the neurons that CROWN leaves unstable, where all are piecewise linear.
         slopes: the search for the slopes of each relaxation.
         search: how trees are searched.
         rounds: how trees and tighter bounds of neurons take turns; in networks with shortcuts trees alone, on better
@@ -146,22 +141,18 @@ class Bab(Decider):
     intermediate: Ascent = Ascent(steps=2)  # noqa: RUF009 -- frozen
     slopes: Slopes = field(default_factory=Slopes)
     search: Branching = field(default_factory=Branching)
-    rounds: Rounds = field(default_factory=Rounds)
+    rounds: Schedule = field(default_factory=Schedule)
     alone: float = field(default=SOLO_WORK, repr=False)
     record: bool = field(default=False, repr=False)
 
     name: ClassVar[str] = "bab"
 
     def fits(self, inputs: int, neurons: float, memory: int) -> bool:
-        """Whether some memory suffices for a query's trees, by how many inputs vary and neurons are unstable."""
+        """Return True if some memory suffices for a query's trees, by how many inputs vary and neurons are unstable."""
         return neurons < memory and tree_bytes(inputs, int(neurons)) <= memory / 2
 
-    def ascent(self, network: Network) -> Ascent:
-        # Phases are split for less than the search takes; beside curves it is the other way round.
-        return self.intermediate if network.piecewise_linear else replace(self.intermediate, steps=_CURVED)
-
     def takes(self, network: Network) -> bool:
-        """Whether neurons of every activation of a network can be split."""
+        """Return True if neurons of every activation of a network can be split."""
         try:
             self.require(network)
         except UnsupportedError:
@@ -169,7 +160,6 @@ class Bab(Decider):
         return True
 
     def require(self, network: Network) -> None:
-        """Raise an ``UnsupportedError`` where the method does not take a network."""
         if network.multiplies:
             network.require_piecewise_linear()
         for node in network.nodes:
@@ -177,30 +167,28 @@ class Bab(Decider):
                 is_smooth(node)
 
     def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
-        """The outcome of the trees of one query."""
-        candidates = Candidates(bounds.queries[number], self.name)
+        query = bounds.queries[number]
+        candidates = WitnessCheck(query, self.name)
         with torch.no_grad():
             system = bounds.system(number, self.slopes, work)
             if system is None:
                 return candidates.anywhere()
-            record = Refined(bounds.queries[number].network.activations) if bounds.recording else None
+            record = Refined(query.network.activations) if bounds.recorder is not None else None
             within = replace(work, memory=work.memory // 2, processes=most_shares(work.processes), solo_work=self.alone)
             rounds = self.rounds
-            if bounds.queries[number].network.joins:
-                # Beside shortcuts, planes and refinements take longer and gain less than trees do in the same time.
+            if query.network.joins:
+                # Beside shortcuts, cuts and refinements take longer and gain less than trees do in the same time.
                 rounds = replace(rounds, refinement=None, better=Slopes(), hard=_HARD, tried=False, first=_BESIDE)
-            found = search(system, candidates, self.search, rounds, within, record)
+            found = QuerySearch(system, candidates, self.search, rounds, within, record).run()
         bounds.prove(number, found.lower)
-        told = f"{found.nodes} sub-problems, {found.rounds} refinements"
-        margin = bounds.margin(number)
+        told, margin = f"{found.nodes} sub-problems, {found.rounds} refinements", bounds.margin(number)
         if candidates.found is not None:
             return replace(candidates.found, detail=told, subproblems=found.nodes)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
-            proof = bounds.recorded(number, found.recorded) if record is None or record.complete else None
-            return Outcome(
-                Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, None, told, {}, None, found.nodes, proof
-            )
+            proof = bounds.proof(number, found.recorded) if record is None or record.complete else None
+            proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, detail=told, proof=proof)
+            return replace(proved, subproblems=found.nodes)
         known = {"margin": margin if margin > -torch.inf else None, "subproblems": found.nodes}
         return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", **known)
 
@@ -208,14 +196,12 @@ class Bab(Decider):
 class BoundedBoxes:
     """Bounds of a batch of boxes of one network, and of the property's rows there.
 
-    Args:
-        method: the options.
-        part: the batch; what is known of its queries is where the bounds start, and they are added to it.
-        work: what may be used.
+    They start from what is known of the queries, and are added to it.
 
     Attributes:
-        relaxation: of the boxes.
         queries: by number.
+        recorder: keeps what proves the bounds; None for nobody.
+        relaxation: of the boxes.
         lower: for each query (polytopes,) proven lower bounds of the largest row of each polytope, as ``RowBatch``
             counts polytopes.
         unstable: for each query the number of unstable neurons.
@@ -226,27 +212,30 @@ class BoundedBoxes:
         network = part.network
         method.require(network)
         self.queries, self._bounds_cache, self._method = part.queries, part.bounds_cache, method.name
-        self._samples = {number: sample for sample, number in enumerate(part.queries)}
         numbers = list(part.queries)
-        self._recorder: Recorder | None = None
+        self._samples = {number: sample for sample, number in enumerate(numbers)}
         net, properties = network.to(torch.float64), [query.property for query in part.queries.values()]
-        memory, stop = work.memory // 2, work.stop
+        limits: dict[str, Any] = {"memory": work.memory // 2, "stop": work.stop}
         with torch.no_grad():
             box = input_box(properties, network)
-            known = part.bounds_cache.known(numbers, net, box.lower)
-            ascent = method.ascent(network)
-            search, coarse = neurons(ascent, memory=memory, stop=stop), None
-            record = method.record and not uncertified(network)
-            if record:
-                # What others have proven is not recorded.
-                known, recorder = None, Recorder.of(network)
-                search, coarse = recorder.search(ascent, memory=memory, stop=stop), recorder.coarse
-                self._recorder = recorder
-            options = {"search": search, "steps": ascent.steps, "memory": memory, "stop": stop, "coarse": coarse}
-            self.relaxation = relaxation(net, box, known, exact=True, **options)  # type: ignore[arg-type]
-            whole = not stop()
+            ascent = method.intermediate
+            if not network.piecewise_linear:
+                ascent = replace(ascent, steps=_CURVED)
+            # What others have proven is not recorded.
+            self.recorder = Recorder.of(network) if method.record and not uncertified(network) else None
+            if self.recorder is None:
+                known, search, coarse = (
+                    part.bounds_cache.known(numbers, net, box.lower),
+                    neurons(ascent, **limits),
+                    None,
+                )
+            else:
+                known, search, coarse = None, self.recorder.search(ascent, **limits), self.recorder.coarse
+            options = {"search": search, "steps": ascent.steps, "coarse": coarse, "exact": True, **limits}
+            self.relaxation = relaxation(net, box, known, **options)
+            whole = not work.stop()
             rows = RowBatch.from_properties(properties, network.output_size)
-            values = self.relaxation.outputs(rows.matrix, rows.sample, memory=memory, stop=stop)
+            values = self.relaxation.outputs(rows.matrix, rows.sample, **limits)
             values = torch.maximum(values, self.relaxation.outputs(rows.matrix, rows.sample, intervals=True))
             values = below(values - rows.bound)
         pre = self.relaxation.pre
@@ -256,38 +245,27 @@ class BoundedBoxes:
         counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).split(rows.polytopes)
         self._counts = dict(zip(numbers, counts, strict=True))
         free = [unstable(net.nodes[index], pre[index]).flatten(1).sum(1) for index in net.activations]
-        unstable_ = sum(free, start=torch.zeros(len(numbers), dtype=torch.long))
-        self.unstable = dict(zip(numbers, unstable_.tolist(), strict=True))
+        every = sum(free, start=torch.zeros(len(numbers), dtype=torch.long))
+        self.unstable = dict(zip(numbers, every.tolist(), strict=True))
         self.trust = Trust.ROUNDED if covers(net, torch.float64, "cpu") else Trust.FLOAT
 
     def sample(self, number: int) -> int:
-        """The place of a query in the batch."""
+        """Return the place of a query in the batch."""
         return self._samples[number]
 
     def outcome(self, number: int) -> Outcome:
-        """What the bounds alone say of one query."""
+        """Return what the bounds alone say of one query."""
         margin = self.margin(number)
         known = {"margin": margin if margin > -torch.inf else None, "unstable": self.unstable[number], "subproblems": 0}
         if not margin > 0:
             return Outcome.unknown(Reason.INCOMPLETE, self._method, **known)
-        detail, proof = "decided by bounds alone", self.recorded(number, {})
-        return Outcome(
-            Verdict.UNSAT,
-            Reason.PROVED,
-            self._method,
-            self.trust,
-            detail=detail,
-            proof=proof,
-            **known,
-        )
-
-    @property
-    def recording(self) -> bool:
-        """Whether what proves the bounds is recorded."""
-        return self._recorder is not None
+        known |= {"detail": "decided by bounds alone", "proof": self.proof(number, {})}
+        return Outcome(Verdict.UNSAT, Reason.PROVED, self._method, self.trust, **known)
 
     def system(self, number: int, slopes: Slopes, work: TimeBudget) -> FoldedQuery | None:
-        """The folded system of one query and its open polytopes; None if one of these has no rows: any point is unsafe.
+        """Return the folded system of one query and its open polytopes.
+
+        None if one of these has no rows: any point is unsafe.
 
         Raises:
             OutOfTime: if no time is left.
@@ -303,13 +281,13 @@ class BoundedBoxes:
             self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
         self._bounds_cache.prove(number, lower)
 
-    def recorded(self, number: int, trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]]) -> Proof | None:
-        """What proves that one query is unsat, with the trees of some polytopes; None if nothing is recorded."""
-        if self._recorder is None:
+    def proof(self, number: int, trees: Mapping[int, tuple[list[int], Tree, Sequence[Tighter]]]) -> Proof | None:
+        """Return what proves that one query is unsat, with the trees of some polytopes; None if nothing is recorded."""
+        if self.recorder is None:
             return None
         with torch.no_grad():
-            return self._recorder.proof(self.relaxation, self.sample(number), self.queries[number].property, trees)
+            return self.recorder.proof(self.relaxation, self.sample(number), self.queries[number].property, trees)
 
     def margin(self, number: int) -> float:
-        """A proven lower bound of one query's margin."""
+        """Return a proven lower bound of one query's margin."""
         return min(self.lower[number].tolist(), default=torch.inf)

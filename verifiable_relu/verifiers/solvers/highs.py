@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -57,13 +57,11 @@ class HighsTask:
         options: HiGHS's, by its names.
         seconds: after which it is told to stop, by a clock that nobody sets (its own ``time_limit`` goes by the clock
             that tells the time of day).
-        ray: whether a ray is asked for where the program is linear and infeasible.
     """
 
     program: Program
     options: Mapping[str, bool | int | float]
     seconds: float
-    ray: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,18 +73,14 @@ class HighsResult:
             ``kSolveError`` where its arithmetic failed, or another of its ``HighsModelStatus``.
         values: (columns,) the last solution; empty if there is none.
         objective: its cost.
-        duals: (rows,) the multipliers of the rows; empty if there are none.
-        ray: (rows,) multipliers of the rows that show that a program is infeasible; None if there are none.
     """
 
     status: str
     values: np.ndarray
     objective: float
-    duals: np.ndarray
-    ray: np.ndarray | None = None
 
 
-_FAILED = HighsResult("kSolveError", np.zeros(0), 0.0, np.zeros(0))
+_FAILED = HighsResult("kSolveError", np.zeros(0), 0.0)
 
 
 def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
@@ -127,26 +121,11 @@ def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
     solver.cbMipInterrupt.subscribe(interrupt)
     solver.cbSimplexInterrupt.subscribe(interrupt)
 
-    def runs() -> bool:
-        # Being told to stop is an error to some of HiGHS's algorithms; a basis can be singular to its arithmetic.
-        return solver.run() != HighsStatus.kError or solver.getModelStatus() == HighsModelStatus.kInterrupt
-
-    if not runs():
+    # Being told to stop is an error to some of HiGHS's algorithms; a basis can be singular to its arithmetic.
+    if solver.run() == HighsStatus.kError and solver.getModelStatus() != HighsModelStatus.kInterrupt:
         return _FAILED
-    ray = None
-    if task.ray and solver.getModelStatus() == HighsModelStatus.kInfeasible and time.perf_counter() < end:
-        # Presolving may find that out without a ray.
-        solver.setOptionValue("presolve", "off")
-        if not runs():
-            return _FAILED
-        untyped: Any = solver
-        found, exists, multipliers = untyped.getDualRay()
-        if exists and found == HighsStatus.kOk:
-            ray = np.array(multipliers)
-    solution = solver.getSolution()
-    duals = np.array(solution.row_dual) if solution.dual_valid else np.zeros(0)
-    status = solver.getModelStatus().name
-    return HighsResult(status, np.array(solution.col_value), solver.getObjectiveValue(), duals, ray)
+    values = np.array(solver.getSolution().col_value)
+    return HighsResult(solver.getModelStatus().name, values, solver.getObjectiveValue())
 
 
 def _model(program: Program) -> highspy.HighsLp:
