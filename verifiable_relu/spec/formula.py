@@ -268,8 +268,6 @@ class _NormalForm:
             choices: the disjunctions.
         """
         for choice in choices:
-            if not found:
-                break
             options: list[_Case] = []
             for part, positive in flat(*choice, Or):
                 bounds, rows, inner = self.conjunction(part, positive)
