@@ -174,7 +174,7 @@ def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
     query = hard(gap=0.0)
     x = torch.from_numpy(np.random.default_rng(1).uniform(-1, 1, (4096, 6)))
     y = query.network.to(torch.float64)(x)
-    rows = RowBatch.of([query.property], 2)
+    rows = RowBatch.from_properties([query.property], 2)
     sampled = float(rows.margins(y @ rows.matrix.T - rows.bound).min())
     searched = tree(query, Branching(batch=16))
     bounds = [searched.bound(lambda: False)]

@@ -132,7 +132,7 @@ def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
             for index, bounds in root.pre.items():
                 values = before(network, index, x)
                 assert bool((values >= bounds.lower - 1e-12).all() and (values <= bounds.upper + 1e-12).all())
-            rows = RowBatch.of([query.property], network.output_size)
+            rows = RowBatch.from_properties([query.property], network.output_size)
             reached = rows.largest(network(x).flatten(1) @ rows.matrix.T - rows.bound).amin(0)
             assert bool((root.lower <= reached + 1e-12).all())
 
@@ -182,7 +182,7 @@ def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
     one, two = queries(network, 1, radius=0.05)[0], queries(network, 1, radius=0.05, seed=9)[0]
     for method in (Crown(), SEARCHING, Bab(), Milp(), Smt(whole=True)):
         bounds_cache = BoundsCache(PLENTY)
-        rows = RowBatch.of([one.property], network.output_size)
+        rows = RowBatch.from_properties([one.property], network.output_size)
         nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
         bounds_cache.learn([0], network, pre(two), rows, nothing, reached=math.inf)
         (outcome,) = ask(method, [one], bounds_cache)
@@ -223,7 +223,7 @@ def test_bounding_that_was_cut_short_is_taken_up_again() -> None:
     query = queries(network, 1, radius=0.5)[0]
     bounds_cache = BoundsCache(PLENTY)
     found = module.relaxation(network, input_box([query.property], network), None, stop=lambda: True)
-    rows = RowBatch.of([query.property], network.output_size)
+    rows = RowBatch.from_properties([query.property], network.output_size)
     nothing = torch.full((len(rows.bound),), -torch.inf, dtype=torch.float64)
     bounds_cache.learn([0], network, found.pre, rows, nothing, reached=-1)
     ask(Crown(), [query], bounds_cache)
@@ -263,7 +263,7 @@ def test_what_several_stages_exclude_together_is_a_verdict() -> None:
 def test_a_bound_that_is_not_a_number_says_nothing() -> None:
     network, bounds_cache = mlp(), BoundsCache(PLENTY)
     query = queries(network, 1)[0]
-    rows, found = RowBatch.of([query.property], network.output_size), pre(query)
+    rows, found = RowBatch.from_properties([query.property], network.output_size), pre(query)
     broken = {i: Bounds(b.lower * torch.nan, b.upper) for i, b in found.items()}
     values = torch.tensor([torch.nan, -1.0], dtype=torch.float64)
     assert bounds_cache.learn([0], network, broken, rows, values, reached=math.inf).tolist() == [-torch.inf, -1.0]

@@ -36,7 +36,7 @@ def slack(batch: RowBatch, row: int, y: list[Fraction]) -> Fraction:
 @given(polytope=st.lists(rows, min_size=1, max_size=2).map(tuple), y=st.lists(numbers, min_size=2, max_size=2))
 def test_the_float_rows_hold_the_polytope_and_bound_its_margin(polytope: Polytope, y: list[Fraction]) -> None:
     prop = Property(Box(np.zeros(1), np.ones(1)), (polytope,))
-    batch = RowBatch.of([prop], 2)
+    batch = RowBatch.from_properties([prop], 2)
     assert set(batch.origin.tolist()) == {0}
     parts = []
     for part in range(len(batch.owner)):
@@ -50,7 +50,7 @@ def test_the_float_rows_hold_the_polytope_and_bound_its_margin(polytope: Polytop
 
 def test_short_coefficients_stay_one_polytope() -> None:
     prop = Property(Box(np.zeros(1), np.ones(1)), ((Row(((0, Fraction(1, 10)), (1, Fraction(-3))), Fraction(1, 2)),),))
-    batch = RowBatch.of([prop], 2)
+    batch = RowBatch.from_properties([prop], 2)
     assert batch.matrix.tolist() == [[1.0, -30.0]]
     assert (batch.bound.tolist(), batch.scale.tolist(), batch.owner.tolist()) == ([5.0], [10.0], [0])
 
@@ -58,9 +58,9 @@ def test_short_coefficients_stay_one_polytope() -> None:
 def test_parts_are_taken_with_their_property() -> None:
     box = Box(np.zeros(1), np.ones(1))
     short, long = Row(((0, Fraction(1)),), Fraction(1)), Row(((0, Fraction(1, 3) + Fraction(1, 10**25)),), Fraction(1))
-    batch = RowBatch.of([Property(box, ((short,), (long,))), Property(box, ((long, short),))], 1)
+    batch = RowBatch.from_properties([Property(box, ((short,), (long,))), Property(box, ((long, short),))], 1)
     again = batch.take(torch.tensor([1, 0, 1]))
-    alone = RowBatch.of([Property(box, ((long, short),))], 1)
+    alone = RowBatch.from_properties([Property(box, ((long, short),))], 1)
     count = len(alone.bound)
     assert again.matrix[:count].tolist() == again.matrix[-count:].tolist() == alone.matrix.tolist()
     values = torch.arange(len(again.bound), dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_a_witness_is_a_point_of_its_box(ends: tuple[float, float], x: float) ->
 def test_a_sum_of_rows_holds_where_all_of_them_hold_and_is_no_larger_than_the_largest(
     polytopes: tuple[Polytope, ...], weights: list[int], y: list[Fraction]
 ) -> None:
-    batch = RowBatch.of([Property(Box(np.zeros(1), np.ones(1)), polytopes)], 2)
+    batch = RowBatch.from_properties([Property(Box(np.zeros(1), np.ones(1)), polytopes)], 2)
     count = torch.bincount(batch.polytope, minlength=len(batch.owner)).tolist()
     given_ = [part for part, number in enumerate(count) if number]
     members = [(batch.polytope == part).nonzero().flatten().tolist() for part in given_]
@@ -113,7 +113,7 @@ def test_a_sum_of_rows_holds_where_all_of_them_hold_and_is_no_larger_than_the_la
 
 def test_sums_that_float64_cannot_hold_are_left_out() -> None:
     large, small = Row(((0, Fraction(2**52)),), Fraction(0)), Row(((0, Fraction(1)),), Fraction(1))
-    batch = RowBatch.of([Property(Box(np.zeros(1), np.ones(1)), ((large, small), (small, small)))], 1)
+    batch = RowBatch.from_properties([Property(Box(np.zeros(1), np.ones(1)), ((large, small), (small, small)))], 1)
     members = torch.tensor([[0, 1], [2, 3]])
     found = batch.sums(torch.tensor([0, 1]), members, torch.tensor([[512.0, 3.0], [1.0, 2.0]]))
     assert (found.polytope.tolist(), found.matrix.tolist(), found.scale[0] >= 3) == ([1], [[3.0]], True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import sys
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -143,26 +142,6 @@ def test_a_limit_is_inclusive_and_what_is_of_another_kind_is_refused_at_once(tmp
         read_bytes(tmp_path / "b", 4, none)
 
 
-def test_memory_that_runs_out_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise MemoryError
-
-    (tmp_path / "p.vnnlib").write_text(ONE)
-    monkeypatch.setattr("verifiable_relu.spec.read.parse", full)
-    with pytest.raises(InputError, match="memory"):
-        read_vnnlib(tmp_path / "p.vnnlib")
-
-
-def test_the_limit_of_python_on_digits_changes_nothing() -> None:
-    known = sys.get_int_max_str_digits()
-    try:
-        for limit in (640, 0, 4300):
-            sys.set_int_max_str_digits(limit)
-            assert not unsafe(f"{ONE}(assert (<= Y_0 0.{'3' * 990}))", 1, 0, 0)
-    finally:
-        sys.set_int_max_str_digits(known)
-
-
 # ---- the folder of bad input --------------------------------------------------------------------------------------
 
 
@@ -290,18 +269,6 @@ def test_what_is_no_property_is_refused_by_name(rest: str, message: str) -> None
     with pytest.raises(InputError) as caught:
         read(ONE + rest)
     assert message in str(caught.value) and str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("index", ["-1", "3", "99999999999999999999"])
-def test_an_index_of_2_0_lies_within_the_shape(index: str) -> None:
-    with pytest.raises(InputError, match=r"line 4|18 digits"):
-        read(f"{TWO}(assert (<= Y[{index}] 1.0))")
-
-
-@pytest.mark.parametrize("term", ["(* 2.0Y[0] 1.0)", "(+ 2.0Y[0] 1.0)", "(+ Y[0] 1.0-0.5)", "(* Y[0] -1.0-0.5)"])
-def test_numbers_of_2_0_do_not_run_together(term: str) -> None:
-    with pytest.raises(InputError, match=r"line 4, column .* a blank is missing after"):
-        read(f"{TWO}(assert (<= {term} 1.0))")
 
 
 # ---- empty boxes --------------------------------------------------------------------------------------------------

@@ -11,44 +11,122 @@ import pytest
 from tests.support.draws import draws
 from tests.support.vnnlib_cases import Writer, damaged, exchanged, holds, reached
 from verifiable_relu.errors import LONGEST, InputError
-from verifiable_relu.spec import Property, SpecFile, read_vnnlib, vnnlib_text
+from verifiable_relu.spec import Property, read_vnnlib, vnnlib_text
 from verifiable_relu.spec.read import parse
 
 POINTS = 8
 
 
-def inside(spec: SpecFile, x: list[Fraction], y: list[Fraction]) -> bool:
-    return any(prop.box.contains(x) and prop.violated(y) for prop in spec.properties)
+class TwoNetworks(Writer):
+    """Random queries of two networks with inputs X and U and outputs Y and V, which they may relate.
+
+    Attributes:
+        ties: pairs of inputs that the query makes equal.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng, "2.0")
+        self.sizes = [rng.randint(1, 2) for _ in "XUYV"]
+        variables = zip("XUYV", self.sizes, strict=True)
+        self.names = [f"{variable}[{i}]" for variable, size in variables for i in range(size)]
+        self.inputs, self.outputs = sum(self.sizes[:2]), sum(self.sizes[2:])
+        pairs = range(min(self.sizes[:2]))
+        self.ties = [(f"X[{i}]", f"U[{i}]") for i in pairs] if rng.random() < 0.5 else []
+        if rng.random() < 0.2:
+            self.ties.append((rng.choice(self.names[: self.inputs]), rng.choice(self.names[: self.inputs])))
+
+    def declarations(self) -> list[str]:
+        x, u, y, v = (f"float32 [{size}]" for size in self.sizes)
+        return [
+            "(vnnlib-version <2.0>)",
+            f"(declare-network f (declare-input X {x}) (declare-output Y {y}))",
+            f"(declare-network g (declare-input U {u}) (declare-output V {v}))",
+        ]
+
+    def related(self) -> str:
+        """A comparison of inputs with each other or with outputs, or of products of them."""
+        rng = self.rng
+        if rng.random() < 0.4:
+            return f"({rng.choice(['<=', '>', '==', '!='])} {self.polynomial(rng.randint(1, 3))} {self.output()})"
+        x, other = rng.choice(self.names[: self.inputs]), rng.choice(self.names)
+        operator = rng.choice(["<=", ">=", "<", ">", "==", "!="])
+        match rng.randrange(4):
+            case 0:
+                return f"({operator} {x} (+ {other} {self.constant()}))"
+            case 1:
+                return f"({operator} (- {other} {x}) {self.constant()})"
+            case 2:
+                return f"({operator} (+ {x} (* -2.0 {other})) 0.0)"
+        return f"({operator} {x} {other})"
+
+    def polynomial(self, depth: int) -> str:
+        rng = self.rng
+        if depth == 0:
+            return rng.choice([*self.names, self.constant()])
+        parts = " ".join(self.polynomial(rng.randrange(depth)) for _ in range(rng.randint(2, 3)))
+        return f"({rng.choice('*+-*')} {parts})"
+
+    def atom(self) -> str:
+        return self.related() if self.rng.random() < 0.3 else super().atom()
+
+    def text(self) -> str:
+        rng = self.rng
+        first, second = (rng.sample(pair, 2) for pair in (("X", "U"), ("<=", ">=")))
+        ties = [f"(assert (== {' '.join(rng.sample(pair, 2))}))" for pair in self.ties]
+        lines = self.box() + [f"(assert {self.formula(rng.randint(0, 2))})" for _ in range(rng.randint(1, 3))]
+        if rng.random() < 0.3:
+            # Inputs without bounds of their own get them from those of others.
+            gone = f" {first[0]}[0] "
+            lines = [line for line in lines if gone not in line or "assert (and" in line or "assert (or" in line]
+            lines += [f"(assert ({op} {first[0]}[0] (+ {first[1]}[0] {self.number()})))" for op in second]
+        if ties and rng.random() < 0.3:
+            both = " ".join(line[8:-1] for line in ties)
+            ties = [f"(assert (and {both}))"]
+        lines += ties
+        rng.shuffle(lines)
+        return "\n".join(self.declarations() + lines) + "\n"
+
+    def point(self) -> dict[str, Fraction]:
+        """A point at which inputs that are made equal mostly are, and inputs often near to each other."""
+        found = super().point()
+        for first, second in self.ties:
+            if self.rng.random() < 0.9:
+                found[second] = found[first]
+        return found
+
+
+def writer(kind: str, rng: random.Random) -> Writer:
+    return TwoNetworks(rng) if kind == "two networks" else Writer(rng, kind)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_a_property_means_what_its_formula_says(version: str) -> None:
-    empty = read = satisfied = 0
-    for seed in range(draws(300)):
-        writer = Writer(random.Random(seed), version)
-        text = writer.text()
-        points = [writer.point() for _ in range(POINTS)]
+@pytest.mark.parametrize("kind", ["1.0", "2.0", "two networks"])
+def test_a_property_means_what_its_formula_says(kind: str) -> None:
+    empty = read = satisfied = passed = multiplied = 0
+    count = draws(600 if kind == "two networks" else 300)
+    for seed in range(count):
+        made = writer(kind, random.Random(seed))
+        text = made.text()
+        points = [made.point() for _ in range(POINTS)]
         expected = [holds(text, point) for point in points]
         try:
             spec = parse(text, Path("p"))
         except InputError as error:
             # The bounds may leave no input, or not bound one; a formula must then hold nowhere, or not in a box.
-            assert "is empty" in str(error) or "bound" in str(error), (seed, error)
-            assert "bound" in str(error) or not any(expected), (seed, text)
+            assert "bound" in str(error) or ("is empty" in str(error) and not any(expected)), (seed, text, error)
             empty += 1
             continue
         read += 1
-        written = parse(vnnlib_text(spec, ("1.0", "2.0")[seed % 2]), Path("p"))
-        for point, is_unsafe in zip(points, expected, strict=True):
-            x = [point[name] for name in writer.names[: writer.inputs]]
-            y = [point[name] for name in writer.names[writer.inputs :]]
-            satisfied += is_unsafe
-            for each in (spec, written):
-                assert inside(each, x, y) is is_unsafe, (seed, text, point)
-        assert [p.digest for p in written.properties] == [p.digest for p in spec.properties]
+        satisfied += sum(expected)
+        passed += spec.joined is not None and spec.joined.passed
+        multiplied += spec.joined is not None and bool(spec.joined.products)
+        assert [reached(spec, point) for point in points] == expected, (seed, text)
+        if kind != "two networks":
+            written = parse(vnnlib_text(spec, ("1.0", "2.0")[seed % 2]), Path("p"))
+            assert [p.digest for p in written.properties] == [p.digest for p in spec.properties]
     # The cases are only worth something if both outcomes occur often.
-    assert read > empty and satisfied > read // 4
+    assert read > max(empty, count // 3) and satisfied > read // 8
+    assert kind != "two networks" or (passed > read // 3 and multiplied > read // 10)
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -125,12 +203,9 @@ def test_bounds_that_are_read_at_once_mean_what_each_of_them_says() -> None:
             common.append(f"(assert (not (and {bounds()})))")
         head = "".join(f"(declare-const {name} Real)\n" for name in [f"X_{i}" for i in range(inputs)] + ["Y_0"])
         text = head + "\n".join([*common, f"(assert (or {' '.join(cases)}))"])
-        points = []
-        for _ in range(POINTS):
-            point = {f"X_{i}": Fraction(rng.choice(numbers)) for i in range(inputs)} | {
-                "Y_0": Fraction(rng.randint(0, 2))
-            }
-            points.append(point)
+        names = [f"X_{i}" for i in range(inputs)]
+        drawn = ({name: Fraction(rng.choice(numbers)) for name in names} for _ in range(POINTS))
+        points = [point | {"Y_0": Fraction(rng.randint(0, 2))} for point in drawn]
         expected = [holds(text, point) for point in points]
         try:
             spec = parse(text, Path("p"))

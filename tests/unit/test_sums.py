@@ -27,7 +27,7 @@ def rows_of(counts: list[int]) -> RowBatch:
     """A property of polytopes with so many rows each, every row over an output of its own."""
     outputs = iter(range(sum(counts)))
     unsafe = tuple(tuple(Row(((next(outputs), Fraction(1)),), Fraction(0)) for _ in range(count)) for count in counts)
-    return RowBatch.of([Property(Box(np.zeros(1), np.ones(1)), unsafe)], sum(counts))
+    return RowBatch.from_properties([Property(Box(np.zeros(1), np.ones(1)), unsafe)], sum(counts))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -253,7 +253,7 @@ def clipping_case(seed: int) -> tuple[Network, list[Property], Bounds]:
 def clipped_away(seed: int, cut: Callable[..., Clipped]) -> tuple[int, int]:
     """How many points of less than the stated margin clipping takes away from a grid; how many boxes it changes."""
     network, properties, box = clipping_case(seed)
-    rows = RowBatch.of(properties, network.output_size)
+    rows = RowBatch.from_properties(properties, network.output_size)
     relaxation = crown_relaxation(network, box)
     values, reached = relaxation.lower(len(network.nodes) - 1, rows.matrix, rows.sample, coefficients=True)
     assert reached is not None

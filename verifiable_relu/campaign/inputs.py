@@ -25,7 +25,7 @@ from verifiable_relu.network.graph import require_device
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.find import Networks, assigned, paths
-from verifiable_relu.spec.specfile import Declared, stem
+from verifiable_relu.spec.specfile import DeclaredNetwork, stem
 from verifiable_relu.verifiers.base import TimeBudget, Verifier
 from verifiable_relu.verifiers.registry import limited, make
 
@@ -225,7 +225,7 @@ class Loader:
             self._networks.put((digest, chosen), read, 0)
         return read, len(data)
 
-    def _chosen(self, path: Path, declared: Declared | None) -> Chosen:
+    def _chosen(self, path: Path, declared: DeclaredNetwork | None) -> Chosen:
         """The tensors that a query means: of the file's own names where all have one, otherwise those in its order."""
         if declared is None:
             return EVERYTHING

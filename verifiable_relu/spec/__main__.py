@@ -181,15 +181,11 @@ def generate(options: argparse.Namespace) -> int:
             write_vnnlib(spec, path, options.version, comments)
             listed = options.out / f"{prop.name}.vnnlib"
             written.append(Instance(options.out / relative, listed, options.timeout))
-    _list(options.out / "instances.csv", written)
-    return len(written)
-
-
-def _list(path: Path, written: Sequence[Instance]) -> None:
-    """Add rows to an ``instances.csv``; they replace the file's rows of the same properties."""
-    ours = {instance.vnnlib for instance in written}
+    # Rows of the same properties are replaced.
+    path, ours = options.out / "instances.csv", {instance.vnnlib for instance in written}
     older = [row for row in read_instances(path) if row.vnnlib not in ours] if path.exists() else []
     write_instances(path, [*older, *written])
+    return len(written)
 
 
 def named_data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ LARGEST = 256 << 20
 
 
 def array_names(path: Path | str) -> list[str]:
-    """The names of the arrays in an ``.npz`` file.
+    """Return the names of the arrays in an ``.npz`` file.
 
     Raises:
         InputError: if the file is missing, too large or no ``.npz`` file.
@@ -43,7 +43,7 @@ def array_names(path: Path | str) -> list[str]:
 
 
 def read_images(path: Path | str, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """The arrays ``images`` and ``labels`` of an ``.npz`` file; pickled objects are never loaded.
+    """Read the arrays ``images`` and ``labels`` of an ``.npz`` file; pickled objects are never loaded.
 
     Args:
         path: the file.
@@ -56,39 +56,35 @@ def read_images(path: Path | str, prefix: str = "") -> tuple[np.ndarray, np.ndar
         InputError: if the file is missing, damaged or too large, or if an array is missing or of another form.
     """
     images, labels = _arrays(path, (f"{prefix}images", f"{prefix}labels"))
+    outside = said = place = None
     if images.ndim < 2 or labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        raise InputError(
+        said = (
             f"'{prefix}images' is {images.dtype} of shape {images.shape} and '{prefix}labels' {labels.dtype} of shape "
-            f"{labels.shape}, "
-            "where shape (n, …) and integers of shape (n,) are expected",
-            path=path,
+            f"{labels.shape}, where shape (n, …) and integers of shape (n,) are expected"
         )
-    if images.dtype.kind not in "fiub" or images.dtype.itemsize > 8:
-        raise InputError(
-            f"'{prefix}images' is {images.dtype}, where real numbers of at most 64 bits are expected", path=path
-        )
-    if not images.size:
-        raise InputError(f"'{prefix}images' has shape {images.shape} and so no pixel", path=path)
-    outside = np.argwhere(~((images >= 0) & (images <= 1)))
-    if len(outside):
-        value = images[tuple(outside[0])]
-        raise InputError(f"a pixel is {value}, outside of [0, 1]", path=path, place=f"image {outside[0][0]}")
-    if (labels < 0).any():
+    elif images.dtype.kind not in "fiub" or images.dtype.itemsize > 8:
+        said = f"'{prefix}images' is {images.dtype}, where real numbers of at most 64 bits are expected"
+    elif not images.size:
+        said = f"'{prefix}images' has shape {images.shape} and so no pixel"
+    elif len(outside := np.argwhere(~((images >= 0) & (images <= 1)))):
+        said, place = f"a pixel is {images[tuple(outside[0])]}, outside of [0, 1]", f"image {outside[0][0]}"
+    elif (labels < 0).any():
         index = int((labels < 0).argmax())
-        raise InputError(f"the label {labels[index]} is below 0", path=path, place=f"image {index}")
+        said, place = f"the label {labels[index]} is below 0", f"image {index}"
+    if said is not None:
+        raise InputError(said, path=path, place=place)
     return images, labels.clip(0, 2**62).astype(np.int64)
 
 
-def _arrays(path: Path | str, names: tuple[str, ...]) -> list[np.ndarray]:
-    """The named arrays of an ``.npz`` file."""
-    data = io.BytesIO(read_bytes(path, LARGEST))
+def _arrays(path: Path | str, names: tuple[str, str]) -> list[np.ndarray]:
     found = []
     try:
-        with zipfile.ZipFile(data) as archive:
+        with zipfile.ZipFile(io.BytesIO(read_bytes(path, LARGEST))) as archive:
             for name in names:
                 if f"{name}.npy" not in archive.namelist():
-                    wanted = " and ".join(f"'{each}'" for each in names)
-                    raise InputError(f"there is no array '{name}'; {wanted} are expected", path=path)
+                    raise InputError(
+                        f"there is no array '{name}'; '{names[0]}' and '{names[1]}' are expected", path=path
+                    )
                 if archive.getinfo(f"{name}.npy").file_size > LARGEST:
                     raise InputError(f"the array '{name}' is larger than {LARGEST:,} bytes", path=path)
                 with archive.open(f"{name}.npy") as member:

@@ -18,8 +18,8 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import (
     Ball,
+    BallBounds,
     Box,
-    Ends,
     Polytope,
     Property,
     Row,
@@ -83,30 +83,34 @@ def linf_properties(
     size = math.prod(images.shape[1:])
     flat = np.asarray(images, dtype=np.float64).reshape(len(images), size)
     radii, level = _levels(eps, images.shape)
-    unsafe = [_other_class(label, classes) for label in range(classes)]
     level = np.broadcast_to(level, flat.shape)
     outside = ~((flat >= round_down(low)) & (flat <= round_up(high)))
     if outside.any():
         image, pixel = np.argwhere(outside)[0]
-        value = float(flat[image, pixel])
-        message = f"a pixel is {value!r}, outside of the valid range [{_rounded(low)}, {_rounded(high)}]"
-        raise InputError(message, place=f"image {image}")
+        said = (
+            f"a pixel is {float(flat[image, pixel])!r}, outside of the valid range [{_rounded(low)}, {_rounded(high)}]"
+        )
+        raise InputError(said, place=f"image {image}")
     bad = next((i for i, label in enumerate(labels) if not 0 <= label < classes), None)
     if bad is not None:
         raise InputError(f"the label is {labels[bad]}, outside of 0 to {classes - 1}", place=f"image {bad}")
+    # A tie counts as violated. Properties of one label share their unsafe set.
+    unsafe = [tuple((_at_most(i, j),) for j in range(classes) if j != i) for i in range(classes)]
     found: list[Property] = []
-    texts: tuple[dict[complex, str], dict[complex, str]] = {}, {}
     # Blocks of images whose arrays fit in the processor's cache.
     step = max(1, _BLOCK // max(size, 1))
+    # An upper bound min(x + ε, h) is −max(−x − ε, −h): the negated lower bound of the negated pixel.
+    texts: tuple[dict[tuple[float, int], str], ...] = {}, {}
+    ends = (1, low, texts[0]), (-1, -high, texts[1])
     for start in range(0, len(flat), step):
-        # An upper end min(x + ε, h) is −max(−x − ε, −h): the negated lower end of the negated pixel.
         pixels, indices = flat[start : start + step], level[start : start + step]
-        lower, coarse_lower = _floors(pixels, radii, indices, low, decimals)
-        upper, coarse_upper = _floors(-pixels, radii, indices, -high, decimals)
+        sides = [_floors(sign * pixels, radii, indices, least, decimals) for sign, least, _ in ends]
         for i, (each, index) in enumerate(zip(pixels, indices, strict=True)):
-            below = Ends(each, coarse_lower[i], radii, index, low, decimals, 1, texts[0])
-            above = Ends(each, coarse_upper[i], radii, index, -high, decimals, -1, texts[1])
-            box = Box(lower[i], -upper[i], below, above)
+            lower, upper = (
+                BallBounds(each, inexact[i], radii, index, least, decimals, sign, known)
+                for (_, inexact), (sign, least, known) in zip(sides, ends, strict=True)
+            )
+            box = Box(sides[0][0][i], -sides[1][0][i], lower, upper)
             found.append(Property(box, unsafe[int(labels[start + i])], names[start + i]))
     return found
 
@@ -213,10 +217,6 @@ def _at_most(first: int, second: int) -> Row:
     return Row(tuple(sorted([(first, Fraction(1)), (second, Fraction(-1))])), Fraction(0))
 
 
-def _other_class(label: int, classes: int) -> tuple[Polytope, ...]:
-    return tuple((_at_most(label, other),) for other in range(classes) if other != label)
-
-
 def exact_number(value: object, what: str) -> Fraction:
     """The exact value of a number, of a text such as ``1/255``, or of an array or tensor without axes.
 
@@ -314,8 +314,7 @@ def box_property(
         raise InputError("either the unsafe or the safe outputs are given")
     polytopes: tuple[Polytope, ...]
     if unsafe is None:
-        negated = (Row(tuple((i, -c) for i, c in row.coefficients), -row.bound, strict=True) for row in _rows(safe))
-        polytopes = tuple((row,) for row in negated)
+        polytopes = tuple((row.negated(),) for row in _rows(safe))
     else:
         polytopes = tuple(_rows(pair) for pair in ([unsafe] if isinstance(unsafe, tuple) else unsafe))
     return Property(Box.exact(low, high), polytopes, name)

@@ -23,7 +23,7 @@ from verifiable_relu.errors import InputError, path_end
 from verifiable_relu.files import on_disk, read_lines
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.specfile import KINDS, Declared, SpecFile, Variable, stem
+from verifiable_relu.spec.specfile import KINDS, DeclaredNetwork, SpecFile, Variable, stem
 
 if TYPE_CHECKING:
     from verifiable_relu.network.graph import Network
@@ -39,8 +39,8 @@ _NAMES = re.compile(rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*,?\s*\]")
 class Networks:
     """The files of networks by the names with which a VNN-LIB 2.0 property declares them.
 
-    As a text it is what the competition's lists have in the place of one file. A folder divided by it (``/``, as for a
-    path) takes the files from there.
+    As a text it is what the competition's lists have in the place of one file. ``folder / networks`` are the files in a
+    folder.
     """
 
     files: tuple[tuple[str, Path], ...]
@@ -53,15 +53,19 @@ class Networks:
 
 
 def onnx_files(text: str) -> Path | Networks:
-    """The file, or the files of several networks, that a text names as the competition's lists do."""
-    if _NAMES.fullmatch(text.strip()) is None:
-        return Path(text)
-    return Networks(tuple((name, Path(file)) for name, file in re.findall(_NAME, text)))
+    """Return the file, or the files of several networks, that a text names as the competition's lists do."""
+    if _NAMES.fullmatch(text.strip()):
+        return Networks(tuple((name, Path(file)) for name, file in re.findall(_NAME, text)))
+    return Path(text)
+
+
+def _named(onnx: Path | Networks | None) -> tuple[tuple[str, Path], ...]:
+    return onnx.files if isinstance(onnx, Networks) else () if onnx is None else (("", onnx),)
 
 
 def paths(onnx: Path | Networks | None) -> tuple[Path, ...]:
-    """All files of what an instance names as its network."""
-    return tuple(path for _, path in onnx.files) if isinstance(onnx, Networks) else () if onnx is None else (onnx,)
+    """Return all files of what an instance names as its network."""
+    return tuple(path for _, path in _named(onnx))
 
 
 def named(onnx: str) -> str:
@@ -86,16 +90,12 @@ class Instance:
 
 
 def read_instances(path: Path | str) -> list[Instance]:
-    """The rows of an ``instances.csv`` in their order (``each_instance``), all at once.
-
-    Raises:
-        InputError: if the file is missing or no text, or if a row is not two file names and a number of seconds.
-    """
+    """Read the rows of an ``instances.csv``, all at once, in their order (``each_instance``)."""
     return list(each_instance(path))
 
 
 def each_instance(path: Path | str) -> Iterator[Instance]:
-    """The rows of an ``instances.csv`` in their order, read as they are asked for; empty lines are skipped.
+    """Yield the rows of an ``instances.csv`` in their order, read as they are asked for; empty lines are skipped.
 
     Raises:
         InputError: if the file is missing or no text, or if a row is not two file names and a number of seconds, when
@@ -110,8 +110,9 @@ def each_instance(path: Path | str) -> Iterator[Instance]:
                 return
             found = _instance([field.strip(" \t\r\n") for field in row], path.parent) if row else None
         except (csv.Error, InputError) as error:
-            located = error if isinstance(error, InputError) and error.path is not None else None
-            raise located or InputError(str(error), path=path, place=f"line {reader.line_num}") from None
+            if isinstance(error, InputError) and error.path is not None:
+                raise
+            raise InputError(str(error), path=path, place=f"line {reader.line_num}") from None
         if found is not None:
             yield found
 
@@ -149,7 +150,7 @@ def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | Networks | None, 
     """
     # The methods of Path raise for a name that is too long.
     table = path / "instances.csv" if os.path.isdir(path) else path
-    if os.path.isfile(table) or not os.path.isdir(path):
+    if table == path or os.path.isfile(table):
         count = sum(bool(line.strip()) for line in read_lines(table, limits.ROW))
         if not count:
             raise InputError("the table lists no instance", path=table)
@@ -170,18 +171,13 @@ def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for instance in instances:
-        onnx, vnnlib = (_relative(file, path.parent) for file in (instance.onnx, instance.vnnlib))
-        writer.writerow([str(onnx), str(vnnlib), f"{instance.timeout:g}"])
+        files = [(name, Path(os.path.relpath(file, path.parent))) for name, file in _named(instance.onnx)]
+        onnx = Networks(tuple(files)) if isinstance(instance.onnx, Networks) else files[0][1]
+        writer.writerow([str(onnx), os.path.relpath(instance.vnnlib, path.parent), f"{instance.timeout:g}"])
     try:
         path.write_text(buffer.getvalue(), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=path) from None
-
-
-def _relative(file: Path | Networks, folder: Path) -> Path | Networks:
-    if isinstance(file, Networks):
-        return Networks(tuple((name, Path(os.path.relpath(path, folder))) for name, path in file.files))
-    return Path(os.path.relpath(file, folder))
 
 
 _FOLDERS = 3
@@ -212,10 +208,10 @@ def find_network(
             rows of ``instances.csv`` name different networks.
     """
     folder = spec.path.parent
-    for name in networks or {}:
-        if name not in spec.networks:
-            declared = f"it declares {', '.join(spec.networks)}" if spec.networks else "VNN-LIB 1.0 names no network"
-            raise InputError(f"no network '{name}' is declared; {declared}", path=spec.path)
+    unknown = next((name for name in networks or {} if name not in spec.networks), None)
+    if unknown is not None:
+        declared = f"it declares {', '.join(spec.networks)}" if spec.networks else "VNN-LIB 1.0 names no network"
+        raise InputError(f"no network '{unknown}' is declared; {declared}", path=spec.path)
     if net is not None:
         return _existing(Path(net) if isinstance(net, str) else net, "--net", spec)
     named = Networks(tuple((name, Path(file)) for name, file in (networks or {}).items()))
@@ -232,16 +228,16 @@ def find_network(
         return on_disk(commented)
     if chosen is not None:
         return chosen
-    found = _in_instances(spec) or _sibling(spec)
-    if found is None:
-        siblings = len(_networks_in(folder))
+    listed, there = _in_instances(spec), _networks_in(folder)
+    same = [path for path in there if stem(path) == stem(spec.path)] or there
+    if listed is None and (not same or (len(there) > 1 and same is there)):
         raise InputError(
             "no network is named: neither --net, nor a '; network: file.onnx' comment, nor --network name=file, nor "
             f"a row of instances.csv in {folder} or two folders above, nor is there {stem(spec.path)}.onnx or a single "
-            f".onnx beside it ({siblings} there)",
+            f".onnx beside it ({len(there)} there)",
             path=spec.path,
         )
-    return found
+    return listed or same[0]
 
 
 def assigned(spec: SpecFile, onnx: Path | Networks) -> list[Path]:
@@ -318,7 +314,7 @@ _TYPES = {"F16": "tensor(float16)", "F32": "tensor(float)", "F64": "tensor(doubl
 """What onnxruntime calls the types of elements."""
 
 
-def _require_fit(spec: SpecFile, network: Network, declared: Declared) -> None:
+def _require_fit(spec: SpecFile, network: Network, declared: DeclaredNetwork) -> None:
     """Make certain that a network has the inputs and outputs that a file declares for it."""
     tensors = (*declared.inputs, *declared.given)
     if network.onnx is not None and any(tensor.kind in _TYPES for tensor in tensors):
@@ -326,12 +322,11 @@ def _require_fit(spec: SpecFile, network: Network, declared: Declared) -> None:
         from verifiable_relu.runtime import kept_session
 
         session = kept_session(network.onnx)
-        for each, port in ((declared.inputs, session.get_inputs()[0]), (declared.given, session.get_outputs()[0])):
-            for tensor in each:
-                if port.type != _TYPES.get(tensor.kind, port.type) and port.type in _TYPES.values():
-                    kind = KINDS[tensor.kind]
-                    said = f"'{tensor.variable.name}' is declared as {kind}, but the file has {port.type}"
-                    raise InputError(said, path=spec.path)
+        kinds = [session.get_inputs()[0].type] * len(declared.inputs) + [session.get_outputs()[0].type] * len(tensors)
+        for tensor, kind in zip(tensors, kinds, strict=False):
+            if kind != _TYPES.get(tensor.kind, kind) and kind in _TYPES.values():
+                said = f"'{tensor.variable.name}' is declared as {KINDS[tensor.kind]}, but the file has {kind}"
+                raise InputError(said, path=spec.path)
     if not network.ports and len(tensors) == 2:
         _require(spec, network, "input", tensors[0].variable, network.input_shape)
         _require(spec, network, "output", tensors[1].variable, network.output_shape)
@@ -340,16 +335,14 @@ def _require_fit(spec: SpecFile, network: Network, declared: Declared) -> None:
     if len(ports) != len(tensors):
         counts = f"{len(tensors)} inputs, outputs and hidden nodes are declared, but the file has {len(ports)}"
         raise InputError(f"{counts}: {', '.join(ports)}", path=spec.path, place=f"network '{declared.name}'")
-    for tensor, (name, shape) in zip(tensors, ports.items(), strict=True):
+    split = len(declared.inputs)
+    for i, (tensor, (name, shape)) in enumerate(zip(tensors, ports.items(), strict=True)):
+        own = [*ports][:split] if i < split else [*ports][split:]
         _require(spec, network, "tensor", tensor.variable, shape, name)
-    for role, of, own in (
-        ("inputs", declared.inputs, [*ports][: len(declared.inputs)]),
-        ("outputs", declared.outputs, [*ports][len(declared.inputs) :]),
-    ):
-        for tensor, name in zip(of, own, strict=False):
-            if tensor.variable.name != name and tensor.variable.name in own:
-                said = f"'{tensor.variable.name}' is declared in the place of the file's '{name}', another tensor"
-                raise InputError(f"{said}: name all {role} as the file does, or none", path=spec.path)
+        if i < split + len(declared.outputs) and tensor.variable.name != name and tensor.variable.name in own:
+            said = f"'{tensor.variable.name}' is declared in the place of the file's '{name}', another tensor"
+            role = "inputs" if i < split else "outputs"
+            raise InputError(f"{said}: name all {role} as the file does, or none", path=spec.path)
 
 
 def _require(
@@ -360,26 +353,22 @@ def _require(
     of = f"'{name}' of '{network.name}'" if name else f"the network '{network.name}'"
     if declared.size != size and not name:
         raise InputError(f"{declared.size} {role}s are declared, but {of} has {size}", path=spec.path)
-    if spec.version != "1.0" and without_batch(declared.shape) != without_batch(shape):
+    # A network may have a batch axis or none.
+    first, second = (tuple(dropwhile(lambda extent: extent == 1, each)) for each in (declared.shape, shape))
+    if spec.version != "1.0" and first != second:
         raise InputError(
             f"the {role} {declared.name} is declared with shape {list(declared.shape)}, but {of} has {list(shape)}",
             path=spec.path,
         )
 
 
-def without_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without its leading axes of length 1: a network may have a batch axis or none."""
-    return tuple(dropwhile(lambda extent: extent == 1, shape))
-
-
 def _existing(onnx: Path | Networks, source: str, spec: SpecFile) -> Path | Networks:
-    for path in paths(onnx):
+    files = tuple((name, on_disk(path)) for name, path in _named(onnx))
+    for _, path in files:
         # Path.is_file raises for a name that is too long.
-        if not os.path.isfile(on_disk(path)):
+        if not os.path.isfile(path):
             raise InputError(f"the network {path_end(path)} that {source} names does not exist", path=spec.path)
-    if isinstance(onnx, Networks):
-        return Networks(tuple((name, on_disk(path)) for name, path in onnx.files))
-    return on_disk(onnx)
+    return Networks(files) if isinstance(onnx, Networks) else files[0][1]
 
 
 def _in_instances(spec: SpecFile) -> Path | Networks | None:
@@ -417,13 +406,7 @@ def _plain(path: Path) -> Path:
     return path.resolve().with_name(path.name.removesuffix(".gz"))
 
 
-def _sibling(spec: SpecFile) -> Path | None:
-    there = _networks_in(spec.path.parent)
-    same = [path for path in there if stem(path) == stem(spec.path)]
-    return same[0] if same else there[0] if len(there) == 1 else None
-
-
 def _networks_in(folder: Path) -> list[Path]:
-    """The ONNX files in a folder; a gzipped file is left out where its unpacked form is beside it."""
+    """Return the ONNX files in a folder; a gzipped file is left out where its unpacked form is there, too."""
     plain = sorted(folder.glob("*.onnx"))
     return plain + [path for path in sorted(folder.glob("*.onnx.gz")) if path.with_suffix("") not in plain]

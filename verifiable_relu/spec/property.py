@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,103 +64,69 @@ def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | 
 
 
 _MOST_TEXTS = 1 << 14
-"""Of ends that are kept as text, which are about 100 bytes each, for balls with the same radii."""
-
-
-@lru_cache(maxsize=4)
-def _variables(count: int) -> np.ndarray:
-    """How the text of a pair begins, by its variable."""
-    return np.array([f"({i}, " for i in range(count)], dtype=object)
+"""The most bounds that are kept as text, about 100 bytes each, for balls with the same radii."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ends(Mapping[int, Fraction]):
-    """The exact lower ends of an L∞ ball that float64 does not represent, by variable, computed when asked for.
+class BallBounds(Mapping[int, Fraction]):
+    """The exact lower bounds of an L∞ ball that float64 does not represent, by variable, computed when asked for.
 
     Attributes:
         centers: float64 (n,).
-        coarse: bool (n,), the variables in question.
+        inexact: bool (n,), the variables in question.
         radii: the different radii.
         level: (n,), the index of each variable's radius.
         least: the least valid value.
         decimals: as for ``lower_end``.
-        sign: −1 for the ball's upper ends: the negated lower ends of the ball around −centers.
-        texts: ends as text, by center + i·level: what balls with the same radii have in common, since images have few
+        sign: −1 for the ball's upper bounds: the negated lower bounds of the ball around −centers.
+        texts: bounds as text, by center and level: what balls with the same radii have in common, since images have few
             different numbers. None is added once there are ``_MOST_TEXTS``.
     """
 
     centers: np.ndarray
-    coarse: np.ndarray
+    inexact: np.ndarray
     radii: Sequence[Fraction]
     level: np.ndarray
     least: Fraction
     decimals: int | None = None
     sign: int = 1
-    texts: dict[complex, str] = field(default_factory=dict)
+    texts: dict[tuple[float, int], str] = field(default_factory=dict)
+
+    def _pairs(self) -> tuple[list[int], list[tuple[float, int]]]:
+        """Return the variables, and center and level of each."""
+        where = np.flatnonzero(self.inexact)
+        pairs = zip((self.sign * self.centers[where]).tolist(), self.level[where].tolist(), strict=True)
+        return where.tolist(), list(pairs)
 
     @cached_property
     def found(self) -> dict[int, Fraction]:
-        """The ends by variable, in the order of the variables."""
-        where = np.flatnonzero(self.coarse)
-        pairs = list(zip((self.sign * self.centers[where]).tolist(), self.level[where].tolist(), strict=True))
+        """The bounds by variable, in the order of the variables."""
+        where, pairs = self._pairs()
         known = {(x, i): self.sign * lower_end(x, self.radii[i], self.least, self.decimals) for x, i in set(pairs)}
-        return {i: known[pair] for i, pair in zip(where.tolist(), pairs, strict=True)}
+        return {variable: known[pair] for variable, pair in zip(where, pairs, strict=True)}
 
     def __repr__(self) -> str:
-        """The pairs of variable and end, as a list of them is written: text that ``Property.digest`` hashes."""
-        # Where x − ε is not the end itself, as after rounding to decimals, the fractions are written one by one.
+        """The pairs of variable and bound, as a list of them is written: text that ``Property.digest`` hashes."""
+        # Where x − ε is not the bound itself, as after rounding to decimals, the fractions are written one by one.
         if self.decimals is not None or Fraction(nearest(self.least)) != self.least:
             return repr(list(self.found.items()))
-        where = np.flatnonzero(self.coarse)
-        ends = self.sign * self.centers[where] + 1j * self.level[where]
-        if len(self.texts) < _MOST_TEXTS:
-            pairs, each = np.unique(ends, return_inverse=True)
-            named = pairs.tolist()
-            new = [number for number, pair in enumerate(named) if pair not in self.texts]
-            if new:
-                self.texts.update(zip([named[number] for number in new], self._written(pairs[new]), strict=True))
-            texts = np.array([self.texts[pair] for pair in named], dtype=object)[each]
-        else:
-            texts = np.array(self._written(ends), dtype=object)
-        return f"[{', '.join((_variables(len(self.coarse))[where] + texts).tolist())}]"
-
-    def _written(self, pairs: np.ndarray) -> list[str]:
-        """The ends of pixels, complex (n,) as in ``texts``, each with the bracket that closes its pair.
-
-        With x = a·2ᵉ (a odd) and ε = p / (q·2ʲ) (q odd), x − ε is (a·q·2ᵉ⁺ᵏ − p·2ᵏ⁻ʲ) / (q·2ᵏ) for k = max(−e, j, 0).
-        Numerator and denominator share powers of 2 alone, since q divides one term and has no factor in common with p.
-        """
-        centers = pairs.real
-        used, level = np.unique(pairs.imag.astype(np.int64), return_inverse=True)
-        radii = [self.radii[i] for i in used.tolist()]
-        twos = [(r.denominator & -r.denominator).bit_length() - 1 for r in radii]
-        odd = [r.denominator >> j for r, j in zip(radii, twos, strict=True)]
-        mantissa, exponent = np.frexp(centers)
-        whole = np.ldexp(mantissa, 53).astype(np.int64)
-        shift = np.where(whole == 0, 53 - exponent, np.frexp((whole & -whole).astype(np.float64))[1] - 1)
-        power, least = exponent - 53 + shift, np.array(twos, dtype=np.int64)[level]
-        scale = np.maximum(np.maximum(-power, least), 0)
-        with np.errstate(over="ignore"):
-            size = (1 + np.abs(centers) + np.array([nearest(r) for r in radii])[level]) * np.ldexp(1.0, scale)
-            fits = (size * np.array([nearest(q) for q in odd])[level] < 2.0**61).all()
-        # Python's integers are for the numbers that do not fit in 64 bits.
-        form = np.int64 if fits else object
-        factor, above = (np.array(v, dtype=form)[level] for v in (odd, [r.numerator for r in radii]))
-        one = np.ones(len(pairs), dtype=form)
-        unit, first, second = (np.left_shift(one, n.astype(form)) for n in (scale, scale + power, scale - least))
-        top = (whole >> shift).astype(form) * factor * first - above * second
-        common = np.minimum(top & -top, unit)
-        numbers = np.stack((self.sign * (top // common), factor * (unit // common)), axis=1)
-        return ("Fraction(%d, %d))|" * len(pairs) % tuple(numbers.ravel().tolist())).split("|")[:-1]
+        where, pairs = self._pairs()
+        texts = self.texts if len(self.texts) < _MOST_TEXTS else dict(self.texts)
+        for x, i in set(pairs) - texts.keys():
+            (a, b), (p, q) = x.as_integer_ratio(), self.radii[i].as_integer_ratio()
+            top, bottom = a * q - p * b, b * q
+            common = math.gcd(top, bottom)
+            texts[x, i] = f"Fraction({self.sign * (top // common)}, {bottom // common})"
+        return f"[{', '.join([f'({i}, {texts[pair]})' for i, pair in zip(where, pairs, strict=True)])}]"
 
     def __getitem__(self, variable: int) -> Fraction:
         return self.found[variable]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(np.flatnonzero(self.coarse).tolist())
+        return iter(np.flatnonzero(self.inexact).tolist())
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self.coarse))
+        return int(np.count_nonzero(self.inexact))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,14 +185,8 @@ class Box:
         """The box with these exact rational bounds; ``open_lower`` and ``open_upper`` as for the class."""
         low = np.array([round_down(v) for v in lower], dtype=np.float64)
         high = np.array([round_up(v) for v in upper], dtype=np.float64)
-        return cls(
-            low,
-            high,
-            {i: v for i, v in enumerate(lower) if v != low[i]},
-            {i: v for i, v in enumerate(upper) if v != high[i]},
-            frozenset(open_lower),
-            frozenset(open_upper),
-        )
+        below, above = ({i: v for i, v in enumerate(each) if v != f[i]} for each, f in ((lower, low), (upper, high)))
+        return cls(low, high, below, above, frozenset(open_lower), frozenset(open_upper))
 
     @property
     def size(self) -> int:
@@ -288,8 +248,8 @@ class Box:
         # The float64 bounds are the exact ones rounded outward: a float is at such a bound, or on the exact one's side.
         low, high = x < self.lower, x > self.upper
         for missed, ends, bound in ((low, self.exact_lower, self.lower), (high, self.exact_upper, self.upper)):
-            if isinstance(ends, Ends):
-                missed |= ends.coarse & (x == bound)
+            if isinstance(ends, BallBounds):
+                missed |= ends.inexact & (x == bound)
             else:
                 for i in ends:
                     missed[i] |= x[i] == bound[i]
@@ -334,6 +294,10 @@ class Row:
         values = [c for _, c in self.coefficients]
         scale = Fraction(math.lcm(*(c.denominator for c in values)), math.gcd(*(c.numerator for c in values)))
         return Row(tuple((i, c * scale) for i, c in self.coefficients), self.bound * scale, self.strict)
+
+    def negated(self) -> Row:
+        """The constraint that holds exactly where this one does not."""
+        return Row(tuple((i, -c) for i, c in self.coefficients), -self.bound, not self.strict)
 
     @cached_property
     def text(self) -> str:
@@ -408,7 +372,7 @@ class Property:
         # Adding 0.0 turns −0.0 into 0.0.
         state = hashlib.sha256((self.box.lower + 0.0).tobytes() + (self.box.upper + 0.0).tobytes())
         lower, upper = (
-            ends if isinstance(ends, Ends) else sorted(ends.items())
+            ends if isinstance(ends, BallBounds) else sorted(ends.items())
             for ends in (self.box.exact_lower, self.box.exact_upper)
         )
         state.update(repr((lower, upper)).encode())

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.rounding import LONG_ROW, epsilon, mean_of_rows, quotient_below
@@ -41,37 +41,22 @@ def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor
     return first[chosen][choice] + within, choice
 
 
-@dataclass(frozen=True)
-class _FloatRow:
-    """A constraint Σ coefficient·y_i ≤ bound in float64, scaled.
+_FloatRow = tuple[tuple[tuple[int, float], ...], float, float]
+"""Coefficients and bound of Σ coefficient·y_i ≤ bound in float64, and a scale.
 
-    The exact row's slack is at least the value Σ coefficient·y_i − bound divided by ``scale``.
-    """
-
-    coefficients: tuple[tuple[int, float], ...]
-    bound: float
-    scale: float
-
-
-def _pieces(coefficients: Sequence[tuple[int, Fraction]]) -> list[tuple[tuple[int, float], ...]]:
-    """Integer coefficients as an exact sum of float64 rows: the nearest row, the nearest row to the rest, and so on."""
-    pieces = [tuple((i, float(c)) for i, c in coefficients)]
-    while coefficients := [
-        (i, rest) for (i, c), (_, near) in zip(coefficients, pieces[-1], strict=True) if (rest := c - Fraction(near))
-    ]:
-        pieces.append(tuple((i, float(c)) for i, c in coefficients))
-    return pieces
+The exact row's slack is at least the value Σ coefficient·y_i − bound divided by the scale.
+"""
 
 
 def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
-    """Polytopes with float64 coefficients whose union contains ``polytope``: a single one unless coefficients are long.
+    """Return polytopes with float64 coefficients whose union contains ``polytope``: one unless coefficients are long.
 
-    Each row is multiplied by its ``scale``, which makes its coefficients integers. If float64 represents them, the row
-    is kept, with its bound rounded up. Otherwise the row A·y ≤ b is written as a sum of float64 rows
-    A = A₀ + A₁ + … + A_k. Where A₀·y > b + t and A_j·y > −t/k for every j > 0, A·y > b holds. The polytope therefore
-    lies in the union of the polytope with A₀·y ≤ b + t in the row's place and of the half-spaces {A_j·y ≤ −t/k}. Since
-    |A_j| is at most 2⁻⁵³·max|A|, a small t puts these half-spaces far away from outputs of ordinary size. The value
-    A·y − b is at least k + 1 times the least of the k + 1 parts' values.
+    Each row is multiplied by its scale, which makes its coefficients integers. If float64 represents them, the row is
+    kept, with its bound rounded up. Otherwise the row A·y ≤ b is written as a sum of float64 rows A = A₀ + A₁ + … +
+    A_k: the nearest row, the nearest row to the rest, and so on. Where A₀·y > b + t and A_j·y > −t/k for every j > 0,
+    A·y > b holds. The polytope therefore lies in the union of the polytope with A₀·y ≤ b + t in the row's place and of
+    the half-spaces {A_j·y ≤ −t/k}. Since |A_j| is at most 2⁻⁵³·max|A|, a small t puts these half-spaces far away from
+    outputs of ordinary size. The value A·y − b is at least k + 1 times the least of the k + 1 parts' values.
 
     A row beyond the range of float64 is left out, which makes the polytope larger.
     """
@@ -79,14 +64,19 @@ def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
     far: list[list[_FloatRow]] = []
     for row in polytope:
         factor = Fraction(math.lcm(*(c.denominator for _, c in row.coefficients)))
+        rest = [(i, c * factor) for i, c in row.coefficients]
+        parts: list[tuple[tuple[int, float], ...]] = []
         try:
-            first, *others = _pieces([(i, c * factor) for i, c in row.coefficients])
-            scale, bound = round_up(factor / (1 + len(others))), row.bound * factor
+            while rest or not parts:
+                parts.append(tuple((i, float(c)) for i, c in rest))
+                rest = [(i, c - Fraction(f)) for (i, c), (_, f) in zip(rest, parts[-1], strict=True) if c != f]
+            first, *others = parts
+            scale, bound = round_up(factor / len(parts)), row.bound * factor
             if others:
                 spare = LONG_ROW * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
-                far += [[_FloatRow(piece, round_up(-spare / len(others)), scale)] for piece in others]
+                far += [[(part, round_up(-spare / len(others)), scale)] for part in others]
                 bound += spare
-            kept.append(_FloatRow(first, round_up(bound), scale))
+            kept.append((first, round_up(bound), scale))
         except (OverflowError, InputError):
             continue
     return [kept, *far]
@@ -121,53 +111,40 @@ class RowBatch:
     samples: int
 
     @classmethod
-    def of(cls, properties: Sequence[Property], outputs: int) -> RowBatch:
-        """The rows of properties of a network with ``outputs`` outputs."""
+    def from_properties(cls, properties: Sequence[Property], outputs: int) -> RowBatch:
+        """Return the rows of properties of a network with ``outputs`` outputs."""
         import torch
 
         entries: list[tuple[int, int, float]] = []
-        bound: list[float] = []
-        scales: list[float] = []
-        sample: list[int] = []
-        member: list[int] = []
-        owner: list[int] = []
-        origin: list[int] = []
+        rows: list[tuple[float, float, int, int]] = []
+        parts: list[tuple[int, int]] = []
         given = 0
         # Properties of one class share their unsafe set.
         known = {id(prop.unsafe): prop.unsafe for prop in properties}
         made = {key: [_float_rows(polytope) for polytope in unsafe] for key, unsafe in known.items()}
         for index, prop in enumerate(properties):
-            for parts in made[id(prop.unsafe)]:
-                for part in parts:
-                    for row in part:
-                        entries += [(len(bound), column, value) for column, value in row.coefficients]
-                        bound.append(row.bound)
-                        scales.append(row.scale)
-                        sample.append(index)
-                        member.append(len(owner))
-                    owner.append(index)
-                    origin.append(given)
+            for polytope in made[id(prop.unsafe)]:
+                for part in polytope:
+                    for coefficients, bound, scale in part:
+                        entries += [(len(rows), column, value) for column, value in coefficients]
+                        rows.append((bound, scale, index, len(parts)))
+                    parts.append((index, given))
                 given += 1
-        matrix = torch.zeros(len(bound), outputs, dtype=torch.float64)
+        matrix = torch.zeros(len(rows), outputs, dtype=torch.float64)
         if entries:
-            rows, columns, values = zip(*entries, strict=True)
-            matrix[list(rows), list(columns)] = torch.tensor(values, dtype=torch.float64)
-        return cls(
-            matrix,
-            torch.tensor(bound, dtype=torch.float64),
-            torch.tensor(scales, dtype=torch.float64),
-            torch.tensor(sample, dtype=torch.long),
-            torch.tensor(member, dtype=torch.long),
-            torch.tensor(owner, dtype=torch.long),
-            torch.tensor(origin, dtype=torch.long),
-            len(properties),
-        )
+            at, columns, values = zip(*entries, strict=True)
+            matrix[list(at), list(columns)] = torch.tensor(values, dtype=torch.float64)
+        bounds, scales, sample, member = zip(*rows, strict=True) if rows else ((),) * 4
+        owner, origin = zip(*parts, strict=True) if parts else ((),) * 2
+        b, s = (torch.tensor(each, dtype=torch.float64) for each in (bounds, scales))
+        i, j, k, m = (torch.tensor(each, dtype=torch.long) for each in (sample, member, owner, origin))
+        return cls(matrix, b, s, i, j, k, m, len(properties))
 
     def to(self, like: Tensor) -> RowBatch:
-        """The same rows on the device of a tensor, with numbers in the tensor's dtype."""
-        matrix, bound, scale = (t.to(like) for t in (self.matrix, self.bound, self.scale))
+        """Return the rows on the device of a tensor, with numbers in the tensor's dtype."""
+        matrix, bound, scale = (each.to(like) for each in (self.matrix, self.bound, self.scale))
         numbers = (self.sample, self.polytope, self.owner, self.origin)
-        sample, polytope, owner, origin = (t.to(like.device) for t in numbers)
+        sample, polytope, owner, origin = (each.to(like.device) for each in numbers)
         return RowBatch(matrix, bound, scale, sample, polytope, owner, origin, self.samples)
 
     def take(self, samples: Tensor) -> RowBatch:
@@ -210,18 +187,13 @@ class RowBatch:
         return RowBatch(total, bound, scale, owner, polytopes, self.owner, self.origin, self.samples)
 
     def and_sums(self, sums: RowBatch) -> RowBatch:
-        """These rows, and behind them their ``sums``: a batch of which ``take`` takes none."""
+        """Return these rows, and behind them their ``sums``: a batch of which ``take`` takes none."""
         import torch
 
-        both = (self, sums)
-        return replace(
-            self,
-            matrix=torch.cat([rows.matrix for rows in both]),
-            bound=torch.cat([rows.bound for rows in both]),
-            scale=torch.cat([rows.scale for rows in both]),
-            sample=torch.cat([rows.sample for rows in both]),
-            polytope=torch.cat([rows.polytope for rows in both]),
-        )
+        def both(name: str) -> Any:
+            return torch.cat([getattr(self, name), getattr(sums, name)])
+
+        return replace(self, **{name: both(name) for name in ("matrix", "bound", "scale", "sample", "polytope")})
 
     def unscaled(self, row_values: Tensor) -> Tensor:
         """The values (…, rows) of matrix·y − bound divided by ``scale``, rounded down: in the units of the margin."""

@@ -33,20 +33,18 @@ class Variable:
         return math.prod(self.shape)
 
     def element(self, index: int, version: str) -> str:
-        """The name of the element with a row-major index: X_0, X_1 … in 1.0; X[0,0], X[0,1] … in 2.0."""
+        """Return the name of the element with a row-major index: X_0, X_1 … in 1.0; X[0,0], X[0,1] … in 2.0."""
         if version == "1.0":
             return f"{self.name}_{index}"
-        if not self.shape:
-            return self.name
         indices: list[str] = []
         for extent in reversed(self.shape):
             index, last = divmod(index, extent)
-            indices.append(str(last))
-        return f"{self.name}[{','.join(reversed(indices))}]"
+            indices.insert(0, str(last))
+        return f"{self.name}[{','.join(indices)}]" if indices else self.name
 
-    def elements(self, version: str) -> Iterator[str]:
-        """The names of all elements in row-major order."""
-        return (self.element(index, version) for index in range(self.size))
+    def elements(self, version: str) -> list[str]:
+        """Return the names of all elements in row-major order."""
+        return [self.element(index, version) for index in range(self.size)]
 
 
 KINDS = {"Real": "Real", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
@@ -70,7 +68,7 @@ class DeclaredTensor:
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredNetwork:
     """A network as a query of VNN-LIB 2.0 declares it.
 
     Attributes:
@@ -98,15 +96,15 @@ class Declared:
         return (*self.outputs, *self.hidden)
 
 
-class Form(NamedTuple):
-    """An affine form Σ coefficient·v_i + constant of values that are numbered; coefficients are not zero."""
+class ProductFactor(NamedTuple):
+    """The affine form Σ coefficient·y_i + constant of outputs; coefficients are not zero."""
 
     coefficients: tuple[tuple[int, int], ...]
     constant: int
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedNetwork:
     """The network that a query of VNN-LIB 2.0 asks about, made of those that it declares.
 
     Its outputs are those of the declared networks, then its inputs if they are passed on, and then products.
@@ -114,18 +112,18 @@ class Joined:
     Attributes:
         networks: the networks, in the order of their declarations.
         size: the number of inputs.
-        passed: whether the inputs are passed on among the outputs.
-        products: pairs of forms over the outputs before each, which is the product of the two.
+        passed: True if the inputs are passed on among the outputs.
+        products: the two factors of each, which are over the outputs before it.
     """
 
-    networks: tuple[Declared, ...]
+    networks: tuple[DeclaredNetwork, ...]
     size: int
     passed: bool = False
-    products: tuple[tuple[Form, Form], ...] = ()
+    products: tuple[tuple[ProductFactor, ProductFactor], ...] = ()
 
     @property
     def alone(self) -> bool:
-        """Whether it is the one network that is declared, as its file has it."""
+        """True if it is the one network that is declared, as its file has it."""
         return len(self.networks) == 1 and not self.passed and self.networks[0].places == tuple(range(self.size))
 
 
@@ -138,11 +136,11 @@ class SpecFile:
         version: the VNN-LIB version, "1.0" or "2.0".
         properties: at least one; the file is *sat* if any of them is, and *unsat* if all are.
         inputs: the declared input; where there are several, all of them as one vector.
-        outputs: the declared output, likewise.
+        outputs: the declared output, or all of them as one vector.
         networks: the names of the declared networks in 2.0; 1.0 declares none.
         network: the file that a comment ``; network: file.onnx`` names, relative to the folder of ``path``; None
             without such a comment.
-        joined: what a 2.0 file says of the network asked about, and a 1.0 file that relates inputs or multiplies
+        joined: the network asked about as a 2.0 file declares it, or a 1.0 file that relates inputs or multiplies
             variables; None in any other 1.0 file.
     """
 
@@ -153,11 +151,11 @@ class SpecFile:
     outputs: Variable
     networks: tuple[str, ...] = ()
     network: str | None = None
-    joined: Joined | None = None
+    joined: JoinedNetwork | None = None
 
 
 def stem(path: Path | str) -> str:
-    """A file's name without its folder, without ``.gz`` and without its last extension before that."""
+    """Return a file's name without its folder, without ``.gz`` and without its last extension before that."""
     return Path(Path(path).name.removesuffix(".gz")).stem
 
 
@@ -211,45 +209,39 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
     lines = [f"; {line}" for comment in comments for line in comment.splitlines()]
     if spec.network is not None:
         lines.append(f"; network: {spec.network}")
-    lines += _declarations_1(spec) if version == "1.0" else _declarations_2(spec)
-    inputs = spec.inputs if version == "2.0" else Variable("X", spec.inputs.shape)
-    outputs = spec.outputs if version == "2.0" else Variable("Y", spec.outputs.shape)
-    lines += _assertions(spec.properties, list(inputs.elements(version)), list(outputs.elements(version)))
+    inputs, outputs = spec.inputs, spec.outputs
+    if version == "1.0":
+        inputs, outputs = Variable("X", inputs.shape), Variable("Y", outputs.shape)
+        lines += [f"(declare-const {name} Real)" for each in (inputs, outputs) for name in each.elements(version)]
+    else:
+        lines += ["(vnnlib-version <2.0>)", f"(declare-network {spec.networks[0] if spec.networks else 'N'}"]
+        for role, each in (("input", inputs), ("output", outputs)):
+            lines.append(f"  (declare-{role} {each.name} float32 [{','.join(map(str, each.shape))}])")
+        lines.append(")")
+    lines += _assertions(spec.properties, inputs.elements(version), outputs.elements(version))
     return "\n".join(lines) + "\n"
 
 
-def _declarations_1(spec: SpecFile) -> Iterator[str]:
-    for kind, size in (("X", spec.inputs.size), ("Y", spec.outputs.size)):
-        yield from (f"(declare-const {kind}_{i} Real)" for i in range(size))
-
-
-def _declarations_2(spec: SpecFile) -> Iterator[str]:
-    yield "(vnnlib-version <2.0>)"
-    yield f"(declare-network {spec.networks[0] if spec.networks else 'N'}"
-    for role, variable in (("input", spec.inputs), ("output", spec.outputs)):
-        yield f"  (declare-{role} {variable.name} float32 [{','.join(map(str, variable.shape))}])"
-    yield ")"
-
-
 def _assertions(properties: Sequence[Property], inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
-    """The assertions of the bounds that all boxes share, and one of the disjunction of all properties' polytopes.
+    """Yield the bounds that all boxes share, and the disjunction of all properties' polytopes, as assertions.
 
     A polytope comes in conjunction with those bounds of its property's box that not all boxes share.
     """
     boxes = [list(_bounds(prop.box, inputs)) for prop in properties]
     shared = [len(set(same)) == 1 for same in zip(*boxes, strict=True)]
-    yield from (f"(assert {bound})" for bound, common in zip(boxes[0], shared, strict=True) if common)
+    conditions = [bound for bound, common in zip(boxes[0], shared, strict=True) if common]
     cases: list[list[str]] = []
     for prop, box in zip(properties, boxes, strict=True):
         special = [bound for bound, common in zip(box, shared, strict=True) if not common]
         cases += (special + [_row(row, outputs) for row in polytope] for polytope in prop.unsafe)
     if len(cases) == 1:
-        yield from (f"(assert {condition})" for condition in cases[0])
+        conditions += cases[0]
     else:
-        yield f"(assert {_joined('or', [_joined('and', case, TRUE) for case in cases], FALSE)})"
+        conditions.append(_combined("or", [_combined("and", case, TRUE) for case in cases], FALSE))
+    return (f"(assert {condition})" for condition in conditions)
 
 
-def _joined(operator: str, parts: Sequence[str], empty: str) -> str:
+def _combined(operator: str, parts: Sequence[str], empty: str) -> str:
     if len(parts) < 2:
         return parts[0] if parts else empty
     separator = "\n  " if operator == "or" else " "
@@ -272,7 +264,7 @@ def _bound(operator: str, name: str, value: Fraction) -> str:
 
 def _row(row: Row, names: Sequence[str]) -> str:
     operator = "<" if row.strict else "<="
-    values = (*(c for _, c in row.coefficients), row.bound)
+    values = [*(c for _, c in row.coefficients), row.bound]
     if any(decimal(value) is None for value in values):
         scale = math.lcm(*(value.denominator for value in values))
         row = Row(tuple((i, c * scale) for i, c in row.coefficients), row.bound * scale, row.strict)
@@ -281,30 +273,24 @@ def _row(row: Row, names: Sequence[str]) -> str:
             return _bound(operator if c > 0 else operator.replace("<", ">"), names[i], row.bound * c)
         case ((i, c), (j, d)) if not row.bound and c == -d and abs(c) == 1:
             return f"({operator} {names[i]} {names[j]})" if c > 0 else f"({operator} {names[j]} {names[i]})"
-
-    def text(value: Fraction) -> str:
-        # A value without a decimal is an integer after the scaling, and too large for ``decimal``.
-        return decimal(value) or _integer(value.numerator)
-
-    terms = [names[i] if c == 1 else f"(* {text(c)} {names[i]})" for i, c in row.coefficients]
+    # A value without a decimal is an integer after the scaling, and too large for ``decimal``.
+    *factors, bound = (decimal(v) or _integer(v.numerator) for v in (*(c for _, c in row.coefficients), row.bound))
+    terms = [
+        names[i] if c == 1 else f"(* {factor} {names[i]})"
+        for (i, c), factor in zip(row.coefficients, factors, strict=True)
+    ]
     left = f"(+ {' '.join(terms)})" if len(terms) > 1 else terms[0] if terms else "0.0"
-    return f"({operator} {left} {text(row.bound)})"
-
-
-_PLAIN = 900
-"""The bits of numerators and denominators that are within the limits of decimals, whatever they are."""
+    return f"({operator} {left} {bound})"
 
 
 def decimal_places(value: Fraction) -> int | None:
-    """The number of places, at least 1, of the exact decimal of a rational.
+    """Return the number of places, at least 1, of the exact decimal of a rational.
 
     The result is None if no finite decimal equals the rational, or none with at most 4,000 places and below 10³⁰⁰
     (Python turns no integer of more than 4,300 digits into text).
     """
     denominator = value.denominator
     twos = (denominator & -denominator).bit_length() - 1
-    if denominator >> twos == 1 and twos < _PLAIN and value.numerator.bit_length() < _PLAIN:
-        return max(twos, 1)
     rest, fives = denominator >> twos, 0
     while rest % 5 == 0:
         rest //= 5

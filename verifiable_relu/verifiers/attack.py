@@ -95,7 +95,7 @@ class Pgd:
             active = active.nonzero().squeeze(1)
             if not len(active) or stop():
                 break
-            rows = RowBatch.of([properties[i] for i in active.tolist()], network.output_size).to(lower)
+            rows = RowBatch.from_properties([properties[i] for i in active.tolist()], network.output_size).to(lower)
             descent = Descent(self, net, lower[active], upper[active], rows, stop)
             if number:
                 points, margins = descent.toward_polytopes(descent.screened(generator), generator)
@@ -244,7 +244,7 @@ def claim(network: Network, prop: Property, point: np.ndarray, method: str) -> O
         method: the verifier that claims.
     """
     witness = prop.box.witness(point)
-    rows = RowBatch.of([prop], network.output_size)
+    rows = RowBatch.from_properties([prop], network.output_size)
     dtype = torch.float64 if network.arithmetic == "real" else torch.float32
     x = torch.tensor([float(v) for v in witness], dtype=dtype).reshape(1, *network.input_shape)
     with torch.no_grad():

@@ -99,7 +99,7 @@ class InBalls(Batched):
         properties = [query.property for query in part.queries.values()]
         box = input_box(properties, net, torch.float64, "cpu")
         found = relaxation(net, box, None, memory=memory // 2, stop=stop)
-        rows = RowBatch.of(properties, net.output_size)
+        rows = RowBatch.from_properties(properties, net.output_size)
         balls = [properties[i].ball for i in rows.sample.tolist()]
         values = torch.full_like(rows.bound, -math.inf)
         points = box.lower.flatten(1)[rows.sample]
@@ -113,7 +113,7 @@ class InBalls(Batched):
         # Of each query's rows, the candidate where the network comes closest to the unsafe set.
         chosen = []
         for number, prop in enumerate(properties):
-            own, mine = points[rows.sample == number], RowBatch.of([prop], net.output_size)
+            own, mine = points[rows.sample == number], RowBatch.from_properties([prop], net.output_size)
             outputs = net(own.reshape(-1, *net.input_shape)).flatten(1)
             chosen.append(own[mine.margins(outputs @ mine.matrix.T - mine.bound).argmin()].numpy())
         return margins, chosen

@@ -114,7 +114,7 @@ class _Bounding(Batched):
         recorder = Recorder.of(network) if self.record and plain and not uncertified(network) else None
         # What others have proven is not recorded.
         known = None if recorder else part.bounds_cache.known(numbers, net, box.lower)
-        rows = RowBatch.of(properties, network.output_size)
+        rows = RowBatch.from_properties(properties, network.output_size)
         given = rows.to(box.lower)
         only = needed(net, (given.matrix != 0).any(0), dtype)
         found = self.relaxation(BoundingTask(net, box, known, work, recorder, only))

@@ -182,7 +182,7 @@ class Recorder:
                 they were proven.
             ascent: the search for slopes for other polytopes that the lines of all rows do not exclude.
         """
-        rows = RowBatch.of([prop], relaxation.network.output_size)
+        rows = RowBatch.from_properties([prop], relaxation.network.output_size)
         counts = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
         # Coefficients that float64 does not hold are split into several rows.
         if counts != [len(polytope) for polytope in prop.unsafe]:
@@ -311,7 +311,7 @@ class CoverRecorder:
     def proof(self, local: int) -> Cover | None:
         """The proof of a query all of whose boxes are proven; None if a certificate cannot hold it."""
         prop = self._queries[local].property
-        rows = RowBatch.of([prop], self._network.output_size)
+        rows = RowBatch.from_properties([prop], self._network.output_size)
         counts: list[int] = torch.bincount(rows.polytope, minlength=len(rows.owner)).tolist()
         # Coefficients that float64 does not hold are split into several rows.
         if counts != [len(polytope) for polytope in prop.unsafe]:

@@ -75,7 +75,7 @@ class Smt(Decider):
     def decide(self, bounds: BoundedBoxes, number: int, work: TimeBudget) -> Outcome:
         query, lower = bounds.queries[number], bounds.lower[number].tolist()
         formula = SmtFormula(query, bounds.relaxation.pre, bounds.sample(number), work)
-        origin = RowBatch.of([query.property], query.network.output_size).origin.tolist()
+        origin = RowBatch.from_properties([query.property], query.network.output_size).origin.tolist()
         if self.whole:
             order = sorted((value, i) for value, i in zip(lower, origin, strict=True) if not value > 0)
             return self._asked(formula, [query.property.unsafe[i] for i in dict.fromkeys(i for _, i in order)])

@@ -160,7 +160,7 @@ class BoxSearch:
         most, symbols = min(most, self._tried) if self._points else most, EVERY_NEURON if record else options.symbols
         limits = (symbols, options.most, most, memory)
         self._bounder = RowBounder(self.network, int(moving.sum()), *limits, self._counted, self._points)
-        self._rows = RowBatch.of([q.property for q in self._queries], network.output_size).to(lower)
+        self._rows = RowBatch.from_properties([q.property for q in self._queries], network.output_size).to(lower)
         owner = torch.arange(len(self._queries), device=lower.device)
         size = sum(2 * node.size * 8 for node in self.network.nodes if isinstance(node, Activation))
         self._known, within = KnownBounds(memory // max(1, size)), torch.full_like(owner, -1)

@@ -116,7 +116,7 @@ class FoldedQuery:
         Raises:
             OutOfTime: once ``stop`` says so.
         """
-        rows = RowBatch.of([query.property], query.network.output_size)
+        rows = RowBatch.from_properties([query.property], query.network.output_size)
         kept = torch.isin(rows.polytope, torch.tensor(polytopes)).nonzero().squeeze(1)
         folded, forms = fold(relaxation, sample, query.property.box, rows.matrix[kept], stop)
         bound = rows.bound[kept]

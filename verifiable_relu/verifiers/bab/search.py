@@ -63,7 +63,7 @@ class WitnessCheck:
         self._method = method
         self._network = query.network.to(torch.float64)
         prop = query.property
-        self._rows = RowBatch.of([prop], query.network.output_size)
+        self._rows = RowBatch.from_properties([prop], query.network.output_size)
         # Where the margin is zero, the point may be on an edge that is not part of the unsafe set or of the box.
         self._strict = bool(prop.box.open_lower or prop.box.open_upper) or any(
             row.strict for polytope in prop.unsafe for row in polytope

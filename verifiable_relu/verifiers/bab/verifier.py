@@ -234,7 +234,7 @@ class BoundedBoxes:
             options = {"search": search, "steps": ascent.steps, "coarse": coarse, "exact": True, **limits}
             self.relaxation = relaxation(net, box, known, **options)
             whole = not work.stop()
-            rows = RowBatch.of(properties, network.output_size)
+            rows = RowBatch.from_properties(properties, network.output_size)
             values = self.relaxation.outputs(rows.matrix, rows.sample, **limits)
             values = torch.maximum(values, self.relaxation.outputs(rows.matrix, rows.sample, intervals=True))
             values = below(values - rows.bound)
