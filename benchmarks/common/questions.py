@@ -22,8 +22,8 @@ from verifiable_relu.data import Dataset, load
 from verifiable_relu.network import Network
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.supervisor.workers import processor_seconds
-from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verdict, Verifier
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verdict
+from verifiable_relu.verifiers.batch import QueryBatch, Verifier
 
 _BATCH = 256
 

@@ -28,7 +28,7 @@ from verifiable_relu.errors import InputError
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Query
-    from verifiable_relu.verifiers.base import Verifier
+    from verifiable_relu.verifiers.batch import Verifier
 
 Found = TypeVar("Found")
 

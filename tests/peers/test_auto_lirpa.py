@@ -21,7 +21,8 @@ from verifiable_relu.errors import CallFailed
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Add, Gelu, LeakyRelu, Permute, Relu, Scale, Sigmoid
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.incomplete import Crown, Ibp
 from verifiable_relu.verifiers.registry import make
 

@@ -19,7 +19,7 @@ from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Verifier
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.split import InputSplit
 

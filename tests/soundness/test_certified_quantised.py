@@ -30,7 +30,8 @@ from verifiable_relu.network import deployed, read_onnx
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
-from verifiable_relu.verifiers.base import Verdict, Verifier
+from verifiable_relu.verifiers.base import Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.split import InputSplit
 

@@ -20,7 +20,8 @@ from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat
 from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Verdict, Verifier
+from verifiable_relu.verifiers.base import Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.incomplete import Crown
 from verifiable_relu.verifiers.split import InputSplit
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from verifiable_relu.spec.property import Query
-from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verifier
-from verifiable_relu.verifiers.batch import Account, QueryBatch
+from verifiable_relu.verifiers.base import Outcome, TimeBudget
+from verifiable_relu.verifiers.batch import Account, QueryBatch, Verifier
 from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache
 
 

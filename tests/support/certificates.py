@@ -29,7 +29,8 @@ from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Schedule, TreeScheduler, WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Above, Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
+from verifiable_relu.verifiers.base import TimeBudget, Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.recording import Recorder
 from verifiable_relu.verifiers.split import InputSplit
 

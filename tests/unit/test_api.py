@@ -20,7 +20,8 @@ from verifiable_relu.campaign import Result
 from verifiable_relu.campaign.inputs import chosen
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict, described
+from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+from verifiable_relu.verifiers.batch import described
 
 
 class Brightness(nn.Module):

@@ -19,7 +19,8 @@ from tests.support.solver_cases import (
 )
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import Trust, Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
 

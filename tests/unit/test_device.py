@@ -26,7 +26,8 @@ from verifiable_relu.network.nodes.affine import Conv2d
 from verifiable_relu.spec import Box, Property, Query, Row
 from verifiable_relu.train.loop import train
 from verifiable_relu.train.options import Options
-from verifiable_relu.verifiers.base import Outcome, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Trust, Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, Ibp
 from verifiable_relu.verifiers.registry import make
 

@@ -17,7 +17,8 @@ from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers import milp, smt
-from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
 from verifiable_relu.verifiers.solvers import highs

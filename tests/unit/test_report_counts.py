@@ -26,7 +26,8 @@ from verifiable_relu.report.figures import certified
 from verifiable_relu.report.results import ExpectedVerdicts, read_campaigns, read_expected
 from verifiable_relu.report.summary import CampaignSummary, RadiusCounts, image
 from verifiable_relu.spec import Box, Property, Row, write_vnnlib
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict, Verifier
+from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+from verifiable_relu.verifiers.batch import Verifier
 
 ONE = Scripted(answer)
 

@@ -25,8 +25,8 @@ from verifiable_relu.verifiers import batch as judging
 from verifiable_relu.verifiers import root_bounds as module
 from verifiable_relu.verifiers.auto import Auto
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, Verifier
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.batch import QueryBatch, Verifier
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown, Ibp
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root_bounds import NO_BOUNDS, BoundsCache

@@ -30,7 +30,8 @@ from verifiable_relu.verifiers.bab import search as searching
 from verifiable_relu.verifiers.bab.refine import Refinement
 from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Outcome, Reason, Verdict, Verifier
+from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.solvers.highs import HIGHS
 from verifiable_relu.verifiers.split import InputSplit
 

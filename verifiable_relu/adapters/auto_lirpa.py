@@ -28,8 +28,8 @@ from verifiable_relu.rounding import epsilon
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
-from verifiable_relu.verifiers.base import PATIENCE, Batched, Outcome, Reason, TimeBudget, Trust, Verdict
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.batch import Batched, QueryBatch
 
 _METHODS = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 

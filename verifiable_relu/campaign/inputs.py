@@ -26,7 +26,8 @@ from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.find import Networks, assigned, paths
 from verifiable_relu.spec.specfile import DeclaredNetwork, stem
-from verifiable_relu.verifiers.base import TimeBudget, Verifier
+from verifiable_relu.verifiers.base import TimeBudget
+from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.registry import limited, make
 
 _COMPARED_BOXES = 4  # Most boxes of a property at whose points a network is compared with its ONNX file

@@ -18,8 +18,8 @@ from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.supervisor.forks import peak_memory
-from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, Verifier, described, fault
-from verifiable_relu.verifiers.batch import Account, QueryBatch
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, fault
+from verifiable_relu.verifiers.batch import Account, QueryBatch, Verifier, described
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates

@@ -32,8 +32,8 @@ from verifiable_relu.streams import complain, write
 from verifiable_relu.supervisor.forks import SetLimits, default_shares, process_memory, resident
 from verifiable_relu.supervisor.workers import DaskExecutor, Executor, InlineExecutor, LocalExecutor, Worker
 from verifiable_relu.verifiers.auto import Auto, recording
-from verifiable_relu.verifiers.base import TimeBudget, Verdict, Verifier
-from verifiable_relu.verifiers.batch import answers
+from verifiable_relu.verifiers.base import TimeBudget, Verdict
+from verifiable_relu.verifiers.batch import Verifier, answers
 from verifiable_relu.verifiers.incomplete import Crown
 
 if TYPE_CHECKING:

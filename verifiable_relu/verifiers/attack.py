@@ -22,8 +22,8 @@ from verifiable_relu.bounds.forward import input_box, rough
 from verifiable_relu.network.graph import Network
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
+from verifiable_relu.verifiers.batch import Batched, QueryBatch
 from verifiable_relu.verifiers.equalities import equalities, exact_point
 
 _BATCH = 128

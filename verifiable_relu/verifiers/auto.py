@@ -26,8 +26,8 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.trust.certificate import Cover, Proof
 from verifiable_relu.verifiers.attack import Attack, Pgd
 from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Verdict, Verifier
-from verifiable_relu.verifiers.batch import QueryBatch, answers
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Verdict
+from verifiable_relu.verifiers.batch import QueryBatch, Verifier, answers
 from verifiable_relu.verifiers.incomplete import AlphaCrown, Crown
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.registry import make

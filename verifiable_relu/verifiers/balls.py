@@ -26,8 +26,8 @@ from verifiable_relu.rounding import below, epsilon, tiny, unit_roundoff
 from verifiable_relu.spec.property import Ball, round_up
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.verifiers.attack import claim
-from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict, Verifier, batch_size
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, batch_size
+from verifiable_relu.verifiers.batch import Batched, QueryBatch, Verifier
 from verifiable_relu.verifiers.boxes import input_error
 from verifiable_relu.verifiers.root_bounds import relaxation
 

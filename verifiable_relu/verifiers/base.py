@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
 from verifiable_relu.bounds import MEMORY
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.network.graph import Network
-from verifiable_relu.settings import neutral
 from verifiable_relu.trust.certificate import Cover, Proof
-
-if TYPE_CHECKING:
-    from verifiable_relu.verifiers.batch import QueryBatch
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -202,99 +197,6 @@ class TimeBudget:
         if left < -self.patience:
             raise OutOfTime
         return left <= 0
-
-
-def described(verifier: Verifier, budget: TimeBudget) -> str:
-    """Return the text by which records know a method: its options, and the limits that are ``named``."""
-    known = repr(verifier)
-    if not budget.named:
-        return known
-    given = ", ".join(f"{name}={getattr(budget, name)!r}" for name in budget.named)
-    opened, options = known.removesuffix(")").split("(", 1)
-    # This order is that of the first records.
-    if options.startswith("dtype="):
-        return f"{opened}({given}, {options})"
-    return f"{opened}({options}, {given})" if options else f"{opened}({given})"
-
-
-class Verifier(Protocol):
-    """A method of verification.
-
-    Implementations are frozen dataclasses whose fields are their options, so that their ``repr`` is a cache key.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name on the command line and in tables."""
-
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """Answer the queries of a batch, which may be of different networks.
-
-        The work exceeds what the queries may cost by at most a second, or by one step where a large network makes a
-        step longer (``TimeBudget.stop``). A fault in one query is that query's outcome (``Reason.ERROR``), never an
-        exception. What is known of a query already (``bounds_cache``) is where a verifier that bounds whole boxes
-        starts, and it adds its own.
-
-        Yields:
-            The number of a query and what is claimed of it, once for each, as soon as it is known.
-        """
-
-
-class Batched:
-    """The body of a method that answers queries of one network together.
-
-    A method has ``name``, ``answer``, and ``size`` where a batch has more than one query.
-    """
-
-    name: ClassVar[str]
-
-    def size(self, network: Network, budget: TimeBudget) -> int:
-        """The most queries of a network that are answered at once."""
-        return 1
-
-    def answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
-        """The outcomes of queries of one network, in their order; their seconds need not be told."""
-        raise NotImplementedError
-
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
-        done = 0
-        for part in batch.batches(self.size):
-            yield from zip(part.queries, attempted(part, self.name, self.answer), strict=True)
-            done += len(part.queries)
-            batch.stage(self.name, done, len(batch.queries))
-
-
-def attempted(
-    part: QueryBatch, name: str, answer: Callable[[QueryBatch, TimeBudget], Sequence[Outcome]]
-) -> Sequence[Outcome]:
-    """Return what a piece of work finds of the queries of a batch, which are charged equal shares of its time.
-
-    Args:
-        part: the queries.
-        name: the method's, and that of the stage to which the time is charged.
-        answer: the work: given ``part`` and what it may use.
-
-    Returns:
-        The outcomes in the order of the queries. An exception is the outcome of all of them, and where the time is
-        over, what is *incomplete* is timed out.
-    """
-    numbers = list(part.queries)
-    if part.left(numbers) <= 0:
-        return [Outcome.unknown(Reason.TIMEOUT, name, "no time was left")] * len(numbers)
-    with part.work(numbers) as work:
-        try:
-            with neutral():
-                found = answer(part, work)
-        except Exception as error:
-            found = [fault(error, name)] * len(numbers)
-        spent, late = {name: work.elapsed() / len(numbers)}, work.over()
-    outcomes = []
-    for outcome in found:
-        if late and outcome.reason is Reason.INCOMPLETE:
-            outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
-        outcomes.append(replace(outcome, seconds={**spent, **outcome.seconds}))
-    return outcomes
 
 
 def batch_size(network: Network, most: int, memory: int) -> int:

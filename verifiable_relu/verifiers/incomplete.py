@@ -17,8 +17,8 @@ from verifiable_relu.network.graph import Network
 from verifiable_relu.rounding import below
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.certificate import Proof
-from verifiable_relu.verifiers.base import Batched, Outcome, Reason, TimeBudget, Trust, Verdict, batch_size
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, batch_size
+from verifiable_relu.verifiers.batch import Batched, QueryBatch
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root_bounds import RootBounds, relaxation
 

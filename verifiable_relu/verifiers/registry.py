@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from verifiable_relu.errors import InputError, missing
 
 if TYPE_CHECKING:
-    from verifiable_relu.verifiers.base import TimeBudget, Verifier
+    from verifiable_relu.verifiers.base import TimeBudget
+    from verifiable_relu.verifiers.batch import Verifier
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ METHODS = {
     "auto_lirpa-crown": _auto_lirpa(bound="crown"),
     "auto_lirpa-alpha-crown": _auto_lirpa(bound="alpha-crown"),
 }
-"""The methods by name. A new one is an entry of this table, and a class that fulfils ``verifiers.base.Verifier``."""
+"""The methods by name. A new one is an entry of this table, and a class that fulfils ``verifiers.batch.Verifier``."""
 
 
 def methods() -> tuple[str, ...]:

@@ -32,18 +32,8 @@ from verifiable_relu.verifiers.bab.recorded import Refined
 from verifiable_relu.verifiers.bab.search import QuerySearch, Schedule, WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import (
-    SOLO_WORK,
-    Outcome,
-    Reason,
-    TimeBudget,
-    Trust,
-    Verdict,
-    attempted,
-    batch_size,
-    fault,
-)
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.base import SOLO_WORK, Outcome, Reason, TimeBudget, Trust, Verdict, batch_size, fault
+from verifiable_relu.verifiers.batch import QueryBatch, attempted
 from verifiable_relu.verifiers.recording import Recorder, uncertified
 from verifiable_relu.verifiers.root_bounds import relaxation
 
