@@ -130,9 +130,9 @@ def properties(
     form = _NormalForm(formula)
     bounds, rows, choices = form.conjunction(formula, True)
     common: _Keys = {}
-    disjuncts: list[_Case] = []
+    disjuncts: list[_Conjunction] = []
     if form.tighten(common, bounds):
-        disjuncts = form.distribute([_Case({}, tuple(rows))], choices)
+        disjuncts = form.distribute([_Conjunction({}, tuple(rows))], choices)
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[_Keys, list[Polytope]]] = {}
     for disjunct in disjuncts:
         form.spend(len(disjunct.rows))
@@ -170,7 +170,7 @@ _Choice = tuple[Or | And, bool]
 """A disjunction: an ``Or`` with True, or an ``And`` with False, which stands for the negation of the ``And``."""
 
 
-class _Case(NamedTuple):
+class _Conjunction(NamedTuple):
     """A conjunction of bounds of inputs and rows over outputs."""
 
     keys: _Keys
@@ -260,7 +260,7 @@ class _NormalForm:
                     possible = self.agree(side, key, keys)
         return possible
 
-    def distribute(self, found: list[_Case], choices: Sequence[_Choice]) -> list[_Case]:
+    def distribute(self, found: list[_Conjunction], choices: Sequence[_Choice]) -> list[_Conjunction]:
         """Return the disjuncts, without contradictions, of the conjunction of a normal form with disjunctions.
 
         Args:
@@ -268,26 +268,26 @@ class _NormalForm:
             choices: the disjunctions.
         """
         for choice in choices:
-            options: list[_Case] = []
+            options: list[_Conjunction] = []
             for part, positive in flat(*choice, Or):
                 bounds, rows, inner = self.conjunction(part, positive)
                 tightest: _Keys = {}
                 if self.tighten(tightest, bounds):
-                    options += self.distribute([_Case(tightest, tuple(rows))], inner)
+                    options += self.distribute([_Conjunction(tightest, tuple(rows))], inner)
                 if len(options) * len(found) > limits.POLYTOPES:
                     raise UnsupportedError(f"the disjunctive form has more than {limits.POLYTOPES:,} polytopes")
             found = [both for one in found for other in options if (both := self._meet(one, other)) is not None]
         return found
 
-    def _meet(self, one: _Case, other: _Case) -> _Case | None:
+    def _meet(self, one: _Conjunction, other: _Conjunction) -> _Conjunction | None:
         # A row counts as a 32nd of a bound, because copying a row takes far less time than looking a bound up.
         self.spend(1 + (len(one.rows) + len(other.rows)) // 32)
         rows = one.rows + other.rows
         if not (one.keys and other.keys):
-            return _Case(one.keys or other.keys, rows)
+            return _Conjunction(one.keys or other.keys, rows)
         self.spend(len(one.keys) + len(other.keys))
         keys = dict(one.keys)
-        return _Case(keys, rows) if self.tighten(keys, other.keys.items()) else None
+        return _Conjunction(keys, rows) if self.tighten(keys, other.keys.items()) else None
 
     def property(
         self, keys: np.ndarray, unsafe: tuple[Polytope, ...], name: str, input_name: Callable[[int], str]
