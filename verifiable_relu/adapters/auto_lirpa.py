@@ -1,8 +1,7 @@
 """The verifiers ``auto_lirpa…``, which prove properties by the bounds of the library auto_LiRPA, and never say *sat*.
 
-Sources: Xu et al., Automatic Perturbation Analysis for Scalable Certified Robustness and Beyond, arXiv 2002.12920
-(the library); Xu et al., Fast and Complete, arXiv 2011.13824 (α-CROWN). The library does not account for rounding
-errors. It runs in a process of its own: where it crashes, fails or takes too long, one query is unknown.
+Sources: arXiv 2002.12920 (Xu et al., the library) and 2011.13824 (Xu et al., α-CROWN). The library does not account for
+rounding. It runs in a process of its own: where it crashes, fails or takes too long, one query is unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,12 +66,16 @@ def lower_bound(task: tuple[str, tuple[Node, ...], Property, int]) -> float | st
     bound, nodes, prop, threads = task
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(threads)
+<<<<<<< HEAD
     network = Network(nodes).to(torch.float64)
     box, rows = input_box([prop], network, torch.float64), RowBatch.from_properties([prop], network.output_size)
+=======
+    network, failure = Network(nodes).to(torch.float64), ""
+    box, rows = input_box([prop], network, torch.float64), RowBatch.of([prop], network.output_size)
+>>>>>>> solvers
     # Its sparse form of convolutions ("patches") is faster, and raises an error where it does not fit. About dilation
     # and groups it is wrong without one.
     uniform = all(getattr(node, "groups", 1) == 1 and set(getattr(node, "dilation", [1])) == {1} for node in nodes)
-    failure = ""
     for mode in ("patches", "matrix") if uniform else ("matrix",):
         try:
             lower = _lower_bounds(bound, network, box, rows, mode)
@@ -86,7 +89,6 @@ def lower_bound(task: tuple[str, tuple[Node, ...], Property, int]) -> float | st
 
 
 AUTO_LIRPA = Worker(f"{__name__}:{lower_bound.__name__}", library="verifiable_relu.adapters.auto_lirpa_import")
-"""The library's process."""
 
 
 def _lower_bounds(bound: str, network: Network, box: Bounds, rows: RowBatch, mode: str) -> Tensor:
@@ -108,10 +110,7 @@ def _lower_bounds(bound: str, network: Network, box: Bounds, rows: RowBatch, mod
 
 
 def _rounding_estimate(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
-    """Estimate, not bound, the rounding errors (rows,) of the library's sums: four units of the numbers summed.
-
-    It keeps apart the cases in which numbers much larger than the margin cancel, so that bounds are rounding noise.
-    """
+    """Estimate, not bound, rounding (rows,) in the library: four units of the numbers summed, which may cancel."""
     sizes = [torch.maximum(-box.lower, box.upper)]
     for node in network.nodes[1:]:
         size = sizes[node.inputs[0]]
@@ -127,15 +126,13 @@ def _rounding_estimate(network: Network, box: Bounds, rows: RowBatch) -> Tensor:
     return 4 * epsilon(torch.float64) * (rows.matrix.abs() @ sizes[-1].flatten())
 
 
-_FORWARD = (
-    *(kinds.Linear, kinds.Conv2d, kinds.Scale, kinds.Add, kinds.Extreme, kinds.Permute),
-    *(kinds.Relu, kinds.Identity, kinds.Sigmoid, kinds.Tanh, kinds.Gelu),
-)
+_FORWARD: Callable[..., Tensor] = lambda node, *xs: node.forward(*xs)  # noqa: E731
 
 TRACED: Table[Callable[..., Tensor]] = Table(
     "auto_LiRPA",
     {
-        **dict.fromkeys(_FORWARD, lambda node, *xs: node.forward(*xs)),
+        **dict.fromkeys((kinds.Linear, kinds.Conv2d, kinds.Scale, kinds.Add, kinds.Extreme, kinds.Permute), _FORWARD),
+        **dict.fromkeys((kinds.Relu, kinds.Identity, kinds.Sigmoid, kinds.Tanh, kinds.Gelu), _FORWARD),
         # The library's own operator has one slope for all neurons; of 1 − slope, it makes wrong bounds.
         kinds.LeakyRelu: lambda node, x: (x - F.relu(x)) * node.slope + F.relu(x),
         kinds.Reshape: lambda node, x: torch.flatten(x, 1) if len(node.shape) == 1 else x.reshape(-1, *node.shape),
@@ -146,6 +143,17 @@ TRACED: Table[Callable[..., Tensor]] = Table(
 """The value of each kind of node in operators that the library knows: node, values (batch, …) of its inputs ↦ value."""
 
 
+def _as_convolution(node: Any) -> Node:
+    """Return a node that scales channels as a convolution, through which patches pass, and others as they are."""
+    channels = getattr(node, "center", None) is not None and len(node.shape) == 3
+    constants = (node.scale, node.offset()) if channels else ()
+    if not channels or any(c.numel() > 1 and c.shape[-2:] != (1, 1) for c in constants):
+        return node
+    scale, bias = (c.expand(node.shape[0], 1, 1).flatten() for c in constants)
+    weight = torch.diag(scale)[:, :, None, None]
+    return kinds.Conv2d(name=node.name, inputs=node.inputs, shape=node.shape, weight=weight, bias=bias)
+
+
 class TracedNetwork(nn.Module):
     """A network as a torch module of operators that the library knows, with flat outputs."""
 
@@ -153,7 +161,7 @@ class TracedNetwork(nn.Module):
         super().__init__()
         # The library takes the dtype from a module's parameters, so that constants are parameters too.
         self.constants = nn.ParameterList()
-        self.nodes = [node.map_tensors(self._constant) for node in network.nodes[1:]]
+        self.nodes = [_as_convolution(node).map_tensors(self._constant) for node in network.nodes[1:]]
 
     def _constant(self, tensor: Tensor) -> Tensor:
         self.constants.append(constant := nn.Parameter(tensor.clone(), requires_grad=False))

@@ -55,5 +55,4 @@ if _OLD:
     members, forward = module._named_members, transpose.forward
     # It has no argument remove_duplicate, and always removes duplicates.
     module._named_members = lambda self, get, prefix="", recurse=True, **_: members(self, get, prefix, recurse)
-    # Later operators take views of the result.
-    transpose.forward = lambda self, x: forward(self, x).contiguous()
+    transpose.forward = lambda self, x: forward(self, x).contiguous()  # Later operators take views of it.

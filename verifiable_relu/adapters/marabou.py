@@ -51,8 +51,7 @@ class Marabou(Decider):
         return result
 
     def _reach(self, system: Folded, rows: AffineForms, candidates: WitnessCheck, work: TimeBudget) -> Outcome:
-        # Rows are loosened by a part of their largest number, so that Marabou's tolerances exclude no point. Where
-        # float64 does not confirm its point, they are tightened.
+        # Rows are loosened, so that tolerances exclude no point; then tightened where float64 denies Marabou's point.
         for loose in (1e-6, -1e-4):
             seconds = max(0.0, work.left())
             answer, inputs = MARABOU.call((*_constraints(system, rows, loose), seconds), seconds + PATIENCE)
@@ -121,4 +120,3 @@ def solve(task: tuple[Any, ...]) -> tuple[str, np.ndarray]:
 
 
 MARABOU = Worker(f"{__name__}:{solve.__name__}", library="maraboupy.MarabouCore")
-"""The process of Marabou."""

@@ -9,145 +9,23 @@ Unlike in SMT-LIB, numbers may have a sign, an exponent, and no digits before or
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.files import read_text, require_plain
+from verifiable_relu.files import read_text
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.formula import FALSE, TRUE, And, Formula, InputBound, Not, Or, negate, properties
 from verifiable_relu.spec.property import Row
 from verifiable_relu.spec.specfile import DeclaredNetwork, DeclaredTensor, JoinedNetwork, SpecFile, Variable, stem
 from verifiable_relu.spec.terms import ONE, LinearTerm, TermArithmetic, number
+from verifiable_relu.spec.text import PropertyText, Words, shortened
 
-# Strings and quoted symbols may hold semicolons. The quantifiers are possessive, which rules out backtracking.
-_OPAQUE = re.compile(r';[^\n]*+|"(?:[^"]++|"")*+"|\|[^|]*+\||["|]')
-_WORD = r'[^ \t\n()"|]++'
-# Most of every file is parentheses around three words, such as (<= X_0 1.0). One match takes such a group, for speed.
-_TOKEN = re.compile(
-    rf"""[ \t\n]*+(?:\([ \t\n]*+({_WORD})[ \t\n]++({_WORD})[ \t\n]++({_WORD})[ \t\n]*+\)"""
-    rf"""|([()]|{_WORD}|"(?:[^"]++|"")*+"|\|[^|]*+\|))"""
-)
 # Many bounds of inputs, as (<= X_0 1.0), after one another.
 _BOUND = re.compile(r"\([ \t\n]*+([<>]=)[ \t\n]++(X_[0-9]++)[ \t\n]++([-+.0-9eE]++)[ \t\n]*+\)")
 _RUN = re.compile(rf"[ \t\n]*+(?:{_BOUND.pattern}[ \t\n]*+){{{limits.RUN[0]},{limits.RUN[1]}}}+")
-_NETWORK = re.compile(r";+[ \t]*network:[ \t]*(\S.*?\.onnx(?:\.gz)?)[ \t]*", re.IGNORECASE)
-
-Words = tuple[str, str, str]
-"""Three words in parentheses."""
-
-
-@dataclass(frozen=True)
-class PropertyText:
-    """The text of a property file without its comments.
-
-    Attributes:
-        text: the text in ASCII; every line end is a line feed, tokens have the lines and columns that they have in the
-            file, and white space at the end is cut off.
-        network: the file that a comment ``; network: file.onnx`` names; None without such a comment.
-    """
-
-    text: str
-    network: str | None
-
-    @classmethod
-    def without_comments(cls, text: str) -> PropertyText:
-        """Remove the comments of a file.
-
-        A comment runs from a semicolon to the end of the line, which is a line feed or a carriage return, as SMT-LIB
-        2.6 (section 3.1) has it. A semicolon within a string or a quoted symbol begins no comment.
-
-        Raises:
-            InputError: for a text that does not begin with a parenthesis; a control character
-                (``files.require_plain``); a string or quoted symbol without end; a character outside of ASCII, other
-                than in comments, strings and quoted symbols; more than ``limits.OPAQUE`` comments, strings and quoted
-                symbols; or comments that name different networks.
-        """
-        require_plain(text)
-        if sum(map(text.count, ';"|')) > limits.OPAQUE:
-            raise InputError(f"more than {limits.OPAQUE:,} comments, strings and quoted symbols")
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        networks: dict[str, None] = {}
-
-        def without(match: re.Match[str]) -> str:
-            found = match.group()
-            if found[0] == ";":
-                if named := _NETWORK.fullmatch(found):
-                    networks[named[1]] = None
-                return ""
-            if len(found) == 1:
-                what = "a string" if found == '"' else "a quoted symbol"
-                raise InputError(f"{what} is never closed", place=cls(text, None).place(match.start()))
-            return found if found.isascii() else found.encode("ascii", "replace").decode()
-
-        found = cls(_OPAQUE.sub(without, text).rstrip(" \t\n"), next(iter(networks), None))
-        if found.text.lstrip()[:1] not in ("", "(", ")"):
-            # A list from elsewhere may name any file of this machine, of which messages are to show nothing.
-            raise InputError("no property: its first word is outside of parentheses")
-        if not found.text.isascii():
-            position, character = next((i, c) for i, c in enumerate(found.text) if not c.isascii())
-            raise InputError(f"the character '{character}' is not ASCII", place=found.place(position))
-        if len(networks) > 1:
-            raise InputError(f"comments name two networks, {' and '.join(islice(networks, 2))}")
-        return found
-
-    def tokens(
-        self, most: int, bounds: Callable[[int], int] = lambda start: start
-    ) -> Iterator[tuple[str | Words, int, int]]:
-        """Yield the tokens of the text: parentheses, words, strings and quoted symbols.
-
-        Args:
-            most: how many there may be.
-            bounds: takes the position behind an ``and``, and returns one up to which the text is to be passed over.
-
-        Yields:
-            A token and the positions of its beginning and end in ``text``. Three words in parentheses are one token.
-
-        Raises:
-            InputError: for more than ``most`` tokens, or more than ``limits.DEPTH`` parentheses open at once.
-        """
-        count = depth = end = 0
-        found: str | Words = ""
-        while match := _TOKEN.match(self.text, bounds(end) if found == "and" else end):
-            first, second, third, token = match.groups()
-            end = match.end()
-            if token is None:
-                count += 5
-                start, deepest = self.text.rindex("(", 0, match.start(1)), depth + 1
-                found = first, second, third
-            else:
-                count += 1
-                depth += 1 if token == "(" else -1 if token == ")" else 0
-                start, deepest = end - len(token), depth
-                found = token
-            if deepest > limits.DEPTH or count > most:
-                what = f"{most:,} words and parentheses" if count > most else f"{limits.DEPTH:,} open parentheses"
-                raise InputError(f"more than {what}", place=self.place(start))
-            yield found, start, end
-
-    def place(self, position: int) -> str:
-        """Return line and column of a position, for messages."""
-        line = self.text.count("\n", 0, position) + 1
-        return f"line {line}, column {position - self.text.rfind(chr(10), 0, position)}"
-
-    def quote(self, start: int, end: int) -> str:
-        """Return the text between two positions as one line of at most 100 characters."""
-        return _short(" ".join(self.text[start : min(end, start + 1000)].split()), 100)
-
-    def quoted_line(self, number: int) -> str:
-        """Return the line with a number, cut to 100 characters; empty if the text has no such line."""
-        lines = self.text.split("\n", number)
-        return _short(lines[number - 1].strip(), 100) if 0 < number <= len(lines) else ""
-
-
-def _short(text: str, most: int = 40) -> str:
-    return text if len(text) <= most else text[: most - 2] + " …"
-
-
 _NUMERAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 # A name may be written as a quoted symbol: |X_0| is X_0.
 _VARIABLE = re.compile(r"(\|?)(([XY])_(0|[1-9][0-9]*))\1")
@@ -216,7 +94,7 @@ class _Vnnlib1Reader:
                 else:
                     stack[-1].append(known)
             elif not stack:
-                raise InputError(f"'{_short(token)}' is outside of parentheses", place=place(start))
+                raise InputError(f"'{shortened(token)}' is outside of parentheses", place=place(start))
             else:
                 if len(stack) > 1 and len(stack[-1]) == 1 and token in _COMMANDS:
                     raise self.unclosed()
@@ -296,19 +174,19 @@ class _Vnnlib1Reader:
             case [str(head), *_] if head in _OF_2:
                 raise InputError(f"'{head}' is a command of VNN-LIB 2.0, whose files begin with (vnnlib-version <2.0>)")
             case [str(head), *_]:
-                raise UnsupportedError(f"the command '{_short(head)}' is not supported")
+                raise UnsupportedError(f"the command '{shortened(head)}' is not supported")
             case _:
                 raise InputError("a command is expected")
 
     def declare(self, name: str, sort: str) -> None:
         match = _VARIABLE.fullmatch(name)
         if not match:
-            raise UnsupportedError(f"'{_short(name)}' is neither an input X_i nor an output Y_i")
+            raise UnsupportedError(f"'{shortened(name)}' is neither an input X_i nor an output Y_i")
         name, kind, digits = match[2], match[3], match[4]
         if len(digits) > _LONGEST_INDEX:
-            raise InputError(f"the index of '{_short(name)}' is too large")
+            raise InputError(f"the index of '{shortened(name)}' is too large")
         if sort != "Real":
-            raise UnsupportedError(f"'{name}' is of sort {_short(sort)}, only Real is supported")
+            raise UnsupportedError(f"'{name}' is of sort {shortened(sort)}, only Real is supported")
         if name in self.terms:
             raise InputError(f"'{name}' is declared twice")
         if self.arithmetic.related:
@@ -347,7 +225,7 @@ class _Vnnlib1Reader:
         if head in ("+", "-", "*", "/"):
             return self.arithmetic.apply(head, [self.term(argument) for argument in arguments])
         if head not in ("and", "or", "not", "=>"):
-            raise UnsupportedError(f"the operator '{_short(head)}' is not supported")
+            raise UnsupportedError(f"the operator '{shortened(head)}' is not supported")
         parts = [each if type(each) is InputBound else self.formula(each) for each in arguments]
         match head, parts:
             case "and", _:
@@ -377,7 +255,7 @@ class _Vnnlib1Reader:
             return item
         if item in ("true", "false"):
             return TRUE if item == "true" else FALSE
-        what = f"'{_short(item)}'" if isinstance(item, str) else "a number"
+        what = f"'{shortened(item)}'" if isinstance(item, str) else "a number"
         raise InputError(f"a condition is expected where {what} stands")
 
 
@@ -388,8 +266,8 @@ def _number(token: str) -> Fraction:
     if token.lstrip("+-").lower() in ("nan", "inf", "infinity", "oo"):
         raise InputError(f"'{token}' is not a finite number")
     if re.fullmatch(r"[+-]?[0-9.]+[eE][+-]?[0-9]+", token):
-        raise InputError(f"the exponent of '{_short(token)}' is out of range")
-    raise InputError(f"'{_short(token)}' is neither a number nor a declared variable")
+        raise InputError(f"the exponent of '{shortened(token)}' is out of range")
+    raise InputError(f"'{shortened(token)}' is neither a number nor a declared variable")
 
 
 def read_vnnlib(path: Path | str, text: str | None = None) -> SpecFile:

@@ -25,7 +25,6 @@ import vnnlib as standard
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.formula import And, Formula, Or, properties
-from verifiable_relu.spec.read import PropertyText
 from verifiable_relu.spec.specfile import (
     KINDS,
     DeclaredNetwork,
@@ -36,6 +35,7 @@ from verifiable_relu.spec.specfile import (
     stem,
 )
 from verifiable_relu.spec.terms import ONE, LinearTerm, TermArithmetic, number
+from verifiable_relu.spec.text import PropertyText
 
 _COMPARISONS = {
     standard.LessEqual: "<=",

@@ -1,4 +1,4 @@
-"""Claims of verifiers, the budget of their work, and the body that most of them share.
+"""Claims of verifiers, the budget of their work, and how large a batch of boxes may be.
 
 A verifier is a frozen dataclass of options with one method, ``claims``: a generator of claimed outcomes of the queries
 of a :class:`~verifiable_relu.verifiers.batch.QueryBatch`. Verdicts are made of claims there, and only there.
