@@ -66,13 +66,8 @@ def lower_bound(task: tuple[str, tuple[Node, ...], Property, int]) -> float | st
     bound, nodes, prop, threads = task
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(threads)
-<<<<<<< HEAD
-    network = Network(nodes).to(torch.float64)
-    box, rows = input_box([prop], network, torch.float64), RowBatch.from_properties([prop], network.output_size)
-=======
     network, failure = Network(nodes).to(torch.float64), ""
-    box, rows = input_box([prop], network, torch.float64), RowBatch.of([prop], network.output_size)
->>>>>>> solvers
+    box, rows = input_box([prop], network, torch.float64), RowBatch.from_properties([prop], network.output_size)
     # Its sparse form of convolutions ("patches") is faster, and raises an error where it does not fit. About dilation
     # and groups it is wrong without one.
     uniform = all(getattr(node, "groups", 1) == 1 and set(getattr(node, "dilation", [1])) == {1} for node in nodes)

@@ -129,4 +129,5 @@ class PropertyText:
 
 
 def shortened(text: str, most: int = 40) -> str:
+    """Return the beginning of a text, of at most this number of characters."""
     return text if len(text) <= most else text[: most - 2] + " …"
