@@ -34,7 +34,7 @@ if hasattr(os, "register_at_fork"):
 # the variable at the first convolution.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Around",
     "__version__",
