@@ -207,18 +207,13 @@ def assert_sound(node: Activation, bounds: Bounds, lines: Lines) -> None:
 @pytest.mark.combined
 @nodes
 @dtypes
-def test_lines_hold_on_every_interval(node: Activation, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("alpha", (None, 0.0, 0.3, 1.0))
+def test_lines_hold_on_every_interval_for_every_choice_of_support(
+    node: Activation, dtype: torch.dtype, alpha: float | None
+) -> None:
     node = stored(node, dtype)
     bounds = corpus(node, dtype)
-    assert_sound(node, bounds, relax(node, bounds))
-
-
-@pytest.mark.combined
-@nodes
-@pytest.mark.parametrize("alpha", (0.0, 0.3, 1.0))
-def test_lines_hold_for_every_choice_of_support(node: Activation, alpha: float) -> None:
-    bounds = corpus(node)
-    assert_sound(node, bounds, relax(node, bounds, torch.tensor(alpha, dtype=torch.float64)))
+    assert_sound(node, bounds, relax(node, bounds, None if alpha is None else torch.tensor(alpha, dtype=dtype)))
 
 
 @pytest.mark.combined

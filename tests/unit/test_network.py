@@ -147,25 +147,6 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         {"c": normal(3)},
         13,
     ),
-    "AveragePool, padding left out": (
-        [node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1, 1, 0, 0])],
-        (1, 2, 4, 4),
-        {},
-        13,
-    ),
-    "SiLU spelt": ([node("Sigmoid", ["x"], ["s"]), node("Mul", ["s", "x"], ["y"])], (1, 4), {}, 13),
-    "Mish spelt": (
-        [node("Softplus", ["x"], ["s"]), node("Tanh", ["s"], ["t"]), node("Mul", ["x", "t"], ["y"])],
-        (1, 4),
-        {},
-        13,
-    ),
-    "powers": (
-        [node("Mul", ["x", "x"], ["s"]), node("Mul", ["s", "x"], ["c"]), node("Add", ["s", "c"], ["y"])],
-        (1, 4),
-        {},
-        13,
-    ),
     "doubles": ([node("MatMul", ["x", "w"], ["y"])], (1, 4), {"w": RNG.normal(size=(4, 3))}, 13),
 }
 
