@@ -65,7 +65,6 @@ BENDS = torch.tensor([-3.0, 0.0, 3.0], dtype=torch.float64)
 """Where slopes jump."""
 
 networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
-hardnesses = pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
 
 
 def differences(family: Network, x: Tensor, others: list[Network]) -> Tensor:
@@ -93,29 +92,19 @@ def assert_holds(family: Network, box: Bounds) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.combined
-@networks
-@hardnesses
+@pytest.mark.parametrize("make", [*NETWORKS.values(), *COUPLED.values()])
+@pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
 def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -> None:
     for seed in range(draws(2)):
         family = hardened(make(seed), lam)
         proven, sampled = assert_holds(family, boxes(family))
-        assert bool((proven >= 0).all()) and bool(torch.isfinite(proven).all())
-        # A test of soundness alone would be content with infinity. The first boxes are almost points.
-        assert float((sampled / proven)[:3].max()) > 0.2
-
-
-@pytest.mark.combined
-@pytest.mark.parametrize("make", COUPLED.values(), ids=COUPLED.keys())
-@pytest.mark.parametrize("lam", (1.0, 20.0))
-def test_no_sampled_change_is_larger_with_products_functions_and_constants(
-    make: Callable[..., Network], lam: float
-) -> None:
-    for seed in range(draws(2)):
-        family = hardened(make(seed), lam)
-        proven, sampled = assert_holds(family, boxes(family))
-        # The first boxes are almost points; in the last, bounds of products and quotients are wide.
-        assert bool(torch.isfinite(proven[:4]).all())
-        assert float((sampled / proven)[:3].max()) > (0.01 if make is transformer else 0.2)
+        # Over wide boxes, the last ones, bounds of products and quotients may be infinite.
+        known = proven[:4] if make in COUPLED.values() else proven
+        assert bool((known >= 0).all()) and bool(torch.isfinite(known).all())
+        # A test of soundness alone would be content with infinity. The first boxes are almost points, in which a
+        # single neuron of large λ does not change.
+        if make is not gated or lam < 160:
+            assert float((sampled / proven)[:3].max()) > (0.01 if make is transformer else 0.2)
 
 
 def test_what_comes_before_every_activation_does_not_change() -> None:
