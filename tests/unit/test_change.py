@@ -34,29 +34,21 @@ from tests.support.families import (
     smooth,
     transformer,
 )
-from verifiable_relu.bounds import Bounds, beside, change, substitution_change
+from tests.support.hooks import Hook
+from verifiable_relu.bounds import Bounds, substitution_change
 from verifiable_relu.bounds.activations import image, slope_range
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import from_torch, hardened, read_onnx
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.dispatch import Table
 from verifiable_relu.network.family import swapped
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     FUNCTIONS,
-    Activation,
-    Add,
-    Bilinear,
-    Conv2d,
     Gelu,
     Hardened,
-    Input,
     LeakyRelu,
     Linear,
-    Permute,
     Relu,
-    Reshape,
-    Scale,
     Sigmoid,
     Smooth,
     Sparse,
@@ -73,7 +65,6 @@ BENDS = torch.tensor([-3.0, 0.0, 3.0], dtype=torch.float64)
 """Where slopes jump."""
 
 networks = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
-hardnesses = pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
 
 
 def differences(family: Network, x: Tensor, others: list[Network]) -> Tensor:
@@ -101,29 +92,19 @@ def assert_holds(family: Network, box: Bounds) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.combined
-@networks
-@hardnesses
+@pytest.mark.parametrize("make", [*NETWORKS.values(), *COUPLED.values()])
+@pytest.mark.parametrize("lam", (1.0, 5.0, 20.0, 160.0))
 def test_no_sampled_change_is_larger(make: Callable[..., Network], lam: float) -> None:
     for seed in range(draws(2)):
         family = hardened(make(seed), lam)
         proven, sampled = assert_holds(family, boxes(family))
-        assert bool((proven >= 0).all()) and bool(torch.isfinite(proven).all())
-        # A test of soundness alone would be content with infinity. The first boxes are almost points.
-        assert float((sampled / proven)[:3].max()) > 0.2
-
-
-@pytest.mark.combined
-@pytest.mark.parametrize("make", COUPLED.values(), ids=COUPLED.keys())
-@pytest.mark.parametrize("lam", (1.0, 20.0))
-def test_no_sampled_change_is_larger_with_products_functions_and_constants(
-    make: Callable[..., Network], lam: float
-) -> None:
-    for seed in range(draws(2)):
-        family = hardened(make(seed), lam)
-        proven, sampled = assert_holds(family, boxes(family))
-        # The first boxes are almost points; in the last, bounds of products and quotients are wide.
-        assert bool(torch.isfinite(proven[:4]).all())
-        assert float((sampled / proven)[:3].max()) > (0.01 if make is transformer else 0.2)
+        # Over wide boxes, the last ones, bounds of products and quotients may be infinite.
+        known = proven[:4] if make in COUPLED.values() else proven
+        assert bool((known >= 0).all()) and bool(torch.isfinite(known).all())
+        # A test of soundness alone would be content with infinity. The first boxes are almost points, in which a
+        # single neuron of large λ does not change.
+        if make is not gated or lam < 160:
+            assert float((sampled / proven)[:3].max()) > (0.01 if make is transformer else 0.2)
 
 
 def test_what_comes_before_every_activation_does_not_change() -> None:
@@ -365,81 +346,57 @@ def test_the_shipped_networks(name: str) -> None:
         assert float((found.upper - found.lower).max()) < 10
 
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+def _gap_at_the_ends(right: Any, node: Hardened, pre: Bounds) -> Tensor:
+    ends = (-image(node, Bounds(-end.abs(), -end.abs())).lower for end in (pre.lower, pre.upper))
+    return torch.maximum(*ends)
 
 
-def _first_gap_alone(patch: pytest.MonkeyPatch) -> None:
-    gap = beside.gap
-    patch.setattr(beside, "gap", lambda node, pre: gap(node, pre) if node.name in ("act0", "act1") else 0 * pre.lower)
+def _constants_stay(right: Any, differences: Any, index: int, node: Sparse, sources: list[int | None]) -> int | None:
+    place: int | None = right(differences, index, node, sources)
+    if place is not None:
+        differences.nodes[place] = replace(differences.nodes[place], bias=node.bias)
+    return place
 
 
-def _intervals_of_relu(patch: pytest.MonkeyPatch) -> None:
-    bounds = change.preactivation_bounds
-    patch.setattr(change, "preactivation_bounds", lambda family, box, **options: bounds(family.limit, box, **options))
+def _middle_of_factors(right: Any, relaxation: Any, index: int) -> Bounds:
+    found: Bounds = right(relaxation, index)
+    if type(relaxation.network.nodes[index]).__name__ != "Identity":
+        return found
+    centre = (found.lower + found.upper) / 2
+    return Bounds(centre, centre)
 
 
-def _gap_at_the_ends(patch: pytest.MonkeyPatch) -> None:
-    def gap(node: Hardened, pre: Bounds) -> Tensor:
-        ends = (-image(node, Bounds(-end.abs(), -end.abs())).lower for end in (pre.lower, pre.upper))
-        return torch.maximum(*ends)
-
-    patch.setattr(beside, "gap", gap)
+def _first_gap_alone(right: Any, node: Hardened, pre: Bounds) -> Tensor:
+    found: Tensor = right(node, pre)
+    return found if node.name in ("act0", "act1") else 0 * found
 
 
-def _constants_stay(patch: pytest.MonkeyPatch) -> None:
-    made = change.MAKERS.find(Sparse)
-    rows = {kind: change.MAKERS.find(kind) for kind in (Input, Linear, Conv2d, Scale, Reshape, Permute, Add)}
-    rows |= {kind: change.MAKERS.find(kind) for kind in (Activation, Bilinear)}
-
-    def kept(differences: Any, index: int, node: Sparse, sources: list[int | None]) -> int | None:
-        place = made(differences, index, node, sources)  # type: ignore[operator, misc]
-        if place is not None:
-            differences.nodes[place] = replace(differences.nodes[place], bias=node.bias)
-        return place
-
-    patch.setattr(change, "MAKERS", Table("change", {**rows, Sparse: kept}))
-
-
-def _slope_at_one_end(patch: pytest.MonkeyPatch) -> None:
-    whole = beside.slope_range
-    patch.setattr(beside, "slope_range", lambda node, pre: whole(node, Bounds(pre.lower, pre.lower)))
-
-
-def _factors_of_relu(patch: pytest.MonkeyPatch) -> None:
-    """A fault: factors are in the middle of their bounds."""
-    box = change.Relaxation.bounds
-
-    def middle(self: Any, index: int) -> Bounds:
-        found = box(self, index)
-        if type(self.network.nodes[index]).__name__ != "Identity":
-            return found
-        centre = (found.lower + found.upper) / 2
-        return Bounds(centre, centre)
-
-    patch.setattr(change.Relaxation, "bounds", middle)
+FAULTS: dict[str, tuple[Hook, tuple[Callable[[int], Network], ...]]] = {
+    "first gap alone": (Hook("bounds.beside:gap", _first_gap_alone), (mlp, residual)),
+    "gap at the ends": (Hook("bounds.beside:gap", _gap_at_the_ends), (mlp, residual)),
+    "bounds of pre-activations of ReLU": (
+        Hook("bounds.crown:preactivation_bounds", lambda right, f, box, **options: right(f.limit, box, **options)),
+        (mlp, residual),
+    ),
+    "constants stay": (Hook("bounds.change:MAKERS", _constants_stay, Sparse), (padded, gated)),
+    "slope at one end": (
+        Hook("bounds.activations:slope_range", lambda right, node, pre: right(node, Bounds(pre.lower, pre.lower))),
+        (padded, gated),
+    ),
+    "factors in the middle of their bounds": (
+        Hook("bounds.relaxation:Relaxation.bounds", _middle_of_factors),
+        (padded, gated),
+    ),
+}
 
 
-@pytest.mark.parametrize("fault", (_constants_stay, _slope_at_one_end, _factors_of_relu))
-def test_faults_in_products_functions_and_constants_are_seen(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault(monkeypatch)
-    with pytest.raises(AssertionError):
-        for seed in range(4):
-            for make in (padded, gated):
-                family = hardened(make(seed), 1.0)
-                assert_holds(family, boxes(family))
-
-
-def _no_difference_comes_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(beside.Secants, "moved", lambda self, d: Bounds(0 * d, 0 * d))
-
-
-@pytest.mark.parametrize("fault", (_first_gap_alone, _intervals_of_relu, _gap_at_the_ends, _no_difference_comes_in))
-def test_faults_are_seen(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault(monkeypatch)
-    with pytest.raises(AssertionError):
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_seen(name: str) -> None:
+    hook, makes = FAULTS[name]
+    with hook.applied(), pytest.raises(AssertionError):
         assert_holds(neuron(1.0, 0.0, 5.0), interval(-1, 1))
         for seed in range(6):
-            for make in (mlp, residual):
+            for make in makes:
                 family = hardened(make(seed), 1.0)
                 assert_holds(family, boxes(family))
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
 
+from tests.support.module_kinds import module
 from verifiable_relu import verify
 from verifiable_relu.bounds import Bounds, crown_relaxation, interval_bounds
 from verifiable_relu.errors import InputError, UnsupportedError
@@ -53,84 +54,18 @@ def assert_agrees(module: nn.Module, network: Network, tolerance: float = 1e-5) 
 # --- the supported set -----------------------------------------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(4)
-        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2)
-        self.skip = nn.Conv2d(2, 4, 1)
-        self.out = nn.Linear(4 * 9, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.norm(self.first(x)))
-        y = nn.functional.gelu(self.second(y)) + self.skip(x)
-        y = nn.functional.relu(2 * y - 0.5)
-        return self.out(nn.functional.relu(y.view(y.size(0), -1)) / 4)
+ROUND_TRIPS = (
+    "prelu", "leaky relu", "sigmoid", "tanh", "gelu", "residual", "batch norm of vectors", "average pool, padded",
+    "basic block", "grouped convolution", "batch norm", "dropout", "patches",
+)  # fmt: skip
 
 
-def hardened(lam: float) -> LambdaGELU:
-    return LambdaGELU(lam)
-
-
-MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 3)), (2, 3)),
-    "λ-GELU": (
-        lambda: nn.Sequential(nn.Linear(6, 5), hardened(7.3), nn.Linear(5, 4), hardened(160.0), nn.Linear(4, 3)),
-        (6,),
-    ),
-    "GELU, sigmoid, tanh": (
-        lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 5), nn.Sigmoid(), nn.Tanh()),
-        (6,),
-    ),
-    "PReLU": (
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 3, 2),
-            nn.PReLU(3),
-            nn.LeakyReLU(0.2),
-            nn.AvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(3, 2),
-            nn.PReLU(),
-        ),
-        (2, 3, 3),
-    ),
-    "normalised": (
-        lambda: nn.Sequential(
-            Normalize((0.1, 0.2), (0.3, 0.7)),
-            nn.Conv2d(2, 3, 2, stride=2),
-            nn.BatchNorm2d(3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(12, 2),
-        ),
-        (2, 4, 4),
-    ),
-    "odd pooling": (
-        lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(18, 2), nn.BatchNorm1d(2)),
-        (2, 5, 5),
-    ),
-    "residual": (Residual, (2, 3, 3)),
-}
-
-
-def module(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    make, shape = MODULES[name]
-    torch.manual_seed(0)
-    made = make()
-    made.train()
-    with torch.no_grad():
-        made(torch.randn(32, *shape) * 2 + 1)  # gives batch normalisation something to remember
-        for layer in made.modules():
-            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-                layer.weight.uniform_(-2, 2)
-                layer.bias.uniform_(-2, 2)
-    return made.eval(), shape
-
-
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", ["λ-GELU", *ROUND_TRIPS])
 def test_modules_agree_and_survive_the_round_trip(name: str, tmp_path: Path) -> None:
-    made, shape = module(name)
+    if name == "λ-GELU":
+        made, shape = nn.Sequential(nn.Linear(6, 5), LambdaGELU(7.3), nn.Linear(5, 4), LambdaGELU(160.0)), (6,)
+    else:
+        made, shape = module(name)
     network = from_torch(made, shape)
     x = torch.randn(16, *shape)
     with torch.no_grad():
@@ -145,19 +80,6 @@ def test_modules_agree_and_survive_the_round_trip(name: str, tmp_path: Path) -> 
     back = read_onnx(tmp_path / "net.onnx")
     assert back.digest == network.digest
     assert write_onnx(replace(back, onnx=None, name="network")) == data
-
-
-def test_parameters_are_live() -> None:
-    made, shape = module("λ-GELU")
-    network = from_torch(made, shape)
-    network(torch.randn(4, *shape)).sum().backward()
-    for parameter in made.parameters():
-        assert parameter.grad is not None
-
-
-def test_relu_and_its_neighbours_keep_their_kinds() -> None:
-    made, shape = module("mlp")
-    assert [type(n) for n in from_torch(made, shape).nodes[2:]] == [Linear, Relu, Linear]
 
 
 class Function(nn.Module):
@@ -182,41 +104,14 @@ SOFT = nn.Sequential(
 """Gates with λ of other activations than exact GELU."""
 
 
-def changed_later(m: Function, x: Tensor) -> Tensor:
-    constant = torch.ones(4)
-    h = m.a(x) * constant
-    constant.add_(1)
-    return h
-
-
-def exchanged(m: Function, x: Tensor) -> Tensor:
-    h = m.a(x)
-    h.data = torch.relu(h)
-    return h
-
-
 FUNCTIONS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "operators": lambda m, x: -(2 * m.a(x) - 0.5) / 4 + m.b - (1 - x) * m.b,
-    "alpha": lambda m, x: torch.add(torch.sub(m.a(x), x, alpha=0.3), torch.rsub(x, 1.5, alpha=2), alpha=-3),
-    "methods": lambda m, x: m.a(x).relu().mul(2).add(1).sub(x).div(3).sigmoid().tanh(),
-    "functions": lambda m, x: torch.tanh(torch.sigmoid(F.gelu(F.leaky_relu(F.prelu(F.relu(m.a(x)), m.b[:1]), 0.3)))),
-    "F.linear": lambda m, x: F.linear(x, m.a.weight * 2, m.b),
     "matrix product": lambda m, x: x @ m.a.weight + torch.addmm(m.b, x, m.a.weight.T, beta=2, alpha=0.5),
-    "shapes": lambda m, x: m.a(x).view(x.size(0), 2, 2).transpose(1, 2).reshape(-1, 4).unsqueeze(1).squeeze(1)[:],
-    "permuted": lambda m, x: torch.flatten(m.a(x).unflatten(1, (2, 1, 2)).permute(0, 3, 1, 2), 1),
-    "F.conv2d": lambda m, x: F.conv2d(x.view(-1, 1, 2, 2), m.a.weight.view(4, 1, 2, 2), m.b, padding=1).flatten(1),
     "F.batch_norm": lambda m, x: F.batch_norm(x, m.b.detach(), m.b.detach() ** 2, m.b, None, m.training),
-    "F.dropout": lambda m, x: F.dropout(m.a(x), 0.5, m.training),
-    "global pooling": lambda m, x: F.adaptive_avg_pool2d(m.a(x).view(-1, 1, 2, 2), 1).flatten(1),
     "zeros_like": lambda m, x: x + torch.zeros_like(x) + x.new_ones(4),
-    "no_grad": lambda m, x: torch.no_grad()(m.a)(x),
     "smooth": lambda m, x: F.silu(F.mish(F.hardswish(m.a(x)))) + F.gelu(x, approximate="tanh"),
     "softplus": lambda m, x: F.softplus(m.a(x)) + F.softplus(x, 3) + nn.Softplus(0.3, 40)(x),
     "gates": lambda m, x: SOFT(m.a(x)) + SOFT[1:3](x),
-    "detach": lambda m, x: m.a(x).detach() + m.a(x).data,
-    "exchanged data": exchanged,
-    "constant changed later": changed_later,
-    "type of the input": lambda m, x: m.a(x) if type(x) is Tensor else x,
 }
 
 
@@ -227,6 +122,8 @@ def test_functions_and_methods_agree(name: str) -> None:
 
 
 def test_a_normalisation_is_one_node_and_so_is_a_multiplication_with_an_addition() -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 3))
+    assert [type(n) for n in from_torch(plain, (2, 3)).nodes[2:]] == [Linear, Relu, Linear]
     assert [type(n) for n in from_torch(nn.Sequential(Normalize(0.3, 0.7), nn.Linear(2, 2)), (2,)).nodes[1:]] == [
         Scale,
         Linear,
@@ -255,24 +152,9 @@ def test_python_numbers_have_the_precision_of_the_module() -> None:
 # --- what happens beside the layers -----------------------------------------------------------------------------------
 
 
-class Doubled(nn.ReLU):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
-
-
 class Called(nn.Linear):
     def __call__(self, x: Tensor) -> Tensor:
         return -super().__call__(x)
-
-
-class Dirty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return x.relu_()
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
-        return gradient
 
 
 def in_place(change: Callable[[Tensor], object]) -> Callable[[Function, Tensor], Tensor]:
@@ -288,71 +170,41 @@ def in_place(change: Callable[[Tensor], object]) -> Callable[[Function, Tensor],
     return function
 
 
-def assign(h: Tensor) -> None:
-    h[:] = h * 2 - 1
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.relu_()
 
 
-def augment(h: Tensor) -> None:
-    h += h * 3
+def dirty(x: Tensor, inplace: bool) -> Tensor:
+    """A change in place in a function of autograd."""
+    changed: Tensor = Dirty.apply(x)
+    return changed
 
 
-CHANGES: dict[str, Callable[[Tensor], object]] = {
-    "relu_": lambda h: h.relu_(),
-    "nn.ReLU(inplace)": lambda h: nn.ReLU(inplace=True)(h),
-    "F.leaky_relu": lambda h: F.leaky_relu(h, 0.2, inplace=True),
-    "mul_": lambda h: h.mul_(torch.tensor([1.0, -2.0, 3.0, 0.5])),
-    "sub_": lambda h: h.sub_(h.tanh(), alpha=2),
-    "+=": augment,
-    "[:] =": assign,
-    "copy_": lambda h: h.copy_(torch.sigmoid(h)),
-    "of a view": lambda h: h.view(-1, 2, 2).relu_(),
-    "of a transposed view": lambda h: h.view(-1, 2, 2).transpose(1, 2).mul_(torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
-    "of what was detached": lambda h: h.detach().relu_(),
-    "of the data": lambda h: h.data.relu_(),
-    "twice": lambda h: h.view(-1, 4, 1).add_(1).squeeze(2).relu_(),
-    "in a function of autograd": lambda h: Dirty.apply(h),
-}
+READ_BY_THE_EXPORTER = (F.elu, F.hardtanh, F.selu, F.hardsigmoid, F.celu)
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_changes_in_place_are_seen_by_all_who_read_the_tensor(name: str) -> None:
-    made = Function(in_place(CHANGES[name]))
-    assert_agrees(made, from_torch(made, (4,), compared=False))
-
-
-@pytest.mark.parametrize("act", [F.silu, F.mish, F.hardswish])
-def test_smooth_activations_in_place_are_seen_by_all_who_read_the_tensor(act: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("act", [F.silu, F.mish, F.hardswish, dirty, *READ_BY_THE_EXPORTER])
+def test_activations_in_place_are_seen_by_all_who_read_the_tensor(act: Callable[..., Tensor]) -> None:
+    written = act in READ_BY_THE_EXPORTER
     for part in (lambda h: h, lambda h: h.view(-1, 2, 2)):
         made = Function(in_place(lambda h, part=part: act(part(h), inplace=True)))
-        assert_agrees(made, from_torch(made, (4,), compared=False))
+        assert_agrees(made, from_torch(made, (4,), compared=written))
+    if written:
+        with pytest.raises(UnsupportedError, match=r"aten\.slice"):
+            from_torch(Function(in_place(lambda h: act(h[:, :2], inplace=True))), (4,))
 
 
-@pytest.mark.parametrize("act", [F.elu, F.hardtanh, F.selu, F.hardsigmoid, F.celu])
-def test_activations_in_place_that_the_exporter_reads_are_seen_by_all_who_read_the_tensor(
-    act: Callable[..., Tensor],
-) -> None:
-    for part in (lambda h: h, lambda h: h.view(-1, 2, 2)):
-        made = Function(in_place(lambda h, part=part: act(part(h), inplace=True)))
-        assert_agrees(made, from_torch(made, (4,)))
-    with pytest.raises(UnsupportedError, match=r"aten\.slice"):
-        from_torch(Function(in_place(lambda h: act(h[:, :2], inplace=True))), (4,))
+def changed_before() -> nn.Module:
+    """A layer whose input a hook changes in place."""
 
+    def add_one(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        inputs[0].add_(1)
 
-def test_a_change_in_place_reaches_the_input_and_what_is_added_to_it() -> None:
-    made = Function(lambda m, x: m.a(x.mul_(2)) + x)
-    network = from_torch(made, (4,), compared=False)
-    x = torch.randn(3, 4)
-    assert torch.allclose(network(x), made(x.clone()), atol=1e-6)
-
-
-def hooked(register: str, hook: Callable[..., object]) -> nn.Module:
     made = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
-    getattr(made[1], register)(hook)
+    made[1].register_forward_pre_hook(add_one)
     return made
-
-
-def add_one(x: Tensor) -> None:
-    x += 1
 
 
 def stale(trick: Callable[[nn.Linear], object], parameter: str) -> nn.Module:
@@ -364,34 +216,12 @@ def stale(trick: Callable[[nn.Linear], object], parameter: str) -> nn.Module:
     return nn.Sequential(layer, nn.ReLU())
 
 
-def patched() -> nn.Module:
-    made = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-    made[0].forward = lambda x: F.linear(x, -made[0].weight)  # type: ignore[method-assign]
-    return made
-
-
-class Mode(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + 5 if self.training else self.layer(x)
-
-
 BESIDE: dict[str, Callable[[], nn.Module]] = {
-    "forward hook": lambda: hooked("register_forward_hook", lambda m, i, o: -o),
-    "forward hook in place": lambda: hooked("register_forward_hook", lambda m, i, o: add_one(o)),
-    "forward pre-hook": lambda: hooked("register_forward_pre_hook", lambda m, i: (i[0] * 2,)),
-    "forward pre-hook in place": lambda: hooked("register_forward_pre_hook", lambda m, i: add_one(i[0])),
+    "forward pre-hook in place": changed_before,
     "weight_norm by a hook": lambda: stale(nn.utils.weight_norm, "weight_g"),
     "spectral_norm by a hook": lambda: stale(nn.utils.spectral_norm, "weight_orig"),
-    "pruning": lambda: stale(lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "weight_orig"),
     "parametrisation": lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4)), nn.ReLU()),
-    "another forward": patched,
-    "a subclass": lambda: nn.Sequential(nn.Linear(4, 3), Doubled()),
     "another call": lambda: nn.Sequential(Called(4, 3), nn.ReLU()),
-    "training mode": Mode,
     "compiled to TorchScript": lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU())),
     "channels last": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.ReLU(inplace=True)
@@ -400,13 +230,12 @@ BESIDE: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_calling_a_module_gives_is_what_is_read(name: str, training: bool) -> None:
+def test_what_calling_a_module_gives_is_what_is_read(name: str) -> None:
     torch.manual_seed(1)
-    made = BESIDE[name]().train(training)
+    made = BESIDE[name]().train()
     assert_agrees(made, from_torch(made, (4,)))
-    assert_agrees(made, from_torch(made.train(training), (4,), compared=False))
+    assert_agrees(made, from_torch(made.train(), (4,), compared=False))
 
 
 def test_a_module_is_left_as_it_was() -> None:
@@ -465,14 +294,11 @@ REFUSED: dict[str, tuple[Callable[[Function, Tensor], Tensor], str]] = {
     "pointer": (lambda m, x: m.a(x) + x.data_ptr(), "data_ptr.*memory"),
     "remainder": (lambda m, x: torch.fmod(m.a(x), 2.0), "fmod is not supported"),
     "half": (lambda m, x: m.a(x).half().float(), r"aten._to_copy.*rounds to torch.float16"),
-    "bfloat16": (lambda m, x: m.a(x).bfloat16().float(), "rounds to torch.bfloat16"),
     "chosen samples": (lambda m, x: m.a(x)[x[:, 0] > 0], "depends on computed numbers"),
-    "count": (lambda m, x: m.a(x) * x.nonzero().shape[0], "depends on computed numbers"),
     "branch on a comparison": (lambda m, x: m.a(x) if bool((x > 0).all()) else x, "depends on computed numbers"),
     "float64 and back": (lambda m, x: m.a(x).double().float(), "rounds to torch.float32"),
     "autocast": (mixed, "'a' .*rounds to torch.bfloat16"),
     "random numbers": (lambda m, x: m.a(x) + torch.rand(4), "random numbers"),
-    "random numbers of its shape": (lambda m, x: m.a(x) + torch.rand_like(x), "random numbers"),
     "dropout in evaluation mode": (lambda m, x: F.dropout(m.a(x), 0.5, training=True), "random numbers"),
     "batch norm in evaluation mode": (
         lambda m, x: F.batch_norm(x.view(-1, 1, 4), None, None, training=True),
@@ -504,11 +330,9 @@ WRITTEN: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "division by a value": lambda m, x: 1 / (1 + F.relu(m.a(x))),
     "matrices the other way round": lambda m, x: (m.a.weight @ x.T).T,
     "softmax": lambda m, x: torch.softmax(m.a(x), 1),
-    "elu": lambda m, x: F.elu(m.a(x)),
     "max pool": lambda m, x: F.max_pool2d(m.a(x).view(-1, 1, 2, 2), 2),
     "pool by ceiling": lambda m, x: F.avg_pool2d(m.a(x).view(-1, 1, 2, 2), (2, 1), (2, 1), ceil_mode=True),
     "comparison": lambda m, x: torch.where(m.a(x) > 0.25, x, 0),
-    "comparison of two": lambda m, x: (m.a(x) >= x).float(),
     "whole numbers": lambda m, x: (5 * m.a(x)).int().float(),
     "filled where": lambda m, x: x.masked_fill(m.a(x) < 0, 0.5),
     "threshold that jumps": lambda m, x: F.threshold(m.a(x), 0.25, -1.0),
@@ -678,22 +502,6 @@ def test_rounding_is_never_taken_for_a_difference(
             )
 
 
-@pytest.mark.parametrize("factor", [1 + 1e-3, 1 - 1e-4])
-def test_a_weight_that_is_slightly_off_is_a_difference(factor: float) -> None:
-    made = mlp([20, 30, 5], nn.ReLU)
-    network = from_torch(made, (20,))
-    x = torch.randn(3, 20)
-    with torch.no_grad():
-        output = made(x)
-        nodes = tuple(
-            replace(node, weight=node.weight * factor) if isinstance(node, Linear) and node.name == "3" else node
-            for node in network.nodes
-        )
-    found = parting(nodes, x, {len(nodes) - 1: output}, 2.0**-24)
-    assert found is not None and found.node is nodes[-1]
-    assert "rounding explains" in str(found)
-
-
 @pytest.mark.seldom
 @pytest.mark.thorough
 def test_reading_a_module_does_not_import_a_compiler() -> None:
@@ -712,29 +520,21 @@ print([name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") i
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-class Base(nn.Module):
+class Reuse(nn.Module):
+    """A layer whose output is changed in place and read again."""
+
     def __init__(self) -> None:
         super().__init__()
         self.a = nn.Linear(2, 2)
-        self.r = nn.ReLU(inplace=True)
         with torch.no_grad():
             self.a.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
             self.a.bias.copy_(torch.tensor([-2.0, 0.5]))
 
-
-class Reuse(Base):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
-        out = self.r(h)
-        out = out * 0.25
+        out = h.relu_() * 0.25
         out += h
         return out
-
-
-class Flag(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        return h + torch.tensor([5.0, 0.0]) if self.training else h
 
 
 class Double(nn.Module):
@@ -750,26 +550,7 @@ class Double(nn.Module):
         return self.c(x) * 0.1 + self.k
 
 
-def negated() -> nn.Module:
-    made = nn.Sequential(nn.Linear(2, 2), nn.Identity())
-    with torch.no_grad():
-        made[0].weight.copy_(torch.eye(2))
-        made[0].bias.zero_()
-    made[0].register_forward_hook(lambda m, i, o: -o)
-    return made
-
-
-def normed() -> nn.Module:
-    layer = nn.utils.weight_norm(nn.Linear(2, 2))
-    with torch.no_grad():
-        layer.weight_v.copy_(torch.eye(2))
-        layer.bias.zero_()
-        layer.weight_g.copy_(torch.tensor([[1.0], [3.0]]))
-    return nn.Sequential(layer)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(("make", "eps"), [(Reuse, 0.01), (Flag, 0.01), (negated, 0.01), (normed, 0.01), (Double, 0)])
+@pytest.mark.parametrize(("make", "eps"), [(Reuse, 0.01), (Double, 0)])
 def test_verdicts_are_those_of_the_module_in_evaluation_mode(make: Callable[[], nn.Module], eps: float) -> None:
     """What was once misread: the module itself is asked at the corners and the counterexample."""
     made = make().train()
@@ -790,8 +571,7 @@ def test_verdicts_are_those_of_the_module_in_evaluation_mode(make: Callable[[], 
                 point = made(torch.as_tensor(result.counterexample, dtype=dtype).reshape(1, 2))[0]
                 assert point[label] <= point[1 - label]
         made.train()
-    assert Verdict.UNSAT in verdicts or make is Reuse
-    assert Verdict.SAT in verdicts or make is Double
+    assert (Verdict.SAT if make is Reuse else Verdict.UNSAT) in verdicts
 
 
 @pytest.mark.parametrize(

@@ -92,28 +92,10 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         13,
     ),
     "MatMul without batch": ([node("MatMul", ["x", "w"], ["y"])], (4,), {"w": normal(4, 3)}, 13),
-    "Add across rows": (
-        [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["y"])],
-        (1, 2, 4),
-        {"w": normal(4, 3), "b": normal(2, 1)},
-        13,
-    ),
-    "Add read twice": (
-        [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["a"]), node("Add", ["a", "m"], ["y"])],
-        (1, 4),
-        {"w": normal(4, 3), "b": normal(3)},
-        13,
-    ),
     "Mul Div Neg": (
         [node("Mul", ["x", "c"], ["a"]), node("Div", ["a", "d"], ["b"]), node("Neg", ["b"], ["y"])],
         (1, 3, 4),
         {"c": normal(3, 1), "d": normal(1, 3, 4)},
-        13,
-    ),
-    "Conv": (
-        [node("Conv", ["x", "w", "b"], ["y"], strides=[2, 1], pads=[0, 1, 2, 3], dilations=[1, 2], group=2)],
-        ("n", 4, 7, 8),
-        {"w": normal(6, 2, 3, 2), "b": normal(6)},
         13,
     ),
     "BatchNormalization": (
@@ -123,29 +105,6 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         13,
     ),
     "AveragePool": ([node("AveragePool", ["x"], ["y"], kernel_shape=[3, 2], strides=[2, 2])], (1, 3, 7, 8), {}, 13),
-    "AveragePool padded": (
-        [node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)],
-        (1, 2, 5, 5),
-        {},
-        13,
-    ),
-    "Squeeze Unsqueeze": (
-        [
-            node("Unsqueeze", ["x", "u"], ["a"]),
-            node("Transpose", ["a"], ["t"], perm=[0, 2, 3, 1]),
-            node("Squeeze", ["t", "s"], ["b"]),
-            node("MatMul", ["b", "w"], ["y"]),
-        ],
-        (1, 2, 3),
-        {"u": np.array([1]), "s": np.array([-1]), "w": normal(3, 4)},
-        13,
-    ),
-    "Transpose with the batch": (
-        [node("Transpose", ["x"], ["a"]), node("MatMul", ["w", "a"], ["y"])],
-        (1, 4),
-        {"w": normal(3, 4)},
-        13,
-    ),
     "view through shapes": (
         [
             node("Shape", ["x"], ["s"]),
@@ -159,54 +118,10 @@ OPERATORS: dict[str, tuple[list, tuple, dict[str, np.ndarray], int]] = {
         {"zero": np.array(0), "axis": np.array([0]), "rest": np.array([-1])},
         13,
     ),
-    "unbatched image": (
-        [node("Unsqueeze", ["x", "u"], ["a"]), node("Conv", ["a", "w"], ["y"])],
-        (2, 5, 5),
-        {"u": np.array([0]), "w": normal(3, 2, 3, 3)},
-        13,
-    ),
-    "Dropout Identity": (
-        [node("Dropout", ["x"], ["a", "mask"]), node("Identity", ["a"], ["b"]), node("Relu", ["b"], ["y"])],
-        (1, 4),
-        {},
-        13,
-    ),
-    "Add of a larger constant": ([node("Add", ["x", "c"], ["y"])], (1, 1, 3), {"c": normal(2, 3)}, 13),
-    "Gemm from the left": (
-        [node("Gemm", ["w", "x", "c"], ["y"], alpha=0.5, beta=0.3)],
-        (3, 2),
-        {"w": normal(4, 3), "c": normal(4, 1)},
-        13,
-    ),
     "computed constants": (
         [node("Mul", ["c", "c"], ["d"]), node("Sqrt", ["d"], ["e"]), node("Add", ["x", "e"], ["y"])],
         (1, 3),
         {"c": normal(3)},
-        13,
-    ),
-    "AveragePool, padding left out": (
-        [node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1, 1, 0, 0])],
-        (1, 2, 4, 4),
-        {},
-        13,
-    ),
-    "SiLU spelt": ([node("Sigmoid", ["x"], ["s"]), node("Mul", ["s", "x"], ["y"])], (1, 4), {}, 13),
-    "Mish spelt": (
-        [node("Softplus", ["x"], ["s"]), node("Tanh", ["s"], ["t"]), node("Mul", ["x", "t"], ["y"])],
-        (1, 4),
-        {},
-        13,
-    ),
-    "powers": (
-        [node("Mul", ["x", "x"], ["s"]), node("Mul", ["s", "x"], ["c"]), node("Add", ["s", "c"], ["y"])],
-        (1, 4),
-        {},
-        13,
-    ),
-    "Max and Min": (
-        [node("Neg", ["x"], ["r"]), node("Max", ["x", "c", "r"], ["m"]), node("Min", ["d", "m"], ["y"])],
-        (1, 4),
-        {"c": normal(4), "d": normal(1)},
         13,
     ),
     "doubles": ([node("MatMul", ["x", "w"], ["y"])], (1, 4), {"w": RNG.normal(size=(4, 3))}, 13),
@@ -258,8 +173,6 @@ def test_affine_maps_of_matmul_and_add_are_one() -> None:
 @pytest.mark.parametrize("name", ["AveragePool", "BatchNormalization", "Mul Div Neg"])
 def test_inexact_rewrites_bound_their_error(name: str) -> None:
     """The true factor, in exact arithmetic, lies within ``weight_error`` of the stored one."""
-    from fractions import Fraction
-
     nodes, shape, constants, opset = OPERATORS[name]
     network = read_onnx(model(nodes, shape, constants, opset))
     node = next(n for n in network.nodes if isinstance(n, Affine) and n.weight_error)
@@ -300,29 +213,21 @@ GELU_CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize("form", ["torch", "half first", "divided"])
-def test_a_written_out_gelu_is_read_as_gelu(form: str) -> None:
-    data = model(gelu_nodes(form), (1, 5), GELU_CONSTANTS)
-    network = read_onnx(data)
-    assert [type(n) for n in network.nodes[1:]] == [Gelu]
+@pytest.mark.parametrize(
+    ("form", "half", "kinds"),
+    [
+        ("torch", 0.5, [Gelu]),
+        ("half first", 0.5, [Gelu]),
+        ("divided", 0.5, [Gelu]),
+        ("torch", 0.25, [Gelu, Scale]),
+    ],
+)
+def test_a_written_out_gelu_is_read_as_gelu_and_a_multiple_as_one_and_a_factor(
+    form: str, half: float, kinds: list[type]
+) -> None:
+    network = read_onnx(model(gelu_nodes(form), (1, 5), GELU_CONSTANTS | {"half": np.float32(half)}))
+    assert [type(n) for n in network.nodes[1:]] == kinds
     assert_agrees(network, RNG.normal(size=(4, 5)) * 2)
-
-
-def test_erf_elsewhere_is_a_function_of_its_own() -> None:
-    network = read_onnx(model([node("Erf", ["x"], ["y"])], (1, 5), {}))
-    assert [n.place for n in network.nodes[1:]] == ["node 'y' (Erf)"]
-    assert_agrees(network, RNG.normal(size=(4, 5)))
-
-
-def test_a_multiple_of_a_written_out_gelu_is_gelu_and_a_factor() -> None:
-    network = read_onnx(model(gelu_nodes("torch"), (1, 5), GELU_CONSTANTS | {"half": np.float32(0.25)}))
-    assert [type(n) for n in network.nodes[1:]] == [Gelu, Scale]
-    assert_agrees(network, RNG.normal(size=(4, 5)) * 2)
-
-
-def test_erf_whose_inner_values_are_read_elsewhere_stays_right() -> None:
-    nodes = [*gelu_nodes("half first")[:-1], node("Mul", ["h", "p"], ["g"]), node("Add", ["g", "h"], ["y"])]
-    assert_agrees(read_onnx(model(nodes, (1, 5), GELU_CONSTANTS)), RNG.normal(size=(4, 5)))
 
 
 BAD: dict[str, tuple[Callable[[], bytes], type[InputError], str]] = {
@@ -431,17 +336,7 @@ def test_what_was_read_is_written_as_it_was() -> None:
     assert write_onnx(read_onnx(data)) == data
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Mul Div Neg",
-        "AveragePool",
-        "AveragePool padded",
-        "Add across rows",
-        "Squeeze Unsqueeze",
-        "MatMul without batch",
-    ],
-)
+@pytest.mark.parametrize("name", ["Mul Div Neg", "MatMul without batch"])
 def test_what_was_read_can_be_written_anew(name: str) -> None:
     nodes, shape, constants, opset = OPERATORS[name]
     network = read_onnx(model(nodes, shape, constants, opset))
@@ -510,8 +405,6 @@ def test_competition_networks_agree_on_their_boxes(family: str, data: Path) -> N
 
 def test_narrowing_bounds_what_it_changes() -> None:
     """1/3 in float64 is another number in float32, and the node says by how much."""
-    from fractions import Fraction
-
     thirds = torch.tensor([1 / 3, -2 / 3, 0.5], dtype=torch.float64)
     network = Network((Input(name="x", inputs=(), shape=(3,)), scale_by(thirds)))
     (narrow,) = network.to(torch.float32).nodes[1:]
