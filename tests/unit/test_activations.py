@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
@@ -432,3 +433,66 @@ def test_waves_far_out_are_taken_for_all_their_values(name: str, dtype: torch.dt
 def test_functions_where_they_are_not_defined_prove_nothing(name: str) -> None:
     found = image(function(name), interval(-1.0, 1.0))
     assert not bool((found.lower > -torch.inf).any())
+
+
+def precise(node: Activation) -> Callable[[mpmath.mpf], mpmath.mpf]:
+    """The activation in mpmath's arithmetic."""
+    if isinstance(node, Gelu):
+        lam = mpmath.mpf(float(node.lam))
+        return lambda x: x * mpmath.erfc(-lam * x / mpmath.sqrt(2)) / 2
+    return mpmath.tanh if isinstance(node, Tanh) else lambda x: 1 / (1 + mpmath.exp(-x))
+
+
+def stationary(node: Activation, slope: mpmath.mpf) -> list[mpmath.mpf]:
+    """The points at which the activation has a given slope, in mpmath's arithmetic."""
+    if not isinstance(node, Gelu):
+        factor = 1 if isinstance(node, Tanh) else 2
+        if not 0 < slope * factor**2 < 1:
+            return []
+        x = factor * mpmath.acosh(1 / (factor * mpmath.sqrt(slope)))
+        return [x, -x]
+    found = []
+    bend, far = mpmath.sqrt(2), mpmath.mpf(45)
+    for left, right in ((-bend, bend), (-far, -bend), (bend, far)):
+
+        def excess(t: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.erfc(-t / mpmath.sqrt(2)) / 2 + t * mpmath.npdf(t) - slope
+
+        rising = excess(right) > 0
+        if (excess(left) > 0) == rising:
+            continue
+        for _ in range(90):
+            middle = (left + right) / 2
+            left, right = (left, middle) if (excess(middle) > 0) == rising else (middle, right)
+        found.append(left / float(node.lam))
+    return found
+
+
+@pytest.mark.combined
+@smooth
+@dtypes
+def test_rounding_is_a_few_units(node: Activation, dtype: torch.dtype) -> None:
+    """At every point where rounding can be largest, the stated 64 units are ten times the actual error."""
+    node = stored(node, dtype)
+    generator = torch.Generator().manual_seed(1)
+    centre = torch.randn(12, generator=generator, dtype=torch.float64) * torch.logspace(-2, 2, 12).double()
+    width = 10 ** (torch.rand(12, generator=generator, dtype=torch.float64) * 6 - 4)
+    bounds = Bounds((scale(node) * (centre - width)).to(dtype), (scale(node) * (centre + width / 3)).to(dtype))
+    lines, found, f, u = relax(node, bounds), image(node, bounds), precise(node), unit_roundoff(dtype)
+    absolute, tiny = float(row(node).absolute(node)) / row(node).ulps, 4 * torch.finfo(dtype).tiny
+    with mpmath.workdps(40):
+        for i in range(len(centre)):
+            lb, ub = mpmath.mpf(bounds.lower[i].item()), mpmath.mpf(bounds.upper[i].item())
+            for slope, offset, sign in (
+                (lines.lower_slope[i], lines.lower_offset[i], 1),
+                (lines.upper_slope[i], lines.upper_offset[i], -1),
+            ):
+                s, o = mpmath.mpf(slope.item()), mpmath.mpf(offset.item())
+                inside = [x for x in stationary(node, s) if lb < x < ub]
+                unit = u * (abs(s) * max(abs(lb), abs(ub)) + abs(o) + absolute)
+                gap = min(sign * (f(x) - s * x - o) for x in (lb, ub, *inside))
+                assert abs(gap) <= 4 * unit + tiny, (bounds.lower[i], bounds.upper[i], sign)
+            dip = [x for x in stationary(node, mpmath.mpf(0)) if lb < x < ub]
+            values = [f(x) for x in (lb, ub, *dip)]
+            for end, exact in ((found.lower[i], min(values)), (found.upper[i], max(values))):
+                assert abs(mpmath.mpf(end.item()) - exact) <= 4 * u * (abs(exact) + absolute) + tiny

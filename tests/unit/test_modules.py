@@ -600,3 +600,19 @@ def test_a_file_has_no_float64_for_the_numbers_of_a_normalisation() -> None:
     assert from_torch(model, (3,)).output_shape == (2,)
     with pytest.raises(UnsupportedError, match=r"module\.float\(\)"):
         from_torch(model.double(), (3,))
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-3, 1 - 1e-4])
+def test_a_weight_that_is_slightly_off_is_a_difference(factor: float) -> None:
+    made = mlp([20, 30, 5], nn.ReLU)
+    network = from_torch(made, (20,))
+    x = torch.randn(3, 20)
+    with torch.no_grad():
+        output = made(x)
+        nodes = tuple(
+            replace(node, weight=node.weight * factor) if isinstance(node, Linear) and node.name == "3" else node
+            for node in network.nodes
+        )
+    found = parting(nodes, x, {len(nodes) - 1: output}, 2.0**-24)
+    assert found is not None and found.node is nodes[-1]
+    assert "rounding explains" in str(found)
