@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tests.support.asking import claims
 from tests.support.elsewhere import DEVICE, Elsewhere
+from tests.support.families import boxes
 from tests.unit.test_api import IMAGES, LABELS, MODEL
-from tests.unit.test_bounds import ACTS, Act, boxes, images, mixed, mlp, moved
+from tests.unit.test_bounds import ACTS, Act, images, mixed, mlp, moved
 from tests.unit.test_train import CNN, MLP, blobs
 from verifiable_relu import verify
 from verifiable_relu.bounds import Ascent, Bounds, preactivation_bounds, substitution_change
