@@ -103,7 +103,8 @@ def assert_inside(bounds: Bounds, values: Tensor) -> None:
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
 def test_every_node_stays_within_its_bounds(make: Callable[[Act], Network], act: Act, dtype: torch.dtype) -> None:
     network = make(act).to(dtype)
-    exact, box = network.to(torch.float64), Bounds(*(side.to(dtype) for side in boxes(network)))
+    exact, box = network.to(torch.float64), boxes(network)
+    box = Bounds(box.lower.to(dtype), box.upper.to(dtype))
     x = points(Bounds(box.lower.double(), box.upper.double()))
     values = [v.unflatten(0, x.shape[:2]) for v in exact.values(x.flatten(0, 1))]
     for bounds, value in zip(interval_bounds(network, box), values, strict=True):
