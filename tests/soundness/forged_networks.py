@@ -26,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from scipy import special
 
 from tests.soundness import onnx_exact, page_checker
+from tests.soundness.forged_dense import cut
 
 Vector = list[Fraction]
 
@@ -537,25 +538,12 @@ def cells(net: page_checker.Network, lower: Vector, upper: Vector) -> list[list[
         for corners in found:
             at = [page_checker.at(z, corner) for corner in corners]
             if max(at) > 0 or min(at) == 0:
-                kept = _cut(corners, [-v for v in at])
+                kept = cut(corners, [], [-v for v in at])[0]
                 behind.append([[*c, page_checker.at(z, c)] for c in kept])
             if min(at) < 0:
-                behind.append([[*c, s * page_checker.at(z, c)] for c in _cut(corners, at)])
+                behind.append([[*c, s * page_checker.at(z, c)] for c in cut(corners, [], at)[0]])
         found = behind
     return found
-
-
-def _cut(corners: list[Vector], at: Vector) -> list[Vector]:
-    """The part of a polygon where an affine function, ``at`` its corners, is at most zero."""
-    kept = []
-    for i, here in enumerate(at):
-        j = (i + 1) % len(at)
-        if here <= 0:
-            kept.append(corners[i])
-        if (here < 0 < at[j]) or (at[j] < 0 < here):
-            share = here / (here - at[j])
-            kept.append([p + share * (q - p) for p, q in zip(corners[i], corners[j], strict=True)])
-    return kept
 
 
 @dataclass(eq=False)
@@ -663,6 +651,3 @@ class Referee:
 def _harder(lam: Fraction) -> Act:
     """GELU(λ'·x)/λ' with λ' as little above a number as can be."""
     return Act("spelled", float(np.nextafter(np.float32(float(lam) / 2**0.5), np.float32(np.inf))))
-
-
-__all__ = ["KINDS", "Net", "Referee", "Scales", "drawn", "replace"]

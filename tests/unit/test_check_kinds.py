@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from tests.soundness import check_agreement
 from tests.support import nets, solver_cases
 from tests.support.asking import claims
 from tests.support.certificates import Case, checked, excluded, records
 from tests.support.draws import draws
+from tests.support.onnx_files import onnx_file
 from tests.support.solver_cases import ball, row
 from verifiable_relu.campaign.certificates import proofs
 from verifiable_relu.check import BadInput, Refused
@@ -56,11 +57,7 @@ def with_slopes() -> bytes:
 
 def of_operators(*nodes: Any, inputs: tuple[int, ...], axes: int = 2, **weights: Any) -> bytes:
     """The file of a network x → y of these nodes; y has so many axes."""
-    shapes = (("x", inputs), ("y", [None] * axes))
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes]
-    stored = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in weights.items()]
-    graph = helper.make_graph(list(nodes), "g", ends[:1], ends[1:], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8).SerializeToString()
+    return onnx_file(nodes, {"x": inputs}, {"y": [None] * axes}, 20, **weights)
 
 
 def between_layers(*nodes: Any, **weights: Any) -> Callable[[], bytes]:
@@ -76,50 +73,43 @@ def between_layers(*nodes: Any, **weights: Any) -> Callable[[], bytes]:
     return made
 
 
+def of_windows(*nodes: Any, inputs: tuple[int, ...] = (1, 1, 3, 3), **shapes: tuple[int, ...]) -> bytes:
+    """The file of a network x → f → y: nodes, a flattening and a linear layer, whose weights have these shapes."""
+    rng = np.random.default_rng(7)
+    ends = helper.make_node("Flatten", ["f"], ["g"]), helper.make_node("Gemm", ["g", "w"], ["y"])
+    weights = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    return of_operators(*nodes, *ends, inputs=inputs, **weights)
+
+
 def pooled() -> bytes:
     """Maxima over windows of six numbers, some of them padding."""
-    rng = np.random.default_rng(7)
-    given = {"v": rng.normal(size=(2, 1, 2, 2)), "b": rng.normal(size=2), "w": rng.normal(size=(8, 2))}
-    return of_operators(
+    return of_windows(
         helper.make_node("Conv", ["x", "v", "b"], ["z"], pads=[1, 0, 0, 1]),
         helper.make_node("MaxPool", ["z"], ["p"], kernel_shape=[3, 2], pads=[1, 0, 0, 0]),
-        helper.make_node("Relu", ["p"], ["r"]),
-        helper.make_node("Flatten", ["r"], ["f"]),
-        helper.make_node("Gemm", ["f", "w"], ["y"]),
-        inputs=(1, 1, 3, 3),
-        **given,
+        helper.make_node("Relu", ["p"], ["f"]),
+        **{"v": (2, 1, 2, 2), "b": (2,), "w": (8, 2)},
     )
 
 
 def averaged() -> bytes:
     """Means over windows, some of them over three numbers or padding, and over whole channels."""
-    rng = np.random.default_rng(7)
-    given = {"v": rng.normal(size=(2, 1, 2, 2)), "b": rng.normal(size=2), "w": rng.normal(size=(2, 2))}
-    return of_operators(
+    return of_windows(
         helper.make_node("Conv", ["x", "v", "b"], ["z"], pads=[1, 0, 0, 1]),
         helper.make_node("AveragePool", ["z"], ["p"], kernel_shape=[3, 2], pads=[1, 0, 0, 0]),
         helper.make_node("Relu", ["p"], ["r"]),
-        helper.make_node("GlobalAveragePool", ["r"], ["m"]),
-        helper.make_node("Flatten", ["m"], ["f"]),
-        helper.make_node("Gemm", ["f", "w"], ["y"]),
-        inputs=(1, 1, 3, 3),
-        **given,
+        helper.make_node("GlobalAveragePool", ["r"], ["f"]),
+        **{"v": (2, 1, 2, 2), "b": (2,), "w": (2, 2)},
     )
 
 
 def transposed() -> bytes:
     """Transposed convolutions in two groups."""
-    rng = np.random.default_rng(7)
-    given = {"v": rng.normal(size=(2, 2, 2, 2)), "b": rng.normal(size=4), "w": rng.normal(size=(64, 2))}
-    return of_operators(
-        helper.make_node(
-            "ConvTranspose", ["x", "v", "b"], ["z"], group=2, strides=[2, 2], pads=[1, 1, 0, 0], output_padding=[1, 1]
-        ),
-        helper.make_node("Relu", ["z"], ["r"]),
-        helper.make_node("Flatten", ["r"], ["f"]),
-        helper.make_node("Gemm", ["f", "w"], ["y"]),
+    attributes = {"group": 2, "strides": [2, 2], "pads": [1, 1, 0, 0], "output_padding": [1, 1]}
+    return of_windows(
+        helper.make_node("ConvTranspose", ["x", "v", "b"], ["z"], **attributes),
+        helper.make_node("Relu", ["z"], ["f"]),
         inputs=(1, 2, 2, 2),
-        **given,
+        **{"v": (2, 2, 2, 2), "b": (4,), "w": (64, 2)},
     )
 
 
@@ -253,25 +243,19 @@ def test_any_windows_are_read_as_they_are_defined(kind: str) -> None:
 def test_numbers_are_repeated_as_onnxruntime_does(scales: list[float]) -> None:
     """Before a convolution, which may not add the weights of a number that is there twice in a rounded sum."""
     rng = np.random.default_rng(5)
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", [1, 2, 3, 2]), ("y", None))
-    ]
-    given = {"s": np.float32(scales), "w": rng.normal(size=(2, 2 * int(scales[1]), 2, 2)).astype(np.float32)}
+    weight = rng.normal(size=(2, 2 * int(scales[1]), 2, 2)).astype(np.float32)
     nodes = [
         helper.make_node("Upsample", ["x", "s"], ["u"]),
         helper.make_node("Conv", ["u", "w"], ["y"], pads=[1, 0, 0, 1]),
     ]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(v, k) for k, v in given.items()])
-    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=4).SerializeToString()
+    data = onnx_file(nodes, {"x": [1, 2, 3, 2]}, {"y": None}, 9, s=np.float32(scales), w=weight)
     found = check_agreement.judge(data, 0)
     assert not found.disagreements
     whole = all(scale == int(scale) >= 1 for scale in scales)
     assert (found.refused is None) == whole and (not whole or found.compared["source alone"])
     if whole:
         (conv,) = [node for node in read_model(data).nodes if isinstance(node, AffineNode) and (node.least < 1)]
-        stored = {float(w) for w in given["w"].ravel()}
-        assert {float(w) for w in conv.terms[0][1].data} <= stored
+        assert {float(w) for w in conv.terms[0][1].data} <= {float(w) for w in weight.ravel()}
 
 
 def test_the_relus_of_maxima_are_no_activations_of_a_family() -> None:
@@ -282,9 +266,8 @@ def test_the_relus_of_maxima_are_no_activations_of_a_family() -> None:
 
 
 def of_window(kind: str, **attributes: Any) -> bytes:
-    given = {"w": np.ones((2, 1, 2, 2))} if kind == "ConvTranspose" else {"kernel_shape": [2, 2]}
-    weight = {name: value for name, value in given.items() if name == "w"}
-    given = {name: value for name, value in given.items() if name != "w"} | attributes
+    weight = {"w": np.ones((2, 1, 2, 2))} if kind == "ConvTranspose" else {}
+    given = attributes if weight else {"kernel_shape": [2, 2], **attributes}
     return of_operators(helper.make_node(kind, ["x", *weight], ["y"], **given), inputs=(1, 2, 4, 4), axes=4, **weight)
 
 

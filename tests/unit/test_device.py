@@ -14,9 +14,10 @@ from torch import Tensor
 
 from tests.support.asking import claims
 from tests.support.elsewhere import DEVICE, Elsewhere
+from tests.support.families import boxes
 from tests.unit.test_api import IMAGES, LABELS, MODEL
-from tests.unit.test_bounds import ACTS, Act, boxes, images, mixed, mlp, moved
-from tests.unit.test_train import CNN, MLP, blobs
+from tests.unit.test_bounds import ACTS, Act, images, mixed, mlp, moved
+from tests.unit.test_train import CNN, FULL, blobs
 from verifiable_relu import verify
 from verifiable_relu.bounds import Ascent, Bounds, preactivation_bounds, substitution_change
 from verifiable_relu.errors import InputError
@@ -176,7 +177,7 @@ def test_the_joint_certificate_is_that_of_the_cpu(name: str) -> None:
         torch.testing.assert_close(found.upper.cpu(), here.upper, rtol=1e-6, atol=1e-6)
 
 
-CERTIFIED = replace(MLP, certified_by="crown-ibp", epochs=2)
+CERTIFIED = replace(FULL, certified_by="crown-ibp", epochs=2)
 
 
 @pytest.mark.seldom
@@ -184,7 +185,7 @@ CERTIFIED = replace(MLP, certified_by="crown-ibp", epochs=2)
 @pytest.mark.parametrize(
     "options",
     [
-        replace(MLP, epochs=2),
+        replace(FULL, epochs=2),
         CNN,
         CERTIFIED,
         replace(CERTIFIED, arm="gelu-swap-finetune"),

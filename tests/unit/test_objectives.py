@@ -290,12 +290,6 @@ def test_bad_options_are_named(change: dict[str, object], words: str) -> None:
 # Whole trainings
 
 
-@torch.no_grad()
-def certified(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> float:
-    worst = losses.worst_logits(losses.bounded(model, losses.ball(x, eps)), y)
-    return (worst.argmax(1) == y).double().mean().item()
-
-
 @pytest.mark.seldom
 @pytest.mark.thorough
 def test_training_gives_what_it_promises() -> None:

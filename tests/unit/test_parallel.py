@@ -116,12 +116,19 @@ def all_proved(count: int) -> list[tuple[str, Verdict, Reason]]:
     return [(str(number), Verdict.UNSAT, Reason.PROVED) for number in range(count)]
 
 
-def local_cluster(workers: int) -> Any:
-    """A Dask cluster in this process, a context manager."""
+@contextmanager
+def cluster(workers: int) -> Iterator[tuple[Any, str]]:
+    """A Dask cluster in this process, and its address."""
     distributed = pytest.importorskip("distributed")
-    return distributed.LocalCluster(
-        n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
-    )
+    options = {"threads_per_worker": 1, "processes": False, "dashboard_address": None, "protocol": "tcp"}
+    with distributed.LocalCluster(n_workers=workers, **options) as dask:
+        yield dask, dask.scheduler_address.replace("tcp://", "dask://")
+
+
+@contextmanager
+def closing(executor: Executor) -> Iterator[Executor]:
+    yield executor
+    executor.stop()
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -247,8 +254,7 @@ def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
         InstanceFiles(Path(e.vnnlib.name), Path("net0.onnx"), 30.0) for e in entries(tmp_path, [0.5, 5, 6, 7, 8, 9])
     ]
     job = Job(Hostile(), Loader())
-    with local_cluster(2) as dask:
-        address = dask.scheduler_address.replace("tcp://", "dask://")
+    with cluster(2) as (_, address):
         for answered in (6, 0):
             with Store(tmp_path / "out") as store, closing(DaskExecutor(address)) as executor:
                 results = ran(made, job, executor, store)
@@ -280,23 +286,14 @@ def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
             else:
                 dask.scale(0)
 
-    with local_cluster(1) as dask, Store(tmp_path / "out") as store:
-        address = dask.scheduler_address.replace("tcp://", "dask://")
+    with cluster(1) as (dask, address), Store(tmp_path / "out") as store:
         began = time.monotonic()
         with pytest.raises(InputError, match=r"any more: .* resumes"):
             run_parallel(iter(made), Job(Hostile(), Loader()), DaskExecutor(address), store, Ends())
         assert time.monotonic() - began < 60 and 1 <= len(store) < 4
-    with local_cluster(1) as dask, Store(tmp_path / "out") as store:
-        address = dask.scheduler_address.replace("tcp://", "dask://")
-        with closing(DaskExecutor(address)) as executor:
-            results = ran(made, Job(Hostile(), Loader()), executor, store)
+    with cluster(1) as (_, address), Store(tmp_path / "out") as store, closing(DaskExecutor(address)) as executor:
+        results = ran(made, Job(Hostile(), Loader()), executor, store)
         assert answers(results) == all_proved(4) and len(store) == 4
-
-
-@contextmanager
-def closing(executor: Executor) -> Iterator[Executor]:
-    yield executor
-    executor.stop()
 
 
 @pytest.mark.parametrize("where", ["processes", "cluster"])
@@ -307,8 +304,7 @@ def test_an_executor_performs_any_task_and_one_that_fails_ends_no_other(where: s
         if where == "processes":
             executor: Executor = LocalExecutor(launch_workers(2))
         else:
-            dask = stack.enter_context(local_cluster(2))
-            executor = DaskExecutor(dask.scheduler_address.replace("tcp://", "dask://"))
+            executor = DaskExecutor(stack.enter_context(cluster(2))[1])
         stack.callback(executor.stop)
         run_tasks(executor, lambda: next(left, None), lambda task, result: found.append(result), said.append)
     assert sorted(repr(each).replace("its process got no more memory", "full") for each in found) == sorted(

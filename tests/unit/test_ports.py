@@ -11,8 +11,9 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
-from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
+from onnx.helper import make_node, make_tensor_value_info
 
+from tests.support.onnx_files import onnx_file
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Chosen, read_onnx
 from verifiable_relu.solver import main
@@ -23,7 +24,6 @@ B = np.array([[1, -1], [0.5, 2], [-1, 1], [2, 0.25]], np.float32)
 
 def model(opset: int = 17, second: int = TensorProto.FLOAT) -> bytes:
     """Inputs a (N, 3) and b (1, 2, 2); outputs y = relu(a·A + b)·B, the larger y's number, and the mean of relu."""
-    squeezed = numpy_helper.from_array(np.array([-1, 4]), "shape")
     nodes = [
         make_node("MatMul", ["a", "A"], ["product"]),
         make_node("Reshape", ["b", "shape"], ["flat"]),
@@ -37,19 +37,11 @@ def model(opset: int = 17, second: int = TensorProto.FLOAT) -> bytes:
         ),
     ]
     nodes[-2:] = reversed(nodes[-2:])
-    graph = make_graph(
-        nodes,
-        "several",
-        [make_tensor_value_info("a", TensorProto.FLOAT, ["N", 3]), make_tensor_value_info("b", second, [1, 2, 2])],
-        [
-            make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2]),
-            make_tensor_value_info("label", TensorProto.INT64, ["N", 1]),
-            make_tensor_value_info("mean", TensorProto.FLOAT, [1, "N", 1]),
-        ],
-        [numpy_helper.from_array(A, "A"), numpy_helper.from_array(B, "B"), squeezed]
-        + [numpy_helper.from_array(np.array([0]), "first")] * (opset >= 13),
-    )
-    made = make_model(graph, opset_imports=[make_opsetid("", opset)], ir_version=8)
+    inputs, outputs = {"a": ["N", 3], "b": [1, 2, 2]}, {"y": ["N", 2], "label": ["N", 1], "mean": [1, "N", 1]}
+    first = {"first": [0]} if opset >= 13 else {}
+    made = onnx.load_from_string(onnx_file(nodes, inputs, outputs, opset, A=A, B=B, shape=[-1, 4], **first))
+    made.graph.input[1].type.tensor_type.elem_type = second
+    made.graph.output[1].type.tensor_type.elem_type = TensorProto.INT64
     return made.SerializeToString()
 
 
@@ -113,33 +105,6 @@ def test_outputs_of_other_types_are_left_out_with_what_only_they_need() -> None:
     assert "MatMul" in operators and "ArgMax" not in operators
 
 
-def two_outputs(second: int = TensorProto.FLOAT) -> bytes:
-    """Outputs y = x·A and r = relu(y), of which r may be cast to another type."""
-    graph = make_graph(
-        [
-            make_node("MatMul", ["x", "A"], ["y"]),
-            make_node("Relu", ["y"], ["relu"]),
-            make_node("Cast", ["relu"], ["r"], to=second),
-        ],
-        "two",
-        [make_tensor_value_info("x", TensorProto.FLOAT, [1, 3])],
-        [make_tensor_value_info("y", TensorProto.FLOAT, [1, 4]), make_tensor_value_info("r", second, [1, 4])],
-        [numpy_helper.from_array(A, "A")],
-    )
-    made: bytes = make_model(graph, opset_imports=[make_opsetid("", 17)], ir_version=8).SerializeToString()
-    return made
-
-
-def test_all_outputs_are_read_where_every_one_of_them_has_floating_point_numbers() -> None:
-    network = read_onnx(two_outputs())
-    assert network.output_size == 8 and network.ports == {"x": (1, 3), "y": (1, 4), "r": (1, 4)}
-    x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32))
-    y = x @ torch.from_numpy(A)
-    torch.testing.assert_close(network(x).reshape(5, 8), torch.cat([y, y.relu()], 1))
-    with pytest.raises(UnsupportedError, match="outputs of different types, double and float"):
-        read_onnx(two_outputs(TensorProto.DOUBLE))
-
-
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
@@ -155,12 +120,16 @@ def test_tensors_that_are_not_there_are_refused(chosen: Chosen, message: str) ->
         read_onnx(model(), chosen=chosen)
 
 
-def test_inputs_of_different_types_are_refused() -> None:
-    made = onnx.load_model_from_string(model(second=TensorProto.DOUBLE))
-    cast = make_node("Cast", ["b"], ["narrow"], to=TensorProto.FLOAT)
-    made.graph.node.insert(0, cast)
-    made.graph.node[2].input[0] = "narrow"
-    with pytest.raises(InputError, match="inputs of different types, double and float"):
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_inputs_or_outputs_of_different_types_are_refused(side: str) -> None:
+    made = onnx.load_model_from_string(model(second=TensorProto.DOUBLE if side == "inputs" else TensorProto.FLOAT))
+    if side == "inputs":
+        made.graph.node.insert(0, make_node("Cast", ["b"], ["narrow"], to=TensorProto.FLOAT))
+        made.graph.node[2].input[0] = "narrow"
+    else:
+        made.graph.node.append(make_node("Cast", ["mean"], ["wide"], to=TensorProto.DOUBLE))
+        made.graph.output[2].CopyFrom(make_tensor_value_info("wide", TensorProto.DOUBLE, [1, "N", 1]))
+    with pytest.raises(UnsupportedError, match=f"{side} of different types, double and float"):
         read_onnx(made.SerializeToString())
 
 

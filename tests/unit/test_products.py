@@ -5,14 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from torch import Tensor
 
 from tests.support.asking import claims
 from tests.support.bounds import linear_lower_bounds
+from tests.support.onnx_files import onnx_file
 from verifiable_relu.bounds import Relaxation, interval_bounds, preactivation_bounds
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import UnsupportedError
@@ -25,24 +25,10 @@ from verifiable_relu.verifiers.base import Reason, Verdict
 from verifiable_relu.verifiers.registry import make
 
 
-def single(op: str, shape: tuple[int, ...], opset: int = 18, **attributes: object) -> bytes:
-    """A file of one operator of one input."""
-    inputs = ["x"]
-    made = helper.make_node(op, inputs, ["y"], name="node", **attributes)
-    graph = helper.make_graph(
-        [made],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, *shape))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, *shape))],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10).SerializeToString()
-
-
 def with_constant(op: str, shape: tuple[int, ...], constant: np.ndarray, **attributes: object) -> bytes:
-    model = onnx.load_model_from_string(single(op, shape, **attributes))
-    model.graph.initializer.append(numpy_helper.from_array(constant.astype(np.float32), "c"))
-    model.graph.node[0].input.append("c")
-    return model.SerializeToString()
+    """A file of one operator of one input and a constant."""
+    made = helper.make_node(op, ["x", "c"], ["y"], name="node", **attributes)
+    return onnx_file([made], {"x": (1, *shape)}, {"y": (1, *shape)}, c=np.asarray(constant, np.float32))
 
 
 def product() -> Network:
@@ -179,13 +165,7 @@ def attention(tokens: int) -> bytes:
         helper.make_node("Softmax", ["s"], ["p"], axis=-1),
         helper.make_node("MatMul", ["p", "x"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, tokens, 2))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, tokens, 2))],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    return onnx_file(nodes, {"x": (1, tokens, 2)}, {"y": (1, tokens, 2)})
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 5])
@@ -256,14 +236,7 @@ def test_powers_that_are_read_are_powers() -> None:
 
 def masked(x: Tensor) -> bytes:
     nodes = [helper.make_node("Add", ["x", "c"], ["s"]), helper.make_node("Softmax", ["s"], ["y"], axis=-1)]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, *x.shape))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, *x.shape))],
-        [numpy_helper.from_array(x.numpy(), "c")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    return onnx_file(nodes, {"x": (1, *x.shape)}, {"y": (1, *x.shape)}, c=x)
 
 
 def test_what_a_mask_of_infinities_leaves_is_a_softmax() -> None:
@@ -280,9 +253,6 @@ def windows(mask: float, image: bool) -> bytes:
     apart = torch.full((1, 4, 4), mask)
     apart[:, :2, :2] = apart[:, 2:, 2:] = 0
     shapes = {"image": [1, 1, 4, 2], "tokens": [1, 4, 2]}
-    constants = {name: numpy_helper.from_array(np.array(shape), name) for name, shape in shapes.items()}
-    constants["one"] = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "one")
-    constants["mask"] = numpy_helper.from_array(apart.numpy(), "mask")
     front = [
         helper.make_node("Reshape", ["x", "image"], ["i"]),
         helper.make_node("Conv", ["i", "one"], ["c"]),
@@ -296,9 +266,8 @@ def windows(mask: float, image: bool) -> bytes:
         helper.make_node("Softmax", ["m"], ["p"], axis=-1),
         helper.make_node("MatMul", ["p", "v"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4, 2)) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], list(constants.values()))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    stored = {**shapes, "one": np.ones((1, 1, 1, 1)), "mask": apart}
+    return onnx_file(nodes, {"x": (1, 4, 2)}, {"y": (1, 4, 2)}, **stored)
 
 
 @pytest.mark.parametrize("image", [False, True])

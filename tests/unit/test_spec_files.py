@@ -204,17 +204,6 @@ def test_bad_rows_are_refused_by_line(row: str, message: str, tmp_path: Path) ->
     assert str(caught.value).startswith(f"{path}: line 3: {message}")
 
 
-def test_instances_of_the_competition_are_read() -> None:
-    folder = os.environ.get("VERIFIABLE_RELU_DATA")
-    if not folder or not (Path(folder) / "vnncomp").is_dir():
-        pytest.skip("needs vnncomp in the folder that VERIFIABLE_RELU_DATA names")
-    rows = read_instances(Path(folder) / "vnncomp" / "acasxu" / "instances.csv")
-    assert len(rows) == 186 and rows[0].timeout == 116
-    assert read_vnnlib(rows[0].vnnlib).inputs.size == 5
-    spec = read_vnnlib(next(row.vnnlib for row in rows if row.vnnlib.name == "prop_7.vnnlib"))
-    assert find_network(spec).name == "ACASXU_run2a_1_9_batch_2000.onnx.gz"
-
-
 # ---- balls -----------------------------------------------------------------------------------------------------
 
 EPS = Fraction(1, 255)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.bounds import both_signs
 from tests.support.draws import draws
-from tests.unit.test_bounds import ACTS, Random, assert_inside, boxes, images, mlp, points
-from tests.unit.test_bounds import rows as output_rows
+from tests.support.families import Random, boxes, points
+from tests.unit.test_bounds import ACTS, assert_inside, images, mlp
 from verifiable_relu.bounds import PLAIN, TUNING, Bounds, Tuning, crown_relaxation, interval_bounds, sums
 from verifiable_relu.bounds.operators import DenseOperator, needed, prepared
 from verifiable_relu.network.build import Builder
@@ -92,7 +93,7 @@ def _found(network: Network, box: Bounds, tuning: Tuning, float32: bool = False)
     """Interval bounds of all nodes with CROWN's of pre-activations (negative keys), and bounds of outputs' ends."""
     with torch.no_grad():
         relaxation = crown_relaxation(network, box, tuning=tuning, float32=float32)
-        lower = relaxation.outputs(*output_rows(network, len(box.lower)))
+        lower = relaxation.outputs(*both_signs(network.output_size, len(box.lower)))
         intervals = dict(enumerate(interval_bounds(network, box)))
         return intervals | {-i: bounds for i, bounds in relaxation.pre.items()}, lower
 
@@ -103,7 +104,7 @@ def _found(network: Network, box: Bounds, tuning: Tuning, float32: bool = False)
 def test_any_tuning_is_between_plain_bounds_and_the_truth(name: str, batch: int) -> None:
     network = NETWORKS[name]()
     box = boxes(network, batch=batch)
-    matrix, sample = output_rows(network, batch)
+    matrix, sample = both_signs(network.output_size, batch)
     plain, least = _found(network, box, PLAIN)
     x = points(box)
     values = [v.unflatten(0, x.shape[:2]) for v in network.values(x.flatten(0, 1))]
