@@ -105,7 +105,7 @@ class _Read:
 
 
 @dataclass(frozen=True)
-class _Property:
+class _InstanceProperty:
     """A property file that was read, and the digests of the files of networks compared at points of its boxes."""
 
     spec: SpecFile
@@ -130,7 +130,7 @@ class Loader:
         self.networks, self.prepare, self.arithmetic = dict(networks or {}), prepare, arithmetic
         self.clock: Callable[[], float] = time.perf_counter
         self._networks = _Recent[_Read | InputError](_KEPT_NETWORKS)
-        self._properties = _Recent[_Property](_KEPT_PROPERTIES)
+        self._properties = _Recent[_InstanceProperty](_KEPT_PROPERTIES)
         self._digests: dict[Path, str] = {}
         try:
             self._prepared: str | None = pickle.dumps(prepare).hex()
@@ -166,7 +166,7 @@ class Loader:
             # Equal texts in files of one name are parsed once.
             digest = _digest(text)
             known = self._properties.get((digest, stem(entry.vnnlib))) or self._properties.put(
-                (digest, stem(entry.vnnlib)), _Property(read_vnnlib(entry.vnnlib, text=text)), len(text)
+                (digest, stem(entry.vnnlib)), _InstanceProperty(read_vnnlib(entry.vnnlib, text=text)), len(text)
             )
             spec = known.spec if known.spec.path == entry.vnnlib else replace(known.spec, path=entry.vnnlib)
             onnx = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
