@@ -32,8 +32,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "int8.onnx").write_bytes(quantize((folder / "a.onnx").read_bytes(), seen))
     write_onnx(mlp(rng, (5, 4, 3)), folder / "other.onnx")
     np.savez(folder / "images.npz", images=IMAGES, labels=np.zeros(4, np.int64))
-    box = Property(ball(IMAGES[0].astype(float), 0.25), ((row({0: 1}, 0),),))
-    (folder / "p.vnnlib").write_text(vnnlib_text(box))
+    for name, eps in (("p", 0.25), ("near", 0.05)):
+        box = Property(ball(IMAGES[0].astype(float), eps), ((row({0: 1}, 0),),))
+        (folder / f"{name}.vnnlib").write_text(vnnlib_text(box))
     return folder
 
 
@@ -87,7 +88,7 @@ def test_certificates_of_two_networks(files: Path, tmp_path: Path, capsys: pytes
     a, kept = str(files / "a.onnx"), str(tmp_path / "kept")
     for second, more in (("b.onnx", []), ("int8.onnx", []), ("a.onnx", ["--joint", "50"]), ("b.onnx", ["--top1"])):
         asked = more if "--top1" in more else ["--delta", "5", *more]
-        assert main([a, str(files / second), "--spec", str(files / "p.vnnlib"), *asked, "--certificates", kept]) == 0
+        assert main([a, str(files / second), "--spec", str(files / "near.vnnlib"), *asked, "--certificates", kept]) == 0
         shown = capsys.readouterr()
         assert "top1" in asked[0] or "box 0: checked" in shown.err
     assert checker([kept]) == 0

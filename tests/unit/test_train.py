@@ -136,7 +136,7 @@ def test_arms_share_weights_and_points() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [name for name, arm in ARMS.items() if arm.swap != "never"])
 def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> None:
     data, options = blobs(), replace(BASE, arm=arm, epochs=8)
     made = train(options, data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -139,7 +139,12 @@ TRACED: Table[Callable[..., Tensor]] = Table(
 
 
 def _as_convolution(node: Any) -> Node:
-    """Return a node that scales channels as a convolution, through which patches pass, and others as they are."""
+    """Return scaled channels as a convolution, and unequal padding as zeros around the kernel; patches pass both."""
+    if isinstance(node, kinds.Conv2d) and set(node.dilation) == {1} and node.padding[:2] != node.padding[2:]:
+        top, left, bottom, right = node.padding
+        height, width = max(top, bottom), max(left, right)
+        weight = F.pad(node.weight, (width - left, width - right, height - top, height - bottom))
+        return replace(node, weight=weight, padding=(height, width, height, width))
     channels = getattr(node, "center", None) is not None and len(node.shape) == 3
     constants = (node.scale, node.offset()) if channels else ()
     if not channels or any(c.numel() > 1 and c.shape[-2:] != (1, 1) for c in constants):

@@ -158,7 +158,8 @@ def harden(
         outputs: the outputs of a model for a batch, (n, classes). By default what the model returns, or its ``logits``.
         optimizer: makes the optimizer of a model, or a pair of optimizer and learning-rate scheduler, whose ``step`` is
             called after each batch. By default AdamW with a rate that falls from 1e-3 to 0 as a cosine.
-        target, schedule: λ at the end; ``linear`` in λ, in ``log`` λ or in 1/λ (``inverse``).
+        target: λ at the end.
+        schedule: how λ grows: ``linear`` in λ, in ``log`` λ or in 1/λ (``inverse``).
         activations: the names of the activations to harden (``nn.gates.RECTIFIERS``).
         region: the least and the greatest value of each input; over all inputs between them, the change of the outputs
             by the swap is bounded. None takes the range of the numbers in the data that the change is measured on.

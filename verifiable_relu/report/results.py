@@ -80,10 +80,10 @@ def _read_campaign(folder: Path) -> list[Result]:
 
 
 def _is_study(records: Path) -> bool:
-    if not records.is_file():
-        return False
-    with contextlib.suppress(OSError), records.open("rb") as file:
-        return file.read(len(_STUDY)) == _STUDY
+    with contextlib.suppress(OSError):
+        if records.is_file():
+            with records.open("rb") as file:
+                return file.read(len(_STUDY)) == _STUDY
     return False
 
 

@@ -25,6 +25,9 @@ Point = tuple[Fraction, ...]
 _STEPS, _SOLVED = 40, 4
 """Heuristic: the steps of Newton's method in float64, and then in rational arithmetic."""
 
+_NEGLIGIBLE = 1e-12
+"""Heuristic: singular values below this share of the largest one count as 0."""
+
 _MULTIPLICATIONS = 20_000_000
 """Heuristic: the most multiplications of all exact evaluations for one polytope: about 3 s."""
 
@@ -87,7 +90,7 @@ def _approached(network: Network, prop: Property, polytope: Polytope, start: np.
     for _ in range(_STEPS):
         derivatives = torch.autograd.functional.jacobian(slacks, torch.from_numpy(x)).numpy()[away != 0]
         inward = _inward(prop, x)
-        step = inward * np.linalg.lstsq(derivatives * inward, -away[away != 0], rcond=1e-12)[0]
+        step = inward * np.linalg.lstsq(derivatives * inward, -away[away != 0], rcond=_NEGLIGIBLE)[0]
         tried = (np.clip(x + share * step, lower, upper) for share in 0.5 ** np.arange(8))
         nearer = next((moved for moved in tried if np.abs(missing(moved)).max() < np.abs(away).max()), None)
         if nearer is None:

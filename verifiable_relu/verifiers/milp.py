@@ -32,19 +32,12 @@ from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
 from verifiable_relu.verifiers.solvers.highs import HIGHS, HighsResult, HighsTask
 
-_SLACK, _LOOSE = 1e-6, 1e-8
-"""An unsafe polytope is excluded only if no point satisfies its rows loosened by the first, relative to the largest
-change that one variable makes in a row. All rows, those of neurons too, are loosened by the second in the same way."""
-
 _OPTIONS = {
     "output_flag": False,
     "log_to_console": False,
     "threads": 1,
     "random_seed": 0,
     "small_matrix_value": SMALL,
-    "primal_feasibility_tolerance": 1e-9,
-    "dual_feasibility_tolerance": 1e-9,
-    "mip_feasibility_tolerance": 1e-9,
     "mip_rel_gap": 0.0,
     "mip_abs_gap": 0.0,
 }
@@ -57,12 +50,19 @@ class Milp(Decider):
     Attributes:
         intermediate: the search for bounds of unstable neurons: each that becomes stable halves the solver's work.
         slopes: the search for the slopes of each relaxation, over which trees are searched.
+        slack: an unsafe polytope is excluded only if no point satisfies its rows loosened by this, relative to the
+            largest change that one variable makes in a row.
+        loose: all rows, those of neurons too, are loosened by this in the same way.
+        tolerance: HiGHS's own, of feasibility.
         again: the part of the time left that may be spent on proving again what HiGHS found infeasible.
         process_memory: the most bytes of resident memory of the solver's process; None for half of the machine's.
     """
 
     intermediate: Ascent = Ascent(steps=6)  # noqa: RUF009 -- frozen
     slopes: Slopes = field(default_factory=Slopes, repr=False)
+    slack: float = 1e-6
+    loose: float = 1e-8
+    tolerance: float = 1e-9
     again: float = 0.5
     process_memory: int | None = None
 
@@ -95,7 +95,7 @@ class Milp(Decider):
         result = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT)
         for part in system.parts.values():
             program = Program(system.folded, part.rows)
-            outcome = self._reach(system, program, candidates, work, _LOOSE)
+            outcome = self._reach(system, program, candidates, work, self.loose)
             if outcome.reason is Reason.INCOMPLETE:
                 # Loose rows have solutions beside the network's own. The rows as they are exclude nothing for certain.
                 exactly = self._reach(system, program, candidates, work, None)
@@ -110,7 +110,7 @@ class Milp(Decider):
         self, system: FoldedQuery, program: Program, candidates: WitnessCheck, work: TimeBudget, loose: float | None
     ) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""
-        mixed, seconds = program.mixed(_SLACK, loose), work.left()
+        mixed, seconds = program.mixed(self.slack, loose), work.left()
         if seconds <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
 
@@ -118,7 +118,9 @@ class Milp(Decider):
             return candidates.near(system.folded.point(program.inputs(values)))
 
         try:
-            task = HighsTask(mixed, _OPTIONS, seconds)
+            kinds = ("primal", "dual", "mip")
+            options = _OPTIONS | {f"{kind}_feasibility_tolerance": self.tolerance for kind in kinds}
+            task = HighsTask(mixed, options, seconds)
             solved: HighsResult = HIGHS.call(task, seconds + PATIENCE, self.process_memory, judge)
         except (OutOfTime, MemoryError, CallFailed) as error:
             # A counterexample that was met on the way stands, however the search ended.
