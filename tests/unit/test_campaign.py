@@ -21,8 +21,11 @@ from verifiable_relu.campaign import Case, Result, Store, console, run
 from verifiable_relu.campaign.result import join
 from verifiable_relu.campaign.store import COLUMNS
 from verifiable_relu.spec import Query
+from verifiable_relu.verifiers.bab import Bab
 from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
-from verifiable_relu.verifiers.batch import QueryBatch
+from verifiable_relu.verifiers.batch import QueryBatch, described
+from verifiable_relu.verifiers.smt import Smt
+from verifiable_relu.verifiers.split import InputSplit
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
 
@@ -53,8 +56,18 @@ def test_a_record_has_the_answer_its_reason_and_its_counterexample() -> None:
     assert proved.margin == 1 and proved.stages == {"look": 0.002} and proved.unstable == 0
     assert proved.network == NETWORK.digest and proved.counterexample is None
     assert refuted.query == at_least(0.5).digest and proved.query not in (at_least(2).digest, at_least(3).digest)
-    assert proved.verifier == repr(Scripted()) and proved.timeout == 10
+    assert proved.verifier == described(Scripted(), TimeBudget()) and proved.timeout == 10
     assert proved.versions["verifiable_relu"] == __version__ and proved.versions["torch"]
+
+
+def test_the_key_of_a_method_has_the_options_that_are_not_the_defaults() -> None:
+    limits = TimeBudget(memory=1 << 20, named=("memory",))
+    assert described(Bab(), TimeBudget()) == 'bab({"version": 1})'
+    assert described(Smt(whole=True), limits) == 'smt-exact({"version": 1, "whole": true, "memory": 1048576})'
+    # Only for a certificate, which changes no answer.
+    assert described(InputSplit(record=True), limits) == described(InputSplit(), limits)
+    searched = replace(Bab(), intermediate=replace(Bab().intermediate, steps=9))
+    assert json.loads(described(searched, TimeBudget())[4:-1]) == {"version": 1, "intermediate": {"steps": 9}}
 
 
 def out(verdict: Verdict, reason: Reason, method: str = "m", **more: object) -> Outcome:

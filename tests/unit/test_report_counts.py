@@ -36,6 +36,8 @@ ONE = Scripted(answer)
 class Other(Scripted):
     """Another method with the same answers."""
 
+    name = "other"
+
 
 TWO = Other(answer)
 

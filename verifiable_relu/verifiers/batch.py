@@ -6,11 +6,12 @@ onnxruntime confirm it, and what was claimed before is joined with what is claim
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 from verifiable_relu.bounds.forward import within
 from verifiable_relu.network.graph import Network
@@ -283,7 +284,7 @@ def answers(verifier: Verifier, queries: Sequence[Query], budget: TimeBudget = T
 class Verifier(Protocol):
     """A method of verification.
 
-    Implementations are frozen dataclasses whose fields are their options, so that their ``repr`` is a cache key.
+    Implementations are frozen dataclasses of options, which are the key of their records (``described``).
     """
 
     @property
@@ -361,13 +362,21 @@ def attempted(
 
 
 def described(verifier: Verifier, budget: TimeBudget) -> str:
-    """Return the text by which records know a method: its options, and the limits that are ``named``."""
-    known = repr(verifier)
-    if not budget.named:
-        return known
-    given = ", ".join(f"{name}={getattr(budget, name)!r}" for name in budget.named)
-    opened, options = known.removesuffix(")").split("(", 1)
-    # This order is that of the first records.
-    if options.startswith("dtype="):
-        return f"{opened}({given}, {options})"
-    return f"{opened}({options}, {given})" if options else f"{opened}({given})"
+    """Return the key by which records know a method: its name, and as JSON the options that are not the defaults.
+
+    The limits of ``budget`` that are ``named`` are options, too. Who gives an option another name or meaning raises
+    ``version``, or keeps the old key here.
+    """
+    limits = {name: getattr(budget, name) for name in budget.named}
+    return f"{verifier.name}({json.dumps({'version': 1, **_options(verifier), **limits}, default=repr)})"
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that its ``repr`` shows and that differ from their defaults."""
+    found = {}
+    for each in fields(value):
+        given = getattr(value, each.name)
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        if each.repr and given != default:
+            found[each.name] = _options(given) if is_dataclass(given) else given
+    return found
