@@ -179,7 +179,8 @@ def require_allowed(options: Any, **names: tuple[str, ...]) -> None:
         allowed = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else names.get(name, ())
         if allowed and value not in allowed and not (name in ("model", "loss") and ":" in value):
             raise InputError(f"'{value}' is none of {', '.join(allowed)}", place=flag(name))
-        if name in RANGES and value is not None:
+        may_be_text = str in (kinds[name], *get_args(kinds[name]))
+        if name in RANGES and value is not None and not (may_be_text and isinstance(value, str)):
             require(options, name, isinstance(value, int | float), "must be a number")
             least, most = RANGES[name]
             require(options, name, least <= value <= most, f"must be from {least} to {most:,.0f}")
