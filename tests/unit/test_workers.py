@@ -214,3 +214,10 @@ print(other.call("__import__('os').read(0, 10)"))
     with owner(code) as started:
         # What a library prints or reads is no message.
         assert started.communicate(timeout=60)[0].splitlines()[1:] == ["42", "b''"]
+
+
+def test_a_process_that_does_not_start_in_time_is_ended() -> None:
+    made = Worker("builtins:eval", start_s=0.0)
+    with pytest.raises(CallFailed, match="takes too long to start"):
+        made.start()
+    assert made.pid is None

@@ -43,7 +43,8 @@ Task = Callable[[Report], Any]  # Picklable; sends messages while it works
 T = TypeVar("T", bound=Task)
 
 PATIENCE_S = 15.0  # Seconds in which a scheduler that is gone, or a worker after all have ended, has to come back
-_STARTING_S = 3600.0  # Seconds of a start: at idle priority on a busy machine, importing torch takes minutes
+_START_S = 120.0  # Seconds in which a process has to start and to import its library
+_JOB_START_S = 3600.0  # The same for processes of a campaign: at idle priority on a busy machine, torch takes minutes
 _CHECK_S = 1.0  # Seconds between two looks at whether an executor can go on
 _CALL_S = 5.0  # Seconds in which a scheduler has to answer
 _BUSY = threading.Lock()  # Held by a cluster's process at a task: threads of torch's global random numbers would mix
@@ -75,6 +76,7 @@ class Worker:
         environment: further variables of the process's environment.
         kept_memory: a process that still holds more than this part of its memory after a call is ended.
         library: a module that the function needs, imported at the start.
+        start_s: seconds that the start may take.
     """
 
     def __init__(
@@ -83,8 +85,9 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         kept_memory: float = 1 / 4,
         library: str = "",
+        start_s: float = _START_S,
     ) -> None:
-        self._function, self._library = function, library
+        self._function, self._library, self._start_s = function, library, start_s
         self._environment, self._kept_memory = environment or {}, kept_memory
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: Connection[Any, Any]
@@ -140,7 +143,7 @@ class Worker:
             if self._ready:
                 return
             try:
-                self.end_after(_STARTING_S)
+                self.end_after(self._start_s)
                 kind, value = self._receive(sys.maxsize)
                 if kind != "ready":
                     raise CallFailed(f"its process does not start: {value}")
@@ -446,7 +449,7 @@ def launch_workers(jobs: int, threads: int | None = 1, library: str = "") -> lis
     """Start processes with a number of threads, None for torch's choice, and the module that their tasks need."""
     environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     function = f"{__name__}:{perform_task.__name__}"
-    workers = [Worker(function, environment, 1.0, library) for _ in range(jobs)]
+    workers = [Worker(function, environment, 1.0, library, _JOB_START_S) for _ in range(jobs)]
     for worker in workers:
         worker.launch()
     return workers
