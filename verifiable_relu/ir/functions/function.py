@@ -1,0 +1,172 @@
+"""What an elementwise function is to the verifier: one object that answers every question about it.
+
+    relu = Kinked()
+    slopes = relu.slopes(interval)                # CROWN's slopes: a choice that steers
+    relaxation = relu.relaxation(interval, *slopes)   # linear bounds with these slopes: sound for every choice
+
+A function has one subclass of ``Function``, or is one instance of ``Smooth``. To add one is to write that object and
+one row of the checker (``check``), which reads networks by itself.
+
+**Slopes are hints, offsets are proofs.** ``floor(interval, s)`` and ``top(interval, s)`` are sound for every slope s
+that floating point can hold: rounding is accounted for in them. Whoever chooses slopes (CROWN's area rule, α-CROWN's
+ascent, branch and bound) cannot make a bound wrong.
+
+Tensors of intervals are (batch, n). Slopes and offsets have the interval's shape, or axes in front of it (one slope for
+each row of α-CROWN). Everything runs on the device and in the dtype of its arguments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from verifiable_relu.dyadic import Dyadic
+from verifiable_relu.ir.interval import Interval
+
+
+@dataclass(frozen=True, eq=False)
+class LinearRelaxation:
+    """lower_slope·x + lower_offset ≤ f(x) ≤ upper_slope·x + upper_offset for all x of an interval; same shapes."""
+
+    lower_slope: Tensor
+    lower_offset: Tensor
+    upper_slope: Tensor
+    upper_offset: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SlopeRange:
+    """Slopes among which α-CROWN chooses: from ``lower_from`` to ``lower_to``, and the same of the upper line."""
+
+    lower_from: Tensor
+    lower_to: Tensor
+    upper_from: Tensor
+    upper_to: Tensor
+
+
+@dataclass(frozen=True)
+class OnnxSpelling:
+    """How ONNX writes a function as one operator.
+
+    Attributes:
+        operator: its name.
+        versions: the opsets in which definitions of the operator began that mean this function.
+        attributes: names of attributes and their values, for a writer.
+    """
+
+    operator: str
+    versions: tuple[int, ...]
+    attributes: Mapping[str, float]
+
+
+class Function(ABC):
+    """A function of one real variable, applied to each element of a vector.
+
+    Class attributes, or properties of an instance:
+        kind: the class of functions in digests, certificates and messages: "Relu", "GELU", "Sigmoid".
+        piecewise_linear: whether f is linear left and right of ``split_points`` and continuous.
+        certified: the ONNX operators whose outputs name the neurons in certificates; empty if the checker does not know
+            the function.
+        spelling: how ONNX writes it; None where several operators are needed.
+    """
+
+    kind: ClassVar[str]
+    piecewise_linear: bool = False
+    certified: tuple[str, ...] = ()
+
+    # What it computes
+
+    @abstractmethod
+    def value(self, x: Tensor) -> Tensor:
+        """Return f(x), element by element, off by what ``image`` accounts for; NaN where f is not defined."""
+
+    def exact(self, x: Dyadic, denominator: int) -> Dyadic | None:
+        """Return f(x/denominator)·denominator^degree for integers times powers of two; None where f is irrational."""
+        return None
+
+    degree: int = 1
+    """The power of the denominator with which ``exact`` scales its result: 2 for a square."""
+
+    @abstractmethod
+    def enclose(self, x: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return y and its error: |f(t) − y| ≤ error for every t with |t − x| ≤ ``error``.
+
+        Computed by numpy in the dtype of x (float64 or wider), apart from ``value``: it checks what torch computes.
+        """
+
+    # What bounds need
+
+    @abstractmethod
+    def image(self, x: Interval) -> Interval:
+        """Return an interval that holds f of every number of the interval, rounding included."""
+
+    @abstractmethod
+    def unstable(self, x: Interval) -> Tensor:
+        """Return where f is not one linear function on the interval, bool: where better bounds of x are of use."""
+
+    @abstractmethod
+    def slopes(self, x: Interval, chosen_by: Interval | None = None) -> tuple[Tensor, Tensor]:
+        """Return slopes of a lower and an upper linear bound: CROWN's choice (arXiv 1811.00866, sections 3.3–3.4).
+
+        Args:
+            x: the interval.
+            chosen_by: bounds of x by which the choice is made, where those of ``x`` come from more than one source.
+        """
+
+    @abstractmethod
+    def slope_range(self, x: Interval) -> SlopeRange:
+        """Return the slopes among which an ascent chooses."""
+
+    @abstractmethod
+    def floor(self, x: Interval, slope: Tensor) -> Tensor:
+        """Return an offset t with s·x + t ≤ f(x) on the interval in real arithmetic, differentiable in s."""
+
+    @abstractmethod
+    def top(self, x: Interval, slope: Tensor) -> Tensor:
+        """Return an offset t with s·x + t ≥ f(x) on the interval in real arithmetic, differentiable in s."""
+
+    def relaxation(self, x: Interval, lower_slope: Tensor, upper_slope: Tensor) -> LinearRelaxation:
+        """Return the linear bounds with these slopes."""
+        return LinearRelaxation(lower_slope, self.floor(x, lower_slope), upper_slope, self.top(x, upper_slope))
+
+    # What branching needs
+
+    def split_point(self, x: Interval) -> Tensor:
+        """Return where branch and bound splits the interval of each neuron: a kink inside it, else its middle."""
+        return x.lower / 2 + x.upper / 2
+
+    flat_below: bool = False
+    """Whether f is constant left of its only kink, so that the lower bound of an inactive neuron is of no use."""
+
+    # What readers and writers need
+
+    spelling: OnnxSpelling | None = None
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Parameters by name (tensors, numbers or names) that, with ``kind``, define the function: for digests."""
+        return {}
+
+    def select(self, index: Tensor) -> Function:
+        """Return the function of some elements: itself unless elements have parameters of their own."""
+        return self
+
+    def to(self, like: Tensor) -> Function:
+        """Return the function with its parameters in the dtype and on the device of a tensor."""
+        return self
+
+    # Families of networks (arXiv 2603.21991)
+
+    @property
+    def limit(self) -> Function:
+        """Return the function that is evaluated: itself, or ReLU for a family of functions that tends to it."""
+        return self
+
+    gated: bool = False
+    """Whether f(x) = x·P(x) with a P that never falls, from 0 to 1, and 1 − P(x) ≤ P(−x) for x ≥ 0; then 0 ≤ ReLU(x) −
+    f(x) ≤ −f(−|x|), and x·P(λx) never falls as λ > 0 grows."""

@@ -1,0 +1,218 @@
+"""Networks as lists of operations on flat vectors.
+
+Every op maps vectors (batch, n) to a vector (batch, size). Images and matrices are known to readers alone, and to the
+one linear map, ``Convolution``, that needs their shape. Six kinds of op are enough: minimum, concatenation, matrix
+products of computed values and residual connections are made of them.
+
+Weights keep the bits of the file. Where an op's numbers are not those that the file means (1/√(σ² + ε), an average over
+nine pixels, the float32 arithmetic of a runtime), ``Affine`` carries a bound of the difference.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.ir.functions.function import Function
+from verifiable_relu.ir.linear import LinearMap
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Op:
+    """One operation. ``inputs`` are numbers of earlier ops; ``size`` is n; ``name`` is the value's in its source."""
+
+    name: str
+    inputs: tuple[int, ...] = ()
+    size: int
+
+    @abstractmethod
+    def value(self, *xs: Tensor) -> Tensor:
+        """Return the op's value, (batch, size), of its inputs' values, in their dtype and on their device."""
+
+    @property
+    def place(self) -> str:
+        """What to call the op in an error message."""
+        return f"node '{self.name}' ({type(self).__name__})"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Input(Op):
+    """The network's one input: op 0."""
+
+    def value(self, *xs: Tensor) -> Tensor:
+        return xs[0]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Affine(Op):
+    """y = W·x + b.
+
+    Attributes:
+        map: W.
+        bias: b, (size,), of any floating-point dtype; None for 0.
+        weight_error: |W_true − W| ≤ weight_error·|W|, entry by entry; 0 where the stored numbers are meant. Where
+            W·x + b is what a runtime computes by rounding, W_true and b_true are other numbers at every x.
+        bias_error: |b_true − b| ≤ bias_error, (size,), float64; None for 0.
+    """
+
+    map: LinearMap
+    bias: Tensor | None = None
+    weight_error: float = 0.0
+    bias_error: Tensor | None = None
+
+    def value(self, *xs: Tensor) -> Tensor:
+        found = self.map.apply(xs[0])
+        return found if self.bias is None else found + self.bias.to(found)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the stored numbers are those that the file means."""
+        return not self.weight_error and self.bias_error is None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sum(Op):
+    """The sum of two or more inputs (a residual connection)."""
+
+    def value(self, *xs: Tensor) -> Tensor:
+        total = xs[0]
+        for x in xs[1:]:
+            total = total + x
+        return total
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Elementwise(Op):
+    """y[i] = f(x[i])."""
+
+    function: Function
+
+    def value(self, *xs: Tensor) -> Tensor:
+        return self.function.value(xs[0])
+
+    @property
+    def place(self) -> str:
+        return f"node '{self.name}' ({self.function.kind})"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Product(Op):
+    """y[i] = x[i]·z[i] of two inputs. A matrix product is two gathers, this, and a sparse sum."""
+
+    def value(self, *xs: Tensor) -> Tensor:
+        return xs[0] * xs[1]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Maximum(Op):
+    """y[i] = the largest of x[candidates[:, i]]. The minimum is −Maximum(−x).
+
+    Attributes:
+        candidates: (most, size) numbers of elements of x, the first one repeated where an output has fewer.
+    """
+
+    candidates: Tensor
+
+    def value(self, *xs: Tensor) -> Tensor:
+        return xs[0][:, self.candidates.to(xs[0].device)].amax(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a network was made from: for replay, for messages, and for the shapes that users know.
+
+    Attributes:
+        input_shape, output_shape: of one sample.
+        onnx: the bytes of the ONNX file, if it was read from one.
+        run: computes the outputs (1, *output_shape) of a float32 sample (1, *input_shape) as the source does; None if
+            the source is ``onnx``, or nothing.
+        batched: whether the ONNX input has a leading batch axis.
+        ports: where the user's file has several inputs or outputs: their ONNX shapes with a batch of 1, by name, inputs
+            first. ``onnx`` is then a file with one of each.
+        repairs: a sentence for each deviation of the file from the standard, and how it was read.
+    """
+
+    input_shape: Shape
+    output_shape: Shape
+    onnx: bytes | None = None
+    run: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
+    batched: bool = True
+    ports: Mapping[str, Shape] = field(default_factory=dict)
+    repairs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Ops in topological order: the first is the ``Input``, the last the output.
+
+    Attributes:
+        ops: the operations.
+        source: what it was made from.
+        name: for messages and tables.
+        arithmetic: "real", or the arithmetic of ``rounding.ARITHMETICS`` whose errors the ops carry.
+        pairs: numbers (i, j) of elementwise ops of two networks inside this one whose difference is of interest: a hint
+            for bounds, without a meaning for values.
+
+    Raises:
+        InputError: if an op's input does not come before it, or a number of it is not finite.
+    """
+
+    ops: tuple[Op, ...]
+    source: Source
+    name: str = "network"
+    arithmetic: str = "real"
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.ops or not isinstance(self.ops[0], Input):
+            raise InputError("a network starts with its input")
+        for index, op in enumerate(self.ops):
+            if any(source >= index for source in op.inputs) or (index and not op.inputs):
+                raise InputError("an input does not come before the node", place=op.place)
+            if isinstance(op, Affine):
+                tensors = (op.map.weight, op.bias, op.bias_error)
+                if not all(t is None or bool(torch.isfinite(t).all()) for t in tensors):
+                    raise InputError("a weight is NaN or infinite", place=op.place)
+
+    @property
+    def input_size(self) -> int:
+        """Number of input variables (X_0 … of VNN-LIB)."""
+        return self.ops[0].size
+
+    @property
+    def output_size(self) -> int:
+        """Number of output variables (Y_0 … of VNN-LIB)."""
+        return self.ops[-1].size
+
+    @cached_property
+    def uses(self) -> tuple[int, ...]:
+        """How often each op is an input of another."""
+        found = [0] * len(self.ops)
+        for op in self.ops:
+            for source in op.inputs:
+                found[source] += 1
+        return tuple(found)
+
+    @cached_property
+    def activations(self) -> tuple[int, ...]:
+        """Numbers of the elementwise ops, in order."""
+        return tuple(index for index, op in enumerate(self.ops) if isinstance(op, Elementwise))
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """Return every op's value for inputs x, (batch, input_size)."""
+        values: list[Tensor] = []
+        for op in self.ops:
+            values.append(op.value(*(values[i] for i in op.inputs)) if op.inputs else x)
+        return values
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the outputs (batch, output_size) of inputs x, (batch, input_size), in the dtype of x."""
+        return self.values(x)[-1]
