@@ -6,16 +6,27 @@
     r = conv.abs_apply(radius)  # |W|·r: one step of interval propagation
 
 A map knows its products and the length of its sums; rounding follows from these by ``rounding.gamma``. It knows nothing
-of bounds.
+of bounds. Every product is a plain sum of products in the dtype of the argument, in some order: convolutions that a
+library may transform (Winograd, FFT) are computed as matrix products.
+
+``weight`` stays as it was given. What products need of it is converted once for each dtype and device.
 """
 
 from __future__ import annotations
 
+import math
+import platform
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
+
+from verifiable_relu.rounding import tiny
 
 Image = tuple[int, int, int]
 """Channels, height, width."""
@@ -27,8 +38,8 @@ class LinearMap(ABC):
     Attributes:
         weight: the stored numbers that W is made of, in the dtype of the file.
         n_in, n_out: sizes of x and y.
-        terms: the largest number of products that one output of ``apply`` sums.
-        back_terms: the largest number of products that one output of ``transpose`` sums.
+        terms: the largest number of products that one output of ``apply`` sums; 0 where nothing is rounded.
+        back_terms: the largest number of products that one output of ``transpose`` sums; 0 where nothing is rounded.
     """
 
     weight: Tensor
@@ -54,7 +65,7 @@ class LinearMap(ABC):
 
     @abstractmethod
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the rows of W with these numbers, dense: (count, n_in)."""
+        """Return the rows of W with these numbers, dense: (count, n_in), on the device of ``index``."""
 
     @abstractmethod
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -70,6 +81,451 @@ class LinearMap(ABC):
         """Return the row numbers, column numbers and weights (count,) of the entries of W that are not 0."""
 
     @property
-    def parameters(self) -> dict[str, object]:
+    def parameters(self) -> Mapping[str, object]:
         """Everything but ``weight`` that defines W, by name: for digests."""
         return {}
+
+    def row_sums(self, like: Tensor) -> Tensor:
+        """Return the sums of |W|'s rows, (n_out,), up to rounding, in the dtype and on the device of a tensor."""
+        return self.cached(
+            ("row sums", like.dtype, like.device), lambda: self.abs_apply(like.new_ones(1, self.n_in))[0]
+        )
+
+    def conversion_error(self, dtype: torch.dtype) -> float:
+        """Return the largest relative error of weights in another dtype: infinite if one is lost."""
+        narrow = self.weight.to(dtype)
+        known = (self.weight == 0) | ((narrow.abs() >= tiny(dtype)) & narrow.isfinite())
+        if not bool(known.all()):
+            return math.inf
+        exact = self.weight.double()
+        return float(((narrow.double() - exact).abs() / torch.where(exact == 0, 1.0, exact.abs())).max())
+
+    def cached(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor that is made of the weights once, with the first key that is equal to ``key``."""
+        if self.weight.requires_grad:
+            return make()
+        if key not in self._cache:
+            # A tensor made in inference mode could not take part in a gradient later.
+            with torch.inference_mode(False), torch.no_grad():
+                self._cache[key] = make()
+        return self._cache[key]
+
+    def weight_in(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the weights in a dtype on a device."""
+        return self.cached((dtype, device), lambda: self.weight.to(device, dtype))
+
+    def _sizes(self, like: Tensor) -> Tensor:
+        """The weights' sizes in the dtype and on the device of a tensor."""
+        return self.cached(("sizes", like.dtype, like.device), lambda: self.weight.abs().to(like))
+
+
+SPARSE_SHARE = 1 / 32
+"""A matrix is multiplied in compressed rows where at most this share of its weights is not 0 ..."""
+
+SPARSE_WEIGHTS = 1 << 14
+"""... from this number of weights on: the networks of tllverifybench take less than half the time."""
+
+
+class _CompressedMap(LinearMap):
+    """A map whose products go through compressed rows of ``entries``."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._compressed(x, "W")
+
+    def abs_apply(self, x: Tensor) -> Tensor:
+        return self._compressed(x, "|W|")
+
+    def transpose(self, a: Tensor) -> Tensor:
+        return self._compressed(a, "Wᵀ")
+
+    def _compressed(self, x: Tensor, which: str) -> Tensor:
+        """The product of x (batch, n) with W, |W| or Wᵀ."""
+
+        def make() -> Tensor:
+            rows, columns, values = self.entries()
+            size = (self.n_out, self.n_in)
+            if which == "Wᵀ":
+                rows, columns, size = columns, rows, size[::-1]
+            order = torch.argsort(rows, stable=True)
+            starts = torch.zeros(size[0] + 1, dtype=torch.long)
+            starts[1:] = torch.bincount(rows, minlength=size[0]).cumsum(0)
+            values = (values.abs() if which == "|W|" else values)[order]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Sparse CSR tensor support", category=UserWarning)
+                return torch.sparse_csr_tensor(
+                    starts, columns[order], values.to(x.dtype), size, device=x.device, check_invariants=False
+                )
+
+        # The compressed matrix comes first: torch takes several times as long for the other order.
+        return (self.cached((which, x.dtype, x.device), make) @ x.T).T.contiguous()
+
+
+class Dense(_CompressedMap):
+    """The same matrix for each of ``copies`` parts of x.
+
+    Args:
+        weight: (out, in).
+        copies: x is (batch, copies·in), y is (batch, copies·out).
+    """
+
+    def __init__(self, weight: Tensor, copies: int = 1) -> None:
+        super().__init__()
+        self.weight, self.copies = weight, copies
+        self.back_terms, self.terms = weight.shape
+        self.n_out, self.n_in = copies * self.back_terms, copies * self.terms
+        few = copies == 1 and weight.numel() >= SPARSE_WEIGHTS and not weight.requires_grad
+        self._is_sparse = few and int(weight.count_nonzero()) <= SPARSE_SHARE * weight.numel()
+
+    def apply(self, x: Tensor) -> Tensor:
+        return super().apply(x) if self._is_sparse else self._times(x, self.weight_in(x.dtype, x.device).T)
+
+    def abs_apply(self, x: Tensor) -> Tensor:
+        return super().abs_apply(x) if self._is_sparse else self._times(x, self._sizes(x).T)
+
+    def transpose(self, a: Tensor) -> Tensor:
+        return super().transpose(a) if self._is_sparse else self._times(a, self.weight_in(a.dtype, a.device))
+
+    def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
+        return x @ matrix if self.copies == 1 else (x.unflatten(1, (self.copies, -1)) @ matrix).flatten(1)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        out, count = len(self.weight), len(index)
+        rows = self.weight_in(dtype, index.device)[index % out]
+        if self.copies == 1:
+            return rows
+        spread = rows.new_zeros(count, self.copies, self.terms)
+        spread[torch.arange(count, device=index.device), index // out] = rows
+        return spread.flatten(1)
+
+    def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return (x.reshape(self.copies, -1) @ weight.T).reshape(-1)
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        # numpy finds them several times as fast as torch.
+        row, column = (torch.from_numpy(place) for place in np.nonzero(self.weight.detach().cpu().numpy()))
+        copy = torch.arange(self.copies).repeat_interleave(len(row))
+        out, inner = self.weight.shape
+        rows, columns = copy * out + row.repeat(self.copies), copy * inner + column.repeat(self.copies)
+        return rows, columns, self.weight.detach().cpu()[row, column].repeat(self.copies)
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"copies": self.copies}
+
+
+class Diagonal(LinearMap):
+    """y = weight·x, element by element.
+
+    Args:
+        weight: (n,).
+        divisor: (n,); the map is exactly x/divisor then, and ``weight`` holds the nearest reciprocals.
+    """
+
+    def __init__(self, weight: Tensor, divisor: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight, self.divisor = weight, divisor
+        self.n_in = self.n_out = len(weight)
+        self.terms = self.back_terms = int(bool((weight.abs() != 1).any()))
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x * self.weight_in(x.dtype, x.device)
+
+    def abs_apply(self, x: Tensor) -> Tensor:
+        return x * self._sizes(x)
+
+    def transpose(self, a: Tensor) -> Tensor:
+        return a * self.weight_in(a.dtype, a.device)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        values = self.weight_in(dtype, index.device)[index]
+        return values.new_zeros(len(index), self.n_in).scatter_(1, index[:, None], values[:, None])
+
+    def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return weight * x
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        weight = self.weight.detach().cpu()
+        place = weight.nonzero()[:, 0]
+        return place, place, weight[place]
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {} if self.divisor is None else {"divisor": self.divisor}
+
+
+class Gather(_CompressedMap):
+    """y[i] = x[index[i]]: permutation, slice, padding, repetition. Nothing is rounded.
+
+    Args:
+        index: (n_out,) numbers of elements of x; −1 where y is 0.
+        n_in: the size of x.
+    """
+
+    def __init__(self, index: Tensor, n_in: int) -> None:
+        super().__init__()
+        self.index, self.n_in, self.n_out = index, n_in, len(index)
+        self.weight = torch.ones(1)
+        uses = torch.bincount(index[index >= 0], minlength=n_in)
+        most = int(uses.max())
+        self.terms, self.back_terms = 0, most if most > 1 else 0
+        # Without repetition the transpose is a gather, too.
+        self._inverse = torch.full((n_in,), -1)
+        self._inverse[index[index >= 0]] = (index >= 0).nonzero()[:, 0]
+        self._has_gaps = {"index": bool((index < 0).any()), "inverse": bool((self._inverse < 0).any())}
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._gathered(x, "index", self.index)
+
+    def abs_apply(self, x: Tensor) -> Tensor:
+        return self._gathered(x, "index", self.index)
+
+    def transpose(self, a: Tensor) -> Tensor:
+        return super().transpose(a) if self.back_terms else self._gathered(a, "inverse", self._inverse)
+
+    def _gathered(self, x: Tensor, name: str, index: Tensor) -> Tensor:
+        place = self.cached((name, x.device), lambda: index.clamp(min=0).to(x.device))
+        found = x.index_select(1, place)
+        if not self._has_gaps[name]:
+            return found
+        # Not by a product: infinity times 0 is NaN.
+        return found.masked_fill(self.cached((name, "none", x.device), lambda: (index < 0).to(x.device)), 0.0)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        place = self.index.to(index.device)[index, None]
+        rows = torch.zeros(len(index), self.n_in, dtype=dtype, device=index.device)
+        return rows.scatter_(1, place.clamp(min=0), (place >= 0).to(dtype))
+
+    def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+        # The number −1 is that of the last element: a zero of the same kind.
+        return weight * np.concatenate([x, np.zeros(1, x.dtype)])[self.index.numpy()]
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        rows = (self.index >= 0).nonzero()[:, 0]
+        return rows, self.index[rows], self.weight.expand(len(rows))
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"index": self.index, "n_in": self.n_in}
+
+
+class Sparse(_CompressedMap):
+    """y[i] = Σ_k weight[i, k]·x[index[i, k]].
+
+    Args:
+        index: (n_out, terms) numbers of elements of x.
+        weight: (n_out, terms); 0 where an output has fewer terms.
+        n_in: the size of x.
+    """
+
+    def __init__(self, index: Tensor, weight: Tensor, n_in: int) -> None:
+        super().__init__()
+        self.index, self.weight, self.n_in = index, weight, n_in
+        self.n_out, self.terms = index.shape
+        uses = torch.bincount(index[(weight != 0).to(index.device)], minlength=1)
+        self.back_terms = int(uses.max())
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        weight = self.weight_in(dtype, index.device)[index]
+        return weight.new_zeros(len(index), self.n_in).scatter_add_(1, self.index.to(index.device)[index], weight)
+
+    def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+        found: np.ndarray = (weight * x[self.index.numpy()]).sum(axis=1)
+        return found
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        weight = self.weight.detach().cpu()
+        rows, term = weight.nonzero(as_tuple=True)
+        return rows, self.index[rows, term], weight[rows, term]
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"index": self.index, "n_in": self.n_in}
+
+
+PATCH_ENTRIES = 1 << 24
+"""Entries of the matrices of windows that a convolution by matrix products holds at once; one sample may have more."""
+
+DIRECT_PROCESSORS = ("x86_64", "AMD64")
+"""Processors on which oneDNN, which computes float32 convolutions for torch, is known to sum directly."""
+
+
+def _sums_directly(x: Tensor) -> bool:
+    """Whether torch's convolutions of x are plain sums: a device's library may transform them, and does not tell."""
+    return x.device.type == "cpu" and (x.dtype == torch.float64 or platform.machine() in DIRECT_PROCESSORS)
+
+
+class Convolution(LinearMap):
+    """Two-dimensional convolution (cross-correlation, as in ONNX and torch) of images in row-major order.
+
+    Args:
+        weight: (out, in/groups, kernel height, kernel width).
+        in_shape: of the input image.
+        stride, dilation: down and across.
+        padding: zeros at the top, left, bottom and right.
+        groups: of channels.
+
+    Attributes:
+        out_shape: of the output image.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        in_shape: Image,
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+        dilation: tuple[int, int] = (1, 1),
+        groups: int = 1,
+    ) -> None:
+        super().__init__()
+        self.weight, self.in_shape, self.stride = weight, in_shape, stride
+        self.padding, self.dilation, self.groups = padding, dilation, groups
+        out, each, *kernel = weight.shape
+        top, left, bottom, right = padding
+        self._padded = (in_shape[1] + top + bottom, in_shape[2] + left + right)
+        height, width = (
+            (n - d * (k - 1) - 1) // s + 1 for n, s, d, k in zip(self._padded, stride, dilation, kernel, strict=True)
+        )
+        self.out_shape = (out, height, width)
+        self.n_in, self.n_out = math.prod(in_shape), math.prod(self.out_shape)
+        self.terms = each * math.prod(kernel)
+        # A pixel meets every kernel entry of the same phase: one of s/gcd(s, d) along an axis.
+        met = (-(-k // (s // math.gcd(s, d))) for k, s, d in zip(kernel, stride, dilation, strict=True))
+        self.back_terms = out // groups * math.prod(met)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight_in(x.dtype, x.device))
+
+    def abs_apply(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self._sizes(x))
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        top, left, bottom, right = self.padding
+        image = x.reshape(len(x), *self.in_shape)
+        if _sums_directly(x) and (top, left) == (bottom, right):
+            return F.conv2d(image, weight, None, self.stride, (top, left), self.dilation, self.groups).flatten(1)
+        image = F.pad(image, (left, right, top, bottom))
+        if _sums_directly(x):
+            return F.conv2d(image, weight, None, self.stride, 0, self.dilation, self.groups).flatten(1)
+        kernels, parts = weight.reshape(self.groups, -1, self.terms), []
+        for part in image.split(self._at_once(self.groups * self.terms)):
+            columns = F.unfold(part, **self._window).reshape(len(part), self.groups, self.terms, -1)
+            parts.append((kernels @ columns).flatten(1))
+        return torch.cat(parts)
+
+    def transpose(self, a: Tensor) -> Tensor:
+        top, left, _, _ = self.padding
+        image = self.transpose_images(a.reshape(len(a), *self.out_shape), self._padded)
+        return image[:, :, top : top + self.in_shape[1], left : left + self.in_shape[2]].reshape(len(a), -1)
+
+    def transpose_images(self, a: Tensor, size: tuple[int, int]) -> Tensor:
+        """Return Wᵀ·a for a map of this kernel between images of other sizes.
+
+        Args:
+            a: (rows, out, height, width), of any height and width.
+            size: of the padded input images, which reach at least as far as ``a`` sees.
+
+        Returns:
+            (rows, in, *size).
+        """
+        reach = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(a.shape[2:], *self._window_sizes, strict=True)]
+        beyond = (size[0] - reach[0], size[1] - reach[1])
+        if _sums_directly(a):
+            plain = self.groups == 1 and self.dilation == (1, 1)
+            if plain and a.dtype == torch.float32 and self.stride[0] == self.stride[1] > 1:
+                return self._subpixels(a, size)
+            weight = self.weight_in(a.dtype, a.device)
+            return F.conv_transpose2d(a, weight, None, self.stride, 0, beyond, self.groups, self.dilation)
+        kernels, parts = self.weight_in(a.dtype, a.device).reshape(self.groups, -1, self.terms).transpose(1, 2), []
+        for part in a.split(self._at_once(self.groups * self.terms, math.prod(a.shape[2:]))):
+            columns = kernels @ part.reshape(len(part), self.groups, kernels.shape[2], -1)
+            parts.append(F.fold(columns.flatten(1, 2), (reach[0], reach[1]), **self._window))
+        return F.pad(torch.cat(parts), (0, beyond[1], 0, beyond[0]))
+
+    def _subpixels(self, a: Tensor, size: tuple[int, int]) -> Tensor:
+        """``transpose_images`` as a convolution without stride, whose channels are the pixels of one stride.
+
+        oneDNN takes several times as long for strided transposes. Source: Shi et al., arXiv 1609.05158.
+        """
+        s, (out, channels, *kernel) = self.stride[0], self.weight.shape
+        high, wide = (-(-k // s) for k in kernel)
+
+        def make() -> Tensor:
+            padded = F.pad(self.weight, (0, wide * s - kernel[1], 0, high * s - kernel[0]))
+            blocks = padded.reshape(out, channels, high, s, wide, s).permute(1, 3, 5, 0, 2, 4).flip(4, 5)
+            return blocks.reshape(channels * s * s, out, high, wide).to(a)
+
+        cells = F.conv2d(a, self.cached(("subpixels", a.dtype, a.device), make), None, 1, (high - 1, wide - 1))
+        image = F.pixel_shuffle(cells, s)
+        missing = (size[0] - image.shape[2], size[1] - image.shape[3])
+        image = F.pad(image, (0, max(0, missing[1]), 0, max(0, missing[0]))) if max(missing) > 0 else image
+        return image[:, :, : size[0], : size[1]]
+
+    @property
+    def _window(self) -> dict[str, tuple[int, int]]:
+        """The kernel's window, as ``F.unfold`` and ``F.fold`` take it."""
+        height, width = self.weight.shape[2:]
+        return {"kernel_size": (height, width), "dilation": self.dilation, "stride": self.stride}
+
+    @property
+    def _window_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Stride, dilation and kernel size, down and across each."""
+        return self.stride, self.dilation, tuple(self.weight.shape[2:])
+
+    def _at_once(self, entries: int, points: int | None = None) -> int:
+        """How many samples are multiplied at once, with so many entries for each point of the output image."""
+        return max(1, PATCH_ENTRIES // max(1, entries * (math.prod(self.out_shape[1:]) if points is None else points)))
+
+    def _columns(self, index: Tensor) -> Tensor:
+        """The numbers of the inputs that outputs (count,) see, in the order of their kernels: n_in beyond the edges.
+
+        Returns:
+            (count, terms), int64.
+        """
+        (_, height, width), (_, each, *kernel) = self.in_shape, self.weight.shape
+        channel, point = index // math.prod(self.out_shape[1:]), index % math.prod(self.out_shape[1:])
+        first = point // self.out_shape[2] * self.stride[0], point % self.out_shape[2] * self.stride[1]
+        y, x = (
+            start[:, None] - before + step * torch.arange(size, device=index.device)
+            for start, before, step, size in zip(first, self.padding, self.dilation, kernel, strict=False)
+        )
+        y, x = y[:, None, :, None], x[:, None, None, :]
+        group = torch.div(channel, len(self.weight) // self.groups, rounding_mode="floor") * each
+        plane = group[:, None] + torch.arange(each, device=index.device)
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        return torch.where(inside, (plane[:, :, None, None] * height + y) * width + x, self.n_in).flatten(1)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        weight = self.weight_in(dtype, index.device).flatten(1)
+        kernels = weight[index // math.prod(self.out_shape[1:])]
+        rows = kernels.new_zeros(len(index), self.n_in + 1)
+        return rows.scatter_(1, self._columns(index), kernels)[:, :-1]
+
+    def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+        top, left, _, _ = self.padding
+        channels, height, width = self.in_shape
+        # np.pad would fill an object array with 64-bit zeros, which overflow when they meet a long integer.
+        padded = np.zeros((channels, *self._padded), dtype=x.dtype)
+        padded[:, top : top + height, left : left + width] = x.reshape(self.in_shape)
+        (rows, columns), (down, across) = weight.shape[2:], self.dilation
+        windows = sliding_window_view(padded, (down * (rows - 1) + 1, across * (columns - 1) + 1), axis=(1, 2))
+        windows = windows[:, :: self.stride[0], :: self.stride[1], ::down, ::across]
+        grouped = windows.reshape(self.groups, -1, *windows.shape[1:])
+        kernels = weight.reshape(self.groups, -1, self.terms)
+        parts = [
+            kernel @ np.moveaxis(part, (1, 2), (3, 4)).reshape(self.terms, -1)
+            for part, kernel in zip(grouped, kernels, strict=True)
+        ]
+        return np.concatenate(parts).reshape(-1)
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        index = torch.arange(self.n_out)
+        columns = self._columns(index)
+        kernels = self.weight.detach().cpu().flatten(1)[index // math.prod(self.out_shape[1:])]
+        rows, term = ((columns < self.n_in) & (kernels != 0)).nonzero(as_tuple=True)
+        return rows, columns[rows, term], kernels[rows, term]
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        names = ("in_shape", "stride", "padding", "dilation", "groups")
+        return {name: getattr(self, name) for name in names}
