@@ -10,17 +10,21 @@ nine pixels, the float32 arithmetic of a runtime), ``Affine`` carries a bound of
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.linear import LinearMap
+from verifiable_relu.ir.linear import Gather, LinearMap
 
 Shape = tuple[int, ...]
 
@@ -41,6 +45,25 @@ class Op:
     def place(self) -> str:
         """What to call the op in an error message."""
         return f"node '{self.name}' ({type(self).__name__})"
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """Everything but the name that defines the op, by name; those of its map or function among them."""
+        found: dict[str, object] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, LinearMap):
+                found |= {f.name: type(value).__name__, "weight": value.weight, **value.parameters}
+            elif isinstance(value, Function):
+                found |= {f.name: value.kind, **value.parameters}
+            elif f.name != "name":
+                found[f.name] = value
+        return found
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether the op makes whole numbers of whole numbers."""
+        return True
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,6 +100,10 @@ class Affine(Op):
         """Whether the stored numbers are those that the file means."""
         return not self.weight_error and self.bias_error is None
 
+    @property
+    def keeps_whole(self) -> bool:
+        return self.is_exact and _are_whole((self.map.weight, self.bias))
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sum(Op):
@@ -101,6 +128,16 @@ class Elementwise(Op):
     @property
     def place(self) -> str:
         return f"node '{self.name}' ({self.function.kind})"
+
+    @property
+    def keeps_whole(self) -> bool:
+        # Those with exact values are piecewise linear, steps, and powers.
+        return self.is_exact and _are_whole(self.function.parameters.values())
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the function has rational values at rational points (``Function.exact``)."""
+        return self.function.exact(Dyadic(np.zeros(1, dtype=object), 0), 1) is not None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,10 +214,9 @@ class Network:
         for index, op in enumerate(self.ops):
             if any(source >= index for source in op.inputs) or (index and not op.inputs):
                 raise InputError("an input does not come before the node", place=op.place)
-            if isinstance(op, Affine):
-                tensors = (op.map.weight, op.bias, op.bias_error)
-                if not all(t is None or bool(torch.isfinite(t).all()) for t in tensors):
-                    raise InputError("a weight is NaN or infinite", place=op.place)
+            for name, value in op.parameters.items():
+                if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                    raise InputError(f"{name} holds NaN or infinity", place=op.place)
 
     @property
     def input_size(self) -> int:
@@ -206,6 +242,79 @@ class Network:
         """Numbers of the elementwise ops, in order."""
         return tuple(index for index, op in enumerate(self.ops) if isinstance(op, Elementwise))
 
+    @cached_property
+    def widest(self) -> tuple[int, ...]:
+        """The largest size of each op and all after it."""
+        return tuple(itertools.accumulate((op.size for op in reversed(self.ops)), max))[::-1]
+
+    @cached_property
+    def curved(self) -> Op | None:
+        """The first op that is not piecewise linear and continuous; without one, MILP and SMT are complete."""
+        curved = (
+            isinstance(op, Product) or (isinstance(op, Elementwise) and not op.function.piecewise_linear)
+            for op in self.ops
+        )
+        return next(itertools.compress(self.ops, curved), None)
+
+    @property
+    def piecewise_linear(self) -> bool:
+        """Whether every op is piecewise linear and continuous."""
+        return self.curved is None
+
+    @cached_property
+    def whole(self) -> frozenset[int]:
+        """Numbers of the ops whose values are known to be whole numbers at every input."""
+        found: set[int] = set()
+        for index, op in enumerate(self.ops):
+            steps = isinstance(op, Elementwise) and op.function.makes_whole
+            if steps or (op.inputs and found.issuperset(op.inputs) and op.keeps_whole):
+                found.add(index)
+        return frozenset(found)
+
+    @cached_property
+    def counted(self) -> dict[str, Tensor]:
+        """Inputs that matter only through the whole numbers that one step function makes of them.
+
+        Returns:
+            By the function's kind ("Floor", "Ceil", "Round", "Truncate") the numbers of some inputs, ascending.
+        """
+        users: list[set[str]] = [set() for _ in range(self.input_size)]
+        # Which input each element of an op is; −1 for none.
+        copies = {0: torch.arange(self.input_size)}
+        for index, op in enumerate(self.ops):
+            for source in copies.keys() & set(op.inputs):
+                if isinstance(op, Affine) and isinstance(op.map, Gather) and op.bias is None and op.is_exact:
+                    copies[index] = torch.where(op.map.index < 0, -1, copies[source][op.map.index])
+                    continue
+                steps = isinstance(op, Elementwise) and op.function.makes_whole
+                _add_user(users, copies[source], op.function.kind if steps else "")
+        _add_user(users, copies.get(len(self.ops) - 1, torch.tensor([])), "")
+        kinds = sorted(set().union(*users) - {"", "Sign"})
+        found = {kind: torch.tensor([i for i, each in enumerate(users) if each == {kind}]) for kind in kinds}
+        return {kind: places for kind, places in found.items() if len(places)}
+
+    @cached_property
+    def limit(self) -> Network:
+        """The network that is evaluated: with ReLU in place of families of functions that tend to it."""
+        if all(not isinstance(op, Elementwise) or op.function.limit is op.function for op in self.ops):
+            return self
+        ops = (replace(op, function=op.function.limit) if isinstance(op, Elementwise) else op for op in self.ops)
+        return replace(self, ops=tuple(ops), source=replace(self.source, onnx=None, run=None))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over kinds, wiring and the bits of every parameter: equal digests compute the same function."""
+        state = hashlib.sha256()
+        for op in self.ops:
+            state.update(type(op).__name__.encode())
+            for name, value in op.parameters.items():
+                if isinstance(value, Tensor):
+                    state.update(f"{name}={value.dtype}{tuple(value.shape)}".encode())
+                    state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                else:
+                    state.update(f"{name}={value!r};".encode())
+        return state.hexdigest()
+
     def values(self, x: Tensor) -> list[Tensor]:
         """Return every op's value for inputs x, (batch, input_size)."""
         values: list[Tensor] = []
@@ -216,3 +325,27 @@ class Network:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs (batch, output_size) of inputs x, (batch, input_size), in the dtype of x."""
         return self.values(x)[-1]
+
+
+def live(ops: Sequence[Op], output: int) -> tuple[tuple[Op, ...], dict[int, int]]:
+    """Return the input and the ops that an op needs, which comes last, and their new numbers by their old ones."""
+    needed = {0, output}
+    for index in range(output, 0, -1):
+        if index in needed:
+            needed.update(ops[index].inputs)
+    number = {old: new for new, old in enumerate(sorted(needed))}
+    return tuple(replace(ops[old], inputs=tuple(number[i] for i in ops[old].inputs)) for old in number), number
+
+
+def _are_whole(numbers: Iterable[object]) -> bool:
+    """Whether all numbers of tensors (and floats) are whole; names and None say nothing."""
+    return all(
+        bool((torch.as_tensor(each) == torch.as_tensor(each).round()).all())
+        for each in numbers
+        if isinstance(each, Tensor | float)
+    )
+
+
+def _add_user(users: list[set[str]], inputs: Tensor, user: str) -> None:
+    for i in inputs[inputs >= 0].unique().tolist():
+        users[i].add(user)

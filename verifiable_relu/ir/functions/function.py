@@ -92,6 +92,9 @@ class Function(ABC):
     degree: int = 1
     """The power of the denominator with which ``exact`` scales its result: 2 for a square."""
 
+    makes_whole: bool = False
+    """Whether every value is a whole number: f is a step function."""
+
     @abstractmethod
     def enclose(self, x: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return y and its error: |f(t) − y| ≤ error for every t with |t − x| ≤ ``error``.
