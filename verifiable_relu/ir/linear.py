@@ -102,13 +102,14 @@ class LinearMap(ABC):
 
     def cached(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """Return a tensor that is made of the weights once, with the first key that is equal to ``key``."""
-        if self.weight.requires_grad:
-            return make()
-        if key not in self._cache:
+        found = self._cache.get(key)
+        if found is None:
             # A tensor made in inference mode could not take part in a gradient later.
-            with torch.inference_mode(False), torch.no_grad():
-                self._cache[key] = make()
-        return self._cache[key]
+            with torch.inference_mode(False):
+                found = make()
+            if not self.weight.requires_grad:
+                self._cache[key] = found
+        return found
 
     def weight_in(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the weights in a dtype on a device."""
@@ -345,13 +346,13 @@ class Sparse(_CompressedMap):
 PATCH_ENTRIES = 1 << 24
 """Entries of the matrices of windows that a convolution by matrix products holds at once; one sample may have more."""
 
-DIRECT_PROCESSORS = ("x86_64", "AMD64")
-"""Processors on which oneDNN, which computes float32 convolutions for torch, is known to sum directly."""
+SUMS_FLOAT32_DIRECTLY = platform.machine() in ("x86_64", "AMD64")
+"""Whether oneDNN, which computes float32 convolutions on processors for torch, is known to sum directly."""
 
 
 def _sums_directly(x: Tensor) -> bool:
     """Whether torch's convolutions of x are plain sums: a device's library may transform them, and does not tell."""
-    return x.device.type == "cpu" and (x.dtype == torch.float64 or platform.machine() in DIRECT_PROCESSORS)
+    return x.device.type == "cpu" and (SUMS_FLOAT32_DIRECTLY or x.dtype == torch.float64)
 
 
 class Convolution(LinearMap):

@@ -286,8 +286,8 @@ class Network:
                 if isinstance(op, Affine) and isinstance(op.map, Gather) and op.bias is None and op.is_exact:
                     copies[index] = torch.where(op.map.index < 0, -1, copies[source][op.map.index])
                     continue
-                steps = isinstance(op, Elementwise) and op.function.makes_whole
-                _add_user(users, copies[source], op.function.kind if steps else "")
+                user = op.function.kind if isinstance(op, Elementwise) and op.function.makes_whole else ""
+                _add_user(users, copies[source], user)
         _add_user(users, copies.get(len(self.ops) - 1, torch.tensor([])), "")
         kinds = sorted(set().union(*users) - {"", "Sign"})
         found = {kind: torch.tensor([i for i, each in enumerate(users) if each == {kind}]) for kind in kinds}
