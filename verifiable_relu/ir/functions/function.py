@@ -4,15 +4,21 @@
     slopes = relu.slopes(interval)                # CROWN's slopes: a choice that steers
     relaxation = relu.relaxation(interval, *slopes)   # linear bounds with these slopes: sound for every choice
 
-A function has one subclass of ``Function``, or is one instance of ``Smooth``. To add one is to write that object and
-one row of the checker (``check``), which reads networks by itself.
+A function has one subclass of ``Function``, or is one row of ``Smooth``. To add one is to write that object and one row
+of the checker (``check``), which reads networks by itself.
 
 **Slopes are hints, offsets are proofs.** ``floor(interval, s)`` and ``top(interval, s)`` are sound for every slope s
 that floating point can hold: rounding is accounted for in them. Whoever chooses slopes (CROWN's area rule, α-CROWN's
 ascent, branch and bound) cannot make a bound wrong.
 
 Tensors of intervals are (batch, n). Slopes and offsets have the interval's shape, or axes in front of it (one slope for
-each row of α-CROWN). Everything runs on the device and in the dtype of its arguments.
+each row of α-CROWN). Everything runs on the device and in the dtype of its arguments: parameters follow them. In
+float64 what is said here holds without reserve. In float32 it holds where the function's parameters are float32
+numbers; else the caller must not prove with it. A relaxation for a backward pass in float32 is made in float64, of
+slopes that are float32 numbers.
+
+An interval with NaN for an end has NaN for an image, and linear bounds that are NaN or hold for every x; where a
+function is not defined on all of an interval, both are NaN.
 """
 
 from __future__ import annotations
@@ -20,13 +26,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.ir.interval import Interval
+
+UNDERFLOW = {torch.float64: 2.0**-900, torch.float32: 2.0**-100}
+"""More than any operation here may lose to underflow, and so much more that ordinary multiples of it are normal
+numbers: subnormal ones are slow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +78,18 @@ class OnnxSpelling:
 class Function(ABC):
     """A function of one real variable, applied to each element of a vector.
 
-    Class attributes, or properties of an instance:
-        kind: the class of functions in digests, certificates and messages: "Relu", "GELU", "Sigmoid".
-        piecewise_linear: whether f is linear left and right of ``split_points`` and continuous.
+    Attributes, of the class or of an instance:
+        kind: the name in digests, certificates and messages: "Relu", "GELU", "Sigmoid".
+        piecewise_linear: whether f is continuous, and linear left and right of 0.
+        increasing: whether f increases everywhere.
         certified: the ONNX operators whose outputs name the neurons in certificates; empty if the checker does not know
             the function.
         spelling: how ONNX writes it; None where several operators are needed.
     """
 
-    kind: ClassVar[str]
+    kind: str
     piecewise_linear: bool = False
+    increasing: bool = False
     certified: tuple[str, ...] = ()
 
     # What it computes
@@ -96,10 +109,16 @@ class Function(ABC):
     """Whether every value is a whole number: f is a step function."""
 
     @abstractmethod
-    def enclose(self, x: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return y and its error: |f(t) − y| ≤ error for every t with |t − x| ≤ ``error``.
 
         Computed by numpy in the dtype of x (float64 or wider), apart from ``value``: it checks what torch computes.
+
+        Args:
+            x: of any shape.
+            error: of the same shape; inf or NaN where x is not known.
+            unit: the unit roundoff of whoever computes f(x) elsewhere, for which the error allows as well; that of the
+                dtype of x by default.
         """
 
     # What bounds need
@@ -143,6 +162,10 @@ class Function(ABC):
         """Return where branch and bound splits the interval of each neuron: a kink inside it, else its middle."""
         return x.lower / 2 + x.upper / 2
 
+    @abstractmethod
+    def derivative_range(self, x: Interval) -> Interval:
+        """Return bounds of (f(s) − f(t))/(s − t) for s, t in the interval, rounding included: for differences."""
+
     flat_below: bool = False
     """Whether f is constant left of its only kink, so that the lower bound of an inactive neuron is of no use."""
 
@@ -159,9 +182,11 @@ class Function(ABC):
         """Return the function of some elements: itself unless elements have parameters of their own."""
         return self
 
-    def to(self, like: Tensor) -> Function:
-        """Return the function with its parameters in the dtype and on the device of a tensor."""
-        return self
+    def is_same(self, other: Function) -> bool:
+        """Return True if both are one function, and the same for all elements."""
+        mine, theirs = self.parameters, other.parameters
+        alike = self.kind == other.kind and mine.keys() == theirs.keys()
+        return alike and all(map(_equal, mine.values(), theirs.values()))
 
     # Families of networks (arXiv 2603.21991)
 
@@ -173,3 +198,8 @@ class Function(ABC):
     gated: bool = False
     """Whether f(x) = x·P(x) with a P that never falls, from 0 to 1, and 1 − P(x) ≤ P(−x) for x ≥ 0; then 0 ≤ ReLU(x) −
     f(x) ≤ −f(−|x|), and x·P(λx) never falls as λ > 0 grows."""
+
+
+def _equal(first: Any, second: Any) -> bool:
+    tensors = isinstance(first, Tensor), isinstance(second, Tensor)
+    return torch.equal(first.cpu(), second.cpu()) if all(tensors) else not any(tensors) and bool(first == second)
