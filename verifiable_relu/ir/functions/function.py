@@ -108,6 +108,9 @@ class Function(ABC):
     makes_whole: bool = False
     """Whether every value is a whole number: f is a step function."""
 
+    wide: bool = True
+    """Whether ``enclose`` computes in formats wider than float64 with their accuracy."""
+
     @abstractmethod
     def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return y and its error: |f(t) − y| ≤ error for every t with |t − x| ≤ ``error``.
