@@ -24,6 +24,7 @@ from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.linear import Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum, live
 from verifiable_relu.network import graph, nodes
+from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.build import Builder
 from verifiable_relu.trust.enclose import enclose as enclose_graph
 from verifiable_relu.trust.exact import evaluate_exact as evaluate_graph
@@ -135,6 +136,8 @@ def small() -> Network:
 def test_a_digest_follows_every_number_and_the_wiring() -> None:
     ops = small().ops
     assert small().digest == small().digest
+    one = [network(affine("w", 0, Dense(torch.ones(1, 2)), bias)) for bias in (torch.ones(1), torch.ones(()).expand(1))]
+    assert one[0].digest == one[1].digest
     assert replace(small(), name="other", pairs=((1, 2),)).digest == small().digest
     changes: list[tuple[int, dict[str, object]]] = [
         (1, {"map": Dense(torch.tensor([[1.0, -2.0], [3.0, 0.5000001]]))}),
@@ -209,6 +212,12 @@ def test_rounding_explains_a_right_network_and_no_wrong_one(dtype: torch.dtype, 
         seen = {len(flat.ops) - 1: graphs(x).flatten(1)}
         unit = torch.finfo(dtype).eps / 2
         assert find_difference(flat.ops, x.flatten(1), seen, unit) is None
+        # Of an output that is wrong both say by how much it may be off.
+        off = {index: value + 1e6 for index, value in seen.items()}
+        found = find_difference(flat.ops, x.flatten(1), off, unit)
+        nodes_off = {len(graphs.nodes) - 1: off[len(flat.ops) - 1].reshape(len(x), *graphs.output_shape)}
+        before = parting(graphs.nodes, x, nodes_off, unit)
+        assert found is not None and before is not None and found.bound <= 1.5 * before.bound
         # Every op of a right network is right, and one that is a thousandth off is named.
         every = dict(enumerate(flat.values(x.flatten(1))))
         assert find_difference(flat.ops, x.flatten(1), every, unit) is None

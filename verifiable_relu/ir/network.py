@@ -310,7 +310,7 @@ class Network:
             for name, value in op.parameters.items():
                 if isinstance(value, Tensor):
                     state.update(f"{name}={value.dtype}{tuple(value.shape)}".encode())
-                    state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                    state.update(value.detach().cpu().numpy().tobytes())
                 else:
                     state.update(f"{name}={value!r};".encode())
         return state.hexdigest()
