@@ -131,7 +131,7 @@ def test_sums_have_no_more_terms_than_the_map_says(name: str) -> None:
 @over_maps
 def test_a_map_takes_part_in_gradients_after_inference(name: str) -> None:
     fresh = type(MAPS[name]).__new__(type(MAPS[name]))
-    fresh.__dict__.update(MAPS[name].__dict__ | {"_cache": {}})
+    fresh.__dict__.update(MAPS[name].__dict__ | {"_cache": linear.TensorCache()})
     with torch.inference_mode():
         fresh.apply(torch.ones(1, fresh.n_in)), fresh.transpose(torch.ones(1, fresh.n_out))
     x = torch.ones(2, fresh.n_in, requires_grad=True)

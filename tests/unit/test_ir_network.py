@@ -181,7 +181,7 @@ def test_a_network_refuses_what_it_cannot_mean() -> None:
             network(bad)
     for numbers in ({"map": Dense(torch.tensor([[1.0, math.nan]]))}, {"bias": torch.tensor([math.inf])}):
         with pytest.raises(InputError, match="NaN or infinity"):
-            network(replace(one, **numbers))  # type: ignore[arg-type]
+            network(replace(one, **numbers))
     leaky = Elementwise(name="r", inputs=(0,), size=2, function=Kinked(torch.tensor([0.1, math.nan])))
     with pytest.raises(InputError, match="NaN or infinity"):
         network(leaky)

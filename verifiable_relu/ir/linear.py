@@ -18,7 +18,7 @@ import math
 import platform
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 import torch
@@ -30,6 +30,24 @@ from verifiable_relu.rounding import tiny
 
 Image = tuple[int, int, int]
 """Channels, height, width."""
+
+
+class TensorCache:
+    """Tensors that are made once, by key: what they are made of never changes."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Tensor] = {}
+
+    def __call__(self, key: Hashable, make: Callable[[], Tensor], keep: bool = True) -> Tensor:
+        """Return the tensor of a key; ``keep``: for the next time, which a tensor in a gradient must not be."""
+        found = self._made.get(key)
+        if found is None:
+            # A tensor made in inference mode could not take part in a gradient later.
+            with torch.inference_mode(False):
+                found = make()
+            if keep:
+                self._made[key] = found
+        return found
 
 
 class LinearMap(ABC):
@@ -49,7 +67,7 @@ class LinearMap(ABC):
     back_terms: int
 
     def __init__(self) -> None:
-        self._cache: dict[object, Tensor] = {}
+        self._cache = TensorCache()
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
@@ -100,16 +118,9 @@ class LinearMap(ABC):
         exact = self.weight.double()
         return float(((narrow.double() - exact).abs() / torch.where(exact == 0, 1.0, exact.abs())).max())
 
-    def cached(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+    def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return a tensor that is made of the weights once, with the first key that is equal to ``key``."""
-        found = self._cache.get(key)
-        if found is None:
-            # A tensor made in inference mode could not take part in a gradient later.
-            with torch.inference_mode(False):
-                found = make()
-            if not self.weight.requires_grad:
-                self._cache[key] = found
-        return found
+        return self._cache(key, make, not self.weight.requires_grad)
 
     def weight_in(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the weights in a dtype on a device."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.linear import Gather, LinearMap
+from verifiable_relu.ir.linear import Gather, LinearMap, TensorCache
 
 Shape = tuple[int, ...]
 
@@ -36,6 +36,7 @@ class Op:
     name: str
     inputs: tuple[int, ...] = ()
     size: int
+    _copies: TensorCache = field(default_factory=TensorCache, init=False, repr=False)
 
     @abstractmethod
     def value(self, *xs: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class Op:
                 found |= {f.name: type(value).__name__, "weight": value.weight, **value.parameters}
             elif isinstance(value, Function):
                 found |= {f.name: value.kind, **value.parameters}
-            elif f.name != "name":
+            elif f.name not in ("name", "_copies"):
                 found[f.name] = value
         return found
 
@@ -93,7 +94,14 @@ class Affine(Op):
 
     def value(self, *xs: Tensor) -> Tensor:
         found = self.map.apply(xs[0])
-        return found if self.bias is None else found + self.bias.to(found)
+        bias = self.bias_as(found)
+        return found if bias is None else found + bias
+
+    def bias_as(self, like: Tensor) -> Tensor | None:
+        """Return b in the dtype and on the device of a tensor; None for 0."""
+        if (bias := self.bias) is None:
+            return None
+        return self._copies((like.dtype, like.device), lambda: bias.to(like), not bias.requires_grad)
 
     @property
     def is_exact(self) -> bool:
@@ -159,7 +167,11 @@ class Maximum(Op):
     candidates: Tensor
 
     def value(self, *xs: Tensor) -> Tensor:
-        return xs[0][:, self.candidates.to(xs[0].device)].amax(1)
+        return self.candidate_values(xs[0]).amax(1)
+
+    def candidate_values(self, x: Tensor) -> Tensor:
+        """Return the candidates' elements of x (batch, n): (batch, most, size)."""
+        return x[:, self._copies(x.device, lambda: self.candidates.to(x.device))]
 
 
 @dataclass(frozen=True, eq=False)
