@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
+import mpmath as mp
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds import Bounds, activations
+from verifiable_relu.bounds.rounding import interval_activation, lines_outward
 from verifiable_relu.dyadic import Dyadic
-from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.ir.functions import ONNX, TORCH, Function, Hardened, Kinked, Smooth, StepFunction, function
+from verifiable_relu.ir.functions.curves import CURVES
+from verifiable_relu.ir.functions.steps import STEPS
 from verifiable_relu.ir.interval import Interval
+from verifiable_relu.network import nodes
 
 KINKED = {slope: Kinked(torch.tensor(slope)) for slope in (0.0, 0.1, 0.5, 1.0, 1.7, -0.3, -4.0, 1e-30)}
 kinked = pytest.mark.parametrize("slope", KINKED)
@@ -28,7 +38,7 @@ def intervals(seed: int, count: int = 200) -> Interval:
     return Interval(torch.minimum(first, second)[None], torch.maximum(first, second)[None])
 
 
-def exact(function: Function, x: float) -> Fraction:
+def fraction(function: Function, x: float) -> Fraction:
     """Return f(x) of a piecewise-linear function."""
     value = function.exact(Dyadic.of(np.array([x])), 1)
     assert value is not None
@@ -57,7 +67,7 @@ def test_lines_of_any_slope_hold_exactly(slope: float) -> None:
     )
     floor, top = function.floor(x, chosen), function.top(x, chosen)
     for place, numbers in enumerate(points(x)):
-        values = [(Fraction(t), exact(function, t)) for t in numbers]
+        values = [(Fraction(t), fraction(function, t)) for t in numbers]
         for s, low, high in zip(*(part[:, 0, place].tolist() for part in (chosen, floor, top)), strict=True):
             assert all(Fraction(s) * t + Fraction(low) <= y <= Fraction(s) * t + Fraction(high) for t, y in values)
 
@@ -68,7 +78,7 @@ def test_images_hold_exactly(slope: float) -> None:
     image = function.image(x)
     for place, numbers in enumerate(points(x)):
         low, high = float(image.lower[0, place]), float(image.upper[0, place])
-        values = [exact(function, t) for t in numbers]
+        values = [fraction(function, t) for t in numbers]
         assert low <= min(values) and max(values) <= high
         size = max(map(abs, values))
         assert float(min(values)) - low <= 1e-15 * size + 1e-200 and high - float(max(values)) <= 1e-15 * size + 1e-200
@@ -104,3 +114,384 @@ def test_the_derivative_of_offsets_of_lines_through_the_kink_is_zero() -> None:
     slope = torch.tensor([[[0.0, 1.0]], [[0.5, 2.0]]], requires_grad=True)
     relu.floor(x, slope).sum().backward()
     assert isinstance(slope.grad, Tensor) and slope.grad.round().tolist() == [[[0, 0]], [[0, -1]]]
+
+
+# Smooth functions
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + mp.exp(-x))
+
+
+def _inner(x: Any) -> Any:
+    return 2 * mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3)
+
+
+def _soft(x: Any) -> Any:
+    return mp.log1p(mp.exp(x)) if x < 200 else x
+
+
+EXACT: dict[str, Callable[[Any, Any], Any]] = {
+    "Sigmoid": lambda x, p: _sigmoid(x),
+    "Tanh": lambda x, p: mp.tanh(x),
+    "GELU": lambda x, p: x * mp.erfc(-p * x / mp.sqrt(2)) / 2,
+    "SiLU": lambda x, p: x * _sigmoid(x),
+    "Mish": lambda x, p: x * mp.tanh(_soft(x)),
+    "tanh-GELU": lambda x, p: x * _sigmoid(_inner(x)),
+    "ELU": lambda x, p: x if x > 0 else p * mp.expm1(x),
+    "Softplus": lambda x, p: _soft(x),
+    "Softsign": lambda x, p: x / (1 + abs(x)),
+    "HardSwish": lambda x, p: x * min(max(x + 3, mp.mpf(0)), mp.mpf(6)) / 6,
+    "Erf": lambda x, p: mp.erf(x),
+    "Atan": lambda x, p: mp.atan(x),
+    "Asin": lambda x, p: mp.asin(x),
+    "Acos": lambda x, p: mp.acos(x),
+    "Atanh": lambda x, p: mp.atanh(x),
+    "Acosh": lambda x, p: mp.acosh(x),
+    "Asinh": lambda x, p: mp.asinh(x),
+    "Exp": lambda x, p: mp.exp(x),
+    "Square": lambda x, p: x * x,
+    "Cube": lambda x, p: x**3,
+    "Log": lambda x, p: mp.log(x),
+    "Sqrt": lambda x, p: mp.sqrt(x),
+    "Reciprocal": lambda x, p: 1 / x,
+    "InverseRoot": lambda x, p: 1 / mp.sqrt(x),
+    "Power": lambda x, p: x**p,
+    "Root": lambda x, p: x**p,
+    "Sin": lambda x, p: mp.sin(x),
+    "Cos": lambda x, p: mp.cos(x),
+}
+DOMAINS = {
+    "Asin": (-1.0, 1.0), "Acos": (-1.0, 1.0), "Acosh": (1.0, 1e6), "Atanh": (-0.999999, 0.999999), "Exp": (-60.0, 60.0),
+    **dict.fromkeys(("Log", "Sqrt", "Reciprocal", "InverseRoot", "Power", "Root"), (1e-8, 1e6)),
+}  # fmt: skip
+SMOOTH = {
+    **{kind: Smooth(kind) for kind in CURVES if kind not in ("Power", "Root")},
+    **{f"GELU {lam:g}": Smooth("GELU", lam) for lam in (5.0, 160.0, 1e4)},
+    **{f"ELU {alpha:g}": Smooth("ELU", alpha) for alpha in (0.5, 1.75)},
+    "Power": Smooth("Power", 1.5),
+    "Root": Smooth("Root", 0.75),
+}
+smooth = pytest.mark.parametrize("name", SMOOTH)
+dtypes = pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
+
+
+def within_domain(f: Smooth, seed: int, count: int, dtype: torch.dtype = torch.float64) -> Interval:
+    """Return intervals (1, count) of all sizes, many of them about where the function bends."""
+    random = torch.Generator().manual_seed(seed)
+    least, most = DOMAINS.get(f.kind, (-math.inf, math.inf))
+    width = 10.0 ** torch.empty(count).uniform_(-7, 1.5, generator=random).double()
+    centre = torch.randn(count, generator=random).double() * 3
+    for place, bend in enumerate(f.curve.bends):
+        centre[place::5] = bend + width[place::5] * torch.randn(len(centre[place::5]), generator=random)
+    if least > 0:
+        centre = 10.0 ** torch.empty(count).uniform_(-7, 5, generator=random).double() + least
+        width = centre * width / 40
+    centre[4::9] *= 10.0 ** torch.randint(0, 4, (len(centre[4::9]),), generator=random)
+    ends = torch.stack([centre - width, centre + width * torch.rand(count, generator=random)])
+    ends = ends / (f.parameter if f.kind == "GELU" else 1)
+    ends = ends.clamp(least, most).to(dtype).sort(0).values
+    return Interval(ends[:1], ends[1:])
+
+
+def candidates(f: Smooth, x: Interval) -> Tensor:
+    """Return slopes (slopes, 1, n): those that are chosen, those of the function, and any."""
+    random = torch.Generator().manual_seed(9)
+    own = [f.derivative(torch.lerp(x.lower, x.upper, t)) for t in (0.1, 0.5, 0.8)]
+    other = torch.randn((3, *x.lower.shape), generator=random).to(own[0])
+    found = torch.stack([*f.slopes(x), *vars(f.slope_range(x)).values(), *own, *other, own[0] * (1 + other[0] / 10)])
+    return found.nan_to_num(0)
+
+
+def worst_points(f: Smooth, x: Interval, slope: Tensor) -> list[Tensor]:
+    """Return points (slopes, 1, n) at which lines may be exceeded: ends, bends, and the extremes of many points."""
+    shares = torch.linspace(0, 1, 400, dtype=x.lower.dtype)
+    points = torch.lerp(x.lower, x.upper, (1 - torch.cos(math.pi * shares))[:, None, None] / 2)
+    points = points.clamp(x.lower, x.upper)
+    heights = f.value(points)[:, None] - slope * points[:, None]
+    found = [heights.nan_to_num(math.inf).argmin(0), heights.nan_to_num(-math.inf).argmax(0)]
+    chosen = [points.expand(-1, *x.lower.shape).gather(0, place) for place in found]
+    return [x.lower.expand_as(slope), x.upper.expand_as(slope), *chosen]
+
+
+def violations(f: Smooth, x: Interval, slope: Tensor) -> int:
+    """Return how many points of lines of given slopes are on the wrong side, of all that are compared."""
+    floor, top = f.floor(x, slope), f.top(x, slope)
+    found = 0
+    for points in worst_points(f, x, slope):
+        for t, s, low, high in zip(*(part.flatten().tolist() for part in (points, slope, floor, top)), strict=True):
+            height = EXACT[f.kind](mp.mpf(t), mp.mpf(f.parameter)) - mp.mpf(s) * mp.mpf(t)
+            found += bool(height < low) + bool(height > high)
+    return found
+
+
+@smooth
+@dtypes
+def test_smooth_lines_of_any_slope_hold(name: str, dtype: torch.dtype) -> None:
+    f, x = SMOOTH[name], within_domain(SMOOTH[name], 1, 60, dtype)
+    with mp.workdps(50):
+        assert violations(f, x, candidates(f, x)) == 0
+
+
+@smooth
+@dtypes
+def test_smooth_images_hold(name: str, dtype: torch.dtype) -> None:
+    f, x = SMOOTH[name], within_domain(SMOOTH[name], 2, 200, dtype)
+    image = f.image(x)
+    zero = torch.zeros(1, *x.lower.shape, dtype=dtype)
+    with mp.workdps(50):
+        for points in worst_points(f, x, zero):
+            for t, low, high in zip(*(p.flatten().tolist() for p in (points, image.lower, image.upper)), strict=True):
+                assert low <= EXACT[f.kind](mp.mpf(t), mp.mpf(f.parameter)) <= high
+
+
+@smooth
+def test_smooth_functions_are_enclosed(name: str) -> None:
+    f, x = SMOOTH[name], within_domain(SMOOTH[name], 3, 100)
+    middle, radius = ((x.lower + x.upper) / 2).numpy()[0], ((x.upper - x.lower) / 2 * (1 + 1e-12)).numpy()[0]
+    for error in (0 * radius, radius):
+        y, spread = f.enclose(middle, error)
+        with mp.workdps(50):
+            for place in range(len(middle)):
+                for share in (-1, -0.3, 0, 1):
+                    t = mp.mpf(float(middle[place])) + share * mp.mpf(float(error[place]))
+                    if DOMAINS.get(f.kind, (-math.inf,))[0] <= t <= DOMAINS.get(f.kind, (0, math.inf))[1]:
+                        true = EXACT[f.kind](t, mp.mpf(f.parameter))
+                        assert not abs(true - mp.mpf(float(y[place]))) > mp.mpf(float(spread[place]))
+
+
+@smooth
+def test_derivatives_are_as_accurate_as_offsets_assume(name: str) -> None:
+    f, x = SMOOTH[name], within_domain(SMOOTH[name], 4, 100)
+    points = (x.lower + x.upper)[0] / 2
+    points = points[~torch.isin(points, torch.tensor((*f.curve.bends, -1, 1)).double()) & (points.abs() < 200)]
+    for t, found in zip(points.tolist(), f.derivative(points).tolist(), strict=True):
+        with mp.workdps(250):
+            step = mp.mpf(10) ** -60
+            high, low = (EXACT[f.kind](mp.mpf(t) + sign * step, mp.mpf(f.parameter)) for sign in (1, -1))
+            true = (high - low) / (2 * step)
+        near = 0.5 if f.gated and abs(t) <= 3 * (1 / f.parameter if f.kind == "GELU" else 1) else 0
+        # Of exp(−x²), a part x²·u may be lost.
+        far = {"GELU": (f.parameter * t) ** 2, "tanh-GELU": 3 * abs(float(_inner(t)))}.get(f.kind, 0)
+        assert abs(true - found) <= 2.0**-53 * ((8 + far) * abs(true) + 8 * near) + 1e-300
+
+
+def old(f: Function) -> nodes.Activation:
+    """Return the function as a node."""
+    place: Any = {"name": "act", "inputs": (0,), "shape": (1,)}
+    if isinstance(f, Kinked):
+        return nodes.LeakyRelu(slope=f.slope_below.double(), **place)
+    if isinstance(f, StepFunction):
+        return nodes.Step(function=f.kind, **place)
+    if isinstance(f, Hardened):
+        lam = torch.tensor(f.least.parameter, dtype=torch.float64)
+        return nodes.Hardened(lam=lam, function=f.least.kind, **place)
+    assert isinstance(f, Smooth)
+    if f.kind in ("Sigmoid", "Tanh"):
+        return (nodes.Sigmoid if f.kind == "Sigmoid" else nodes.Tanh)(**place)
+    parameter = torch.tensor(f.parameter, dtype=torch.float64)
+    if f.kind == "GELU":
+        return nodes.Gelu(lam=parameter, **place)
+    return nodes.Smooth(function=f.kind, parameter=parameter, **place)
+
+
+ALL: dict[str, Function] = {
+    **SMOOTH,
+    **{f"Kinked {slope:g}": function for slope, function in KINKED.items()},
+    **{kind: StepFunction(kind) for kind in STEPS},
+    "Hardened": Hardened(Smooth("GELU", 5.0)),
+    "Hardened SiLU": Hardened(Smooth("SiLU")),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_lines_and_images_are_as_tight_as_those_of_nodes(name: str) -> None:
+    f, node = ALL[name], old(ALL[name])
+    x = within_domain(f, 6, 3000) if isinstance(f, Smooth) else intervals(6, 3000)
+    bounds, middle = Bounds(x.lower, x.upper), x.lower / 2 + x.upper / 2
+    mine, theirs = f.relaxation(x, *f.slopes(x)), lines_outward(node, bounds, activations.relax(node, bounds))
+    size = theirs.lower_slope.abs() + theirs.upper_slope.abs()
+    reach = torch.maximum(x.lower.abs(), x.upper.abs())
+    size = size * reach + theirs.lower_offset.abs() + theirs.upper_offset.abs()
+    above = (mine.upper_slope - theirs.upper_slope) * middle + mine.upper_offset - theirs.upper_offset
+    beneath = (theirs.lower_slope - mine.lower_slope) * middle + theirs.lower_offset - mine.lower_offset
+    gap = (theirs.upper_slope - theirs.lower_slope) * middle + theirs.upper_offset - theirs.lower_offset
+    # Relative to the gap between both lines, and to rounding of the numbers that they sum.
+    scale = f.parameters.get("parameter", 1) if isinstance(f, Smooth | Hardened) else 1e84
+    assert bool((torch.maximum(above, beneath) <= 1e-9 * gap + 1e-12 * size + 1e-16 / scale + 1e-20 * reach).all())
+    image, before = f.image(x), interval_activation(node, bounds)
+    for worse, end in ((image.upper - before.upper, before.upper), (before.lower - image.lower, before.lower)):
+        assert bool((worse <= 1e-12 * end.abs() + 1e-100).all())
+
+
+@pytest.mark.parametrize("name", ["SiLU", "HardSwish", "Mish"])
+def test_lines_leave_less_area_than_those_of_nodes(name: str) -> None:
+    f, x = SMOOTH[name], within_domain(SMOOTH[name], 7, 3000)
+    bounds, middle = Bounds(x.lower, x.upper), x.lower / 2 + x.upper / 2
+    areas = [
+        ((lines.upper_slope - lines.lower_slope) * middle + lines.upper_offset - lines.lower_offset).sum()
+        for lines in (f.relaxation(x, *f.slopes(x)), activations.relax(old(f), bounds))
+    ]
+    assert areas[0] < 0.99 * areas[1]
+
+
+@pytest.mark.parametrize("name", ["Sigmoid", "GELU", "GELU 160", "Tanh", "Exp", "Reciprocal", "ELU 1.75", "Sin"])
+def test_offsets_are_differentiable_in_the_slope(name: str) -> None:
+    f, x = SMOOTH[name], within_domain(SMOOTH[name], 8, 50)
+    bounds = f.slope_range(x)
+    for offset, first, last in (
+        (f.floor, bounds.lower_from, bounds.lower_to),
+        (f.top, bounds.upper_from, bounds.upper_to),
+    ):
+        slope = torch.lerp(first, last, 0.4).requires_grad_()
+        (gradient,) = torch.autograd.grad(offset(x, slope).sum(), slope)
+        # Minus the point at which the line touches f.
+        assert bool((gradient <= -x.lower + 1e-9).all() and (gradient >= -x.upper - 1e-9).all())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_that_choose_their_own_slopes(name: str) -> None:
+    f = ALL[name]
+    x = within_domain(f, 10, 40) if isinstance(f, Smooth) else intervals(10, 40)
+    slopes = torch.stack(f.slopes(x))
+    together = f.floor(x, slopes), f.top(x, slopes)
+    for row in range(2):
+        assert torch.equal(together[0][row], f.floor(x, slopes[row]))
+        assert torch.equal(together[1][row], f.top(x, slopes[row]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_is_known_of_what_is_no_number(name: str) -> None:
+    f, nan = ALL[name], torch.tensor([[math.nan, math.nan, 0.5]], dtype=torch.float64)
+    x = Interval(nan, torch.tensor([[math.nan, 1.0, math.nan]], dtype=torch.float64))
+    image, lines = f.image(x), f.relaxation(x, *f.slopes(x))
+    assert not bool((image.lower.isfinite() & image.upper.isfinite()).any())
+    constant = lines.upper_slope == 0
+    assert not bool((lines.upper_offset.isfinite() & constant).any())
+    assert bool(f.unstable(x)[0, :1].item()) is not isinstance(f, Kinked)
+
+
+@pytest.mark.parametrize(
+    ("name", "lower", "upper"),
+    [("Reciprocal", -1.0, 2.0), ("Reciprocal", 0.0, 1.0), ("Log", -1.0, 1.0), ("Sqrt", -1e-9, 1.0),
+     ("Asin", 0.5, 1.5), ("Acosh", 0.5, 2.0), ("Atanh", -2.0, 0.0), ("Power", -1.0, 1.0)],
+)  # fmt: skip
+def test_nothing_is_known_beyond_a_domain(name: str, lower: float, upper: float) -> None:
+    f, x = SMOOTH[name], Interval(*torch.tensor([[[lower]], [[upper]]], dtype=torch.float64))
+    image, lines = f.image(x), f.relaxation(x, *f.slopes(x))
+    assert not bool((image.lower.isfinite() & image.upper.isfinite()).any())
+    assert not bool((lines.lower_offset.isfinite() & lines.upper_offset.isfinite()).any())
+    assert not bool(f.derivative_range(x).upper.isfinite())
+
+
+@smooth
+def test_derivatives_are_in_their_range(name: str) -> None:
+    f, x = SMOOTH[name], within_domain(SMOOTH[name], 11, 300)
+    known = f.derivative_range(x)
+    for share in (0.0, 0.3, 0.9, 1.0):
+        slope = f.derivative(torch.lerp(x.lower, x.upper, share))
+        assert bool(((known.lower <= slope) & (slope <= known.upper) | ~slope.isfinite()).all())
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_jumping_functions_hold_exactly(kind: str) -> None:
+    f, x = StepFunction(kind), intervals(12, 20)
+    lower = torch.cat([x.lower, x.lower.round(), torch.full_like(x.lower, -0.5)], 1)
+    upper = torch.cat([x.upper, x.upper.round(), torch.full_like(x.upper, 1.5)], 1)
+    x = Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
+    chosen = torch.stack([*f.slopes(x), *vars(f.slope_range(x)).values(), x.lower * 0 + 0.3, x.lower * 0 - 2])
+    floor, top, image = f.floor(x, chosen), f.top(x, chosen), f.image(x)
+    whole = [torch.ceil(x.lower), torch.floor(x.upper), torch.floor(x.lower + 0.5) + 0.5, torch.zeros_like(x.lower)]
+    near = [p.nextafter(p + side) for p in whole for side in (-1, 1)]
+    for points in (x.lower, x.upper, *(p.clamp(x.lower, x.upper) for p in (*whole, *near))):
+        values = [fraction(f, t) for t in points[0].tolist()]
+        assert [float(v) for v in values] == f.value(points)[0].tolist()
+        ends = zip(values, image.lower[0].tolist(), image.upper[0].tolist(), strict=True)
+        assert all(low <= v <= high for v, low, high in ends)
+        for s, low, high in zip(chosen[:, 0].tolist(), floor[:, 0].tolist(), top[:, 0].tolist(), strict=True):
+            for t, v, *line in zip(points[0].tolist(), values, s, low, high, strict=True):
+                rise = Fraction(line[0]) * Fraction(t)
+                assert rise + Fraction(line[1]) <= v <= rise + Fraction(line[2])
+        y, error = f.enclose(points[0].numpy(), np.full(points.shape[1], 0.25))
+        for t, m, e in zip(points[0].tolist(), y.tolist(), error.tolist(), strict=True):
+            assert all(abs(fraction(f, t + d) - Fraction(m)) <= e for d in (-0.25, 0.25))
+
+
+def test_splits_are_those_of_branch_and_bound() -> None:
+    from verifiable_relu.verifiers.bab.curves import Curves
+
+    x = within_domain(SMOOTH["GELU"], 13, 200)
+    for name in ("Tanh", "SiLU", "ELU 1.75"):
+        expected = Curves._point(old(SMOOTH[name]), slice(None), x.lower[0], x.upper[0])
+        assert torch.equal(SMOOTH[name].split_point(x)[0], expected)
+    assert Kinked().split_point(Interval(torch.tensor([[-1.0, 1.0]]), torch.tensor([[3.0, 3.0]]))).tolist() == [[0, 2]]
+
+
+def test_functions_are_found_by_name() -> None:
+    assert ONNX["Sigmoid"] == "Sigmoid" and ONNX["Floor"] == "Floor" and TORCH["silu"] == "SiLU"
+    for kind in (*CURVES, *STEPS, "Relu"):
+        found = function(kind, 2.0)
+        assert found.kind == kind and found.is_same(function(kind, 2.0)) and not found.is_same(Kinked(torch.ones(())))
+        spelling = found.spelling
+        assert spelling is None or spelling.operator in (*ONNX, "Relu")
+    elu = function("ELU", 0.5).spelling
+    assert elu is not None and elu.attributes == {"alpha": 0.5}
+    assert not function("ELU", 0.5).is_same(function("ELU", 0.25))
+    with pytest.raises(UnsupportedError):
+        function("Bessel")
+
+
+# Faults that these tests see
+
+
+def without_rounding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Smooth, "_error", lambda self, value, term, reach: torch.zeros_like(value))
+
+
+def of_the_wrong_bend(patch: pytest.MonkeyPatch) -> None:
+    for kind in ("Tanh", "GELU", "Sin"):
+        row = CURVES[kind]
+        patch.setitem(CURVES, kind, replace(row, bends=tuple(bend + 0.5 for bend in row.bends)))
+
+
+def without_gap(patch: pytest.MonkeyPatch) -> None:
+    with_wrong_points(patch)
+    tangent = Smooth._tangent
+
+    def found(self: Smooth, *given: Any) -> tuple[Tensor, Tensor]:
+        point, gap = tangent(self, *given)
+        return point, torch.zeros_like(gap)
+
+    patch.setattr(Smooth, "_tangent", found)
+
+
+def without_pieces(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Smooth, "_pieces", lambda self, x, convex: (x.lower.new_empty(0), x.lower.new_empty(0)))
+
+
+def with_wrong_points(patch: pytest.MonkeyPatch) -> None:
+    for kind in ("Tanh", "Exp"):
+        point = CURVES[kind].point
+        assert point is not None
+        row = replace(CURVES[kind], point=lambda s, p, convex, of=point: of(s, p, convex) * 1.1 + 0.01)
+        patch.setitem(CURVES, kind, row)
+
+
+@pytest.mark.parametrize("fault", [without_rounding, of_the_wrong_bend, without_gap, without_pieces])
+def test_faults_are_seen(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    found = 0
+    with mp.workdps(50):
+        for kind in ("Tanh", "GELU", "Sin", "Exp"):
+            f = Smooth(kind)
+            x = within_domain(f, 1, 60)
+            found += violations(f, x, candidates(f, x))
+    assert found
+
+
+def test_a_point_that_is_wrong_makes_lines_loose_and_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_wrong_points(monkeypatch)
+    for kind in ("Tanh", "Exp"):
+        f, x = Smooth(kind), within_domain(Smooth(kind), 1, 60)
+        with mp.workdps(50):
+            assert violations(f, x, candidates(f, x)) == 0
