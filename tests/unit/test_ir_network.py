@@ -20,12 +20,16 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.enclosure import enclose, find_difference, formats, sample_points
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable, multiplications
 from verifiable_relu.ir.flatten import flatten
+from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum, live
 from verifiable_relu.network import graph, nodes
 from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.build import Builder
+from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.trust.enclose import enclose as enclose_graph
 from verifiable_relu.trust.exact import evaluate_exact as evaluate_graph
 
@@ -37,7 +41,7 @@ def polynomials(rng: np.random.Generator, draw: nets.Weights) -> graph.Network:
     square = chain.add(nodes.MatMul, (4, 4), turned, 0, inner=2)
     sums = chain.linear(draw((3, 4), 4), draw((3,), 4), square)
     other = chain.linear(draw((3, 4), 4), draw((3,), 4), chain.add(nodes.Relu, (4, 4), square))
-    chain.add(nodes.Product, (4, 3), sums, other)
+    chain.add(nodes.Add, (4, 3), chain.add(nodes.Product, (4, 3), sums, other), sums)
     return chain.network("polynomials")
 
 
@@ -45,7 +49,7 @@ def divisions(rng: np.random.Generator, draw: nets.Weights) -> graph.Network:
     """Constants subtracted, multiplied and added, and divisions by numbers whose reciprocals are rounded."""
     build = Builder((2, 3))
     x = build.scale(0, "normalise", center=draw((1, 3), 1), scale=draw((2, 1), 1), shift=draw((2, 3), 1))
-    x = build.quotient(x, "thirds", torch.tensor([[3.0], [0.7]]))
+    x = build.quotient(x, "twelfths", torch.tensor([[12.0], [0.7]]))
     x = build.activation(x, nodes.Relu, "relu")
     x = build.scale(build.quotient(x, "sevenths", torch.tensor(-7.0)), "moved", shift=torch.tensor(0.25))
     return build.network(build.scale(x, "negative", scale=torch.tensor(-1.0)), name="divisions")
@@ -97,6 +101,14 @@ def test_numbers_that_are_off_are_bounded(error: float) -> None:
     node = nodes.Scale(name="s", center=center, scale=scale, shift=shift, **kind)  # type: ignore[arg-type]
     flat = flatten(graph.Network((nodes.Input(name="x", inputs=(), shape=(3,)), node)))
     assert is_evaluable(flat) == (not error)
+    if error:
+        ops, exact = [op for op in flat.ops if isinstance(op, Affine)], Fraction(error)
+        assert [op.weight_error for op in ops] == [0, error]
+        for op, stored, terms in zip(ops, (center, shift), (Fraction(0), Fraction(1, 2)), strict=True):
+            assert op.bias_error is not None
+            for found, b in zip(op.bias_error.tolist(), stored.tolist(), strict=True):
+                true = exact * (abs(Fraction(b)) + terms)
+                assert true <= Fraction(found) <= true * (1 + Fraction(1, 10**12))
     x = point(rng, 3)
     found = enclose(flat, x)
     for signs in np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1).T if error else [(0, 0, 0)]:
@@ -117,6 +129,41 @@ def affine(name: str, source: int, of: Dense | Diagonal | Gather, bias: Tensor |
 
 def network(*ops: Op) -> Network:
     return Network((Input(name="x", size=2), *ops), Source((2,), (ops[-1].size,)))
+
+
+@pytest.mark.parametrize("seed", range(draws(16)))
+def test_errors_are_passed_on(seed: int) -> None:
+    """Exact values of networks whose numbers are off by as much as they may be lie within the errors."""
+    rng = np.random.default_rng(seed)
+    weight, bias = torch.from_numpy(rng.normal(size=(4, 4))), torch.from_numpy(rng.normal(size=4))
+    off, error = torch.from_numpy(rng.uniform(0, 0.1, 4)), float(rng.choice([0, 2.0**-7]))
+    candidates = torch.from_numpy(rng.integers(0, 4, size=(3, 4)))
+
+    def made(sign: Tensor, exactly: bool) -> list[Op]:
+        """Each sign is that of an error of a row, or of its bias."""
+        rows = Dense(weight * (1 + error * sign[:4, None]) if exactly else weight)
+        sizes = {} if exactly else {"weight_error": error, "bias_error": off}
+        first = Affine(name="a", inputs=(0,), size=4, map=rows, bias=bias + off * sign[4:] * exactly, **sizes)  # type: ignore[arg-type]
+        return [Input(name="x", size=4), first]
+
+    rest: dict[str, Op] = {
+        "maximum": Maximum(name="y", inputs=(1,), size=4, candidates=candidates),
+        "product": Product(name="y", inputs=(1, 0), size=4),
+        "square": Product(name="y", inputs=(1, 1), size=4),
+        "sum": Sum(name="y", inputs=(1, 0, 1), size=4),
+        "leaky": Elementwise(name="y", inputs=(1,), size=4, function=Kinked(torch.tensor(-3.0))),
+        "dense": affine("y", 1, Dense(weight)),
+        "moved": affine("y", 1, Gather(torch.tensor([3, -1, 0, 3]), 4), torch.tensor([0.0, 1.0, 0.0, 0.0])),
+    }
+    x = [Fraction(float(v)) for v in rng.normal(size=4)]
+    for name, op in rest.items():
+        source = Source((4,), (4,))
+        found = enclose(Network((*made(torch.zeros(8), False), op), source), x)
+        for _ in range(8):
+            sign = torch.from_numpy(rng.choice([-1.0, 1.0], size=8))
+            true = evaluate_exact(Network((*made(sign, True), op), source), x)
+            for t, y, e in zip(true, found.value.tolist(), found.error.tolist(), strict=True):
+                assert abs(t - Fraction(y)) <= Fraction(e) + Fraction(1, 10**14), name
 
 
 def small() -> Network:
@@ -172,6 +219,60 @@ def test_what_bounds_and_searches_ask_of_a_network() -> None:
     assert shorter(x).tolist() == [[0.0, 0.0, 6.0, 6.0]] and net(x).tolist() == [[6.0, 8.5]]
 
 
+def test_whole_numbers_are_those_of_steps_and_what_is_made_of_them() -> None:
+    pick = affine("pick", 0, Gather(torch.tensor([2, -1, 0]), 4), torch.tensor([0.0, 0.5, 0.0]))
+    floor = Elementwise(name="floor", inputs=(1,), size=3, function=StepFunction("Floor"))
+    weight = torch.tensor([[1.0, -2.0, 3.0]])
+    ops: list[Op] = [
+        Input(name="x", size=4),
+        pick,
+        floor,
+        affine("whole", 2, Dense(weight), torch.tensor([7.0])),
+        affine("half", 2, Dense(weight / 2)),
+        Elementwise(name="leaky", inputs=(3,), size=1, function=Kinked(torch.tensor(-2.0))),
+        Elementwise(name="square", inputs=(5,), size=1, function=Smooth("Square")),
+        Elementwise(name="exp", inputs=(6,), size=1, function=Smooth("Exp")),
+        affine("other", 0, Gather(torch.tensor([1]), 4)),
+        Sum(name="sum", inputs=(4, 7, 8), size=1),
+    ]
+    net = Network(tuple(ops), Source((4,), (1,)))
+    assert net.whole == {2, 3, 5, 6}
+    # Input 3 matters nowhere, input 1 in a sum; those that others take, too, are no longer counted.
+    assert {kind: places.tolist() for kind, places in net.counted.items()} == {"Floor": [0, 2]}
+    for change in (
+        {1: replace(pick, bias=torch.tensor([0.5, 0.0, 0.0]))},
+        {1: replace(pick, bias_error=torch.zeros(3))},
+        {2: replace(floor, function=StepFunction("Sign"))},
+        {8: replace(ops[8], map=Dense(torch.ones(1, 4)))},  # type: ignore[call-arg]
+    ):
+        other = Network(tuple(change.get(i, op) for i, op in enumerate(ops)), net.source)
+        assert not other.counted
+
+
+def test_a_family_is_evaluated_as_its_limit() -> None:
+    family = network(Elementwise(name="f", inputs=(0,), size=2, function=Hardened(Smooth("GELU", 3.0))))
+    family = replace(family, source=replace(family.source, onnx=b"file"))
+    limit = family.limit
+    assert limit.source.onnx is None and limit.limit is limit and limit.digest != family.digest
+    assert limit.piecewise_linear and not family.piecewise_linear and not is_evaluable(family)
+    assert evaluate_exact(limit, [Fraction(-1, 3), Fraction(2, 7)]) == [0, Fraction(2, 7)]
+    with pytest.raises(UnsupportedError, match="set of activations"):
+        enclose(family, [Fraction(0), Fraction(1)])
+
+
+def test_networks_beside_each_other_name_their_pairs() -> None:
+    rng = np.random.default_rng(0)
+    first, second = (nets.mlp(rng, nets.gaussian(rng)) for _ in range(2))
+    whole = product([NetworkPart("f", first, (0, 1, 2)), NetworkPart("g", second, (0, 1, 2))], 3)
+    flat = flatten(whole)
+    assert len(flat.pairs) == 2
+    for i, j in flat.pairs:
+        f, g = flat.ops[i], flat.ops[j]
+        assert isinstance(f, Elementwise) and isinstance(g, Elementwise) and f.name[2:] == g.name[2:]
+    x = point(rng, 3)
+    assert evaluate_exact(flat, x) == evaluate_graph(first, x) + evaluate_graph(second, x)
+
+
 def test_a_network_refuses_what_it_cannot_mean() -> None:
     one = affine("w", 0, Dense(torch.ones(1, 2)))
     with pytest.raises(InputError, match="starts with its input"):
@@ -185,6 +286,8 @@ def test_a_network_refuses_what_it_cannot_mean() -> None:
     leaky = Elementwise(name="r", inputs=(0,), size=2, function=Kinked(torch.tensor([0.1, math.nan])))
     with pytest.raises(InputError, match="NaN or infinity"):
         network(leaky)
+    with pytest.raises(InputError, match=r"\(1, 2, 1\) where \(batch, 2\)"):
+        network(one)(torch.zeros(1, 2, 1))
     off = network(replace(one, weight_error=1e-9))
     assert not is_evaluable(off)
     with pytest.raises(UnsupportedError, match="rational"):
@@ -193,7 +296,15 @@ def test_a_network_refuses_what_it_cannot_mean() -> None:
 
 def test_what_nothing_needs_is_dropped() -> None:
     rng = np.random.default_rng(1)
-    flat = flatten(nets.maxima(rng, nets.gaussian(rng)))
+    graphs = nets.maxima(rng, nets.gaussian(rng))
+    # Some windows of a pool have fewer candidates than others.
+    fewer = [
+        replace(n, candidates=torch.cat([n.candidates, torch.full((1, 5), -1)])) if isinstance(n, nodes.Maximum) else n
+        for n in graphs.nodes
+    ]
+    flat = flatten(replace(graphs, nodes=tuple(fewer)))
+    for x in (point(rng, 4) for _ in range(20)):
+        assert evaluate_exact(flat, x) == evaluate_graph(graphs, x)
     # The ReLUs by which a maximum is defined a second time are gone.
     rest = ["Maximum", "Affine", "Elementwise"] * 2
     assert [type(op).__name__ for op in flat.ops] == ["Input", "Affine", *rest, "Affine"]

@@ -93,16 +93,17 @@ class Arithmetic:
         return Enclosed(value, np.where(alone, error, rounded * ENCLOSE_OWN + self.tiny))
 
     def _affine(self, op: Affine, x: Enclosed) -> Enclosed:
-        moves = not op.map.terms and op.bias is None and op.is_exact
-        part = 0.0 if moves else self.sums(op.map.terms) + 2 * op.weight_error
+        part, moved = self.sums(op.map.terms) + 2 * op.weight_error, np.array(not op.map.terms and op.is_exact)
         value = self.apply(op.map, x.value, False)
-        error = self.apply(op.map, x.error if moves else x.error + part * x.magnitude, True)
+        error = self.apply(op.map, x.error if moved else x.error + part * x.magnitude, True)
         if op.bias is not None:
             bias = op.bias.detach().cpu().numpy().astype(value.dtype)
-            value, error = value + bias, error + part * np.abs(bias)
+            # A number that is moved is not rounded, but where something is added to it.
+            error = error + part * (np.where(moved & (bias != 0), np.abs(value) + error, 0) + np.abs(bias))
+            value, moved = value + bias, moved & (bias == 0)
         if op.bias_error is not None:
             error = error + 2 * op.bias_error.cpu().numpy()
-        error = np.where(moves & (error == 0), 0, error * ENCLOSE_OWN + self.tiny)
+        error = np.where(moved & (error == 0), 0, error * ENCLOSE_OWN + self.tiny)
         if self.knows_zeros and op.bias_error is None:
             error = np.where(self.apply(op.map, (x.magnitude != 0).astype(value.dtype), True) == 0, 0, error)
         return Enclosed(value, error)

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.functions.function import Function
+from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, LinearMap, Sparse
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum, live
 from verifiable_relu.network import graph, nodes
@@ -166,4 +169,10 @@ def _full(tensor: Tensor, node: nodes.Node) -> Tensor:
 def _function(node: nodes.Activation) -> Function:
     if isinstance(node, nodes.Kinked):
         return Kinked(node.below if node.below.ndim == 0 else _full(node.below, node))
+    if isinstance(node, nodes.Curve):
+        return Smooth(node.function, float(node.parameter))
+    if isinstance(node, nodes.Step):
+        return StepFunction(node.function)
+    if isinstance(node, nodes.Hardened):
+        return Hardened(Smooth(node.function, float(node.lam)))
     raise UnsupportedError("there is no flat function of this kind", place=node.place)

@@ -24,6 +24,7 @@ from torch import Tensor
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
+from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Gather, LinearMap, TensorCache
 
 Shape = tuple[int, ...]
@@ -278,7 +279,7 @@ class Network:
         """Numbers of the ops whose values are known to be whole numbers at every input."""
         found: set[int] = set()
         for index, op in enumerate(self.ops):
-            steps = isinstance(op, Elementwise) and op.function.makes_whole
+            steps = isinstance(op, Elementwise) and isinstance(op.function, StepFunction)
             if steps or (op.inputs and found.issuperset(op.inputs) and op.keeps_whole):
                 found.add(index)
         return frozenset(found)
@@ -295,10 +296,10 @@ class Network:
         copies = {0: torch.arange(self.input_size)}
         for index, op in enumerate(self.ops):
             for source in copies.keys() & set(op.inputs):
-                if isinstance(op, Affine) and isinstance(op.map, Gather) and op.bias is None and op.is_exact:
-                    copies[index] = torch.where(op.map.index < 0, -1, copies[source][op.map.index])
+                if (moved := _moved(op)) is not None:
+                    copies[index] = torch.where(moved < 0, -1, copies[source][moved])
                     continue
-                user = op.function.kind if isinstance(op, Elementwise) and op.function.makes_whole else ""
+                user = op.function.kind if isinstance(op, Elementwise) and isinstance(op.function, StepFunction) else ""
                 _add_user(users, copies[source], user)
         _add_user(users, copies.get(len(self.ops) - 1, torch.tensor([])), "")
         kinds = sorted(set().union(*users) - {"", "Sign"})
@@ -335,7 +336,13 @@ class Network:
         return values
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs (batch, output_size) of inputs x, (batch, input_size), in the dtype of x."""
+        """Return the outputs (batch, output_size) of inputs x, (batch, input_size), in the dtype of x.
+
+        Raises:
+            InputError: if x has another shape.
+        """
+        if x.ndim != 2 or x.shape[1] != self.input_size:
+            raise InputError(f"input of shape {tuple(x.shape)} where (batch, {self.input_size}) is expected")
         return self.values(x)[-1]
 
 
@@ -361,3 +368,11 @@ def _are_whole(numbers: Iterable[object]) -> bool:
 def _add_user(users: list[set[str]], inputs: Tensor, user: str) -> None:
     for i in inputs[inputs >= 0].unique().tolist():
         users[i].add(user)
+
+
+def _moved(op: Op) -> Tensor | None:
+    """The elements of its input that an op's elements are, −1 for a constant; None where it does more than move."""
+    if not isinstance(op, Affine) or not isinstance(op.map, Gather) or not op.is_exact:
+        return None
+    index = op.map.index
+    return index if op.bias is None or not bool(op.bias[index >= 0].any()) else None

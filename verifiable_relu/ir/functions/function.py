@@ -105,9 +105,6 @@ class Function(ABC):
     degree: int = 1
     """The power of the denominator with which ``exact`` scales its result: 2 for a square."""
 
-    makes_whole: bool = False
-    """Whether every value is a whole number: f is a step function."""
-
     wide: bool = True
     """Whether ``enclose`` computes in formats wider than float64 with their accuracy."""
 

@@ -86,10 +86,10 @@ class Kinked(Function):
 
     def exact(self, x: Dyadic, denominator: int) -> Dyadic:
         positive, negative = (Dyadic(part(x.numbers, 0), x.exponent) for part in (np.maximum, np.minimum))
-        return positive + Dyadic.of(self.slope_below.cpu().numpy()) * negative
+        return positive + Dyadic.of(self.slope_below.detach().cpu().numpy()) * negative
 
     def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-        below = self.slope_below.cpu().numpy().astype(x.dtype)
+        below = self.slope_below.detach().cpu().numpy().astype(x.dtype)
         y = np.where(x >= 0, x, below * x)
         rounded = ENCLOSE_ULPS * (ENCLOSE_UNITS[x.dtype.type] if unit is None else unit) * np.abs(y)
         most = (np.maximum(np.abs(below), 1) * error + rounded) * ENCLOSE_OWN + ENCLOSE_TINY

@@ -125,6 +125,10 @@ class Smooth(Function):
         return self.curve.power or 1
 
     @property
+    def wide(self) -> bool:  # type: ignore[override]
+        return CHECKED[self.kind].wide
+
+    @property
     def _scale(self) -> float:
         """What lengths and absolute errors are multiples of."""
         return 1 / self.parameter if self.curve.stretched else 1.0
