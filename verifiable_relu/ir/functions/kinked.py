@@ -157,21 +157,23 @@ class Kinked(Function):
     def floor(self, x: Interval, slope: Tensor) -> Tensor:
         below = self._below(slope)
         through_kink = (slope >= below) & (slope <= 1)
-        return self._beyond(x, slope - below, 1 - slope).neg().masked_fill(through_kink, 0)
+        left = slope if self.flat_below else slope - below
+        return self._beyond(x, left, slope - 1, -1).masked_fill(through_kink, 0)
 
     def top(self, x: Interval, slope: Tensor) -> Tensor:
+        if self.flat_below:
+            return self._beyond(x, -slope, 1 - slope, 1)
         below = self._below(slope)
         through_kink = (slope <= below) & (slope >= 1)
-        return self._beyond(x, below - slope, slope - 1).masked_fill(through_kink, 0)
+        return self._beyond(x, below - slope, 1 - slope, 1).masked_fill(through_kink, 0)
 
-    def _beyond(self, x: Interval, left: Tensor, right: Tensor) -> Tensor:
-        """Return how far the line s·x leaves f on the wrong side: the largest of left·l, −right·u and 0, rounded up.
+    def _beyond(self, x: Interval, left: Tensor, right: Tensor, sign: int) -> Tensor:
+        """Return ±the largest of left·l, right·u and 0, moved outward: how far s·x leaves f on the wrong side.
 
         The derivative by the slope is that at an end, and 0 where no end is beyond the line.
         """
-        lo, hi = x.lower.clamp(max=0), x.upper.clamp(min=0)
-        most = torch.maximum(left * lo, -right * hi).relu()
-        return most * (1 + 8 * unit_roundoff(most.dtype)) + UNDERFLOW[most.dtype]
+        most = torch.maximum(left * x.lower.clamp(max=0), right * x.upper.clamp(min=0)).relu()
+        return most * (sign * (1 + 8 * unit_roundoff(most.dtype))) + sign * UNDERFLOW[most.dtype]
 
     # What branching needs
 

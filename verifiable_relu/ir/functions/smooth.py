@@ -77,21 +77,12 @@ _PARTS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
-    """Points of equally spaced places, their differences, and the differences divided by those of the slopes."""
-
-    points: Tensor
-    steps: Tensor
-    rates: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class Smooth(Function):
     """A function of ``CURVES`` with its parameter: α of ELU, λ of GELU, the exponent of a power; 1 for the others."""
 
     kind: str
     parameter: float = 1.0
-    _tables: dict[Any, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _tables: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def curve(self) -> Curve:
@@ -335,8 +326,7 @@ class Smooth(Function):
         """Return the point with a slope of piece 0, 1 or 2 of a function that is concave, convex, concave."""
         key = (piece, slope.dtype, slope.device)
         if key not in self._tables:
-            table = self._tabulated(piece)
-            self._tables[key] = table.points.to(slope), table.steps.to(slope), table.rates.to(slope)
+            self._tables[key] = self._tabulated(piece).to(slope)
         points, steps, rates = self._tables[key]
         place = self._place(slope, piece) * _CELLS
         cell = place.nan_to_num(0).long().clamp_(0, _CELLS - 1)
@@ -360,7 +350,8 @@ class Smooth(Function):
         low, high = self.derivative(torch.tensor(self.curve.bends, dtype=torch.float64) * self._scale).tolist()
         return low, high
 
-    def _tabulated(self, piece: int) -> _Table:
+    def _tabulated(self, piece: int) -> Tensor:
+        """Return points of equally spaced places, their differences, and these divided by those of the slopes."""
         curve, (low, high) = self.curve, self._slopes_at_bends
         place = torch.linspace(0, 1, _CELLS + 1, dtype=torch.float64, device="cpu")
         # The slopes of these places, as ``_place`` has them, and by halving their points.
@@ -376,7 +367,7 @@ class Smooth(Function):
             before = (self.derivative(middle) < slopes) == bool(curve.rising[piece])
             start, stop = torch.where(before, middle, start), torch.where(before, stop, middle)
         steps = start.diff()
-        return _Table(start, steps, (steps / slopes.diff()).nan_to_num(0, 0, 0))
+        return torch.stack([start[:-1], steps, (steps / slopes.diff()).nan_to_num(0, 0, 0)])
 
     # What branching needs
 
