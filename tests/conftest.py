@@ -49,7 +49,7 @@ def no_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Files that tests make themselves are read without a trial in a copy of the process: a test process is large."""
     path = request.path
     if path.parent.name in ("unit", "soundness") and path.stem not in TRIED:
-        monkeypatch.setattr("verifiable_relu.network.onnx.model.survives", lambda work: True)
+        monkeypatch.setattr("verifiable_relu.readers.onnx.model.survives", lambda work: True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
 def _supported(capability: str) -> str:
     if capability in THEORIES or capability == "--onnx-operators-unsat-proofs":
         return THEORIES.get(capability, "")
-    from verifiable_relu.network.onnx.read import CONVERTERS
+    from verifiable_relu.readers.onnx.read import CONVERTERS
 
     if capability == "--onnx-opset-versions":
         versions = [version for _, version in CONVERTERS]

@@ -193,4 +193,4 @@ def library_version() -> str:
 
 def _adapter() -> Any:
     """The module that imports auto_LiRPA, which need not be installed."""
-    return import_module("verifiable_relu.adapters.auto_lirpa_import")
+    return import_module("verifiable_relu.search.solvers.auto_lirpa_import")

@@ -148,7 +148,7 @@ def theirs(model: nn.Module, box: Any, mode: str) -> Tensor:
     import numpy as np
     import torch
 
-    from verifiable_relu.adapters.auto_lirpa_import import library, library_settings
+    from verifiable_relu.search.solvers.auto_lirpa_import import library, library_settings
 
     middle = (box.lower + box.upper) / 2
     options = {"conv_mode": "matrix", "optimize_bound_args": {"iteration": 20}}

@@ -11,7 +11,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.onnx.constants import evaluated
+from verifiable_relu.readers.onnx.constants import evaluated
 
 from .fault import Fault, instead
 
@@ -42,31 +42,31 @@ IN_NUMBERS = (
     Fault(
         "constants computed in the file's own number type",
         "magnitudes",
-        instead("network.onnx.constants:folded", _in_its_own_type),
+        instead("readers.onnx.constants:folded", _in_its_own_type),
     ),
     Fault(
         "the factor of a batch normalisation that underflows taken for zero",
         "factors",
-        instead("network.derived:deviations", _in_floats),
+        instead("readers.derived:deviations", _in_floats),
     ),
     Fault(
         "the factor outside of a spelled GELU that underflows taken for zero",
         "factors",
-        instead("network.derived:multiple", _underflowing),
+        instead("readers.derived:multiple", _underflowing),
     ),
     Fault(
         "a rounded quotient taken for exact",
         "magnitudes",
-        instead("network.derived:quotient", _exactly),
+        instead("readers.derived:quotient", _exactly),
     ),
     Fault(
         "rounded constants taken for exact",
         "magnitudes",
-        instead("network.derived:rounded", _exactly),
+        instead("readers.derived:rounded", _exactly),
     ),
     Fault(
         "1/n of a mean taken for exact",
         "magnitudes",
-        instead("network.derived:share", _exactly),
+        instead("readers.derived:share", _exactly),
     ),
 )

@@ -17,8 +17,8 @@ from tests.support.draws import draws
 from verifiable_relu import verify
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.network.derived import Derived, cast, hardness, quotient, rounded
 from verifiable_relu.network.nodes import Gelu, Product, Scale
+from verifiable_relu.readers.derived import Derived, cast, hardness, quotient, rounded
 from verifiable_relu.verifiers.base import Verdict
 
 from .limited import answers

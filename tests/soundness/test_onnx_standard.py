@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from verifiable_relu.network.onnx.call import GROUP, GROUPS
+from verifiable_relu.readers.onnx.call import GROUP, GROUPS
 
 from . import onnx_standard
 

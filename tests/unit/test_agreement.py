@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from verifiable_relu.campaign.inputs import believe
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx, simplify
-from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Linear, Node, Relu, Scale
-from verifiable_relu.network.onnx.call import CONVERTERS, Call, Value
+from verifiable_relu.ir.network import Affine, Op
+from verifiable_relu.network import read_onnx
+from verifiable_relu.readers.builder import Value
+from verifiable_relu.readers.onnx.call import CONVERTERS, Call
+from verifiable_relu.readers.simplify import simplified
 from verifiable_relu.spec.property import Box, Property
 
 RNG = np.random.default_rng(0)
@@ -52,25 +54,18 @@ def chain(depth: int, width: int, scale: float = 1.0, dtype: type = np.float32) 
 
 def wrong_sign(call: Call) -> Value:
     """A faulty converter of MatMul."""
-    x = call.value()
-    weight = -torch.tensor(call.constant(1).T.copy())
-    return Value(call.build.linear(x.index, weight, None, call.name), x.leading)
+    return call.build.dense(call.value(), -torch.tensor(call.constant(1).T.copy()))
 
 
 def weights_off(call: Call) -> Value:
     """A faulty converter of MatMul, whose weights are off by a thousandth."""
-    x = call.value()
-    weight = torch.tensor(1.001 * call.constant(1).T)
-    return Value(call.build.linear(x.index, weight, None, call.name), x.leading)
+    return call.build.dense(call.value(), torch.tensor(1.001 * call.constant(1).T))
 
 
 def capped(call: Call) -> Value:
     """A faulty converter of Neg, which is wrong for inputs beyond 1,000."""
-    x = call.value()
-    negative = call.build.scale(x.index, call.name, scale=torch.tensor(-1.0))
-    beyond = call.build.scale(x.index, call.name, shift=torch.tensor(-1000.0))
-    cut = call.build.activation(beyond, Relu, call.name)
-    return Value(call.build.add(negative, cut, call.name), x.leading)
+    negative = call.build.scale(call.value(), -1.0)
+    return call.build.sum(negative, call.build.relu(call.build.scale(call.value(), shift=-1000.0)))
 
 
 @pytest.mark.parametrize("fault", [wrong_sign, weights_off])
@@ -84,12 +79,13 @@ def test_a_faulty_converter_is_found_and_its_node_named(fault: object, monkeypat
 
 
 def test_a_faulty_merging_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(made: list[Node], first: Linear, second: Node) -> Node | None:
-        if isinstance(second, Scale):
-            return replace(first, bias=-second.shift.reshape(-1).expand(first.bias.shape))
-        return None
+    def careless(ops: Sequence[Op], output: int) -> tuple[Op, ...]:
+        found = simplified(ops, output)
+        return tuple(
+            replace(op, bias=-op.bias) if isinstance(op, Affine) and op.bias is not None else op for op in found
+        )
 
-    monkeypatch.setattr(simplify, "RULES", Table("the test", {Linear: (careless,), Node: ()}))
+    monkeypatch.setattr("verifiable_relu.readers.onnx.read.simplified", careless)
     with pytest.raises(InputError, match="though each of its nodes by itself does"):
         read_onnx(chain(2, 8))
 

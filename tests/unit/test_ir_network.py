@@ -104,10 +104,12 @@ def test_numbers_that_are_off_are_bounded(error: float) -> None:
     if error:
         ops, exact = [op for op in flat.ops if isinstance(op, Affine)], Fraction(error)
         assert [op.weight_error for op in ops] == [0, error]
-        for op, stored, terms in zip(ops, (center, shift), (Fraction(0), Fraction(1, 2)), strict=True):
+        # Where a runtime rounds, the products of the scale with x and with the center are off by different numbers.
+        apart = (scale * center).tolist()
+        for op, stored, terms in zip(ops, (center, shift), (0, 1), strict=True):
             assert op.bias_error is not None
-            for found, b in zip(op.bias_error.tolist(), stored.tolist(), strict=True):
-                true = exact * (abs(Fraction(b)) + terms)
+            for found, b, more in zip(op.bias_error.tolist(), stored.tolist(), apart, strict=True):
+                true = exact * (abs(Fraction(b)) + terms * (Fraction(1, 2) + abs(Fraction(more))))
                 assert true <= Fraction(found) <= true * (1 + Fraction(1, 10**12))
     x = point(rng, 3)
     found = enclose(flat, x)
@@ -185,7 +187,7 @@ def test_a_digest_follows_every_number_and_the_wiring() -> None:
     assert small().digest == small().digest
     one = [network(affine("w", 0, Dense(torch.ones(1, 2)), bias)) for bias in (torch.ones(1), torch.ones(()).expand(1))]
     assert one[0].digest == one[1].digest
-    assert replace(small(), name="other", pairs=((1, 2),)).digest == small().digest
+    assert replace(small(), name="other").digest == small().digest
     changes: list[tuple[int, dict[str, object]]] = [
         (1, {"map": Dense(torch.tensor([[1.0, -2.0], [3.0, 0.5000001]]))}),
         (1, {"map": Dense(torch.tensor([[1.0, -2.0], [3.0, 0.5]]).double())}),
@@ -266,8 +268,8 @@ def test_networks_beside_each_other_name_their_pairs() -> None:
     whole = product([NetworkPart("f", first, (0, 1, 2)), NetworkPart("g", second, (0, 1, 2))], 3)
     flat = flatten(whole)
     assert len(flat.pairs) == 2
-    for i, j in flat.pairs:
-        f, g = flat.ops[i], flat.ops[j]
+    for pair in flat.pairs:
+        f, g = flat.ops[pair.first], flat.ops[pair.second]
         assert isinstance(f, Elementwise) and isinstance(g, Elementwise) and f.name[2:] == g.name[2:]
     x = point(rng, 3)
     assert evaluate_exact(flat, x) == evaluate_graph(first, x) + evaluate_graph(second, x)

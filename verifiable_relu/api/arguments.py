@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from verifiable_relu.errors import InputError
 from verifiable_relu.network import Network, from_torch, read_onnx
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.derived import Derived, reciprocal, rounded
 from verifiable_relu.network.module.reading import runner
+from verifiable_relu.readers.derived import Derived, reciprocal, rounded
 from verifiable_relu.settings import as_given
 from verifiable_relu.spec.balls import exact_number
 

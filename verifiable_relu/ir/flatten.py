@@ -15,7 +15,19 @@ from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, LinearMap, Sparse
-from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum, live
+from verifiable_relu.ir.network import (
+    Affine,
+    Elementwise,
+    Input,
+    Maximum,
+    Network,
+    Op,
+    Pair,
+    Product,
+    Source,
+    Sum,
+    live,
+)
 from verifiable_relu.network import graph, nodes
 from verifiable_relu.rounding import FEW
 
@@ -29,8 +41,8 @@ def flatten(network: graph.Network) -> Network:
     build = _Builder(network)
     for index in range(len(network.nodes)):
         build.add(index)
-    ops, number = live(build.ops, build.at[len(network.nodes) - 1])
-    pairs = tuple((number[i], number[j]) for i, j in build.pairs if i in number and j in number)
+    ops, number = live(build.ops, build.at[len(network.nodes) - 1], build.pairs)
+    pairs = tuple(Pair(*(number[i] for i in pair)) for pair in build.pairs if pair.second in number)
     source = Source(
         network.input_shape,
         network.output_shape,
@@ -50,7 +62,7 @@ class _Builder:
         self.nodes = network.nodes
         self.ops: list[Op] = []
         self.at: dict[int, int] = {}
-        self.pairs: list[tuple[int, int]] = []
+        self.pairs: list[Pair] = []
 
     def put(self, op: Op) -> int:
         self.ops.append(op)
@@ -88,8 +100,10 @@ class _Builder:
         elif isinstance(node, nodes.Extreme):
             found = self._extreme(node, *inputs[:2])
         elif isinstance(node, nodes.Beside):
-            found = inputs[2]
-            self.pairs.append((inputs[1], found))
+            # The second function may have come before the difference.
+            apart, first, second = inputs
+            found = self.at[node.inputs[2]] = self.put(self.ops[second])
+            self.pairs.append(Pair(first, apart, found))
         elif isinstance(node, nodes.Activation):
             found = self.put(Elementwise(name=name, inputs=inputs, size=size, function=_function(node)))
         else:
@@ -114,11 +128,11 @@ class _Builder:
         return self._with_bias(node, source, made, _full(node.offset(), node), node.weight_error, node.offset_terms)
 
     def _with_bias(
-        self, node: nodes.Affine, source: int, of: LinearMap, bias: Tensor, error: float, terms: float = 0.0
+        self, node: nodes.Affine, source: int, of: LinearMap, bias: Tensor, error: float, terms: float | Tensor = 0.0
     ) -> int:
         """Add W·x + b of which the numbers are off by a part of themselves, and b by that part of ``terms``, too."""
-        # A division changes its own constants nowhere.
-        off = 0.0 if node.divisor is not None else node.weight_error
+        # A division changes its own constants nowhere, but where it is one that rounds.
+        off = 0.0 if node.divisor is not None and not node.offset_terms else node.weight_error
         bias_error = FEW * off * (bias.double().abs() + terms) if off else None
         op = Affine(name=node.name, inputs=(source,), size=node.size, map=of, weight_error=error, bias_error=bias_error)
         return self.put(replace(op, bias=bias) if bool(bias.any()) else op)
@@ -131,7 +145,9 @@ class _Builder:
         if bool(center.any()):
             source = self._with_bias(node, source, Diagonal(torch.ones(node.size)), -center, 0.0)
         divisor = None if node.divisor is None else _full(node.divisor, node)
-        return self._with_bias(node, source, Diagonal(scale, divisor), shift, error, node.offset_terms)
+        # Where a runtime rounds, scale·x and scale·center are off by different numbers.
+        apart = (scale.double() * center).abs() if node.offset_terms else 0.0
+        return self._with_bias(node, source, Diagonal(scale, divisor), shift, error, node.offset_terms + apart)
 
     def _matrix_product(self, node: nodes.MatMul, x: int, z: int) -> int:
         """The products of all pairs, (…, n, k, m), and their sums."""

@@ -14,6 +14,7 @@ library may transform (Winograd, FFT) are computed as matrix products.
 
 from __future__ import annotations
 
+import copy
 import math
 import platform
 import warnings
@@ -103,6 +104,12 @@ class LinearMap(ABC):
         """Everything but ``weight`` that defines W, by name: for digests."""
         return {}
 
+    def with_weight(self, weight: Tensor) -> LinearMap:
+        """Return the map of other numbers in the same layout."""
+        found = copy.copy(self)
+        found.weight, found._cache = weight, TensorCache()
+        return found
+
     def row_sums(self, like: Tensor) -> Tensor:
         """Return the sums of |W|'s rows, (n_out,), up to rounding, in the dtype and on the device of a tensor."""
         return self.cached(
@@ -111,12 +118,16 @@ class LinearMap(ABC):
 
     def conversion_error(self, dtype: torch.dtype) -> float:
         """Return the largest relative error of weights in another dtype: infinite if one is lost."""
-        narrow = self.weight.to(dtype)
-        known = (self.weight == 0) | ((narrow.abs() >= tiny(dtype)) & narrow.isfinite())
-        if not bool(known.all()):
-            return math.inf
-        exact = self.weight.double()
-        return float(((narrow.double() - exact).abs() / torch.where(exact == 0, 1.0, exact.abs())).max())
+
+        def find() -> Tensor:
+            narrow = self.weight.detach().to(dtype)
+            known = (self.weight == 0) | ((narrow.abs() >= tiny(dtype)) & narrow.isfinite())
+            if not bool(known.all()):
+                return torch.tensor(math.inf, device="cpu")
+            exact = self.weight.detach().double()
+            return ((narrow.double() - exact).abs() / torch.where(exact == 0, 1.0, exact.abs())).max().cpu()
+
+        return float(self.cached(("conversion error", dtype), find))
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return a tensor that is made of the weights once, with the first key that is equal to ``key``."""
@@ -186,16 +197,16 @@ class Dense(_CompressedMap):
         self.back_terms, self.terms = weight.shape
         self.n_out, self.n_in = copies * self.back_terms, copies * self.terms
         few = copies == 1 and weight.numel() >= SPARSE_WEIGHTS and not weight.requires_grad
-        self._is_sparse = few and int(weight.count_nonzero()) <= SPARSE_SHARE * weight.numel()
+        self.is_sparse = few and int(weight.count_nonzero()) <= SPARSE_SHARE * weight.numel()
 
     def apply(self, x: Tensor) -> Tensor:
-        return super().apply(x) if self._is_sparse else self._times(x, self.weight_in(x.dtype, x.device).T)
+        return super().apply(x) if self.is_sparse else self._times(x, self.weight_in(x.dtype, x.device).T)
 
     def abs_apply(self, x: Tensor) -> Tensor:
-        return super().abs_apply(x) if self._is_sparse else self._times(x, self._sizes(x).T)
+        return super().abs_apply(x) if self.is_sparse else self._times(x, self._sizes(x).T)
 
     def transpose(self, a: Tensor) -> Tensor:
-        return super().transpose(a) if self._is_sparse else self._times(a, self.weight_in(a.dtype, a.device))
+        return super().transpose(a) if self.is_sparse else self._times(a, self.weight_in(a.dtype, a.device))
 
     def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
         return x @ matrix if self.copies == 1 else (x.unflatten(1, (self.copies, -1)) @ matrix).flatten(1)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
 from verifiable_relu.ir.functions.steps import StepFunction
-from verifiable_relu.ir.linear import Gather, LinearMap, TensorCache
+from verifiable_relu.ir.linear import Diagonal, Gather, LinearMap, TensorCache
 
 Shape = tuple[int, ...]
 
@@ -175,6 +177,21 @@ class Maximum(Op):
         return x[:, self._copies(x.device, lambda: self.candidates.to(x.device))]
 
 
+class Pair(NamedTuple):
+    """Elementwise ops f(z) and g(z′) of one size in two networks inside one, of which bounds compare the values.
+
+    A hint without a meaning for values: bounds may take g(z′) as f(z) + (g(z′) − f(z)), the last part by bounds of the
+    op ``apart``, whose value is z′ − z. Often nothing else reads that op.
+
+    Attributes:
+        first, apart, second: numbers of ops, ``second`` the largest.
+    """
+
+    first: int
+    apart: int
+    second: int
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """What a network was made from: for replay, for messages, and for the shapes that users know.
@@ -208,18 +225,17 @@ class Network:
         source: what it was made from.
         name: for messages and tables.
         arithmetic: "real", or the arithmetic of ``rounding.ARITHMETICS`` whose errors the ops carry.
-        pairs: numbers (i, j) of elementwise ops of two networks inside this one whose difference is of interest: a hint
-            for bounds, without a meaning for values.
+        pairs: elementwise ops of two networks inside this one that bounds compare; one at most for each ``second``.
 
     Raises:
-        InputError: if an op's input does not come before it, or a number of it is not finite.
+        InputError: if an op's input does not come before it, a number of it is not finite, or a pair does not fit.
     """
 
     ops: tuple[Op, ...]
     source: Source
     name: str = "network"
     arithmetic: str = "real"
-    pairs: tuple[tuple[int, int], ...] = ()
+    pairs: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ops or not isinstance(self.ops[0], Input):
@@ -228,8 +244,12 @@ class Network:
             if any(source >= index for source in op.inputs) or (index and not op.inputs):
                 raise InputError("an input does not come before the node", place=op.place)
             for name, value in op.parameters.items():
-                if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                if isinstance(value, Tensor) and value.is_floating_point() and not _is_finite(value):
                     raise InputError(f"{name} holds NaN or infinity", place=op.place)
+        for pair in self.pairs:
+            ops = [self.ops[i] for i in pair]
+            if pair.second <= max(pair[:2]) or len({op.size for op in ops}) > 1 or not _compares(ops, self.ops):
+                raise InputError("it is not compared as a pair says", place=ops[-1].place)
 
     @property
     def input_size(self) -> int:
@@ -243,11 +263,10 @@ class Network:
 
     @cached_property
     def uses(self) -> tuple[int, ...]:
-        """How often each op is an input of another."""
+        """How often each op is an input of another, or what a pair compares the other with."""
         found = [0] * len(self.ops)
-        for op in self.ops:
-            for source in op.inputs:
-                found[source] += 1
+        for source in itertools.chain(*(op.inputs for op in self.ops), *(pair[:2] for pair in self.pairs)):
+            found[source] += 1
         return tuple(found)
 
     @cached_property
@@ -277,12 +296,7 @@ class Network:
     @cached_property
     def whole(self) -> frozenset[int]:
         """Numbers of the ops whose values are known to be whole numbers at every input."""
-        found: set[int] = set()
-        for index, op in enumerate(self.ops):
-            steps = isinstance(op, Elementwise) and isinstance(op.function, StepFunction)
-            if steps or (op.inputs and found.issuperset(op.inputs) and op.keeps_whole):
-                found.add(index)
-        return frozenset(found)
+        return whole_ops(self.ops)
 
     @cached_property
     def counted(self) -> dict[str, Tensor]:
@@ -346,12 +360,30 @@ class Network:
         return self.values(x)[-1]
 
 
-def live(ops: Sequence[Op], output: int) -> tuple[tuple[Op, ...], dict[int, int]]:
-    """Return the input and the ops that an op needs, which comes last, and their new numbers by their old ones."""
-    needed = {0, output}
+def _is_finite(numbers: Tensor) -> bool:
+    """Return True if no number is NaN or infinite: both show in the extremes, which need no copy of the tensor."""
+    return not numbers.numel() or all(math.isfinite(end) for end in torch.aminmax(numbers.detach()))
+
+
+def whole_ops(ops: Sequence[Op]) -> frozenset[int]:
+    """Return the numbers of the ops whose values are known to be whole numbers at every input."""
+    found: set[int] = set()
+    for index, op in enumerate(ops):
+        steps = isinstance(op, Elementwise) and isinstance(op.function, StepFunction)
+        if steps or (op.inputs and found.issuperset(op.inputs) and op.keeps_whole):
+            found.add(index)
+    return frozenset(found)
+
+
+def live(ops: Sequence[Op], output: int, pairs: Iterable[Pair] = ()) -> tuple[tuple[Op, ...], dict[int, int]]:
+    """Return the input and the ops that an op needs, which comes last, and their new numbers by their old ones.
+
+    What a pair compares an op with is needed where the op is.
+    """
+    needed, compared = {0, output}, {pair.second: pair[:2] for pair in pairs}
     for index in range(output, 0, -1):
         if index in needed:
-            needed.update(ops[index].inputs)
+            needed.update(ops[index].inputs, compared.get(index, ()))
     number = {old: new for new, old in enumerate(sorted(needed))}
     return tuple(replace(ops[old], inputs=tuple(number[i] for i in ops[old].inputs)) for old in number), number
 
@@ -363,6 +395,18 @@ def _are_whole(numbers: Iterable[object]) -> bool:
         for each in numbers
         if isinstance(each, Tensor | float)
     )
+
+
+def _compares(pair: Sequence[Op], ops: Sequence[Op]) -> bool:
+    """Whether the second of three ops is a sum of the third one's input and the first one's times −1."""
+    first, apart, second = pair
+    if not (isinstance(first, Elementwise) and isinstance(second, Elementwise) and isinstance(apart, Sum)):
+        return False
+    minus = ops[apart.inputs[-1]]
+    if not (isinstance(minus, Affine) and isinstance(minus.map, Diagonal) and minus.is_exact and minus.bias is None):
+        return False
+    turned = minus.inputs == first.inputs and bool((minus.map.weight == -1).all())
+    return turned and apart.inputs == (*second.inputs, apart.inputs[-1])
 
 
 def _add_user(users: list[set[str]], inputs: Tensor, user: str) -> None:

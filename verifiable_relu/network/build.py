@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.derived import quotient, share
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import (
     Activation,
@@ -28,6 +27,7 @@ from verifiable_relu.network.nodes import (
     Sparse,
 )
 from verifiable_relu.network.simplify import live
+from verifiable_relu.readers.derived import quotient, share
 
 
 class Builder:

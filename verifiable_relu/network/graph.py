@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.derived import both, lost
 from verifiable_relu.network.nodes import (
     STEPS,
     Activation,
@@ -37,6 +36,7 @@ from verifiable_relu.network.nodes import (
     Sparse,
     Step,
 )
+from verifiable_relu.readers.derived import both, lost
 
 Made = TypeVar("Made")
 

@@ -21,7 +21,7 @@ import onnx
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.network.nodes import FUNCTIONS, LeakyRelu, Relu
-from verifiable_relu.network.onnx.model import sort
+from verifiable_relu.readers.onnx.model import sort
 from verifiable_relu.trust.certificate import Branches, Cover, Leaf, Plain, Plane, Proof, Tighter, Tree
 
 VERSION = 4

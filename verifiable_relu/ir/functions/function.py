@@ -129,7 +129,10 @@ class Function(ABC):
 
     @abstractmethod
     def unstable(self, x: Interval) -> Tensor:
-        """Return where f is not one linear function on the interval, bool: where better bounds of x are of use."""
+        """Return where f is not one linear function on the interval, bool: where better bounds of x are of use.
+
+        True where an end is NaN.
+        """
 
     @abstractmethod
     def slopes(self, x: Interval, chosen_by: Interval | None = None) -> tuple[Tensor, Tensor]:

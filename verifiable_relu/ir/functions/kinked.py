@@ -116,7 +116,8 @@ class Kinked(Function):
         return Interval(lower, torch.where((x.upper <= 0) & ~falls, upper.clamp(max=0), upper))
 
     def unstable(self, x: Interval) -> Tensor:
-        return (x.lower < 0) & (x.upper > 0)
+        # Of an interval that is not known (NaN) nothing is stable.
+        return ~((x.lower >= 0) | (x.upper <= 0))
 
     def derivative_range(self, x: Interval) -> Interval:
         slopes = torch.stack([(x.lower >= 0).to(x.lower), (x.upper > 0).to(x.lower)])

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.network.build import Builder
-from verifiable_relu.network.derived import deviations, quotient
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.trace import Trace, TracedCall, exchanged
 from verifiable_relu.network.nodes import Activation, Gelu, LeakyRelu, Relu, Shape, Sigmoid, Tanh, curve
 from verifiable_relu.network.simplify import needed
+from verifiable_relu.readers.derived import deviations, quotient
 
 _ORDER = ("center", "scale", "shift")
 """The parts of a Scale node in the order in which they act."""

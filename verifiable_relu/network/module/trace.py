@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.derived import exact_product, exact_sum
 from verifiable_relu.nn.gates import HardnessGate, Sharpened
+from verifiable_relu.readers.derived import exact_product, exact_sum
 
 _SHAPES = {f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")} | {
     f"new_{kind}" for kind in ("empty", "zeros", "ones", "full")

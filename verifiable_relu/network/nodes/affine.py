@@ -18,7 +18,7 @@ class Affine(Node):
     """A node y = W·x + b of one input. Subclasses are the ways in which W is stored.
 
     ``weight_error`` bounds |W_true − W| ≤ weight_error·|W| entry by entry, and so of every other stored number, b
-    among them; 0.0 means that the stored numbers are the operator's own (``network.derived``). Where W·x + b is what a
+    among them; 0.0 means that the stored numbers are the operator's own (``readers.derived``). Where W·x + b is what a
     runtime computes by rounding (``network.onnx.running``), W_true and b_true are other numbers at every x, and
     |b_true − b| ≤ weight_error·(|b| + ``offset_terms``). Of a division the ``divisor`` is exact.
     """

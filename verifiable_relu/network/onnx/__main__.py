@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verifiable_relu.network.onnx.call import GROUP
-from verifiable_relu.network.onnx.constants import FOLDED
-from verifiable_relu.network.onnx.read import CONVERTERS
+from verifiable_relu.readers.onnx.call import GROUP
+from verifiable_relu.readers.onnx.constants import FOLDED
+from verifiable_relu.readers.onnx.read import CONVERTERS
 
 TITLES = {
     "affine": "Affine: sums, products with constants, movements, reductions, windows",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,22 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.network.agreement import Parting, parting, sample_points
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
-from verifiable_relu.network.onnx.model import declared_inputs
+from verifiable_relu.readers.onnx.model import declared_inputs
 from verifiable_relu.rounding import unit_roundoff
 
 _COMPLAINT = "the network that was read does not compute what the file does"
 
 
-def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -> None:
+Unmerged = Callable[[], tuple[Sequence[Node], Mapping[str, int]]]
+"""Makes the nodes that were read, before anything was merged, and the node behind each computed tensor of the file."""
+
+
+def compare(network: Network, unmerged: Unmerged) -> None:
     """Evaluate a network and the file it came from at points that suit any network.
 
     Args:
         network: as it was read, with the file's bytes.
-        nodes: what was read, node by node, before anything was merged.
-        names: the node behind each of the file's tensors that are computed.
+        unmerged: called where the two differ, to find the node at which they part.
 
     Raises:
         InputError: if onnxruntime refuses the file, or the two differ by more than rounding explains; it names the
@@ -40,7 +43,7 @@ def compare(network: Network, nodes: Sequence[Node], names: Mapping[str, int]) -
     if not bool(torch.isfinite(found).any()):
         raise InputError("no output is finite where the network is compared with its file")
     if _output_parting(network, points, found, source.unit) is not None:
-        raise _explained(network, nodes, names, points)
+        raise _explained(network, *unmerged(), points)
 
 
 def require_runs(data: bytes) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.onnx.call import Value
+from verifiable_relu.readers.builder import Value
 from verifiable_relu.rounding import SAME_SCALE
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.network.adapt import Nodes
 from verifiable_relu.network.agreement import sample_points
 from verifiable_relu.network.build import as_network
-from verifiable_relu.network.derived import Derived, both
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network, whole
 from verifiable_relu.network.nodes import (
@@ -47,14 +47,16 @@ from verifiable_relu.network.nodes import (
     Product,
     Reshape,
     Scale,
+    Sparse,
     Step,
 )
-from verifiable_relu.network.onnx.call import Value
 from verifiable_relu.network.onnx.compare import compare_at
-from verifiable_relu.network.onnx.model import load_model
-from verifiable_relu.network.onnx.read import Reading
 from verifiable_relu.network.onnx.requantised import Requantised
 from verifiable_relu.network.onnx.write import write_onnx
+from verifiable_relu.readers.builder import Value
+from verifiable_relu.readers.derived import Derived, both
+from verifiable_relu.readers.onnx.model import load_model
+from verifiable_relu.readers.onnx.read import Reading
 from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie, tiny
 from verifiable_relu.settings import neutral
 
@@ -150,10 +152,10 @@ def meant(network: Network, arithmetic: str = "real", joint: float | Sequence[fl
 
 @dataclass
 class _RecordedReading(Reading):
-    """A model, node by node, with the operator from which each node comes.
+    """A model, node by node, with the operator from which each op comes.
 
     Attributes:
-        operators: by the index of a node of ``build``.
+        operators: by the number of an op of ``build``.
         constants: the names of constants that are rounded, since the file stores them as whole numbers.
         spans: by name of a tensor that sums numbers of whole ones, Σ 2·N_i·s_i of these (``rounding.tie``).
         quantised: by name of a quantising operator's result N and the span of what it quantises.
@@ -203,7 +205,7 @@ class _RecordedReading(Reading):
             self.spans[node.output[0]] = before
 
     def take(self, node: onnx.NodeProto, label: str) -> None:
-        known = len(self.build.nodes)
+        known = len(self.build.ops)
         super().take(node, label)
         found = [self.tensors[name] for name in node.output if name in self.tensors]
         if node.op_type in ("Constant", "ConstantOfShape", "Shape", "Size"):
@@ -236,7 +238,7 @@ class _RecordedReading(Reading):
             raise UnsupportedError(f"the rounding of this operator {what}is not modelled", place=place)
         if node.op_type in ("Sum", "Mean") and len(node.input) > SPARE // 2:
             raise UnsupportedError(f"more than {SPARE // 2} inputs, whose rounding is not modelled", place=place)
-        for index in range(known, len(self.build.nodes)):
+        for index in range(known, len(self.build.ops)):
             self.operators[index] = node
         self._spanned(node)
 
@@ -299,7 +301,7 @@ class _Rounding:
             before: how many terms the affine operators right before it sum.
             small: as ``off`` takes it.
         """
-        if isinstance(node, Reshape | Permute):
+        if isinstance(node, Reshape | Permute) or (isinstance(node, Sparse) and node.moves):
             return self.add(node), before
         if isinstance(node, Affine):
             terms = before + node.terms
@@ -329,17 +331,22 @@ class _Rounding:
 def _rounding(reading: _RecordedReading, by: RuntimeArithmetic) -> tuple[list[Node], int]:
     """The nodes with the errors of their rounding, and the index of the output."""
     made = _Rounding(by)
+    output = reading.build.in_place(reading.output)
+    given_nodes = Nodes(reading.build.ops, reading.input_shape, reading.operators)
+    last = given_nodes.reshaped(given_nodes.at[output], reading.sample_shape, "output")
+    read_nodes = given_nodes.nodes
+    operators = [reading.operators.get(owner) for owner in given_nodes.owner]
     # Of each node: its result's index, how many terms the affine operators up to it sum, the least product
     # of weights of those that follow each other, and whether it has numbers of the input as they were given.
     at: list[int] = []
     least: list[float] = []
     terms: list[int] = []
     given: list[bool] = []
-    counted = whole(reading.build.nodes)
-    for index, read in enumerate(reading.build.nodes):
+    counted = whole(read_nodes)
+    for index, read in enumerate(read_nodes):
         before = max((terms[i] for i in read.inputs), default=0)
         node = replace(read, inputs=tuple(at[i] for i in read.inputs))
-        operator = reading.operators.get(index)
+        operator = operators[index]
         product = min((least[i] for i in read.inputs), default=1.0)
         if isinstance(read, Affine):
             product = _least_weight(read) * min(1.0, product)
@@ -351,7 +358,7 @@ def _rounding(reading: _RecordedReading, by: RuntimeArithmetic) -> tuple[list[No
             if quantises(operator.op_type) and index in counted:
                 if isinstance(node, Step):
                     numbers, summed = reading.quantised[operator.output[0]]
-                    by_scale: Any = reading.build.nodes[read.inputs[0]]
+                    by_scale: Any = read_nodes[read.inputs[0]]
                     scale = float(by_scale.divisor.abs().min())
                     off = tie(numbers, summed / Fraction(scale))
                     off = made.noise(node.inputs[0], by.relative(1), off, factor=max(1.0, 2 / scale))
@@ -360,7 +367,7 @@ def _rounding(reading: _RecordedReading, by: RuntimeArithmetic) -> tuple[list[No
             elif operator.op_type == "Softmax":
                 # Its nodes are exact, but for the last one.
                 found, count = made.add(node), 0
-                if reading.operators.get(index + 1) is not operator:
+                if operators[index + 1 : index + 2] != [operator]:
                     length = max(node.shape, default=1) if reading.opset >= 13 else node.size
                     found = made.result(made.noise(found, by.relative(length), ELEMENTARY))
             elif rounds(operator.op_type):
@@ -371,10 +378,9 @@ def _rounding(reading: _RecordedReading, by: RuntimeArithmetic) -> tuple[list[No
         terms.append(count)
         rounded = operator is not None and rounds(operator.op_type)
         given.append(not rounded and (not index or any(given[i] for i in read.inputs)))
-    output = reading.output.index
-    if given[output]:
+    if given[last]:
         raise UnsupportedError("an output is a number of the input: what a runtime makes of it is not modelled")
-    return made.nodes, at[output]
+    return made.nodes, at[last]
 
 
 def _least_weight(node: Affine) -> float:

@@ -13,10 +13,10 @@ from fractions import Fraction
 import numpy as np
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.derived import Derived, both, rounded
-from verifiable_relu.network.onnx.call import Call, Value, converts
-from verifiable_relu.network.onnx.moves import Numbered, axis_of, moved
-from verifiable_relu.network.onnx.windows import MAX_CELLS
+from verifiable_relu.readers.builder import Value
+from verifiable_relu.readers.derived import Derived, both, rounded
+from verifiable_relu.readers.onnx.call import Call, axis_of, converts
+from verifiable_relu.readers.onnx.windows import MAX_CELLS
 from verifiable_relu.rounding import LEAST_WEIGHT, UNIT
 
 _HALF = Fraction(1, 2)
@@ -29,11 +29,6 @@ class Axis:
     before: int
     after: int
     scale: Fraction
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether the axis is left as it is."""
-        return self.scale == 1 and self.before == self.after
 
 
 def _symmetric(axis: Axis, i: int) -> Fraction:
@@ -49,7 +44,7 @@ PLACES: dict[bytes, Callable[[Axis, int], Fraction]] = {
     ),
     b"half_pixel_symmetric": _symmetric,
 }
-"""Where an output comes from, in the numbering of the inputs, by ``coordinate_transformation_mode``."""
+"""The place that an output comes from, in the numbering of the inputs, by ``coordinate_transformation_mode``."""
 
 NEAREST: dict[bytes, Callable[[Fraction], int]] = {
     b"round_prefer_floor": lambda place: math.ceil(place - _HALF),
@@ -85,7 +80,7 @@ def _resize(call: Call) -> Value:
     mode, where = call.get("mode", b"nearest"), call.get("coordinate_transformation_mode", b"half_pixel")
     if where not in PLACES:
         raise UnsupportedError(f"its attribute coordinate_transformation_mode = {where!r}")
-    x, shape = call.value(), call.shape(call.value())
+    x, shape = call.value(), call.value().shape
     axes = [axis_of(axis, len(shape)) for axis in call.get("axes", range(len(shape)))]
     scales, sizes = (None if given is None or not given.size else given for given in map(call.optional, (2, 3)))
     if (scales is None) == (sizes is None) or len(set(axes)) < len(axes):
@@ -118,7 +113,7 @@ def _resize(call: Call) -> Value:
 @converts("Upsample", 7, 9)
 @converts("Resize", 10)
 def _upsample(call: Call) -> Value:
-    x, shape = call.value(), call.shape(call.value())
+    x, shape = call.value(), call.value().shape
     scales = call.get("scales", ()) if (call.op, call.version) == ("Upsample", 7) else call.constant(1).reshape(-1)
     if len(scales) != len(shape):
         raise InputError(f"{len(scales)} factors for {len(shape)} axes")
@@ -140,7 +135,7 @@ def _interpolated(
     terms: Callable[[Fraction], Terms],
     inside: bool = False,
 ) -> Value:
-    """x resized along its ONNX axes.
+    """Return x resized along its axes.
 
     Args:
         call: the node that is read.
@@ -169,27 +164,24 @@ def _interpolated(
         error = both(both(error, off), 0.0 if short else float(UNIT))
     full = (*(len(places) for places, _ in lines), *shape)
     rows = np.broadcast_to(index, full).reshape(count, -1).T
-    numbered = Numbered()
-    numbers = numbered.add(call, x)
     if count == 1 and bool((weight == 1).all()):
-        found = moved(call, numbered, numbers.reshape(-1)[rows].reshape(shape))
-        assert isinstance(found, Value)
-        return found
+        return call.build.moved(x, rows.reshape(shape))
     wide = np.broadcast_to(weight, full).reshape(count, -1).T
     if bool(((wide != 0) & (np.abs(wide) < LEAST_WEIGHT)).any()):
         raise UnsupportedError("weights next to 0")
-    return call.sparse(x.index, rows, wide, shape, error=error)
+    return call.build.sparse(x, rows, wide, shape, error=error)
 
 
 def _are_short(weights: np.ndarray, bits: int) -> bool:
-    """Whether weights have no more than so many binary places."""
+    """Return True if weights have no more than so many binary places."""
     return all(w.denominator & (w.denominator - 1) == 0 and w.denominator <= 1 << bits for w in weights.flat)
 
 
 def _line(axis: Axis, where: bytes, terms: Callable[[Fraction], Terms], inside: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs and weights, as fractions, of each output along one axis: (terms, outputs) each."""
-    found = [[(i, Fraction(1))] if axis.unchanged else terms(PLACES[where](axis, i)) for i in range(axis.after)]
-    if inside and not axis.unchanged:
+    """Return the inputs and weights, as fractions, of each output along one axis: (terms, outputs) each."""
+    unchanged = axis.scale == 1 and axis.before == axis.after
+    found = [[(i, Fraction(1))] if unchanged else terms(PLACES[where](axis, i)) for i in range(axis.after)]
+    if inside and not unchanged:
         found = [[(i, w if 0 <= i < axis.before else Fraction(0)) for i, w in row] for row in found]
         found = [[(i, w / sum(share for _, share in row)) for i, w in row] for row in found]
     places = np.array([[min(max(i, 0), axis.before - 1) for i, _ in row] for row in found], np.int64).T

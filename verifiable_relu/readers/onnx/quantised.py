@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.derived import exact_product
-from verifiable_relu.network.nodes import Relu, Scale, Step
-from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value, converts
-from verifiable_relu.network.onnx.constants import RUNTIME, along, limits
-from verifiable_relu.network.onnx.elementwise import divided
+from verifiable_relu.ir.linear import Diagonal
+from verifiable_relu.ir.network import Affine
+from verifiable_relu.readers.builder import Value, tensor
+from verifiable_relu.readers.derived import exact_product
+from verifiable_relu.readers.onnx.call import Call, Result, converts
+from verifiable_relu.readers.onnx.constants import RUNTIME, along, limits
 
 _SINCE_21 = (21, 23, 24, 25, 28)
 
@@ -32,27 +31,25 @@ _SINCE_21 = (21, 23, 24, 25, 28)
 @converts("QuantizeLinear", 10, 13, 19, *_SINCE_21, group="steps")
 @converts(f"{RUNTIME}.QuantizeLinear", 1, group="steps")
 def _quantize(call: Call) -> Value:
-    _refuse_narrow(call, "precision", onnx.TensorProto.FLOAT)
+    _refuse_narrow(call, "precision")
     kind = call.get("output_dtype", 0)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else np.dtype(np.uint8)
-    return quantised(call, call.value(), call.constant(1), call.optional(2), dtype, call.attributes)
+    return _quantised(call, call.value(), call.constant(1), call.optional(2), dtype, call.attributes)
 
 
 @converts("DequantizeLinear", 10, 13, 19, *_SINCE_21)
 @converts(f"{RUNTIME}.DequantizeLinear", 1)
-def _dequantize(call: Call) -> Value:
-    _refuse_narrow(call, "output_dtype", onnx.TensorProto.FLOAT)
-    found = dequantised(call, call.value(), call.constant(1), call.optional(2), call.attributes)
-    assert isinstance(found, Value)
-    return found
+def _dequantize(call: Call) -> Result:
+    _refuse_narrow(call, "output_dtype")
+    return _dequantised(call, call.value(), call.constant(1), call.optional(2), call.attributes)
 
 
-def _refuse_narrow(call: Call, attribute: str, kind: int) -> None:
-    if call.get(attribute, 0) not in (0, kind):
+def _refuse_narrow(call: Call, attribute: str) -> None:
+    if call.get(attribute, 0) not in (0, onnx.TensorProto.FLOAT):
         raise UnsupportedError(f"its attribute {attribute} = {call.get(attribute, 0)}")
 
 
-def quantised(
+def _quantised(
     call: Call,
     x: Value,
     scale: np.ndarray,
@@ -60,7 +57,7 @@ def quantised(
     dtype: np.dtype | None = None,
     attributes: dict[str, Any] | None = None,
 ) -> Value:
-    """The whole numbers that stand for x.
+    """Return the whole numbers that stand for x.
 
     Args:
         call: the node that is read.
@@ -73,57 +70,54 @@ def quantised(
         UnsupportedError: for another type than one of whole numbers.
     """
     low, high = limits(zero.dtype if zero is not None else dtype or np.dtype(np.uint8))
-    build, shape = call.build, call.shape(x)
-    at = divided(call, x, _beside(call, x, along(scale, shape, attributes or {}))).index
-    at = build.append(Step(name=call.name, inputs=(at,), shape=build.shape(at), function="Round"))
-    moved = np.zeros((), np.int32) if zero is None else along(zero, shape, attributes or {}).astype(np.int32)
+    build, given = call.build, attributes or {}
+    at = build.function(build.divided(x, _tensor(along(scale, x.shape, given))), "Round")
+    moved = np.zeros((), np.int32) if zero is None else along(zero, x.shape, given).astype(np.int32)
     # Kept above low − zero and below high − zero, and moved by zero: high − relu(high − low − relu(· − low + zero)).
-    for center, sign in ((low - moved, 1.0), (np.asarray(high - low), -1.0)):
-        at = build.scale(at, call.name, center=_beside(call, x, center), scale=torch.tensor(sign))
-        at = build.activation(at, Relu, call.name)
-    return Value(build.scale(at, call.name, center=torch.tensor(float(high)), scale=torch.tensor(-1.0)), x.leading)
+    above = build.relu(build.scale(at, center=_tensor(low - moved)))
+    within = build.relu(build.scale(above, -1.0, shift=float(high - low)))
+    return build.scale(within, -1.0, shift=float(high))
 
 
-def dequantised(
-    call: Call,
-    x: Result,
-    scale: np.ndarray,
-    zero: np.ndarray | None,
-    attributes: dict[str, Any] | None = None,
+def _dequantised(
+    call: Call, x: Result, scale: np.ndarray, zero: np.ndarray | None, attributes: dict[str, Any] | None = None
 ) -> Result:
-    """The numbers for which whole ones stand; the arguments are those of ``quantised``."""
-    scale = along(scale, call.shape(x), attributes or {})
-    zero = None if zero is None else along(zero, call.shape(x), attributes or {})
+    """Return the numbers for which whole ones stand; the arguments are those of ``_quantised``."""
+    scale = along(scale, x.shape, attributes or {})
+    zero = None if zero is None else along(zero, x.shape, attributes or {})
     if not isinstance(x, Value):
-        return _product(np.asarray(centred(call, x, zero)), scale)
-    factor, center = _beside(call, x, scale), _beside(call, x, np.zeros((), np.int32) if zero is None else zero)
-    at, made = x.index, call.build.nodes[x.index]
-    if isinstance(made, Scale) and bool((made.scale == -1).all()) and not (made.weight_error or made.shift.any()):
+        return _product(np.asarray(_centred(call, x, zero)), scale)
+    build, op = call.build, call.build.ops[x.op]
+    factor, center = _tensor(scale), _tensor(np.zeros((), np.int32) if zero is None else zero)
+    turned = isinstance(op, Affine) and isinstance(op.map, Diagonal) and bool((op.map.weight == -1).all())
+    if turned and x.index is None and isinstance(op, Affine) and op.is_exact:
         # high − r less the zero point is −(r − (high − zero)).
-        at, center, factor = made.inputs[0], made.center - center, -factor
+        high = 0.0 if op.bias is None else op.bias.reshape(x.shape)
+        x, center, factor = (
+            Value(op.inputs[0], x.shape),
+            high - build.constant(center, x.shape).reshape(x.shape),
+            -factor,
+        )
     # A whole number less another is exact: of what runs, the product with the scale alone is rounded.
-    whole = call.build.scale(at, call.name, center=center)
-    return Value(call.build.scale(whole, call.name, scale=factor), x.leading)
+    return build.scale(build.scale(x, center=center), factor)
 
 
-def centred(call: Call, x: Result | None, zero: np.ndarray | None) -> Result:
-    """Whole numbers less their zero point, which broadcasts against them."""
+def _centred(call: Call, x: Result | None, zero: np.ndarray | None) -> Result:
+    """Return whole numbers less their zero point, which broadcasts against them."""
     if x is None:
         raise UnsupportedError("an operand is missing")
     if isinstance(x, Value):
-        if zero is None or not zero.any():
-            return x
-        return Value(call.build.scale(x.index, call.name, center=_beside(call, x, zero)), x.leading)
+        return x if zero is None or not zero.any() else call.build.scale(x, center=_tensor(zero))
     limits(x.dtype)
     return x.astype(np.int32) - (0 if zero is None else zero.astype(np.int32))
 
 
-def _beside(call: Call, x: Value, numbers: np.ndarray) -> Tensor:
-    return call.beside(np.asarray(numbers if numbers.dtype.kind in "fiu" else numbers.astype(np.int32)), x)
+def _tensor(numbers: np.ndarray) -> Tensor:
+    return tensor(np.asarray(numbers if numbers.dtype.kind in "fiu" else numbers.astype(np.int32)))
 
 
 def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The exact product of scales, or of whole numbers and a scale.
+    """Return the exact product of scales, or of whole numbers and a scale.
 
     Raises:
         UnsupportedError: if float64 may not hold it.
@@ -137,51 +131,40 @@ def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return found
 
 
-def _as(call: Call, operator: str, version: int, inputs: Sequence[Result | None]) -> Value:
-    """What an operator of the standard makes of other inputs with the node's attributes."""
-    node = onnx.helper.make_node(operator, call.node.input, call.node.output)
-    node.attribute.extend(call.node.attribute)
-    made = replace(call, op=operator, version=version, inputs=tuple(inputs), node=node)
-    found = CONVERTERS[operator, version](made)
-    (value,) = found if isinstance(found, Sequence) else (found,)
-    assert isinstance(value, Value)
-    return value
-
-
 def _result(call: Call, whole: Value, scale: np.ndarray, start: int) -> Value:
-    """Whole numbers times a scale, quantised by the scale and the zero point from an input on; as they are without."""
-    numbers = Value(call.build.scale(whole.index, call.name, scale=_beside(call, whole, scale)), whole.leading)
+    """Return whole numbers times a scale, quantised by the scale and the zero point from input ``start`` on, if any."""
+    numbers = call.build.scale(whole, _tensor(scale))
     if len(call.inputs) <= start or call.inputs[start] is None:
         return numbers
-    return quantised(call, numbers, call.constant(start), call.optional(start + 1))
+    return _quantised(call, numbers, call.constant(start), call.optional(start + 1))
 
 
 def _columns(numbers: np.ndarray | None) -> np.ndarray:
-    """Numbers for the columns of a matrix: one for all without axes, and zero where there are none."""
+    """Return numbers for the columns of a matrix: one for all without axes, and zero where there are none."""
     if numbers is None:
         return np.zeros((), np.int32)
     return numbers.reshape(()) if numbers.size == 1 else numbers
 
 
 def _rows(numbers: np.ndarray | None) -> np.ndarray:
-    """Numbers for the rows of a matrix."""
+    """Return numbers for the rows of a matrix."""
     found = _columns(numbers)
     return found[:, None] if found.ndim == 1 else found
 
 
 @converts("MatMulInteger", 10)
 def _matmul_integer(call: Call) -> Value:
-    left = centred(call, call.inputs[0], _rows(call.optional(2)))
-    right = centred(call, call.inputs[1], _columns(call.optional(3)))
-    return _as(call, "MatMul", 13, (left, right))
+    left = _centred(call, call.inputs[0], _rows(call.optional(2)))
+    right = _centred(call, call.inputs[1], _columns(call.optional(3)))
+    return call.as_operator("MatMul", 13, (left, right))
 
 
 @converts("QLinearMatMul", 10, 21, group="steps")
 def _qlinear_matmul(call: Call) -> Value:
-    left = centred(call, call.inputs[0], _rows(call.constant(2)))
-    right = centred(call, call.inputs[3], _columns(call.constant(5)))
+    left = _centred(call, call.inputs[0], _rows(call.constant(2)))
+    right = _centred(call, call.inputs[3], _columns(call.constant(5)))
     scale = _product(_rows(call.constant(1)), _columns(call.constant(4)))
-    return _result(call, _as(call, "MatMul", 13, (left, right)), scale, 6)
+    return _result(call, call.as_operator("MatMul", 13, (left, right)), scale, 6)
 
 
 @converts(f"{RUNTIME}.QGemm", 1, group="steps")
@@ -191,21 +174,21 @@ def _qgemm(call: Call) -> Value:
     zeros, scales = call.optional(5), call.constant(4)
     if call.constant(1).size != 1 or (zeros is not None and zeros.size != scales.size):
         raise UnsupportedError("several scales of its left operand, or other zero points than scales of its right one")
-    left = centred(call, call.inputs[0], call.optional(2))
-    right = centred(call, call.inputs[3], _rows(zeros) if rows else _columns(zeros))
+    left = _centred(call, call.inputs[0], call.optional(2))
+    right = _centred(call, call.inputs[3], _rows(zeros) if rows else _columns(zeros))
     attributes = {**call.attributes, "alpha": 1.0, "beta": 1.0}
-    whole = _as(replace(call, attributes=attributes), "Gemm", 13, (left, right, call.optional(6)))
+    whole = call.as_operator("Gemm", 13, (left, right, call.optional(6)), attributes)
     if alpha != 1:
-        whole = Value(call.build.scale(whole.index, call.name, scale=torch.tensor(alpha)), whole.leading)
+        whole = call.build.scale(whole, alpha)
     return _result(call, whole, _product(call.constant(1).reshape(()), _columns(scales)), 7)
 
 
 def _convolved(call: Call, kernel: int, zeros: tuple[int, int], bias: int) -> Value:
-    """A convolution of whole numbers; the arguments are positions of inputs."""
+    """Return a convolution of whole numbers; the arguments are positions of inputs."""
     zero, off = (_columns(call.optional(position)) for position in zeros)
     weight = call.constant(kernel)
-    centre = centred(call, weight, off.reshape(-1, *(1,) * (weight.ndim - 1)))
-    return _as(call, "Conv", 11, (centred(call, call.value(), zero), centre, call.optional(bias)))
+    centre = _centred(call, weight, off.reshape(-1, *(1,) * (weight.ndim - 1)))
+    return call.as_operator("Conv", 11, (_centred(call, call.value(), zero), centre, call.optional(bias)))
 
 
 @converts("ConvInteger", 10)
@@ -217,11 +200,11 @@ def _conv_integer(call: Call) -> Value:
 def _qlinear_conv(call: Call) -> Value:
     whole = _convolved(call, 3, (2, 5), 8)
     scale = _product(call.constant(1).reshape(()), call.constant(4))
-    return _result(call, whole, scale.reshape(-1, *(1,) * (len(call.shape(whole)) - 2)), 6)
+    return _result(call, whole, scale.reshape(-1, *(1,) * (len(whole.shape) - 2)), 6)
 
 
 def _between(call: Call, operator: str, version: int, operands: int) -> Value:
-    """An operator of the standard on the numbers for which whole ones stand, and its result quantised."""
+    """Read an operator of the standard on the numbers for which whole ones stand, its result quantised."""
     call.refuse(channels_last=0)
     triples = [call.inputs[3 * i : 3 * i + 3] for i in range(operands)]
     return _requantised(call, operator, version, triples, 3 * operands)
@@ -234,9 +217,9 @@ def _requantised(
     for x, scale, zero in triples:
         if x is None or not isinstance(scale, np.ndarray) or isinstance(zero, Value):
             raise UnsupportedError("a scale or a zero point that is not a constant")
-        inputs.append(dequantised(call, x, scale, zero))
-    found = _as(call, operator, version, inputs)
-    return quantised(call, found, call.constant(start), call.optional(start + 1))
+        inputs.append(_dequantised(call, x, scale, zero))
+    found = call.as_operator(operator, version, inputs)
+    return _quantised(call, found, call.constant(start), call.optional(start + 1))
 
 
 @converts(f"{RUNTIME}.QLinearConcat", 1, group="steps")

@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.derived import exact_sum
-from verifiable_relu.network.nodes import Relu
-from verifiable_relu.network.onnx.call import Call, Result, Value
-from verifiable_relu.network.onnx.constants import Constant, evaluated
-from verifiable_relu.network.onnx.elementwise import added, times
-from verifiable_relu.network.onnx.reduce import bounded
-from verifiable_relu.network.onnx.steps import zero
+from verifiable_relu.readers.builder import Value
+from verifiable_relu.readers.derived import exact_sum
+from verifiable_relu.readers.onnx.arithmetic import added, times
+from verifiable_relu.readers.onnx.call import Call, Result
+from verifiable_relu.readers.onnx.constants import Constant, evaluated
+from verifiable_relu.readers.onnx.decisions import is_zero
+from verifiable_relu.readers.onnx.functions import bounded
 
 INDEXED = {"Gather": (1,), "GatherND": (1,), "ScatterND": (1,), "Slice": (1, 2)}
 """The inputs that say where, by operator."""
@@ -44,7 +43,7 @@ class Whole:
     """Whole numbers of which each is a computed one plus a constant, or a constant.
 
     Attributes:
-        key: the node of each, of one element; −1 for a constant.
+        key: the op of each; −1 for a constant. An op with such a number has one element.
         offset: the constants, of the same shape.
     """
 
@@ -53,12 +52,12 @@ class Whole:
 
     @staticmethod
     def of(given: Whole | np.ndarray) -> Whole:
-        """Constants as such numbers."""
+        """Return constants as such numbers."""
         return given if isinstance(given, Whole) else Whole(np.full(given.shape, -1), given)
 
 
 def followed(node: onnx.NodeProto, inputs: Sequence[Any], opset: int) -> Whole | None:
-    """What a node makes of whole numbers; None where that is not known to be such numbers."""
+    """Return what a node makes of whole numbers; None where that is not known to be such numbers."""
     if not all(isinstance(each, Whole) or (isinstance(each, np.ndarray) and each.dtype.kind == "i") for each in inputs):
         return None
     given = [Whole.of(each) for each in inputs]
@@ -81,7 +80,7 @@ class ValueTable:
     """A tensor that depends on a few computed whole numbers alone.
 
     Attributes:
-        keys: the nodes of these numbers, each with the least and the largest number that the table tells apart: beyond
+        keys: the ops of these numbers, each with the least and the largest number that the table tells apart: beyond
             these it is what it is there.
         arrays: what the tensor can be.
         which: of all choices of the numbers the array, by its place; an axis for each number.
@@ -93,7 +92,7 @@ class ValueTable:
 
     @staticmethod
     def of(whole: Whole, sizes: Sequence[int], ends: bool) -> ValueTable:
-        """Numbers that say where in axes of these sizes; ``ends``: what is beyond an axis counts as its end."""
+        """Return numbers that say where in axes of these sizes; ``ends``: what is beyond an axis counts as its end."""
         reach = max(sizes) + int(np.abs(whole.offset).max(initial=0)) + 1
         keys = {int(key): (-reach, reach) for key in np.unique(whole.key[whole.key >= 0])}
         domain = _domain(keys)
@@ -105,7 +104,7 @@ class ValueTable:
         return ValueTable(keys, arrays, np.arange(len(arrays)).reshape(domain))
 
     def along(self, keys: dict[int, tuple[int, int]]) -> np.ndarray:
-        """``which`` for choices of these numbers, its own among them, of ranges that are no smaller."""
+        """Return ``which`` for choices of these numbers, its own among them, of ranges that are no smaller."""
         found = self.which
         for axis, (key, (low, high)) in enumerate(self.keys.items()):
             least, most = keys[key]
@@ -116,20 +115,15 @@ class ValueTable:
 
 
 def _domain(keys: dict[int, tuple[int, int]]) -> tuple[int, ...]:
-    """How many numbers each of some keys can be."""
+    """Return how many numbers each of some keys can be."""
     domain = tuple(high - low + 1 for low, high in keys.values())
     if math.prod(domain) > _CHOICES:
         raise UnsupportedError(f"depends on computed whole numbers, in more than {_CHOICES} ways")
     return domain
 
 
-def choices(inputs: Sequence[Any]) -> tuple[dict[int, tuple[int, int]], list[list[Any]], np.ndarray]:
-    """What some inputs can be together.
-
-    Returns:
-        The numbers on which they depend, with their ranges; the inputs as they can be; and which of these they are, as
-        ``ValueTable`` has it.
-    """
+def _choices(inputs: Sequence[Any]) -> tuple[dict[int, tuple[int, int]], list[list[Any]], np.ndarray]:
+    """Return the numbers on which some inputs depend, with ranges; the inputs as they can be; and which when."""
     tables = [each for each in inputs if isinstance(each, ValueTable)]
     keys: dict[int, tuple[int, int]] = {}
     for key, (low, high) in itertools.chain.from_iterable(table.keys.items() for table in tables):
@@ -148,8 +142,8 @@ def choices(inputs: Sequence[Any]) -> tuple[dict[int, tuple[int, int]], list[lis
 def computed(
     inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Constant]]
 ) -> list[ValueTable | np.ndarray]:
-    """The results of a function of constants and tables: tables, or constants where they do not depend on anything."""
-    keys, cases, which = choices(inputs)
+    """Return the results of a function of constants and tables: tables, or constants where all are alike."""
+    keys, cases, which = _choices(inputs)
     results = [list(compute(case)) for case in cases]
     made: list[ValueTable | np.ndarray] = []
     for mine in zip(*results, strict=True):
@@ -167,7 +161,7 @@ def computed(
 
 
 def selected(call: Call, table: ValueTable) -> Value:
-    """A table as a computed tensor: what it is most often, and for every other choice the difference if it is made.
+    """Return a table as a computed tensor: its most frequent array, and the difference for every other choice made.
 
     Where float64 rounds a difference, it is the sum over all choices of what it is, if that is made.
 
@@ -178,9 +172,7 @@ def selected(call: Call, table: ValueTable) -> Value:
     if any(array.shape != shape for array in table.arrays):
         raise UnsupportedError("a shape that depends on computed numbers")
     wide = [array.reshape(-1).astype(np.float64) for array in table.arrays]
-    if any(
-        (many.astype(array.dtype) != array.reshape(-1)).any() for many, array in zip(wide, table.arrays, strict=True)
-    ):
+    if any((many.astype(a.dtype) != a.reshape(-1)).any() for many, a in zip(wide, table.arrays, strict=True)):
         raise UnsupportedError("a table of whole numbers that float64 does not hold")
     usual = int(np.bincount(table.which.reshape(-1)).argmax())
     parts, base = [exact_sum(array, -wide[usual]) for array in wide], wide[usual]
@@ -195,57 +187,46 @@ def selected(call: Call, table: ValueTable) -> Value:
         small = small.take(first, axis)
         hits.append(_hits(call, key, low, high, same.reshape(-1), len(first)))
     cells = np.argwhere(small != usual)
-    total = None
-    for axis, index in enumerate(hits):
-        part = call.sparse(index, cells[:, axis], np.ones(len(cells), np.float32), (len(cells),))
-        total = part if total is None else added(call, total, part)
-    assert total is not None
+    moved = [call.build.moved(hit, cells[:, axis]) for axis, hit in enumerate(hits)]
+    total = call.build.sum(*moved)
     if len(hits) > 1:
-        both = added(call, total, np.asarray(1 - len(hits), np.float32))
-        total = Value(call.build.activation(both.index, Relu, call.name), both.leading)
+        total = call.build.relu(added(call, total, np.asarray(1 - len(hits), np.float32)))
     arrays = np.stack([part for k in small[tuple(cells.T)] if (part := parts[k]) is not None], 1)
     terms = int((arrays != 0).sum(1).max())
     if terms * len(arrays) > _WEIGHTS:
         raise UnsupportedError(f"a choice among {len(cells)} tensors of {len(arrays)} numbers")
     place = np.argsort(arrays == 0, axis=1, kind="stable")[:, :terms]
-    return call.sparse(total.index, place, np.take_along_axis(arrays, place, 1), shape, base)
+    return call.build.sparse(total, place, np.take_along_axis(arrays, place, 1), shape, base)
 
 
-def _hits(call: Call, key: int, low: int, high: int, same: np.ndarray, count: int) -> int:
-    """Whether a computed whole number, ends of its range counting for what is beyond, is one of some: (count,).
+def _hits(call: Call, key: int, low: int, high: int, same: np.ndarray, count: int) -> Value:
+    """Return for each of some sets whether it has a computed whole number, (count,).
 
     Args:
         call: the node that is read.
-        key: the number's node.
-        low, high: its range.
+        key: the number's op.
+        low, high: the numbers that are told apart; the ends of their range count for what is beyond.
         same: (range,) in which of the sets each number is.
         count: of the sets.
     """
-    within = bounded(call, bounded(call, key, torch.tensor(float(low)), 1), torch.tensor(float(high)), -1)
+    within = bounded(call, bounded(call, Value(key, (1,)), float(low), 1), float(high), -1)
     size = high - low + 1
-    away = call.sparse(
-        within, np.zeros(size), np.ones(size, np.float32), (size,), -np.arange(low, high + 1).astype(np.float32)
-    )
-    equal = zero(call, away)
+    each = call.build.moved(within, np.zeros(size, np.int64))
+    equal = is_zero(call, added(call, each, -np.arange(low, high + 1).astype(np.float32)))
     terms = int(np.bincount(same).max())
     place, weight = np.zeros((count, terms), np.int64), np.zeros((count, terms), np.float32)
     for number in range(count):
         mine = np.flatnonzero(same == number)
         place[number, : len(mine)], weight[number, : len(mine)] = mine, 1
-    return call.sparse(equal.index, place, weight, (count,)).index
+    return call.build.sparse(equal, place, weight, (count,))
 
 
 def chosen(call: Call, inputs: Sequence[Any], convert: Callable[[list[Any]], Result]) -> Value:
-    """The sum, over what some inputs can be, of what a node makes of these times whether they are that."""
-    keys, cases, which = choices(inputs)
-    rows = list(np.eye(len(cases), dtype=np.float32))
-    hit = selected(call, ValueTable(keys, rows, which))
-    total = None
+    """Return the sum, over what some inputs can be, of what a node makes of these times whether they are that."""
+    keys, cases, which = _choices(inputs)
+    hit = selected(call, ValueTable(keys, list(np.eye(len(cases), dtype=np.float32)), which))
+    parts = []
     for number, case in enumerate(cases):
         made = convert(case)
-        shape = call.shape(made)
-        times_ = call.sparse(hit.index, np.full(math.prod(shape), number), np.ones(math.prod(shape)), shape)
-        part = times(call, times_, made)
-        total = part if total is None else added(call, total, part)
-    assert total is not None
-    return total
+        parts.append(times(call, call.build.moved(hit, np.full(made.shape, number)), made))
+    return call.build.sum(*parts)

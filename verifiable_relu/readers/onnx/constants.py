@@ -2,7 +2,7 @@
 
 What no input of the network reaches is computed once. What moves numbers, compares them or computes with whole ones is
 left to the standard's own reference evaluator; what computes with floating-point numbers is computed in rational
-arithmetic (``network.derived``), since a network is read as a function in real arithmetic. A Cast alone rounds: that is
+arithmetic (``readers.derived``), since a network is read as a function in real arithmetic. A Cast alone rounds: that is
 what the operator is for. How large a result will be is worked out first: a file of a hundred bytes may ask for
 terabytes.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.derived import (
+from verifiable_relu.readers.derived import (
     Derived,
     cast,
     exact_product,
@@ -33,7 +33,7 @@ from verifiable_relu.network.derived import (
     selected,
     settled,
 )
-from verifiable_relu.network.onnx.model import array
+from verifiable_relu.readers.onnx.model import array
 
 Constant = np.ndarray | Derived
 """A constant of the file: an array of its numbers, or numbers that no array of floats holds."""
@@ -45,7 +45,7 @@ MAX_ELEMENTS = 1 << 24
 """Most elements of a constant that a file computes."""
 
 MAX_SLOW_ELEMENTS = 1 << 18
-"""The same for operators that the reference evaluator computes element by element."""
+"""Most elements of a constant that the reference evaluator computes element by element."""
 
 _ELEMENTWISE = {
     "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "DequantizeLinear", "Div", "Equal", "Erf", "Exp",
@@ -126,7 +126,7 @@ def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) 
 
 
 def _is_defined(value: np.ndarray, target: np.dtype) -> bool:
-    """Whether the cast of an array to a type has a result that all implementations agree on."""
+    """Return True if the cast of an array to a type has a result that all implementations agree on."""
     if not np.issubdtype(target, np.integer) or not np.issubdtype(value.dtype, np.floating):
         return True
     info = np.iinfo(target)
@@ -150,20 +150,28 @@ def _moved(
     """The results of a node that moves numbers, by what it does to the numbers' places, counted from 1."""
     if node.op_type not in _MOVED or attributes.get("reduction", b"none") != b"none" or "value" in attributes:
         raise UnsupportedError("computes with constants that no float64 number is")
-    parts, places, count = [], [], 1
-    for value in inputs:
-        if value is None or not _is_floating(value):
-            assert not isinstance(value, Derived)
-            places.append(value)
-            continue
-        size = math.prod(value.shape)
-        places.append(np.arange(count, count + size).reshape(value.shape))
-        parts.append(Derived.of(value))
-        count += size
+    parts = [Derived.of(value) for value in inputs if value is not None and _is_floating(value)]
     numbers = np.concatenate([np.array([Fraction(0)]), *(part.values.reshape(-1) for part in parts)])
     error = max(part.error for part in parts)
-    found = [Derived(np.asarray(numbers[at]), error) for at in evaluated(node, places, opset)]
-    return [settled(one, np.dtype(np.float32)) for one in found]
+    places = numbered_places(node, inputs, [_is_floating(value) for value in inputs], opset)
+    return [settled(Derived(np.asarray(numbers[at]), error), np.dtype(np.float32)) for at in places]
+
+
+def numbered_places(node: onnx.NodeProto, inputs: Sequence[Any], moved: Sequence[bool], opset: int) -> list[np.ndarray]:
+    """Return the results of a node that moves elements, on the elements' numbers, which are counted from 1 on.
+
+    Args:
+        node: of the standard's operators.
+        inputs: constants, or anything that has a shape where it is moved; None where one is left out.
+        moved: for each whether its elements are moved, and numbered, one input after another.
+        opset: the version of the standard's operators.
+    """
+    places, count = [], 1
+    for given, moves in zip(inputs, moved, strict=True):
+        size = math.prod(given.shape) if moves else 0
+        places.append(np.arange(count, count + size).reshape(given.shape) if moves else given)
+        count += size
+    return evaluated(node, places, opset)
 
 
 def _arithmetic(
@@ -420,16 +428,16 @@ ARITHMETIC: dict[str, Rule] = {
     "Tanh": lambda _, x: _tanh(x),
     **dict.fromkeys(("Cos", "Erf", "Sin"), _refused),
 }
-"""How operators compute with floating-point constants. What others make of these is some of them, or whole numbers."""
+"""Arithmetic of operators on floating-point constants. All others give some of these, or whole numbers."""
 
 _CHOOSING = {"Abs", "Clip", "Max", "Min", "Neg", "Relu"}
-"""Those that round nothing where floats hold their inputs."""
+"""Operators that round nothing where floats hold their inputs."""
 
 _MOVED = (_MOVING | SLOW | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 
 
 def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
-    """What the standard's reference evaluator computes for one node, as many results as the node names.
+    """Return the results of the standard's reference evaluator for one node, as many as the node names.
 
     Args:
         node: of the standard's operators.

@@ -36,7 +36,7 @@ from verifiable_relu.rounding import (
 )
 
 LAMBDA_ERROR = 4 * UNIT
-"""The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``simplify.bare``).
+"""The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``readers.simplify``).
 
 Both move x·Φ(λx) by no more than their own part of 0.294/λ, and of |x|/4: much less than what bounds and evaluation
 grant to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.

@@ -25,7 +25,7 @@ from onnx import TensorProto, numpy_helper
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
-from verifiable_relu.network.nodes import Shape
+from verifiable_relu.ir.network import Shape
 from verifiable_relu.supervisor.forks import survives
 
 
@@ -215,7 +215,7 @@ def sort(graph: onnx.GraphProto) -> bool:
 
 
 def _is_told(info: onnx.ValueInfoProto) -> bool:
-    """Whether a file says what type a value has and, if it is a tensor, what shape."""
+    """Return True if a file says what type a value has and, if it is a tensor, what shape."""
     kind = info.type.WhichOneof("value")
     return kind is not None and (kind != "tensor_type" or info.type.tensor_type.HasField("shape"))
 

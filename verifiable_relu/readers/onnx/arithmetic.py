@@ -1,27 +1,133 @@
-"""Products of matrices, with a constant one and of two computed ones, and scikit-learn's scalers and linear models.
+"""Sums, products and quotients, element by element and of matrices; scikit-learn's scalers and linear models.
 
 skl2onnx writes the latter in the domain ai.onnx.ml. Their labels, which are no floating-point numbers, are not read.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.derived import scaled
-from verifiable_relu.network.onnx.call import CONVERTERS, Call, Result, Value, converts, tensor
-from verifiable_relu.network.onnx.elementwise import added
-from verifiable_relu.network.onnx.moves import Numbered, axis_of, expanded, ordered
+from verifiable_relu.readers.builder import Value, tensor
+from verifiable_relu.readers.derived import deviations, scaled
+from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts, operands
 
 MAX_TERMS = 1 << 24
 """Most products of weights and inputs of an affine map that is read term by term."""
+
+# Element by element
+
+
+def added(call: Call, left: Result | None, right: Result | None, *, error: float = 0.0) -> Value:
+    """Return the sum of two operands of which one is computed at least; ``error``: relative, of a constant."""
+    x, y = operands(call.build, left, right)
+    if isinstance(x, Value) and isinstance(y, Value):
+        return call.build.sum(x, y)
+    value, constant = (x, y) if isinstance(x, Value) else (y, x)
+    assert isinstance(value, Value) and isinstance(constant, Tensor)
+    return call.build.scale(value, shift=constant, shift_error=error)
+
+
+def times(call: Call, left: Result | None, right: Result | None) -> Value:
+    """Return the product of two operands of which one is computed at least."""
+    x, y = operands(call.build, left, right)
+    if isinstance(x, Value) and isinstance(y, Value):
+        return call.build.product(x, y)
+    value, constant = (x, y) if isinstance(x, Value) else (y, x)
+    assert isinstance(value, Value) and isinstance(constant, Tensor)
+    return call.build.scale(value, constant)
+
+
+def negative(call: Call, x: Value) -> Value:
+    """Return −x."""
+    return call.build.scale(x, -1.0)
+
+
+def difference(call: Call, left: Result | None, right: Result | None) -> Value:
+    """Return left − right, of which one is computed at least."""
+    x, y = operands(call.build, left, right)
+    if isinstance(x, Value) and isinstance(y, Value):
+        return call.build.sum(x, negative(call, y))
+    if isinstance(x, Value):
+        assert isinstance(y, Tensor)
+        return call.build.scale(x, center=y)
+    assert isinstance(y, Value)
+    return call.build.scale(y, -1.0, shift=x)
+
+
+@converts("Add", 7, 13, 14)
+def _add(call: Call) -> Value:
+    return added(call, *call.inputs)
+
+
+@converts("Sum", 6, 8, 13)
+def _sum(call: Call) -> Result:
+    # Constants first, so that all that is computed comes after.
+    ordered = sorted(call.given(), key=lambda given: not isinstance(given, Value))
+    return functools.reduce(lambda x, y: added(call, x, y), ordered)
+
+
+@converts("Mean", 6, 8, 13)
+def _mean(call: Call) -> Value:
+    total = _sum(call)
+    assert isinstance(total, Value)
+    return call.build.divided(total, torch.tensor(float(len(call.inputs))))
+
+
+@converts("Sub", 7, 13, 14)
+def _sub(call: Call) -> Value:
+    return difference(call, *call.inputs)
+
+
+@converts("Neg", 6, 13)
+def _neg(call: Call) -> Value:
+    return negative(call, call.value())
+
+
+@converts("Mul", 7, 13, 14)
+def _mul(call: Call) -> Value:
+    return times(call, *call.inputs)
+
+
+@converts("Div", 7, 13, 14)
+def _div(call: Call) -> Value:
+    x, y = operands(call.build, *call.inputs)
+    if isinstance(y, Value):
+        inverse = call.build.function(y, "Reciprocal")
+        return call.build.product(x, inverse) if isinstance(x, Value) else call.build.scale(inverse, x)
+    assert isinstance(x, Value)
+    return call.build.divided(x, y)
+
+
+@converts("IsNaN", 9, 13, 20)
+def _is_nan(call: Call) -> np.ndarray:
+    # Of what is no number nothing is proved, whatever a file does about it.
+    return np.zeros(call.value().shape, np.bool_)
+
+
+@converts("BatchNormalization", 7, 9, 14, 15)
+def _batch_normalization(call: Call) -> Value:
+    call.refuse(training_mode=0, spatial=1)
+    x = call.value()
+    channels = (-1, *(1,) * (len(x.shape) - 2))
+    gamma, beta, mean, variance = (tensor(call.constant(i)).reshape(channels) for i in (1, 2, 3, 4))
+    scale, error = deviations(gamma, variance, call.get("epsilon", float(np.float32(1e-5))))
+    return call.build.scale(x, scale, shift=beta, center=mean, error=error)
+
+
+@converts("Scaler", 1)
+def _scaler(call: Call) -> Value:
+    center, scale = (tensor(_numbers(call, name)) for name in ("offset", "scale"))
+    return call.build.scale(call.value(), scale, center=center)
+
+
+# Products of matrices
 
 
 @converts("Gemm", 7, 9, 11, 13)
@@ -33,9 +139,7 @@ def _gemm(call: Call) -> Value:
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     given = call.inputs[2] if len(call.inputs) > 2 and beta != 0 else None
     if isinstance(given, Value):
-        factor = torch.tensor(beta, dtype=torch.float32)
-        scaled_given = Value(call.build.scale(given.index, call.name, scale=factor), given.leading)
-        return added(call, _product(call, left, right, alpha), scaled_given)
+        return added(call, _product(call, left, right, alpha), call.build.scale(given, beta))
     if given is None:
         return _product(call, left, right, alpha)
     shift, off = scaled(tensor(given), beta)
@@ -45,7 +149,7 @@ def _gemm(call: Call) -> Value:
 
 
 def _transposed(call: Call, given: Result | None) -> Result | None:
-    return ordered(call, given, (1, 0)) if isinstance(given, Value) else None if given is None else given.T
+    return call.build.transposed(given, (1, 0)) if isinstance(given, Value) else None if given is None else given.T
 
 
 @converts("MatMul", 1, 9, 13)
@@ -60,71 +164,47 @@ def _product(
     right: Result | None,
     alpha: float = 1.0,
     bias: Tensor | None = None,
-    error: float = 0.0,
+    bias_error: float = 0.0,
 ) -> Value:
-    """alpha times the matrix product of two operands, of which one is computed at least.
+    """Return alpha times the matrix product of two operands of which one is computed at least.
 
     Args:
         call: the node that is read.
         left, right: the operands.
         alpha: a float32 number; 1 where a constant operand has more axes than a matrix.
         bias: added to each row, where the right operand is a constant matrix.
-        error: the relative error of the bias.
+        bias_error: the relative error of the bias.
     """
-    build, name = call.build, call.name
+    build = call.build
     if isinstance(left, Value) and isinstance(right, np.ndarray):
-        weight = _without_ones(right, len(call.shape(left)))
+        weight = _without_ones(right, len(left.shape))
         if weight.ndim != 2:
             return _contracted(call, left, right, first=False)
         factors, off = scaled(tensor(weight.T), alpha)
-        return Value(build.linear(left.index, factors, bias, name, max(off, error)), left.leading)
+        return build.dense(left, factors, bias, off, bias_error)
     if isinstance(left, np.ndarray) and isinstance(right, Value):
-        rank = len(call.shape(right))
+        rank = len(right.shape)
         weight = _without_ones(left, rank)
         if weight.ndim != 2 or rank < 2:
             return _contracted(call, right, left, first=True)
         swap = (*range(rank - 2), rank - 1, rank - 2)
-        columns = ordered(call, right, swap)
         factors, off = scaled(tensor(weight), alpha)
-        return ordered(call, Value(build.linear(columns.index, factors, None, name, off), columns.leading), swap)
+        return build.transposed(build.dense(build.transposed(right, swap), factors, None, off), swap)
     if not (isinstance(left, Value) and isinstance(right, Value)):
         raise UnsupportedError("an operand is missing")
-    product = multiplied(call, left, right)
-    if alpha != 1:
-        factor = torch.tensor(alpha, dtype=torch.float32)
-        product = Value(build.scale(product.index, name, scale=factor), product.leading)
-    return product
-
-
-def multiplied(call: Call, left: Value, right: Value) -> Value:
-    """The matrix product of two computed values, as ``numpy.matmul`` has it.
-
-    Raises:
-        InputError: if the shapes do not fit.
-    """
-    shapes = call.shape(left), call.shape(right)
-    shape = np.matmul(np.empty(shapes[0], np.bool_), np.empty(shapes[1], np.bool_)).shape
-    # A vector is a matrix of one row on the left, of one column on the right.
-    rows, columns = (1, *shapes[0])[-2:], (*shapes[1], 1)[:2] if len(shapes[1]) == 1 else shapes[1][-2:]
-    heads = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
-
-    def operand(x: Value, matrix: Sequence[int]) -> int:
-        whole = expanded(call, call.reshaped(x, (*call.shape(x)[:-2], *matrix)), (*heads, *matrix))
-        return call.build.reshape(whole.index, (*heads, *matrix), call.name)
-
-    product = call.build.matmul(operand(left, rows), operand(right, columns), call.name)
-    return call.reshaped(Value(product, False), shape)
+    product = build.matmul(left, right)
+    return product if alpha == 1 else build.scale(product, alpha)
 
 
 def _without_ones(weight: np.ndarray, rank: int) -> np.ndarray:
-    """The weight without leading axes of length 1 that do not enlarge a value of so many axes."""
+    """Return the weight without leading axes of length 1 that do not enlarge a value of so many axes."""
     while 2 < weight.ndim <= rank and weight.shape[0] == 1:
         weight = weight[0]
     return weight
 
 
 def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
-    """The matrix product of x and a constant of any shape, as ``numpy.matmul`` has it, term by term.
+    """Return the matrix product of x and a constant of any shape, as ``numpy.matmul`` has it, term by term.
 
     Args:
         call: the node that is read.
@@ -132,7 +212,7 @@ def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
         weight: the constant operand.
         first: whether the constant comes first.
     """
-    places = Numbered().add(call, x) - 1
+    places = np.arange(x.size).reshape(x.shape)
     left, right = (weight, places) if first else (places, weight)
     shape = np.matmul(np.empty(left.shape, np.bool_), np.empty(right.shape, np.bool_)).shape
     if left.shape[-1] * int(np.prod(shape)) > MAX_TERMS:
@@ -141,12 +221,12 @@ def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
     columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
     pairs = np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
     index, numbers = reversed(pairs) if first else pairs
-    return call.sparse(x.index, index, numbers, shape)
+    return call.build.sparse(x, index, numbers, shape)
 
 
 @converts("Einsum", 12, 28)
 def _einsum(call: Call) -> Value:
-    """A contraction of one computed value, with at most one constant."""
+    """Read a contraction of one computed value, with at most one constant, or a product of two computed ones."""
     equation = call.get("equation", b"").decode().replace(" ", "")
     given = call.given()
     left, arrow, right = equation.partition("->")
@@ -166,7 +246,7 @@ def _einsum(call: Call) -> Value:
         raise InputError(f"its attribute equation = {equation}")
     x = given[values[0]]
     assert isinstance(x, Value)
-    arrays = [one if isinstance(one, np.ndarray) else Numbered().add(call, one) - 1 for one in given]
+    arrays = [one if isinstance(one, np.ndarray) else np.arange(one.size).reshape(one.shape) for one in given]
     sizes: dict[str, int] = {}
     for names_of, array in zip(labels, arrays, strict=True):
         if len(names_of) != array.ndim or any(
@@ -177,21 +257,19 @@ def _einsum(call: Call) -> Value:
     if math.prod(full) > MAX_TERMS:
         raise UnsupportedError(f"more than {MAX_TERMS} products of weights and values")
     spread = [np.broadcast_to(_along(array, one, order), full) for array, one in zip(arrays, labels, strict=True)]
-    outputs = full[: len(result)]
     weight = np.ones(full, np.float32) if len(given) == 1 else spread[1 - values[0]]
-    return call.sparse(x.index, spread[values[0]], weight, outputs)
+    return call.build.sparse(x, spread[values[0]], weight, full[: len(result)])
 
 
 def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> Value:
-    """A contraction of two computed values as one product of matrices.
+    """Return a contraction of two computed values as one product of matrices.
 
     Args:
         call: the node that is read.
         labels: of the axes of both.
         result: labels of the result; by default those that only one of both has, in the order of the alphabet.
     """
-    first, second = labels
-    x, y = call.value(0), call.value(1)
+    (first, second), (x, y), build = labels, (call.value(0), call.value(1)), call.build
     if result is None:
         result = "".join(sorted(set(first) ^ set(second)))
     both, left, right = (
@@ -200,30 +278,24 @@ def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> V
         [name for name in result if name in second and name not in first],
     )
     inner = [name for name in first if name in second and name not in result]
-    if len({*both, *left, *right}) < len(result) or sorted(first) != sorted([*both, *left, *inner]):
+    sides = (sorted([*both, *left, *inner]), sorted([*both, *inner, *right]))
+    if len({*both, *left, *right}) < len(result) or (sorted(first), sorted(second)) != sides:
         raise UnsupportedError("labels that are no product of matrices")
-    if sorted(second) != sorted([*both, *inner, *right]):
-        raise UnsupportedError("labels that are no product of matrices")
-    sizes = {**dict(zip(second, call.shape(y), strict=True)), **dict(zip(first, call.shape(x), strict=True))}
-    if any(sizes[name] != size for name, size in zip(second, call.shape(y), strict=True)):
-        raise InputError(f"the shapes {call.shape(x)} and {call.shape(y)}")
+    sizes = {**dict(zip(second, y.shape, strict=True)), **dict(zip(first, x.shape, strict=True))}
+    if any(sizes[name] != size for name, size in zip(second, y.shape, strict=True)):
+        raise InputError(f"the shapes {x.shape} and {y.shape}")
 
-    def count(names: Sequence[str]) -> int:
-        return math.prod(sizes[name] for name in names)
+    def side(value: Value, own: str, *groups: Sequence[str]) -> Value:
+        ordered = build.transposed(value, [own.index(name) for group in groups for name in group])
+        return ordered.reshaped([math.prod(sizes[name] for name in group) for group in groups])
 
-    def side(value: Value, own: str, *groups: Sequence[str]) -> int:
-        moved = ordered(call, value, [own.index(name) for group in groups for name in group])
-        return call.build.reshape(moved.index, tuple(count(group) for group in groups), call.name)
-
-    product = call.build.matmul(side(x, first, both, left, inner), side(y, second, both, inner, right), call.name)
+    product = build.matmul(side(x, first, both, left, inner), side(y, second, both, inner, right))
     found = [*both, *left, *right]
-    whole = call.reshaped(Value(product, False), [sizes[name] for name in found])
-    order = [found.index(name) for name in result]
-    return ordered(call, whole, order)
+    return build.transposed(product.reshaped([sizes[name] for name in found]), [found.index(name) for name in result])
 
 
 def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
-    """An array whose axes have labels, of which some may be the same, with an axis for each label of ``order``."""
+    """Return an array with labelled axes, some perhaps alike, with one axis for each label of ``order``."""
     kept = [name for name in order if name in labels]
     found = np.einsum(array, [order.index(name) for name in labels], [order.index(name) for name in kept])
     return found.reshape([found.shape[kept.index(name)] if name in kept else 1 for name in order])
@@ -231,48 +303,33 @@ def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
 
 @converts("CumSum", 11, 14)
 def _cumulative_sum(call: Call) -> Value:
-    x = call.value()
-    rank = len(call.shape(x))
+    x, rank = call.value(), len(call.value().shape)
     axis = axis_of(int(call.constant(1).reshape(())), rank)
-    length = call.shape(x)[axis]
+    length = x.shape[axis]
     if length > MAX_TERMS**0.5:
         raise InputError(f"sums up {length} values")
     weight = torch.ones(length, length).tril(-1 if call.get("exclusive", 0) else 0)
     axes = [*(a for a in range(rank) if a != axis), axis]
-    last = ordered(call, x, axes)
-    found = call.build.linear(last.index, weight.T if call.get("reverse", 0) else weight, None, call.name)
-    return ordered(call, Value(found, last.leading), np.argsort(axes).tolist())
+    last = call.build.transposed(x, axes)
+    found = call.build.dense(last, weight.T if call.get("reverse", 0) else weight)
+    return call.build.transposed(found, np.argsort(axes).tolist())
 
+
+# scikit-learn's models
 
 LEARNED = "ai.onnx.ml"
-
-
-def _as(call: Call, operator: str, version: int, *inputs: Value, **attributes: Any) -> Value:
-    """What an operator of the standard domain makes of values."""
-    found = CONVERTERS[operator, version](
-        replace(call, op=operator, version=version, inputs=inputs, attributes=attributes)
-    )
-    assert isinstance(found, Value)
-    return found
+"""The domain of their operators."""
 
 
 def _numbers(call: Call, attribute: str) -> np.ndarray:
     return np.array(call.get(attribute, ()), np.float32)
 
 
-@converts("Scaler", 1)
-def _scaler(call: Call) -> Value:
-    x = call.value()
-    center, scale = tensor(_numbers(call, "offset")), tensor(_numbers(call, "scale"))
-    return Value(call.build.scale(x.index, call.name, center=center, scale=scale), x.leading)
-
-
 def _linear(call: Call, rows: int) -> Value:
-    x, weight, bias = call.value(), _numbers(call, "coefficients"), _numbers(call, "intercepts")
+    weight, bias = _numbers(call, "coefficients"), _numbers(call, "intercepts")
     if rows < 1 or weight.size % rows or bias.size not in (0, rows):
         raise InputError(f"{weight.size} coefficients and {bias.size} intercepts for {rows} outputs")
-    added = tensor(bias) if bias.size else None
-    return Value(call.build.linear(x.index, tensor(weight.reshape(rows, -1)), added, call.name), x.leading)
+    return call.build.dense(call.value(), tensor(weight.reshape(rows, -1)), tensor(bias) if bias.size else None)
 
 
 @converts("LinearRegressor", 1)
@@ -288,20 +345,18 @@ def _classifier(call: Call) -> list[Result | None]:
     if rows != classes:
         raise UnsupportedError(f"{rows} scores for {classes} classes")
     scores, after = _linear(call, rows), call.get("post_transform", b"NONE")
-    if after == b"SOFTMAX":
-        scores = _as(call, "Softmax", 13, scores)
-    elif after == b"LOGISTIC":
-        scores = _as(call, "Sigmoid", 13, scores)
-    elif after != b"NONE":
+    operator = {b"SOFTMAX": "Softmax", b"LOGISTIC": "Sigmoid"}.get(after)
+    if operator is None and after != b"NONE":
         raise UnsupportedError(f"its attribute post_transform = {after.decode(errors='replace')}")
-    return [None, scores]
+    return [None, scores if operator is None else call.as_operator(operator, 13, [scores], {})]
 
 
 @converts("Normalizer", 1, group="products")
 def _normalizer(call: Call) -> Value:
-    norms = {b"L1": ("ReduceL1", 13), b"L2": ("ReduceL2", 13)}
+    norms = {b"L1": "ReduceL1", b"L2": "ReduceL2"}
     norm = call.get("norm", b"MAX")
     if norm not in norms:
         raise UnsupportedError(f"its attribute norm = {norm.decode(errors='replace')}")
     x = call.value()
-    return _as(call, "Div", 14, x, _as(call, *norms[norm], x, axes=(-1,), keepdims=1))
+    size = call.as_operator(norms[norm], 13, [x], {"axes": (-1,), "keepdims": 1})
+    return call.as_operator("Div", 14, [x, size], {})

@@ -1,0 +1,1 @@
+"""From files and modules to flat networks."""

@@ -1,0 +1,448 @@
+"""A network under construction: ops on flat vectors, and values that say where in them the elements of a tensor are.
+
+A move of elements (a reshape, a transposition, a slice, a pad with zeros) makes no op. It is an array of numbers of
+elements, and moves of moves compose. Where an op needs its elements in place, one ``Gather`` puts them there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.ir.functions import StepFunction, function
+from verifiable_relu.ir.functions.function import Function
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, LinearMap, Sparse
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Op, Product, Shape, Sum
+from verifiable_relu.readers.derived import quotient
+from verifiable_relu.rounding import above
+
+MOST_PRODUCTS = 1 << 24
+"""Most products of two computed values in one product of matrices, and most terms of a sparse map."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A computed tensor: elements of an op's vector under a shape.
+
+    Attributes:
+        op: number of the op.
+        shape: of the tensor, the batch axis with its 1 included where the tensor has one.
+        index: (elements,) the number of each in the op's vector, −1 for the constant 0; None for all in order.
+    """
+
+    op: int
+    shape: Shape
+    index: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The number of each element in the op's vector, in the tensor's shape; −1 for the constant 0."""
+        index = np.arange(self.size) if self.index is None else self.index
+        return index.reshape(self.shape)
+
+    def reshaped(self, shape: Sequence[int]) -> Value:
+        """Return the elements in order under another shape.
+
+        Raises:
+            InputError: if the number of elements changes.
+        """
+        if math.prod(shape) != self.size:
+            raise InputError(f"reshapes {self.shape} to {tuple(shape)}")
+        return Value(self.op, tuple(shape), self.index)
+
+
+class Builder:
+    """Ops that are added one by one, every size worked out and checked.
+
+    Attributes:
+        ops: so far; the first is the input.
+        name: what to call the ops that are added.
+        whole: numbers of ops whose values are whole numbers, whatever the input is.
+    """
+
+    def __init__(self, shape: Shape, name: str = "input") -> None:
+        self.ops: list[Op] = [Input(name=name, size=math.prod(shape))]
+        self.name = name
+        self.whole: set[int] = set()
+        self._placed: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
+
+    def is_whole(self, x: Value) -> bool:
+        """Return True if the elements are known to be whole numbers, whatever the input is."""
+        return x.op in self.whole
+
+    def _append(self, op: Op, shape: Sequence[int]) -> Value:
+        made = isinstance(op, Elementwise) and isinstance(op.function, StepFunction)
+        if made or (self.whole and self.whole.issuperset(op.inputs) and op.keeps_whole):
+            self.whole.add(len(self.ops))
+        self.ops.append(op)
+        return Value(len(self.ops) - 1, tuple(shape))
+
+    # Moves
+
+    def moved(self, x: Value, numbers: np.ndarray) -> Value:
+        """Return a tensor of elements of x by their numbers in x, in row-major order; −1 for the constant 0."""
+        index = numbers.reshape(-1)
+        if x.index is not None:
+            index = np.where(index < 0, -1, x.index[index])
+        size = self.ops[x.op].size
+        in_order = len(index) == size and bool((index == np.arange(size)).all())
+        return Value(x.op, numbers.shape, None if in_order else index)
+
+    def joined(self, parts: Sequence[tuple[Value, np.ndarray]], rest: np.ndarray, shape: Sequence[int]) -> Value:
+        """Return a tensor of elements of several values, and of constants.
+
+        Args:
+            parts: values, and for each element of the result its number in the value or −1, (elements,).
+            rest: (elements,) the constant that is added to each.
+            shape: of the result.
+        """
+        by_op: dict[int, np.ndarray] = {}
+        for x, numbers in parts:
+            by_op[x.op] = np.maximum(by_op.get(x.op, -1), self.moved(x, numbers).numbers)
+        bias = tensor(rest) if rest.any() else None
+        if len(by_op) == 1 and bias is None:
+            ((op, index),) = by_op.items()
+            return self.moved(Value(op, (self.ops[op].size,)), index.reshape(tuple(shape)))
+        terms = []
+        for op, index in by_op.items():
+            gather = Gather(torch.from_numpy(np.array(index)), self.ops[op].size)
+            terms.append(self.affine(Value(op, (gather.n_in,)), gather, bias, shape))
+            bias = None
+        return self.sum(*terms)
+
+    def broadcast(self, x: Value, shape: Sequence[int]) -> Value:
+        """Return x repeated along axes.
+
+        Raises:
+            UnsupportedError: if it does not broadcast.
+        """
+        if x.shape == tuple(shape):
+            return x
+        try:
+            numbers = np.broadcast_to(np.arange(x.size).reshape(x.shape), shape)
+        except ValueError:
+            raise UnsupportedError(f"broadcasts a value of shape {x.shape} to {tuple(shape)}") from None
+        return self.moved(x, numbers)
+
+    def transposed(self, x: Value, axes: Sequence[int]) -> Value:
+        """Return x with its axes in another order: axis i of the result is axis ``axes[i]`` of x.
+
+        Raises:
+            InputError: if that is no order of the axes.
+        """
+        if sorted(axes) != list(range(len(x.shape))):
+            raise InputError(f"the axes {tuple(axes)} of shape {x.shape}")
+        return self.moved(x, np.arange(x.size).reshape(x.shape).transpose(axes))
+
+    def in_place(self, x: Value) -> int:
+        """Return the number of an op whose vector is the elements of x in order; adds a gather where it needs one."""
+        if x.index is None:
+            return x.op
+        # Whoever reads one tensor reads one op: that is how spelled functions are recognised.
+        key = x.op, id(x.index)
+        if key not in self._placed:
+            gather = Gather(torch.from_numpy(np.array(x.index)), self.ops[x.op].size)
+            self._placed[key] = x.index, self.affine(Value(x.op, (gather.n_in,)), gather, None, x.shape).op
+        return self._placed[key][1]
+
+    # Affine maps
+
+    def affine(
+        self,
+        x: Value,
+        map: LinearMap,
+        bias: Tensor | None,
+        shape: Sequence[int],
+        error: float = 0.0,
+        bias_error: float = 0.0,
+    ) -> Value:
+        """Return W·x + b.
+
+        Args:
+            x: the input, (n_in elements).
+            map: W.
+            bias: b, (n_out,).
+            shape: of the result.
+            error, bias_error: relative errors of the weights and of the bias.
+        """
+        source, off = self.in_place(x), None
+        if bias is not None and bias_error:
+            off = torch.from_numpy(np.where(bias == 0, 0.0, above(bias_error * bias.double().abs().numpy())))
+        op = Affine(
+            name=self.name,
+            inputs=(source,),
+            size=map.n_out,
+            map=map,
+            bias=bias,
+            weight_error=error,
+            bias_error=off,
+        )
+        return self._append(op, shape)
+
+    def constant(self, numbers: Tensor, shape: Shape) -> Tensor:
+        """Return a constant that is broadcast to a shape, (elements,).
+
+        Raises:
+            UnsupportedError: if broadcasting would enlarge the shape.
+        """
+        small = tuple(numbers.shape)
+        if len(small) > len(shape) or any(a not in (1, b) for a, b in zip(small[::-1], shape[::-1], strict=False)):
+            raise UnsupportedError(f"broadcasts a value of shape {shape} against a constant of shape {small}")
+        # One number keeps a stride of 0: it takes no memory.
+        return numbers.reshape(()).expand(math.prod(shape)) if numbers.numel() == 1 else numbers.expand(shape).flatten()
+
+    def scale(
+        self,
+        x: Value,
+        factor: Tensor | float | None = None,
+        shift: Tensor | float | None = None,
+        center: Tensor | None = None,
+        error: float = 0.0,
+        shift_error: float = 0.0,
+        divisor: Tensor | None = None,
+    ) -> Value:
+        """Return (x − center)·factor + shift, each broadcast to the shape of x; a number means a float32 number.
+
+        Args:
+            x: the input.
+            factor, shift, center: 1, 0 and 0 by default.
+            error, shift_error: relative errors of the factor and of the shift.
+            divisor: by which x − center is divided, where that is what ``factor`` and ``error`` stand for.
+        """
+        given = [None if t is None else torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else torch.float32)
+                 for t in (factor, shift, center, divisor)]  # fmt: skip
+        weight, added, middle, by = (None if t is None else self.constant(t, x.shape) for t in given)
+        if middle is not None and bool(middle.any()):
+            if weight is None and added is None:
+                weight, added = torch.ones(()).expand(x.size), -middle
+            elif weight is not None and bool((weight.abs() == 1).all()) and not (error or _any(added)):
+                added = -weight * middle
+            else:
+                x = self.scale(x.reshaped((x.size,)), shift=-middle).reshaped(x.shape)
+        if weight is None:
+            weight = torch.ones(()).expand(x.size)
+        added = added if _any(added) else None
+        return self.affine(x, Diagonal(weight, by), added, x.shape, error, shift_error)
+
+    def divided(self, x: Value, by: Tensor) -> Value:
+        """Return x/by, ``by`` being broadcast to the shape of x.
+
+        Raises:
+            InputError: for a division by zero.
+            UnsupportedError: if a reciprocal is beyond float64's normal range.
+        """
+        factor, error = quotient(1.0, by)
+        return self.scale(x, factor, error=error, divisor=by)
+
+    def dense(
+        self, x: Value, weight: Tensor, bias: Tensor | None = None, error: float = 0.0, bias_error: float = 0.0
+    ) -> Value:
+        """Return x·weightᵀ + bias over the last axis; ``weight`` (out, in), ``bias`` (out,).
+
+        Raises:
+            InputError: if the shapes do not fit.
+        """
+        if not x.shape or weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+            raise InputError(f"a weight of shape {tuple(weight.shape)} (outputs, inputs) does not fit inputs {x.shape}")
+        copies, shape = x.size // x.shape[-1], (*x.shape[:-1], len(weight))
+        if bias is not None:
+            bias = self.constant(bias, (*(1,) * (bias.ndim - 1), len(weight))).repeat(copies)
+        index = x.index
+        if copies == 1 and index is not None and len(index) == self.ops[x.op].size and _is_permutation(index):
+            # The order of the elements is that of the weight's columns.
+            weight, x = weight[:, np.argsort(index)], Value(x.op, (len(index),))
+        return self.affine(x, Dense(weight, copies), bias, shape, error, bias_error)
+
+    def convolution(self, x: Value, weight: Tensor, bias: Tensor | None, error: float = 0.0, **window: object) -> Value:
+        """Return a convolution of (channels, height, width), perhaps with axes of length 1 before these.
+
+        Args:
+            x: the input.
+            weight: (out, in / groups, height, width).
+            bias: (out,), or one number.
+            error: relative, of the weights.
+            window: stride, padding, dilation and groups, as ``Convolution`` takes them.
+        """
+        channels, height, width = x.shape[-3:]
+        groups = int(window.get("groups", 1))  # type: ignore[call-overload]
+        if groups < 1 or weight.ndim != 4 or weight.shape[1] * groups != channels or len(weight) % groups:
+            raise InputError(
+                f"a kernel of shape {tuple(weight.shape)} in {groups} groups does not fit inputs {x.shape}"
+            )
+        map = Convolution(weight.contiguous(), (channels, height, width), **window)  # type: ignore[arg-type]
+        if min(map.out_shape) < 1:
+            raise InputError(f"a kernel of shape {tuple(weight.shape)} is larger than the padded inputs {x.shape}")
+        full = None
+        if bias is not None and bool(bias.any()):
+            full = bias.reshape(-1).expand(len(weight)).repeat_interleave(map.n_out // len(weight))
+        return self.affine(x, map, full, (*x.shape[:-3], *map.out_shape), error)
+
+    def sparse(
+        self,
+        x: Value,
+        index: np.ndarray,
+        weight: np.ndarray,
+        shape: Sequence[int],
+        bias: np.ndarray | None = None,
+        error: float = 0.0,
+    ) -> Value:
+        """Return Σ_k weight[i, k]·x[index[i, k]] + bias[i].
+
+        Args:
+            x: whose elements are summed.
+            index: (outputs, terms), or any shape with as many entries.
+            weight: of the shape of ``index``.
+            shape: of the result.
+            bias: (outputs,).
+            error: relative, of the weights.
+
+        Raises:
+            UnsupportedError: for a result without elements.
+        """
+        if not math.prod(shape):
+            raise UnsupportedError("a computed tensor without elements")
+        rows = math.prod(shape)
+        source, places = self._unmoved(x, np.asarray(index, np.int64).reshape(rows, -1))
+        numbers = tensor(np.broadcast_to(weight, index.shape).reshape(rows, -1))
+        numbers = torch.where(torch.from_numpy(places < 0), 0.0, numbers)
+        map = Sparse(torch.from_numpy(np.maximum(places, 0)), numbers, source.size)
+        return self.affine(source, map, None if bias is None or not bias.any() else tensor(bias), shape, error)
+
+    def _unmoved(self, x: Value, index: np.ndarray) -> tuple[Value, np.ndarray]:
+        """Return the whole vector of an op, and the numbers there of elements of x by their numbers in x."""
+        whole = Value(x.op, (self.ops[x.op].size,))
+        return whole, index if x.index is None else x.index[index]
+
+    # What is not affine
+
+    def sum(self, *xs: Value) -> Value:
+        """Return the sum of values of one shape."""
+        if len(xs) == 1:
+            return xs[0]
+        inputs = tuple(self.in_place(x) for x in xs)
+        return self._append(Sum(name=self.name, inputs=inputs, size=xs[0].size), xs[0].shape)
+
+    def product(self, x: Value, y: Value) -> Value:
+        """Return x·y, element by element, of values of one shape."""
+        if x.shape != y.shape:
+            raise InputError(f"multiplies shapes {x.shape} and {y.shape}")
+        inputs = (self.in_place(x), self.in_place(y))
+        return self._append(Product(name=self.name, inputs=inputs, size=x.size), x.shape)
+
+    def matmul(self, x: Value, y: Value) -> Value:
+        """Return the matrix product of two values, as ``numpy.matmul`` has it: products of elements, and their sums.
+
+        Raises:
+            ValueError: if the shapes do not fit.
+            UnsupportedError: if there are more than ``MOST_PRODUCTS`` products.
+        """
+        shape = np.matmul(np.empty(x.shape, np.bool_), np.empty(y.shape, np.bool_)).shape
+        inner = x.shape[-1]
+        if math.prod(shape) * inner > MOST_PRODUCTS:
+            raise UnsupportedError(f"more than {MOST_PRODUCTS} products of two computed values")
+        left, right = (np.arange(v.size).reshape(v.shape) for v in (x, y))
+        rows = left[None, :] if left.ndim == 1 else left
+        columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
+        first, second = np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
+        products = self.product(self.moved(x, first), self.moved(y, second))
+        return self.added_up(products.reshaped((*shape, inner)))
+
+    def added_up(self, x: Value, factor: Tensor | None = None, error: float = 0.0) -> Value:
+        """Return the sums over the last axis, times a number of a relative error."""
+        *shape, length = x.shape
+        if length == 1 and factor is None:
+            return x.reshaped(shape)
+        factor = torch.ones(()) if factor is None else factor
+        return self.dense(x, factor.reshape(1, 1).repeat(1, length), None, error).reshaped(shape)
+
+    def apply(self, x: Value, of: Function) -> Value:
+        """Return f(x), element by element."""
+        op = Elementwise(name=self.name, inputs=(self.in_place(x),), size=x.size, function=of)
+        return self._append(op, x.shape)
+
+    def relu(self, x: Value) -> Value:
+        """Return max(x, 0)."""
+        return self.apply(x, Kinked())
+
+    def leaky(self, x: Value, slope: Tensor | float) -> Value:
+        """Return max(x, 0) + slope·min(x, 0), the slope being broadcast to the shape of x."""
+        number = torch.as_tensor(slope, dtype=None if isinstance(slope, Tensor) else torch.float32)
+        full = self.constant(number, x.shape)
+        return self.apply(x, Kinked(number.reshape(()) if number.numel() == 1 else full))
+
+    def size_of(self, x: Value) -> Value:
+        """Return |x|."""
+        return self.leaky(x, -1.0)
+
+    def function(self, x: Value, kind: str, parameter: float = 1.0) -> Value:
+        """Return a function of x without parameters of single elements, by its kind."""
+        return self.apply(x, function(kind, parameter))
+
+    def maximum(self, x: Value, candidates: np.ndarray, shape: Sequence[int]) -> Value:
+        """Return the largest of some elements of x.
+
+        Args:
+            x: whose elements are compared.
+            candidates: (most, results) numbers of elements; −1 for none. Each result has one at least.
+            shape: of the result.
+        """
+        order = np.argsort(candidates < 0, axis=0, kind="stable")
+        sorted_ = np.take_along_axis(candidates, order, axis=0)
+        numbers = np.where(sorted_ < 0, sorted_[:1], sorted_)
+        if len(numbers) == 1:
+            return self.moved(x, numbers.reshape(tuple(shape)))
+        source = x
+        if x.index is not None and not (x.index < 0).any():
+            source, numbers = self._unmoved(x, numbers)
+        op = self.in_place(source)
+        made = Maximum(
+            name=self.name, inputs=(op,), size=math.prod(shape), candidates=torch.from_numpy(numbers.astype(np.int64))
+        )
+        return self._append(made, shape)
+
+    def larger(self, x: Value, y: Value) -> Value:
+        """Return max(x, y), element by element, of values of one shape."""
+        both, size = np.arange(2 * x.size), x.size
+        halves = ((x, np.where(both < size, both, -1)), (y, np.where(both >= size, both - size, -1)))
+        one = self.joined(halves, np.zeros(2 * size), (2 * size,))
+        return self.maximum(one, both.reshape(2, size), x.shape)
+
+
+def _any(numbers: Tensor | None) -> bool:
+    return numbers is not None and bool(numbers.any())
+
+
+def _is_permutation(index: np.ndarray) -> bool:
+    return bool((np.bincount(index[index >= 0], minlength=len(index)) == 1).all())
+
+
+_LARGEST_WHOLE = 2.0**53
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    """Return a parameter as a tensor: float32 and float64 keep their bits, float16 and whole numbers widen.
+
+    Raises:
+        UnsupportedError: if it is of another type, or a whole number beyond those that float64 holds.
+    """
+    if array.dtype.kind in "iub":
+        wide = array.astype(np.float64)
+        if wide.size and float(np.abs(wide).max()) > _LARGEST_WHOLE:
+            raise UnsupportedError("a whole number of more than 53 bits")
+        single = wide.astype(np.float32)
+        return torch.from_numpy(single if bool((single == wide).all()) else wide)
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise UnsupportedError(f"a parameter of type {array.dtype}")
+    return torch.from_numpy(np.array(array, dtype=np.float64 if array.dtype == np.float64 else np.float32))

@@ -1,0 +1,190 @@
+"""One ONNX node with its inputs looked up, and the table of what reads an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.readers.builder import Builder, Value, tensor
+
+Result = Value | np.ndarray
+"""A tensor of the file: computed from the input, or constant."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One ONNX node with its inputs looked up, and the network under construction.
+
+    Attributes:
+        build: where the ops that it stands for are added, under the node's name.
+        op: the operator.
+        version: of the operator: the opset in which its present definition began.
+        inputs: constants, values, or None where an optional input is left out.
+        attributes: by name.
+        node: as the file has it.
+        opset: the version of the standard's operators.
+    """
+
+    build: Builder
+    op: str
+    version: int
+    inputs: tuple[Result | None, ...]
+    attributes: dict[str, Any]
+    node: onnx.NodeProto
+    opset: int
+
+    def get(self, attribute: str, default: Any) -> Any:
+        """Return an attribute or its default."""
+        return self.attributes.get(attribute, default)
+
+    def value(self, position: int = 0) -> Value:
+        """Return an input that must be computed.
+
+        Raises:
+            UnsupportedError: if it is a constant or left out.
+        """
+        found = self.inputs[position] if position < len(self.inputs) else None
+        if not isinstance(found, Value):
+            raise UnsupportedError(f"its input {position} is a constant")
+        return found
+
+    def constant(self, position: int) -> np.ndarray:
+        """Return an input that must be constant.
+
+        Raises:
+            UnsupportedError: if it is computed or left out.
+        """
+        found = self.optional(position)
+        if found is None:
+            raise UnsupportedError(f"its input {position} is missing")
+        return found
+
+    def optional(self, position: int) -> np.ndarray | None:
+        """Return an input that must be constant if it is there.
+
+        Raises:
+            UnsupportedError: if it is computed.
+        """
+        found = self.inputs[position] if position < len(self.inputs) else None
+        if isinstance(found, Value):
+            raise UnsupportedError(f"its input {position} is not a constant")
+        return found
+
+    def given(self) -> list[Result]:
+        """Return all inputs.
+
+        Raises:
+            UnsupportedError: if one is left out.
+        """
+        found = [value for value in self.inputs if value is not None]
+        if len(found) < len(self.inputs):
+            raise UnsupportedError("an input is missing")
+        return found
+
+    def refuse(self, **expected: Any) -> None:
+        """Refuse attributes that are there with another value than the one expected.
+
+        Raises:
+            UnsupportedError: naming the attribute.
+        """
+        for attribute, value in expected.items():
+            if (found := self.get(attribute, value)) != value:
+                raise UnsupportedError(f"its attribute {attribute} = {found}")
+
+    def as_operator(
+        self, operator: str, version: int, inputs: Sequence[Result | None], attributes: dict[str, Any] | None = None
+    ) -> Value:
+        """Return the one result of another operator of the standard.
+
+        Args:
+            operator, version: what reads it.
+            inputs: its inputs.
+            attributes: its attributes; by default the node's.
+        """
+        given = self.attributes if attributes is None else attributes
+        node = onnx.helper.make_node(operator, self.node.input, self.node.output)
+        node.attribute.extend(self.node.attribute)
+        made = replace(self, op=operator, version=version, inputs=tuple(inputs), attributes=given, node=node)
+        found = CONVERTERS[operator, version](made)
+        (value,) = found if isinstance(found, Sequence) else (found,)
+        assert isinstance(value, Value)
+        return value
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Return an axis counted from the front.
+
+    Raises:
+        InputError: if there is no such axis.
+    """
+    if not -rank <= axis < rank:
+        raise InputError(f"the axis {axis} of {rank} axes")
+    return axis % rank
+
+
+def float32(number: float) -> Tensor:
+    """Return an attribute, which is a float32 number, as its default is."""
+    return torch.tensor(number, dtype=torch.float32)
+
+
+Operand = Value | Tensor
+
+
+def operands(build: Builder, left: Result | None, right: Result | None) -> tuple[Operand, Operand]:
+    """Return two operands of which one is computed at least, computed ones in the shape of the result.
+
+    Raises:
+        InputError: if their shapes do not fit.
+        UnsupportedError: if one is missing.
+    """
+    if left is None or right is None:
+        raise UnsupportedError("an operand is missing")
+    try:
+        shape = np.broadcast_shapes(left.shape, right.shape)
+    except ValueError:
+        raise InputError(f"broadcasts {left.shape} against {right.shape}") from None
+    x, y = (build.broadcast(v, shape) if isinstance(v, Value) else tensor(v) for v in (left, right))
+    return x, y
+
+
+Converter = Callable[[Call], Result | Sequence[Result | None]]
+CONVERTERS: dict[tuple[str, int], Converter] = {}
+"""Readers of nodes, by operator and version of the operator: each gives the output, or the outputs in order.
+
+None stands for an output that is not read; a node that takes it is refused.
+"""
+
+GROUPS = ("affine", "pieces", "maxima", "steps", "smooth", "products")
+"""Groups of operators by their ops: affine maps alone, or also piecewise-linear activations, maxima, functions that
+jump, smooth functions of one variable, or products of computed values."""
+
+GROUP: dict[str, str] = {}
+"""The group of each operator."""
+
+
+def converts(operator: str, *versions: int, group: str = GROUPS[0]) -> Callable[[Converter], Converter]:
+    """Register what reads an operator.
+
+    Args:
+        operator: of the standard domain, or of ai.onnx.ml, which share no names; of another domain with that before it.
+        versions: the opsets in which a definition of the operator began that the converter reads. An operator in
+            any other version is refused: its meaning may differ.
+        group: what it becomes, of ``GROUPS``.
+    """
+    assert group in GROUPS
+
+    def register(converter: Converter) -> Converter:
+        for version in versions:
+            assert (operator, version) not in CONVERTERS
+            CONVERTERS[operator, version] = converter
+            GROUP[operator] = group
+        return converter
+
+    return register
