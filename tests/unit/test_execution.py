@@ -1,0 +1,370 @@
+"""Networks as runtimes compute them: evaluations by other code lie within the errors, and confirm counterexamples."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from onnx import helper
+
+from tests.soundness.test_arithmetic import KINDS, RESULTS, box_of, cut, planted, product_sum, summed
+from tests.soundness.test_arithmetic import evaluated as evaluated_file
+from tests.support import nets
+from tests.support.draws import draws
+from tests.support.onnx_files import onnx_file
+from tests.unit.test_quantised import CASES, NOT_IN_FLOAT32, of, sessions
+from tests.unit.test_trust import NETWORK, gemm, small, union
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.execution.model import as_executed, execution_model
+from verifiable_relu.execution.replay import evaluate_by_operators, evaluations, replay
+from verifiable_relu.execution.rounded import Operator, with_rounding
+from verifiable_relu.ir import enclosure
+from verifiable_relu.ir.exact import evaluate_exact
+from verifiable_relu.ir.families import least_lambdas
+from verifiable_relu.ir.flatten import flatten
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.steps import StepFunction
+from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Product, Source, Sum
+from verifiable_relu.network import deployed, graph, read_onnx
+from verifiable_relu.readers.onnx.read import read_flat
+from verifiable_relu.rounding import ARITHMETICS, tie
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.trust import confirm as confirm_graph
+from verifiable_relu.trust.confirmation import Confirmation, confirm, margin_range
+
+# Errors of rounding
+
+Ops = tuple[list[Op], dict[int, Operator]]
+
+
+def drawn(rng: np.random.Generator, arithmetic: str) -> Ops:
+    """Layers whose numbers are of very different sizes, a residual sum of large values, a product, a normalisation."""
+    narrow = torch.bfloat16 if arithmetic in RESULTS else torch.float32
+    ops: list[Op] = [Input(name="x", size=4)]
+    operators: dict[int, Operator] = {}
+
+    def numbers(*shape: int, spread: int = 3) -> torch.Tensor:
+        drawn = rng.normal(size=shape) * 4.0 ** rng.integers(-spread, spread + 1, shape)
+        return torch.from_numpy(drawn).to(narrow).float()
+
+    def add(op: Op, kind: str, rounds: bool = True) -> int:
+        operators[len(ops)] = Operator(kind, kind, rounds, computes_stored=False)
+        ops.append(op)
+        return len(ops) - 1
+
+    def affine(source: int, kind: str, of: object, bias: torch.Tensor | None = None) -> int:
+        rounds = not isinstance(of, Gather)
+        return add(Affine(name=kind, inputs=(source,), size=of.n_out, map=of, bias=bias), kind, rounds)  # type: ignore[attr-defined, arg-type]
+
+    big = torch.full((6,), 2.0 ** float(rng.integers(4, 10)))
+    layer = affine(0, "Gemm", Dense(numbers(6, 4)), big)
+    relu = add(Elementwise(name="r", inputs=(layer,), size=6, function=Kinked()), "Relu", False)
+    turned = affine(relu, "Transpose", Gather(torch.tensor(rng.permutation(6)), 6))
+    second = affine(turned, "MatMul", Dense(numbers(6, 6)))
+    biased = affine(second, "Add", Diagonal(torch.ones(6)), -big)
+    joined = add(Sum(name="s", inputs=(biased, layer), size=6), "Add")
+    if arithmetic not in RESULTS:
+        moved = affine(joined, "BatchNormalization", Diagonal(torch.ones(6)), numbers(6))
+        operator = operators[moved]
+        joined = affine(moved, "BatchNormalization", Diagonal(numbers(6)), numbers(6))
+        operators[joined] = operator
+    leaky = add(Elementwise(name="l", inputs=(joined,), size=6, function=Kinked(torch.tensor(0.125))), "PRelu")
+    image = Convolution(numbers(2, 1, 2, 2), (1, 2, 3))
+    seen = affine(leaky, "Conv", image, numbers(image.n_out))
+    add(Product(name="p", inputs=(seen, seen), size=image.n_out), "Mul")
+    return ops, operators
+
+
+def evaluated(ops: list[Op], point: np.ndarray, arithmetic: str, rng: np.random.Generator) -> np.ndarray:
+    """The output in an arithmetic, in float32 with sums in random orders, by numpy."""
+    result, operand = RESULTS.get(arithmetic, lambda x: x), cut if arithmetic == "tf32" else lambda x: x
+    values = [result(point)]
+    for op in ops[1:]:
+        first = values[op.inputs[0]]
+        if isinstance(op, Affine) and isinstance(op.map, Gather):
+            values.append(first[op.map.index.numpy()])
+            continue
+        if isinstance(op, Affine) and isinstance(op.map, Diagonal):
+            found = op.map.weight.numpy() * first + (0 if op.bias is None else op.bias.numpy())
+        elif isinstance(op, Affine):
+            rows = operand(op.map.rows(torch.arange(op.size), torch.float32).numpy())
+            bias = np.zeros(op.size, np.float32) if op.bias is None else op.bias.numpy()
+            flush = bool(rng.integers(2))
+            found = np.array([product_sum(w, operand(first), b, rng, flush) for w, b in zip(rows, bias, strict=True)])
+        elif isinstance(op, Sum):
+            found = np.array([summed(list(terms), rng) for terms in zip(*(values[i] for i in op.inputs), strict=True)])
+        elif isinstance(op, Product):
+            found = operand(first) * operand(values[op.inputs[1]])
+        else:
+            assert isinstance(op, Elementwise) and isinstance(op.function, Kinked)
+            found = np.where(first >= 0, first, op.function.slope_below.numpy() * first)
+        values.append(result(found.astype(np.float32)))
+    return values[-1]
+
+
+def running(ops: list[Op], operators: dict[int, Operator], arithmetic: str) -> Network:
+    """The network as it runs."""
+    made, output = with_rounding(ops, len(ops) - 1, operators, ARITHMETICS[arithmetic])
+    assert output == len(made) - 1
+    return Network(tuple(made), Source((ops[0].size,), (ops[-1].size,)), arithmetic=arithmetic)
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("seed", range(draws(8)))
+def test_evaluations_in_any_order_lie_within_the_errors(arithmetic: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ops, operators = drawn(rng, arithmetic)
+    network = running(ops, operators, arithmetic)
+    used = 0.0
+    for _ in range(6):
+        point = rng.normal(size=4).astype(np.float32)
+        found = enclosure.enclose(network, [Fraction(v) for v in point.tolist()])
+        by_torch = evaluate_by_operators(network, point)
+        for y in (by_torch, *(evaluated(ops, point, arithmetic, rng) for _ in range(12))):
+            assert (np.abs(y - found.value) <= found.error).all()
+            used = max(used, float((np.abs(y - found.value) / found.error).max()))
+    # Errors are not so large that nothing could leave them.
+    assert used > 1e-3
+    assert [name for name, _ in evaluations(network, point)] == ["torch, operator by operator,"]
+
+
+def test_a_sum_has_the_error_of_its_terms_and_of_those_before_it() -> None:
+    by, unit = ARITHMETICS["float32"], 2.0**-24
+    weight = torch.tensor([[3.0, -4.0]])
+    ops: list[Op] = [
+        Input(name="x", size=2),
+        Affine(name="w", inputs=(0,), size=1, map=Dense(weight), bias=torch.tensor([5.0])),
+        Affine(name="b", inputs=(1,), size=1, map=Diagonal(torch.ones(1)), bias=torch.tensor([7.0])),
+    ]
+    network = running(ops, {1: Operator("Gemm", "w", True), 2: Operator("Add", "b", True)}, "float32")
+    for op, terms, bias in zip(network.ops[1:], (2, 3), (5.0, 7.0), strict=True):
+        assert isinstance(op, Affine) and op.bias_error is not None
+        assert (terms + 17) * unit < op.weight_error == by.relative(terms) < (terms + 18) * unit
+        assert bias * op.weight_error < float(op.bias_error) < bias * op.weight_error * (1 + 1e-9)
+    moved = running(ops, {1: Operator("Gemm", "w", False), 2: Operator("Add", "b", True)}, "float32")
+    assert [getattr(op, "weight_error", None) for op in moved.ops] == [None, 0.0, by.relative(1)]
+
+
+def test_what_rounds_to_whole_numbers_has_the_error_of_ties() -> None:
+    scale = torch.tensor([0.5, 0.25])
+    operator = Operator("QuantizeLinear", "q", True, True, numbers=256, span=Fraction(8), computes_stored=True)
+    ops: list[Op] = [
+        Input(name="x", size=2),
+        Affine(name="q", inputs=(0,), size=2, map=Diagonal(1 / scale, scale), weight_error=2.0**-52),
+        Elementwise(name="q", inputs=(1,), size=2, function=StepFunction("Round")),
+        Affine(name="q", inputs=(2,), size=2, map=Diagonal(torch.ones(2)), bias=torch.tensor([3.0, 4.0])),
+    ]
+    network = running(ops, dict.fromkeys((1, 2, 3), operator), "float32")
+    division, noise, step, whole = network.ops[1:]
+    assert isinstance(division, Affine) and isinstance(noise, Affine) and isinstance(whole, Affine)
+    assert division.weight_error > ARITHMETICS["float32"].relative(1) and whole.is_exact and step.inputs == (2,)
+    assert noise.bias_error is not None and float(noise.bias_error[0]) >= tie(256, Fraction(8) / Fraction(0.25))
+
+
+def test_what_is_not_modelled_is_refused() -> None:
+    square = Product(name="p", inputs=(0, 0), size=2)
+    for op, kind, said in (
+        (square, "MatMul", "products of computed matrices"),
+        (
+            Affine(name="g", inputs=(0,), size=2, map=Gather(torch.tensor([1, 0]), 2)),
+            "Transpose",
+            "number of the input",
+        ),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            running([Input(name="x", size=2), op], {1: Operator(kind, "n", kind != "Transpose")}, "float32")
+    layer = Affine(name="g", inputs=(0,), size=2, map=Dense(torch.full((2, 2), 1e38)))
+    with pytest.raises(UnsupportedError, match="beyond the range of float16"):
+        running([Input(name="x", size=2), layer], {1: Operator("Gemm", "n", True)}, "float16")
+    with pytest.raises(UnsupportedError, match="computed from stored ones"):
+        running([Input(name="x", size=2), layer], {1: Operator("Div", "n", True, computes_stored=True)}, "bfloat16")
+
+
+# Files
+
+
+@np.errstate(invalid="ignore")
+def test_a_file_is_charged_operator_by_operator() -> None:
+    """Evaluations of files lie within the errors, which are not larger than those of the graph network."""
+    used = 0.0
+    for kind, arithmetic, seed in itertools.product(KINDS, ARITHMETICS, range(3)):
+        rng = np.random.default_rng(seed)
+        data = kind(rng)
+        flat, older = read_flat(data, "net")[0], read_onnx(data)
+        try:
+            network = as_executed(flat, arithmetic)
+        except UnsupportedError as error:
+            with pytest.raises(UnsupportedError, match=re.escape(str(error))):
+                deployed(older, arithmetic)
+            continue
+        low, high = box_of(data, rng)
+        point = (low + (high - low) * rng.random(low.shape)).astype(np.float32)
+        x = [Fraction(v) for v in point.tolist()]
+        found, expected = enclosure.enclose(network, x), enclosure.enclose(flatten(deployed(older, arithmetic)), x)
+        assert not (found.error > 1.0001 * expected.error).any()
+        for _ in range(6):
+            y = evaluated_file(data, point, arithmetic, rng)
+            assert not (np.abs(y - found.value) > found.error).any()
+            used = max(used, float(np.nan_to_num(np.abs(y - found.value) / found.error).max()))
+    assert used > 1e-3
+
+
+@pytest.mark.parametrize("arithmetic", ["real", "float32", "bfloat16", "float64"])
+def test_what_is_not_modelled_in_a_file_is_named(arithmetic: str) -> None:
+    hard = onnx_file([helper.make_node("HardSwish", ["x"], ["y"], name="h")], {"x": (1, 3)}, {"y": (1, 3)}, opset=20)
+    network = read_flat(hard, "net")[0]
+    if arithmetic == "real":
+        assert as_executed(network, arithmetic) is network
+        return
+    said = "unknown arithmetic 'float64'" if arithmetic == "float64" else r"node 'h' \(HardSwish\)"
+    with pytest.raises(InputError, match=said):
+        as_executed(network, arithmetic)
+    with pytest.raises(InputError, match="no ONNX file" if arithmetic != "float64" else said):
+        as_executed(replace(network, source=replace(network.source, onnx=None)), arithmetic)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_quantised_file_is_what_its_kernels_compute(name: str) -> None:
+    data, older = of(name)
+    flat = read_flat(data, name)[0]
+    if name in NOT_IN_FLOAT32:
+        with pytest.raises(UnsupportedError):
+            as_executed(flat, "float32")
+        return
+    network, rng = as_executed(flat, "float32"), np.random.default_rng(0)
+    expected = flatten(deployed(older, "float32"))
+    for x in (rng.normal(size=(6, flat.input_size)) * rng.choice([0.3, 1, 4], (6, 1))).astype(np.float32):
+        point = [Fraction(v) for v in x.tolist()]
+        found, most = (enclosure.enclose(each, point) for each in (network, expected))
+        assert not (found.error > 1.0001 * most.error).any()
+        for session in sessions(data):
+            y = session.run(None, {"x": x.reshape(CASES[name][1])})[0].ravel()
+            assert not (np.abs(y - found.value) > found.error).any()
+
+
+def test_a_family_runs_in_float32_alone() -> None:
+    data = planted(np.random.default_rng(0))
+    network = read_flat(data, "net")[0]
+    both = execution_model(network, "float32", 5.0)
+    assert least_lambdas(both) == [5.0] and both.arithmetic == "float32"
+    assert least_lambdas(execution_model(network, "real", 5.0)) == [5.0]
+    assert execution_model(network, "float32", False).digest == as_executed(network, "float32").digest
+    with pytest.raises(InputError, match="rounds weights"):
+        execution_model(network, "bfloat16", 5.0)
+
+
+# Replay
+
+
+def test_what_the_network_was_made_from_is_run() -> None:
+    network, x = flatten(small([[1.0, 2.0, -1.0]], [0.5])), np.array([1, 2, 3], np.float32)
+    assert replay(network, x).tolist() == [2.5]
+    bare = replace(network.source, onnx=gemm(np.ones((1, 3), np.float32), np.zeros(1, np.float32), ()), batched=False)
+    assert replay(replace(network, source=bare), x).tolist() == [6.0]
+    double = replace(network.source, onnx=gemm(np.full((1, 3), 0.1), np.zeros(1)))
+    outputs = replay(replace(network, source=double), x)
+    assert outputs.dtype == np.float64 and outputs.tolist() == pytest.approx([0.6])
+    module = replace(network.source, run=lambda point: 2 * point)
+    assert replay(replace(network, source=module), x).tolist() == [2, 4, 6]
+    alone = replace(network.source, onnx=None)
+    assert replay(replace(network, source=alone), x).tolist() == [2.5]
+    with pytest.raises(UnsupportedError, match="onnxruntime"):
+        replay(replace(network, source=replace(network.source, onnx=b"no onnx")), x)
+
+
+# Counterexamples
+
+
+def judged(network: graph.Network, prop: Property, point: Sequence[Fraction]) -> Confirmation:
+    """What is said of a point, which is what is said of it and the graph network."""
+    old, new = confirm_graph(Query(network, prop), point), confirm(flatten(network), prop, point)
+    assert (new.confirmed, new.detail, new.exact, new.outputs) == (old.confirmed, old.detail, old.exact, old.outputs)
+    assert new.margin == old.margin if new.exact else new.margin == pytest.approx(old.margin)
+    if new.replayed is None or old.replayed is None:
+        assert new.replayed is old.replayed
+    else:
+        np.testing.assert_allclose(new.replayed, old.replayed, rtol=1e-5)
+    return new
+
+
+def at(*values: float) -> list[Fraction]:
+    return [Fraction(v) for v in values]
+
+
+def test_a_counterexample_is_confirmed_by_exact_values_and_a_run() -> None:
+    network, prop = small(*NETWORK), union(((0, 1),))
+    found = judged(network, prop, at(1, 1, 3))
+    assert found.confirmed and found.exact and found.margin == -1 and found.outputs == (-1, 1) and not found.detail
+    for point, said in ((at(1, 1, 1), "neither"), (at(1, 1, 5), "outside"), (at(-1, 1, 3), "outside"), (at(1, 1), "2")):
+        found = judged(network, prop, point)
+        assert not found.confirmed and said in found.detail
+    broken = judged(small(*NETWORK, onnx=b"no onnx"), prop, at(1, 1, 3))
+    assert not broken.confirmed and "onnxruntime" in broken.detail
+
+
+def test_strict_bounds_and_rows_hold_for_the_exact_point() -> None:
+    row, box = Row(((0, Fraction(1)),), Fraction(-1), strict=True), Box(np.zeros(3), np.full(3, 4.0))
+    opened = Box(np.zeros(3), np.full(3, 4.0), open_upper=frozenset({2}))
+    for bounds, strict, point, confirmed in (
+        (opened, True, at(1, 1, 4), False),
+        (box, True, at(1, 1, 4), True),
+        (box, True, at(1, 1, 3), False),
+        (box, False, at(1, 1, 3), True),
+    ):
+        prop = Property(bounds, ((replace(row, strict=strict),),))
+        assert judged(small(*NETWORK), prop, point).confirmed == confirmed
+
+
+def test_points_and_values_that_float32_does_not_hold() -> None:
+    tenth = Fraction(1, 10)
+    near = Property(Box.exact([tenth], [tenth]), ((Row(((0, Fraction(1)),), Fraction(0)),),))
+    assert judged(small([[-1.0]], [0.0]), near, [tenth]).confirmed
+    far = Property(Box(np.array([1e300]), np.array([1e300])), ((Row(((0, Fraction(1)),), Fraction(0)),),))
+    for weight in (-1.0, 1e30, -1e30):
+        assert not judged(small([[weight]], [0.0]), far, at(1e300)).confirmed
+
+
+def test_exact_values_and_the_run_must_agree() -> None:
+    # float32 rounds 1 + 2⁻³⁰ − 1 to 0; real arithmetic does not.
+    hidden, box = small([[1.0, 2.0**-30, -1.0]], [0.0]), Box(np.ones(3), np.ones(3))
+    positive = Property(box, ((Row(((0, Fraction(-1)),), Fraction(0), strict=True),),))
+    assert "replay does not" in judged(hidden, positive, at(1, 1, 1)).detail
+    negative = Property(box, ((Row(((0, Fraction(1)),), Fraction(0)),),))
+    assert "real arithmetic does not" in judged(hidden, negative, at(1, 1, 1)).detail
+    # An exact value on the boundary is enough where the run is near.
+    touched = Property(box, ((Row(((0, Fraction(1)),), Fraction(1, 2**30)),),))
+    found = judged(small([[1.0, 2.0**-30, -1.0]], [0.0]), touched, at(1, 1, 1))
+    assert found.confirmed and found.margin == 0
+
+
+@pytest.mark.parametrize("seed", range(draws(12)))
+def test_points_next_to_a_threshold_are_judged_as_the_graphs_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = nets.pieces(rng, nets.gaussian(rng))[seed % 7]
+    network = replace(network, run=network)
+    point = [Fraction(v) for v in rng.normal(size=network.input_size).astype(np.float32).tolist()]
+    ends = np.array([float(v) for v in point])
+    value = evaluate_exact(flatten(network), point)[0]
+    small_change = Fraction(1, 2**60)
+    for threshold in (value, value + small_change, value - small_change, value + 1, value - 1):
+        prop = Property(Box(ends, ends), ((Row(((0, Fraction(1)),), threshold),),))
+        found = judged(network, prop, point)
+        # Between these, the run decides.
+        assert not (found.confirmed and threshold < value) and (found.confirmed or threshold < value + 1)
+
+
+def test_margins_follow_the_errors_of_outputs() -> None:
+    rng = np.random.default_rng(3)
+    network = flatten(nets.mlp(rng, nets.gaussian(rng)))
+    point, prop = [Fraction(1, 3)] * network.input_size, union(((0, 1),), ((1, -1), (0, 1)))
+    low, high = margin_range(prop, enclosure.enclose(network, point))
+    assert low <= prop.margin(evaluate_exact(network, point)) <= high and high - low < 1e-10
+    unknown = enclosure.Enclosed(np.zeros(2), np.array([0.0, np.inf]))
+    assert margin_range(prop, unknown) == (-np.inf, np.inf)
