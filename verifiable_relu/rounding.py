@@ -207,6 +207,27 @@ def inflated(terms: int, dtype: torch.dtype) -> float:
     return OWN * error / (1 - error)
 
 
+@cache
+def sum_error(terms: int, dtype: torch.dtype) -> float:
+    """Return γ_n for a sum of n = ``terms`` products, enlarged by ``OWN`` for the rounding of the charge itself.
+
+    Raises:
+        OverflowError: as ``gamma``.
+    """
+    return OWN * gamma(terms, dtype)
+
+
+@cache
+def negligible(dtype: torch.dtype) -> float:
+    """Return more than an operation loses where its result is below the smallest normal number.
+
+    It is so much more that its products with ordinary coefficients are normal numbers: subnormal ones are slow.
+    """
+    import torch
+
+    return 2.0**-900 if dtype == torch.float64 else 2.0**-100
+
+
 FEW = 1 + 2.0**-50
 """A factor for a positive float64 number of at most six roundings: the product is no smaller than the true number.
 
@@ -288,12 +309,15 @@ def mean_below(lower: Tensor, parts: Tensor, terms: int) -> Tensor:
 
 # Branch and bound on the input box
 
+SLOPE_STEP = 2.0**-20
+"""Slopes of neurons that share a symbol of a zonotope are multiples of it, so that 1 − s is a float32 number, too."""
+
 CUT = 2.0**-20
 """By this part of −v a row of value v is positive, at least, in what is cut off; rounding is to leave half of it."""
 
 
 def reach_of_cut(values: Tensor, slope: Tensor, width: Tensor, share: float) -> Tensor:
-    """How far from the end of each input a row can stay below 0, (rows, inputs): beyond it, it is positive by ``CUT``.
+    """How far from the end of each input a row can stay below 0, (…, inputs): beyond it, it is positive by ``CUT``.
 
     The linear lower bound of the row is at least v in the box. From the end at which it is least, it rises along input
     i by slope_i·|x_i − end|, and is above 0 where this exceeds −v. Its coefficients are off by ``share``, which moves
@@ -302,14 +326,14 @@ def reach_of_cut(values: Tensor, slope: Tensor, width: Tensor, share: float) -> 
     which 8u and the next number are enough.
 
     Args:
-        values: (rows,) v.
-        slope: (rows, inputs) the sizes of the coefficients.
-        width: (rows, inputs) of the box.
+        values: (…) v, for each row.
+        slope: (…, inputs) the sizes of the coefficients.
+        width: (…, inputs) of the box.
         share: what part of themselves coefficients may be off by.
     """
     unit = unit_roundoff(values.dtype)
-    rounded = share * (slope * width).sum(1) + tiny(values.dtype)
-    reach = ((1 + CUT) * -values.clamp(max=0) + rounded)[:, None] / slope
+    rounded = share * (slope * width).sum(-1) + tiny(values.dtype)
+    reach = ((1 + CUT) * -values.clamp(max=0) + rounded)[..., None] / slope
     return above(reach * (1 + 8 * unit))
 
 

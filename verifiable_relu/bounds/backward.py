@@ -1,0 +1,442 @@
+"""Linear bounds of a network over a batch of boxes: intervals forward, rows of coefficients backward.
+
+    relaxation = Relaxation(network, Interval(lower, upper))     # boxes of the inputs, (batch, inputs)
+    bound_by_crown(relaxation)                                   # ``crown``: bounds of every op
+    found = relaxation.lower(len(network.ops) - 1, rows)         # lower bounds of rows·y over each box
+
+A row is followed through four modules: the pass is here, what one op does to it in ``steps``, a linear map's products
+in ``ir.linear`` (within windows: ``patches``), a function's linear bounds in ``ir.functions``.
+
+**Rounding.** The pass keeps the inequality (∗) of ``steps``. It begins with A·v₀ and ends with A·(v − v₀) ≥
+−|A|·radius, both with their own rounding accounted for here; ``rows.close`` sums the constants.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.neuron_bounds import BASE, NeuronBounds, propagate
+from verifiable_relu.bounds.precision import WIDENING, holds_weights, is_covered, widening
+from verifiable_relu.bounds.rows import Columns, DenseRows, Rows, SampleVectors, close, dot
+from verifiable_relu.bounds.steps import (
+    AffineStep,
+    FunctionStep,
+    MaximumStep,
+    ProductStep,
+    Step,
+    SumStep,
+    underflows,
+    unit_rows,
+)
+from verifiable_relu.bounds.structure import structure
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Product, Sum
+from verifiable_relu.rounding import negligible, sum_error, unit_roundoff
+
+MEMORY = 1 << 30
+"""Bytes of coefficients that may be held at once by default."""
+
+CHUNK_BYTES = 1 << 24
+"""Bytes of coefficients that are propagated together on a CPU: what stays in its cache goes faster."""
+
+ACTIVE_SHARE = 0.75
+"""Rows leave out neurons that have one value where at most this share of them is left."""
+
+COPIES = 6
+"""Arrays of a chunk's coefficients that are alive at once at the widest op."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """Slopes of the linear bounds of one elementwise op that rows choose, (groups, n) each, in float64."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One chunk of rows on its way back.
+
+    Attributes:
+        pending: rows by the number of their op.
+        constants: (groups, each) each, of (∗).
+        charges: (groups, each) each, to be taken away from them.
+        sample: (groups,) of each group; None for every sample, one after another.
+        own: steps of the groups' own, by the number of their op.
+        record: takes the coefficients, (groups, each, n), that steps of nonlinear ops are given.
+    """
+
+    pending: dict[int, Rows]
+    constants: list[Tensor]
+    sample: Tensor | None
+    own: Mapping[int, Step] = field(default_factory=dict)
+    charges: list[Tensor] = field(default_factory=list)
+    record: dict[int, Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LowerBounds:
+    """Lower bounds of rows.
+
+    Attributes:
+        value: (groups, each) in float64; NaN or −inf where arithmetic broke down, and never too high.
+        coefficients: (groups, each, n) A of the op at which rows ended, if they were wanted, in the dtype of the pass:
+            value + |A|·radius + A·(v − v₀) is a lower bound, too.
+    """
+
+    value: Tensor
+    coefficients: Tensor | None
+    passed: _Pass = field(repr=False)
+
+
+class Observer(Protocol):
+    """A listener to what a relaxation proves, for proofs."""
+
+    def interval(self, relaxation: Relaxation, index: int, interval: Interval) -> Interval:
+        """Return the interval of op ``index`` that is to be used from now on: the given one, or a looser one."""
+
+    def rows(
+        self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor, lower: Tensor, slopes: Mapping[int, Slopes]
+    ) -> None:
+        """Learn lower bounds of sign·(neurons of op ``index``), (rows,) each, found with slopes of their own."""
+
+
+class Relaxation:
+    """Bounds of a network's ops over a batch of boxes, and the steps that rows take back through them.
+
+    Args:
+        network: its ops.
+        box: of the inputs, (batch, inputs) in float64.
+        known: intervals of ops that are inputs of nonlinear ones, by number, to be used as well: (batch, n).
+        dtype: of coefficients. By default they are in float32 until that widens bounds too much (``precision``).
+        memory: a limit in bytes on the coefficients held at once.
+        stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
+        observer: learns what is proven.
+
+    Attributes:
+        bounds: of each op so far, in order.
+        dtype: of the coefficients of the next pass.
+        rounded: whether rounding is accounted for.
+    """
+
+    rounded = True
+
+    def __init__(
+        self,
+        network: Network,
+        box: Interval,
+        *,
+        known: Mapping[int, Interval] | None = None,
+        dtype: torch.dtype | None = None,
+        memory: int = MEMORY,
+        stop: Callable[[], bool] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.network, self.structure = network, structure(network)
+        self.known, self.memory, self.observer = known or {}, memory, observer
+        self.stop = stop or (lambda: False)
+        self.bounds = [NeuronBounds.centred(box)]
+        narrow = is_covered(network, torch.float32, box.lower.device) and holds_weights(network, torch.float32)
+        self.dtype = dtype or (torch.float32 if narrow else BASE)
+        self._chosen = dtype is None
+        self._steps: dict[tuple[int, torch.dtype], Step] = {}
+        self._ends: dict[tuple[int, torch.dtype], SampleVectors] = {}
+        self._lost: list[tuple[float, Tensor]] = []
+
+    @property
+    def batch(self) -> int:
+        """The number of boxes."""
+        return self.bounds[0].batch
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is."""
+        return self.bounds[0].point.device
+
+    def inputs(self, index: int) -> list[NeuronBounds]:
+        """Return the bounds of the inputs of op ``index``."""
+        return [self.bounds[i] for i in self.network.ops[index].inputs]
+
+    def rough(self) -> Relaxation:
+        """Return this relaxation for passes in float32 that steer a search and prove nothing."""
+        found = copy.copy(self)
+        found.rounded, found.dtype, found._steps, found._ends = False, torch.float32, {}, {}
+        return found
+
+    # Forward
+
+    def advance(self, tighten: Callable[[int], None] | None = None) -> Relaxation:
+        """Bound every op that has no bounds yet, by intervals, and return the relaxation.
+
+        Args:
+            tighten: called with the number of each nonlinear op before it is bounded, to tighten its inputs' bounds.
+        """
+        for index in range(len(self.bounds), len(self.network.ops)):
+            op = self.network.ops[index]
+            if isinstance(op, Elementwise | Product | Maximum):
+                for source in set(op.inputs) & self.known.keys():
+                    self.intersect(source, self.known[source])
+                if tighten is not None:
+                    tighten(index)
+                if self.observer is not None:
+                    for source in dict.fromkeys(op.inputs):
+                        self.replace(source, self.observer.interval(self, source, self.bounds[source].interval))
+            self.bounds.append(propagate(op, self.inputs(index), self.dtype))
+            if isinstance(op, Elementwise) and self.structure.leaves_out(index):
+                self._leave_out(index)
+        return self
+
+    def _leave_out(self, index: int) -> None:
+        """Note which neurons of a function have more than one value in some sample, if they are few."""
+        mine = self.bounds[index]
+        varies = (mine.interval.lower != mine.interval.upper) | (mine.interval.lower != mine.point)
+        # (One synchronisation with the device for each op.)
+        columns = varies.any(0).nonzero().squeeze(1)
+        if len(columns) <= ACTIVE_SHARE * self.network.ops[index].size:
+            self.bounds[index] = replace(mine, columns=Columns(index, columns))
+
+    def intersect(self, index: int, interval: Interval) -> None:
+        """Tighten the bounds of op ``index`` by other bounds."""
+        self.replace(index, self.bounds[index].interval.intersect(interval))
+
+    def replace(self, index: int, interval: Interval, by_rows: Interval | None = None) -> None:
+        """Give op ``index`` another interval, which must hold."""
+        before = self.bounds[index]
+        if interval is not before.interval:
+            self.bounds[index] = before.tightened(interval, by_rows or before.by_rows)
+
+    # Backward
+
+    def lower(
+        self,
+        index: int,
+        rows: Tensor,
+        sample: Tensor | None = None,
+        *,
+        slopes: Mapping[int, Slopes] | None = None,
+        tilts: Mapping[int, Tensor] | None = None,
+        until: int = 0,
+        coefficients: bool = False,
+        record: dict[int, Tensor] | None = None,
+        measure: bool = False,
+    ) -> LowerBounds:
+        """Return lower bounds of rows·v over the boxes, v being the value of op ``index``.
+
+        Args:
+            index: the op.
+            rows: (groups, each, n) in float64.
+            sample: (groups,) the sample of each group; by default every sample, one after another.
+            slopes: for some elementwise ops, by number, those of each group; by default CROWN's.
+            tilts: for some products, by number, the planes of each group (``ProductStep``): numbers in [−1, 1],
+                (groups, n).
+            until: rows end at this op, or at the last one before which the inputs are only scaled and moved. With a
+                later op only the intervals of the ops up to it count.
+            coefficients: whether those of the op at which rows end are wanted.
+            record: takes the coefficients that nonlinear ops were given, (groups, each, n), by number.
+            measure: see ``lower_of_neurons``.
+        """
+        dtype = self.dtype
+        own = {i: self._own_step(i, part, sample, dtype) for i, part in (slopes or {}).items()}
+        own |= {i: self._own_planes(i, part, sample, dtype) for i, part in (tilts or {}).items()}
+        found = self.lower_with(index, rows, sample, own, record, until)
+        if measure and self._widens(found.passed):
+            return self.lower(
+                index, rows, sample, slopes=slopes, tilts=tilts, until=until, coefficients=coefficients, record=record
+            )
+        return found if coefficients else replace(found, coefficients=None)
+
+    def lower_with(
+        self,
+        index: int,
+        rows: Tensor,
+        sample: Tensor | None,
+        own: Mapping[int, Step],
+        record: dict[int, Tensor] | None = None,
+        until: int = 0,
+    ) -> LowerBounds:
+        """Return what ``lower`` does for groups that have steps of their own through some ops."""
+        end, dtype = max(until, self.structure.start), self.dtype
+        point, radius = (self._of(t, sample) for t in (self.bounds[index].point, self.bounds[index].radius))
+        narrow = rows.to(dtype)
+        constants = [dot(rows, point.unsqueeze(1))]
+        if self.rounded:
+            # What is lost in A·v₀, and by A in D, which counts by |v − v₀|.
+            share = 2 * sum_error(rows.shape[2] + 4, BASE)
+            error = point.abs() * share
+            if dtype != BASE:
+                error = torch.add(error, radius, alpha=2 * unit_roundoff(dtype))
+            constants.append(-dot(rows.abs(), error.unsqueeze(1)) * (1 + share))
+        passed = _Pass({index: DenseRows(narrow)}, constants, sample, own, record=record)
+        reached = self._back(passed, end, dtype)
+        value = self._closed(passed, index, dtype)
+        return LowerBounds(value, None if reached is None else reached.dense(), passed)
+
+    def lower_of_neurons(
+        self,
+        index: int,
+        neuron: Tensor,
+        sign: Tensor,
+        sample: Tensor | None,
+        slopes: Mapping[int, Slopes] | None = None,
+        *,
+        measure: bool = False,
+    ) -> Tensor:
+        """Return lower bounds of sign·(neurons of op ``index``), (groups, each), by CROWN's slopes or others.
+
+        Args:
+            index: the op.
+            neuron: (groups, each) numbers; in an image, those of a group lie at one pixel.
+            sign: ±1, (groups, each) in float64.
+            sample: (groups,) the sample of each group; by default every sample, one after another.
+            slopes: see ``lower``.
+            measure: whether to go on in float64, from these rows on, if float32 widens their bounds too much.
+        """
+        op, mine, dtype = self.network.ops[index], self.bounds[index], self.dtype
+        own = {i: self._own_step(i, part, sample, dtype) for i, part in (slopes or {}).items()}
+        place = self._of(mine.point, sample).expand(len(neuron), -1).gather(1, neuron)
+        constants, narrow = [sign * place], sign.to(dtype)
+        step = self.step(index, dtype) if isinstance(op, Affine) else None
+        rows = step.neurons(neuron, narrow) if isinstance(step, AffineStep) else None
+        if rows is None:
+            pending = {index: unit_rows(self.structure.images[index], op.size, neuron, narrow)}
+        else:
+            assert isinstance(step, AffineStep)
+            pending = {op.inputs[0]: rows}
+            if self.rounded:
+                constants.append(-self._of(step.alone, sample).expand(len(neuron), -1).gather(1, neuron))
+        passed = _Pass(pending, constants, sample, own)
+        self._back(passed, self.structure.start, dtype)
+        found = self._closed(passed, index, dtype)
+        if measure and self._widens(passed):
+            return self.lower_of_neurons(index, neuron, sign, sample, slopes)
+        return found
+
+    def _widens(self, passed: _Pass) -> bool:
+        """Return True if float32 widened the bounds of rows too much, and go on in float64 then."""
+        if not self._chosen or self.dtype == BASE or not passed.charges or not self.rounded:
+            return False
+        distance = passed.constants[0] - torch.stack(passed.constants).sum(0)
+        if widening(torch.stack(passed.charges), distance) <= WIDENING:
+            return False
+        self.dtype = BASE
+        return True
+
+    def _back(self, passed: _Pass, end: int, dtype: torch.dtype) -> Rows | None:
+        """Take rows back to op ``end`` and end them there, and at any op before; returns the rows of ``end``."""
+        pending, reached = passed.pending, None
+        for index in range(max(pending), -1, -1):
+            rows = pending.pop(index, None)
+            if rows is None:
+                continue
+            if index <= end:
+                passed.constants.append(-rows.weigh(self._end(index, dtype), passed.sample))
+                reached = rows if index == end else reached
+                continue
+            own = passed.own.get(index)
+            if passed.record is not None and not isinstance(self.network.ops[index], Affine | Sum):
+                passed.record[index] = rows.dense()
+            if own is not None:
+                stepped = own.back(rows, torch.arange(len(rows.values), device=self.device))
+            else:
+                stepped = self.step(index, dtype).back(rows, passed.sample)
+            passed.constants += stepped.constants
+            if stepped.charge is not None:
+                passed.charges.append(stepped.charge)
+            for source, more in stepped.given:
+                pending[source] = pending[source].plus(more) if source in pending else more
+        return reached
+
+    def _closed(self, passed: _Pass, index: int, dtype: torch.dtype) -> Tensor:
+        """The sum of the constants of rows of op ``index``, less what is charged, rounded down."""
+        if not self.rounded:
+            return torch.stack(passed.constants).sum(0)
+        for i in range(len(self._lost), index + 1):
+            op, most = self.network.ops[i], 1 + self.bounds[i].radius.amax(1, keepdim=True)
+            products = underflows(op, sum(self.network.ops[source].size for source in op.inputs))
+            before = self._lost[-1] if i else (0.0, most)
+            self._lost.append((before[0] + products, torch.maximum(before[1], most)))
+        products, most = self._lost[index]
+        return close(passed.constants, passed.charges, self._of(most, passed.sample) * (products * negligible(dtype)))
+
+    def _end(self, index: int, dtype: torch.dtype) -> SampleVectors:
+        """The radius at which rows end, in ``dtype``; the rows may be sums of those of several users."""
+        if (index, dtype) not in self._ends:
+            radius = self.bounds[index].radius
+            if self.rounded:
+                uses = self.structure.uses[index] if self.structure.uses[index] > 1 else 0
+                radius = torch.add(radius, radius, alpha=(4 + 2 * uses) * unit_roundoff(dtype)) + negligible(dtype)
+            self._ends[index, dtype] = SampleVectors(radius.to(dtype))
+        return self._ends[index, dtype]
+
+    @staticmethod
+    def _of(vector: Tensor, sample: Tensor | None) -> Tensor:
+        """A vector (batch, n) of the groups' samples."""
+        return vector if sample is None or len(vector) == 1 else vector.index_select(0, sample)
+
+    # Steps
+
+    def step(self, index: int, dtype: torch.dtype) -> Step:
+        """Return the step through op ``index`` that all rows of a sample share."""
+        if (index, dtype) not in self._steps:
+            self._steps[index, dtype] = self._made(index, dtype)
+        return self._steps[index, dtype]
+
+    def _made(self, index: int, dtype: torch.dtype) -> Step:
+        op, mine, inputs, uses = (
+            self.network.ops[index],
+            self.bounds[index],
+            self.inputs(index),
+            self.structure.uses[index],
+        )
+        match op:
+            case Affine():
+                return AffineStep(op, mine, inputs, uses, dtype, self.rounded)
+            case Sum():
+                return SumStep(op, mine, inputs, uses, dtype, self.rounded)
+            case Elementwise():
+                slopes = Slopes(*op.function.slopes(inputs[0].interval, inputs[0].by_rows))
+                return self._function_step(op, mine, inputs, uses, slopes, dtype)
+            case Product():
+                return ProductStep(op, mine, inputs, uses, dtype, self.rounded)
+            case Maximum():
+                return MaximumStep(op, mine, inputs, uses, dtype, self.rounded)
+        raise TypeError(f"no step through {op.place}")
+
+    def _own_step(self, index: int, slopes: Slopes, sample: Tensor | None, dtype: torch.dtype) -> Step:
+        """The step through an elementwise op with each group's own slopes."""
+        op = self.network.ops[index]
+        assert isinstance(op, Elementwise)
+        mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
+        return self._function_step(op, mine, inputs, self.structure.uses[index], slopes, dtype)
+
+    def _own_planes(self, index: int, tilt: Tensor, sample: Tensor | None, dtype: torch.dtype) -> Step:
+        """The step through a product with each group's own planes."""
+        op = self.network.ops[index]
+        assert isinstance(op, Product)
+        mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
+        return ProductStep(op, mine, inputs, self.structure.uses[index], dtype, self.rounded, tilt=tilt)
+
+    def _function_step(
+        self,
+        op: Elementwise,
+        mine: NeuronBounds,
+        inputs: Sequence[NeuronBounds],
+        uses: int,
+        slopes: Slopes,
+        dtype: torch.dtype,
+    ) -> Step:
+        lower, upper = (slope if dtype == BASE else slope.to(dtype).to(BASE) for slope in (slopes.lower, slopes.upper))
+        relaxation = op.function.relaxation(inputs[0].interval, lower, upper)
+        return FunctionStep(op, mine, inputs, uses, dtype, self.rounded, relaxation=relaxation)
+
+    def rows_at_once(self, dtype: torch.dtype, coefficients: int) -> int:
+        """Return how many rows, which have at most these numbers of coefficients, are propagated together."""
+        limit = min(self.memory, CHUNK_BYTES) if self.device.type == "cpu" else self.memory
+        return max(1, limit // (coefficients * dtype.itemsize * COPIES))
