@@ -19,7 +19,7 @@ from verifiable_relu.network.module import from_torch
 from verifiable_relu.network.nodes import Activation, Add, Relu, Sigmoid, Tanh
 
 try:
-    from verifiable_relu.adapters.auto_lirpa_import import library, library_settings
+    from verifiable_relu.search.solvers.auto_lirpa_import import library, library_settings
 except ModuleNotFoundError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 

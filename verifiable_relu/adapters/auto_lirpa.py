@@ -83,12 +83,12 @@ def lower_bound(task: tuple[str, tuple[Node, ...], Property, int]) -> float | st
     return f"auto_LiRPA fails on this network of {operators}: {failure}"
 
 
-AUTO_LIRPA = Worker(f"{__name__}:{lower_bound.__name__}", library="verifiable_relu.adapters.auto_lirpa_import")
+AUTO_LIRPA = Worker(f"{__name__}:{lower_bound.__name__}", library="verifiable_relu.search.solvers.auto_lirpa_import")
 
 
 def _lower_bounds(bound: str, network: Network, box: Bounds, rows: RowBatch, mode: str) -> Tensor:
     """Return the library's lower bounds (rows,) of A·y over the box."""
-    from verifiable_relu.adapters.auto_lirpa_import import library, library_settings
+    from verifiable_relu.search.solvers.auto_lirpa_import import library, library_settings
 
     search = {"iteration": 20, "stop_criterion_func": lambda lower: (lower > rows.bound).all(1, keepdim=True)}
     # With α that neurons or rows share, the library fails on some convolutions.

@@ -1,0 +1,168 @@
+"""Small flat networks with kinks, intervals of their ops, and their forms in rational arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.ir.functions.function import Function
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.linear import Convolution, Dense
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Source, Sum
+
+SLOPES = (-0.5, 0.25, 0.5, 1.5)
+
+
+def _numbers(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.integers(-16, 17, shape).astype(np.float32) / 16)
+
+
+def network(ops: Sequence[Op]) -> Network:
+    return Network(tuple(ops), Source((ops[0].size,), (ops[-1].size,)))
+
+
+def chain(rng: np.random.Generator, sizes: Sequence[int], functions: Sequence[Function]) -> Network:
+    """A fully connected network of dyadic weights."""
+    ops: list[Op] = [Input(name="x", size=sizes[0])]
+    for layer, size in enumerate(sizes[1:]):
+        if layer:
+            function, width = functions[(layer - 1) % len(functions)], ops[-1].size
+            ops.append(Elementwise(name=f"act{layer}", inputs=(len(ops) - 1,), size=width, function=function))
+        weight, bias = _numbers(rng, size, ops[-1].size), _numbers(rng, size)
+        ops.append(Affine(name=f"fc{layer}", inputs=(len(ops) - 1,), size=size, map=Dense(weight), bias=bias))
+    return network(ops)
+
+
+def leaky(rng: np.random.Generator, size: int) -> Kinked:
+    """LeakyReLU with a slope for each neuron, some above 1 and some below 0."""
+    return Kinked(torch.from_numpy(rng.choice(SLOPES, size).astype(np.float32)))
+
+
+def mlp(rng: np.random.Generator, kind: str = "relu", sizes: Sequence[int] = (4, 7, 6, 2)) -> Network:
+    functions = [Kinked() if kind == "relu" else leaky(rng, size) for size in sizes[1:-1]]
+    return chain(rng, sizes, functions)
+
+
+def residual(rng: np.random.Generator) -> Network:
+    """Convolutions and a shortcut."""
+    ops: list[Op] = [Input(name="x", size=8)]
+    conv = Convolution(_numbers(rng, 2, 2, 2, 2), (2, 2, 2), (1, 1), (1, 0, 0, 1))
+    ops.append(Affine(name="c0", inputs=(0,), size=conv.n_out, map=conv, bias=_numbers(rng, conv.n_out)))
+    ops.append(Elementwise(name="r0", inputs=(1,), size=8, function=Kinked()))
+    again = Convolution(_numbers(rng, 2, 2, 2, 2), (2, 2, 2), (1, 1), (0, 1, 1, 0))
+    ops.append(Affine(name="c1", inputs=(2,), size=again.n_out, map=again, bias=_numbers(rng, again.n_out)))
+    ops.append(Sum(name="sum", inputs=(2, 3), size=8))
+    ops.append(Elementwise(name="r1", inputs=(4,), size=8, function=Kinked(torch.tensor(0.25))))
+    ops.append(Affine(name="fc", inputs=(5,), size=2, map=Dense(_numbers(rng, 2, 8)), bias=_numbers(rng, 2)))
+    return network(ops)
+
+
+def pooled(rng: np.random.Generator) -> Network:
+    """A maximum of two to four candidates between two layers."""
+    ops: list[Op] = [Input(name="x", size=4)]
+    ops.append(Affine(name="fc0", inputs=(0,), size=9, map=Dense(_numbers(rng, 9, 4)), bias=_numbers(rng, 9)))
+    candidates = torch.from_numpy(rng.integers(0, 9, (4, 3)))
+    candidates[3, 0] = candidates[0, 0]
+    ops.append(Maximum(name="pool", inputs=(1,), size=3, candidates=candidates))
+    ops.append(Affine(name="fc1", inputs=(2,), size=2, map=Dense(_numbers(rng, 2, 3)), bias=_numbers(rng, 2)))
+    return network(ops)
+
+
+def ball(center: np.ndarray, radius: float) -> Interval:
+    x = torch.from_numpy(np.asarray(center, dtype=np.float64))[None]
+    return Interval(x - radius, x + radius)
+
+
+def intervals(net: Network, box: Interval) -> dict[int, Interval]:
+    """Intervals of all ops by interval arithmetic, with far more room than rounding takes."""
+    found = [box]
+    for op in net.ops[1:]:
+        xs = [found[i] for i in op.inputs]
+        if isinstance(op, Affine):
+            middle, radius = (xs[0].lower + xs[0].upper) / 2, (xs[0].upper - xs[0].lower) / 2
+            y, spread = op.map.apply(middle), op.map.abs_apply(radius)
+            y = y if op.bias is None else y + op.bias.double()
+            spread = spread + 2.0**-40 * (1 + spread + op.map.abs_apply(middle.abs()) + y.abs())
+            found.append(Interval(y - spread, y + spread))
+        elif isinstance(op, Sum):
+            found.append(Interval(sum(x.lower for x in xs) - 2.0**-40, sum(x.upper for x in xs) + 2.0**-40))
+        elif isinstance(op, Elementwise):
+            found.append(op.function.image(xs[0]))
+        else:
+            raise NotImplementedError
+    return dict(enumerate(found))
+
+
+def exact(tensor: Tensor) -> np.ndarray:
+    """The numbers of a tensor as fractions."""
+    return np.vectorize(Fraction, otypes=[object])(tensor.detach().double().numpy())
+
+
+def dense(op: Affine) -> np.ndarray:
+    """The weights of an affine op, (n_out, n_in), as fractions."""
+    found = np.full((op.map.n_out, op.map.n_in), Fraction(0), dtype=object)
+    for i, j, w in zip(*(t.tolist() for t in op.map.entries()), strict=True):
+        found[i, j] += Fraction(w)
+    return found
+
+
+def below(function: Function, size: int) -> np.ndarray:
+    """The slopes of kinked functions below zero."""
+    assert isinstance(function, Kinked)
+    return exact(function.slope_below.expand(size))
+
+
+def exact_forms(net: Network, unstable: set[tuple[int, int]], x: Sequence[Fraction]) -> list[np.ndarray]:
+    """The value of every op as forms of 1, the inputs, and the values of unstable neurons, as fractions.
+
+    Stable neurons are on the side of their kink on which they are at the inputs x; unstable neurons are numbered in the
+    order of their ops and places.
+    """
+    number = {place: i for i, place in enumerate(sorted(unstable))}
+    columns = 1 + net.input_size + len(number)
+    found: list[np.ndarray] = []
+    at = exact_values(net, x)
+    for index, op in enumerate(net.ops):
+        form = np.full((op.size, columns), Fraction(0), dtype=object)
+        if isinstance(op, Input):
+            form[np.arange(op.size), 1 + np.arange(op.size)] = Fraction(1)
+        elif isinstance(op, Affine):
+            form = dense(op).dot(found[op.inputs[0]])
+            if op.bias is not None:
+                form[:, 0] += exact(op.bias)
+        elif isinstance(op, Sum):
+            form = sum(found[i] for i in op.inputs)
+        elif isinstance(op, Elementwise):
+            slope = below(op.function, op.size)
+            for i in range(op.size):
+                if (index, i) in number:
+                    form[i, 1 + net.input_size + number[index, i]] = Fraction(1)
+                else:
+                    form[i] = found[op.inputs[0]][i] * (1 if at[op.inputs[0]][i] >= 0 else slope[i])
+        found.append(form)
+    return found
+
+
+def exact_values(net: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
+    """The values of all ops at one point, as fractions."""
+    found: list[np.ndarray] = []
+    for op in net.ops:
+        xs = [found[i] for i in op.inputs]
+        if isinstance(op, Input):
+            found.append(np.array(list(x), dtype=object))
+        elif isinstance(op, Affine):
+            y = dense(op).dot(xs[0])
+            found.append(y if op.bias is None else y + exact(op.bias))
+        elif isinstance(op, Sum):
+            found.append(sum(xs))
+        elif isinstance(op, Elementwise):
+            slope = below(op.function, op.size)
+            found.append(np.array([v if v >= 0 else s * v for v, s in zip(xs[0], slope, strict=True)], dtype=object))
+        elif isinstance(op, Maximum):
+            found.append(np.array([max(xs[0][i] for i in column) for column in op.candidates.T.tolist()], dtype=object))
+    return found

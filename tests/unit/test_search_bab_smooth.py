@@ -1,0 +1,118 @@
+"""Branch and bound over segments of smooth neurons: no node denies a point in it, and verdicts are those of points.
+
+At points of a box the values of a network are known to 80 digits. Nodes are split again and again, and each time a half
+that holds the point is kept; no bound of such a node, by multipliers of a search or by any others, may exceed the value
+there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.soundness.judge import Report, judge
+from tests.soundness.segments import KINDS, low_points, mixed
+from tests.support import flat_nets, nets
+from tests.support.asking import claims
+from tests.support.draws import draws
+from tests.support.exact import exact_values
+from tests.unit.test_bab_smooth import below, network_of
+from verifiable_relu.ir.flatten import flatten
+from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Elementwise
+from verifiable_relu.network.nodes import Activation
+from verifiable_relu.search.bab.ascent import DualAscent
+from verifiable_relu.search.bab.nodes import Nodes
+from verifiable_relu.search.bab.proof import lower_bounds
+from verifiable_relu.search.bab.relaxation import TreeRelaxation
+from verifiable_relu.search.bab.slopes import SlopeSearch
+from verifiable_relu.search.bab.system import eliminate_stable_neurons
+from verifiable_relu.search.bab.verifier import Bab
+from verifiable_relu.spec.property import Box
+from verifiable_relu.verifiers.base import Trust, Verdict
+
+
+def denied(kind: type[Activation], seed: int, shared: bool) -> list[str]:
+    """Split and bound nodes of a random network that hold some points. Returns the bounds that exceed a value."""
+    rng, problems = np.random.default_rng(seed), []
+    graph = mixed(rng, kind) if shared else nets.mlp(rng, nets.gaussian(rng), kind, (2, 5, 4, 2))
+    center, radius = rng.normal(size=graph.input_size) * 0.7, rng.choice([0.05, 0.3, 1.0])
+    box = Box(center - radius, center + radius)
+    net, row = flatten(graph), torch.tensor([1.0, -0.5], dtype=torch.float64)
+    ends = Interval(torch.from_numpy(box.lower)[None], torch.from_numpy(box.upper)[None])
+    all_ops = flat_nets.intervals(net, ends)
+    known = {op.inputs[0]: all_ops[op.inputs[0]] for op in net.ops if isinstance(op, Elementwise)}
+    system = eliminate_stable_neurons(net, ends, known)
+    rows = system.outputs(row[None])
+    _, slopes, _ = SlopeSearch(steps=10).search(system, rows, lambda: False)
+    made = TreeRelaxation(system, rows, slopes[0])
+    named = {node.name: node for node in graph.nodes}
+    points = low_points(rng, graph, box, row)
+    z, values = [], []
+    for point in points:
+        exact = exact_values(graph, nets.as_fractions(point))
+        sources = [(named[net.ops[op].name].inputs[0], i) for op, i in system.places.tolist()]
+        z.append([exact[source].reshape(-1)[i] for source, i in sources])
+        y = exact[-1].reshape(-1)
+        values.append(y[0] - y[1] / 2)
+    adaptive = torch.from_numpy(rng.random(system.size) < 0.5)
+    ascent = DualAscent(made, adaptive, torch.float64)
+    batch = Nodes.roots(made)[torch.zeros(len(points), dtype=torch.long)]
+    for _ in range(8):
+        found = ascent.run(batch, 6)
+        drawn = torch.from_numpy(rng.normal(size=found.w.shape)) * (1 + found.w.abs().sum())
+        for w in (found.w, drawn):
+            for lower, value in zip(lower_bounds(made, replace(found, w=w)).tolist(), values, strict=True):
+                problems += [f"{kind.__name__} {seed}: {lower} above {value}"] * (not lower <= value)
+        if not system.size:
+            return problems
+        neuron = torch.from_numpy(rng.integers(0, system.size, len(points)))
+        place = made.places(neuron)[:, None]
+        before = batch.widened(len(made.columns)).segment.gather(1, place)[:, 0]
+        halves, count = batch.split_on(neuron, made), len(points)
+        cut = before < made.segments.last[neuron]
+        at = made.segments.point(neuron, before.clamp(max=63))
+        upper = [
+            bool(c) and z[i][int(j)] >= p for i, (c, j, p) in enumerate(zip(cut, neuron, at.tolist(), strict=True))
+        ]
+        batch = halves[torch.tensor([i if up else i + count for i, up in enumerate(upper)])]
+    return problems
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_no_node_denies_a_point_in_it(kind: type[Activation], shared: bool) -> None:
+    for seed in range(draws(8)):
+        assert denied(kind, seed, shared) == []
+
+
+def _lower_tops(right: Any, self: Smooth, x: Interval, slope: torch.Tensor) -> torch.Tensor:
+    return right(self, x, slope) - 0.1 * (x.upper - x.lower)
+
+
+def _higher_floors(right: Any, self: Smooth, x: Interval, slope: torch.Tensor) -> torch.Tensor:
+    return right(self, x, slope) + 0.1 * (x.upper - x.lower)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("floor", _higher_floors), ("top", _lower_tops)])
+def test_wrong_offsets_are_seen(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(Smooth, name)
+    monkeypatch.setattr(Smooth, name, lambda *args: wrong(right, *args))
+    assert any(denied(kind, seed, False) for seed in range(3) for kind in KINDS[:4])
+
+
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_what_is_far_from_the_boundary_is_decided(kind: type[Activation]) -> None:
+    rng, report = np.random.default_rng(5), Report()
+    for gap, verdict in ((0.4, Verdict.UNSAT), (-0.2, Verdict.SAT), (0.0, None), (-1e-9, None)):
+        case, _ = below(rng, network_of(rng, kind), gap)
+        (outcome,) = claims(Bab(), [case.query], 10.0 if verdict else 0.4)
+        judge(case, "bab", outcome, report)
+        assert verdict is None or outcome.verdict is verdict, outcome
+        assert outcome.verdict is not Verdict.UNSAT or outcome.trust is Trust.ROUNDED
+    assert report.problems == []

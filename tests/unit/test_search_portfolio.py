@@ -1,0 +1,279 @@
+"""Claims, verdicts and bounds of whole boxes on flat networks, with the methods on graph networks as an oracle."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.asking import flat_queries
+from tests.support.families import NETWORKS
+from tests.unit.test_root_bounds import queries
+from verifiable_relu.bounds.alpha import Ascent
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.search.attack import Attack
+from verifiable_relu.search.balls import InBalls
+from verifiable_relu.search.batch import Account, QueryBatch, answers, described, stays_within
+from verifiable_relu.search.bounding import needed_neurons
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.events import RowsBounded
+from verifiable_relu.search.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
+from verifiable_relu.search.portfolio import Auto, QueryFeatures, explanation
+from verifiable_relu.search.query import Query
+from verifiable_relu.search.registry import METHODS, limited, make
+from verifiable_relu.search.root_bounds import BoundsCache
+from verifiable_relu.spec.property import Ball, Property
+from verifiable_relu.verifiers import auto as old_auto
+from verifiable_relu.verifiers import balls as old_balls
+from verifiable_relu.verifiers import batch as old_batch
+from verifiable_relu.verifiers import incomplete as old
+from verifiable_relu.verifiers import registry as old_registry
+
+BOUNDS = (Ibp, CrownIbp, Crown, AlphaCrown)
+
+
+def asked(kind: str = "mlp", **options: Any) -> list[Query]:
+    return flat_queries(queries(NETWORKS[kind](), **options))
+
+
+def sampled(query: Query, count: int = 2000) -> float:
+    """The least margin at some points of the box."""
+    box, prop = query.property.box, query.property
+    share = torch.rand(count, box.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.from_numpy(box.lower) + share * torch.from_numpy(box.upper - box.lower)
+    return min(float(prop.margin([Fraction(v) for v in y])) for y in query.network(x).tolist())
+
+
+@pytest.mark.parametrize("method", BOUNDS)
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_margins_are_those_of_the_methods_on_graph_networks(kind: str, method: type[Crown]) -> None:
+    given = queries(NETWORKS[kind](), depth=0.3) + queries(NETWORKS[kind](), radius=0.05, depth=0.1, seed=1)
+    before = old_batch.answers(getattr(old, method.__name__)(), given)
+    flat = flat_queries(given)
+    # Slopes are searched for in float32.
+    close = 1e-4 if method is AlphaCrown else 1e-9
+    for query, one, other, narrow in zip(
+        flat, before, answers(method(dtype="float64"), flat), answers(method(), flat), strict=True
+    ):
+        assert one.margin is not None and other.margin is not None and narrow.margin is not None
+        assert (other.verdict, other.reason, other.unstable) == (one.verdict, one.reason, one.unstable)
+        assert (other.trust, other.detail, other.subproblems) == (one.trust, one.detail, one.subproblems)
+        assert other.margin == pytest.approx(one.margin, abs=close)
+        assert narrow.margin == pytest.approx(one.margin, abs=1e-3)
+        assert max(other.margin, narrow.margin) <= sampled(query)
+
+
+@pytest.mark.parametrize("name", ["attack", "split", "bab", "milp", "auto"])
+def test_verdicts_are_those_of_the_methods_on_graph_networks(name: str) -> None:
+    given = [query for depth in (-0.01, 0.05, 0.3) for query in queries(NETWORKS["mlp"](), radius=0.15, depth=depth)]
+    before = old_batch.answers(old_registry.make(name), given, TimeBudget(20.0))
+    found = answers(make(name), flat_queries(given), TimeBudget(20.0))
+    assert [outcome.verdict for outcome in found] == [outcome.verdict for outcome in before]
+    assert {outcome.verdict for outcome in found} >= {Verdict.SAT}
+    for query, outcome in zip(given, found, strict=True):
+        assert outcome.witness is None or (query.property.box.contains(outcome.witness) and outcome.outputs)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_balls_have_the_margins_of_before(order: int) -> None:
+    given = []
+    for query in queries(NETWORKS["mlp"](), depth=0.02):
+        center = (query.property.box.lower + query.property.box.upper) / 2
+        ball = Ball(center, Fraction(3, 10), order)
+        given.append(replace(query, property=replace(query.property, ball=ball)))
+    before = old_batch.answers(old_balls.InBalls(old.Crown()), given)
+    for one, other in zip(before, answers(InBalls(Crown(dtype="float64")), flat_queries(given)), strict=True):
+        assert (one.verdict, one.method, one.detail) == (other.verdict, other.method, other.detail)
+        assert one.margin is not None and other.margin == pytest.approx(one.margin, abs=1e-9)
+
+
+# What is known of queries
+
+
+def test_every_step_starts_from_the_bounds_of_those_before() -> None:
+    given, cache = asked(count=2, radius=0.3), BoundsCache(1 << 24)
+
+    def ask(method: Crown) -> list[float]:
+        batch = QueryBatch(given, bounds_cache=cache)
+        return [outcome.margin or 0.0 for _, outcome in method.claims(batch)]
+
+    tight = AlphaCrown(intermediate=Ascent(steps=4))
+    margins = [ask(method) for method in (Ibp(), CrownIbp(), Crown(), Crown(), tight, Ibp())]
+    roots = [cache.get(number) for number in (0, 1)]
+    assert all(root is not None and root.reached == math.inf and root.searched == 4 for root in roots)
+    # Nothing is lost, and nothing that is known is computed again.
+    for earlier, later in itertools.pairwise(margins):
+        assert all(a <= b for a, b in zip(earlier, later, strict=True))
+    assert margins[2] == margins[3] and margins[4] == margins[5] and margins[0] < margins[1] < margins[2] < margins[4]
+    for query, root in zip(given, roots, strict=True):
+        assert root is not None
+        x = torch.lerp(*(torch.from_numpy(end) for end in (query.property.box.lower, query.property.box.upper)), 0.3)
+        values = query.network.values(x[None])
+        assert all(((i.lower <= values[k]) & (values[k] <= i.upper)).all() for k, i in root.intervals.items())
+    cache.prove(0, {0: 1.0, 1: 1.0})
+    assert min(cache.get(0).lower.tolist()) == 1.0  # type: ignore[union-attr]
+    other = asked(count=1, radius=0.01, seed=7)
+    with pytest.raises(RuntimeError, match="exclude each other"):
+        raise_fault(QueryBatch(other, bounds_cache=cache))
+
+
+def raise_fault(batch: QueryBatch) -> None:
+    (outcome,) = (outcome for _, outcome in Crown().claims(batch))
+    assert outcome.reason is Reason.ERROR
+    raise RuntimeError(outcome.detail)
+
+
+def test_no_more_is_kept_than_memory_allows() -> None:
+    given, cache = asked(count=3), BoundsCache(500)
+    list(Crown().claims(QueryBatch(given, bounds_cache=cache)))
+    assert sum(cache.get(number) is not None for number in range(3)) == 1
+    list(Crown().claims(QueryBatch(given, bounds_cache=cache)))
+    cache.drop(0)
+    list(Crown().claims(QueryBatch(given, bounds_cache=cache)))
+
+
+def test_bounds_that_time_cut_short_go_on_where_they_were() -> None:
+    given, cache, ticks = asked("residual", count=1, radius=0.3), BoundsCache(1 << 24), itertools.count()
+    whole, method = answers(Crown(), given)[0].margin, Crown()
+    budget = TimeBudget(0.25, clock=lambda: 0.1 * next(ticks))
+    ((_, first),) = method.claims(QueryBatch(given, budget, bounds_cache=cache))
+    root = cache.get(0)
+    assert first.reason is Reason.TIMEOUT and root is not None and root.reached < math.inf
+    ((_, second),) = method.claims(QueryBatch(given, bounds_cache=cache))
+    root = cache.get(0)
+    assert second.margin == pytest.approx(whole, abs=1e-6) and root is not None and root.reached == math.inf
+
+
+def test_observers_learn_what_bounds_prove() -> None:
+    told: list[tuple[Sequence[int], object]] = []
+    given = asked(count=2, radius=0.1, depth=0.02)
+    batch = QueryBatch(given, observer=lambda numbers, event: told.append((numbers, event)))
+    found = dict(AlphaCrown().claims(batch))
+    ((numbers, event),) = told
+    assert numbers == [0, 1] and isinstance(event, RowsBounded) and isinstance(event.relaxation, Relaxation)
+    margins = event.rows.margins(event.values).tolist()
+    assert margins == pytest.approx([found[number].margin for number in numbers])
+
+
+def test_neurons_that_outputs_need() -> None:
+    network = asked()[0].network
+    assert needed_neurons(network, torch.ones(3, dtype=torch.bool)) is None
+    found = needed_neurons(network, torch.tensor([True, False, False]))
+    assert found is not None
+    # Every weight of the network is other than 0.
+    assert all(bool(part.all()) for part in found.values())
+    none = needed_neurons(network, torch.zeros(3, dtype=torch.bool))
+    assert none is not None and not any(bool(part.any()) for part in none.values())
+
+
+# Claims become verdicts
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Claims what it is told to."""
+
+    outcomes: Sequence[Outcome]
+    name: str = "scripted"
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        yield from zip(batch.queries, self.outcomes, strict=True)
+
+
+def judged(query: Query, **claim: Any) -> Outcome:
+    defaults: Mapping[str, Any] = {"verdict": Verdict.UNSAT, "reason": Reason.PROVED, "method": "scripted"}
+    (found,) = answers(Scripted([Outcome(**{**defaults, **claim})]), [query])
+    return found
+
+
+def test_a_claimed_counterexample_counts_if_it_is_confirmed() -> None:
+    (query,) = asked(count=1)
+    (real,) = answers(Attack(), [query])
+    assert real.verdict is Verdict.SAT and real.trust is Trust.EXACT and "confirm" in real.seconds
+    sat = {"verdict": Verdict.SAT, "reason": Reason.REFUTED}
+    assert judged(query, **sat, witness=real.witness).verdict is Verdict.SAT
+    outside = tuple(Fraction(float(v)) + 1 for v in query.property.box.upper)
+    unsafe = replace(query, property=Property(query.property.box, ((), *query.property.unsafe)))
+    for witness, asking in ((outside, query), (None, query), (outside, unsafe)):
+        found = judged(asking, **sat, witness=witness)
+        assert (found.verdict, found.reason, found.trust) == (Verdict.UNKNOWN, Reason.UNCONFIRMED, None)
+
+
+def test_claims_of_unsat_that_prove_nothing() -> None:
+    (query,) = asked(count=1, depth=0.3)
+    partial = replace(query, property=replace(query.property, partial="X_0 has no bound"))
+    float32 = replace(query, network=replace(query.network, arithmetic="float16"))
+    cases: list[tuple[Query, dict[str, Any], Reason, str]] = [
+        (query, {"margin": -1.0}, Reason.ERROR, "with the margin -1.0"),
+        (query, {"margin": math.nan}, Reason.ERROR, "with the margin nan"),
+        (partial, {"margin": 1.0}, Reason.INCOMPLETE, "in a part of the inputs there is no counterexample"),
+        (float32, {"margin": 1.0, "trust": Trust.FLOAT}, Reason.UNSUPPORTED, "does not account for rounding"),
+    ]
+    for asking, claim, reason, words in cases:
+        found = judged(asking, **claim)
+        assert (found.verdict, found.reason, found.trust) == (Verdict.UNKNOWN, reason, None)
+        assert words in found.detail
+    assert judged(query, margin=1.0, trust=Trust.ROUNDED).verdict is Verdict.UNSAT
+
+
+def test_values_within_a_limit() -> None:
+    (query,) = asked(count=1)
+    every = range(len(query.network.ops))
+    assert stays_within(query.network, query.property, 1e3, every)
+    assert not stays_within(query.network, query.property, 1e-3, every)
+    assert stays_within(query.network, query.property, 0.0, [])
+
+
+def test_queries_that_share_an_account_share_its_time() -> None:
+    given, account = asked(count=2), Account(10.0)
+    batch = QueryBatch(given, TimeBudget(10.0), dict.fromkeys((0, 1), account))
+    half = batch.part([0], 0.5)
+    batch.charge([0, 1], 4.0, 1.0)
+    assert batch.left([0, 1]) == 6.0 and half.left([0]) == 1.0 and account.processor == 1.0
+    batch.charge([1], 9.0)
+    (first, second) = (outcome for _, outcome in Crown().claims(batch))
+    assert first.reason is second.reason is Reason.TIMEOUT
+
+
+def test_a_method_that_leaves_a_query_out_is_at_fault() -> None:
+    with pytest.raises((RuntimeError, ValueError)):
+        answers(Scripted([]), asked(count=1))
+
+
+# Names, keys and rules
+
+
+def test_records_keep_their_keys() -> None:
+    for name in METHODS:
+        if METHODS[name].needs:
+            continue
+        budgets = limited(name), old_registry.limited(name)
+        assert described(make(name), budgets[0]) == old_batch.described(old_registry.make(name), budgets[1])
+        assert METHODS[name].limits == old_registry.METHODS[name].limits
+    method = "alpha-crown", {"intermediate": Ascent(steps=6)}
+    assert (
+        described(AlphaCrown(**method[1]), TimeBudget()) == 'alpha-crown({"version": 1, "intermediate": {"steps": 6}})'
+    )
+
+
+def test_queries_go_where_they_went() -> None:
+    flags = (False, True)
+    for inputs, unstable, linear, splittable, bounded, counted, large in itertools.product(
+        (0, 5, 3072), (0, 10, 100, math.inf), flags, flags, (0.2, 0.7, 1.0), flags, flags
+    ):
+        given = inputs, unstable, linear, splittable, bounded, counted, large
+        assert explanation(QueryFeatures(*given)) == old_auto.explanation(old_auto.QueryFeatures(*given))
+
+
+def test_auto_explains_what_it_does() -> None:
+    given = queries(NETWORKS["mlp"](), count=1, radius=0.3)
+    assert Auto().explain(flat_queries(given)[0], TimeBudget(9)) == old_auto.Auto().explain(given[0], TimeBudget(9))
+    assert np.isfinite(answers(Auto(), flat_queries(given), TimeBudget(9.0))[0].seconds["crown"])

@@ -1,0 +1,505 @@
+"""Branch and bound on the input box: its parts, its verdicts, and what its events say."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tests.support import nets
+from tests.support.asking import claims, flat_queries
+from tests.support.draws import draws
+from tests.support.elsewhere import Elsewhere
+from tests.support.exact import exact_outputs
+from tests.support.solver_cases import UNIT, chain, check, hinge, planted, random_query, row
+from tests.unit import test_tables as tables
+from tests.unit.test_sharing import QUESTIONS, question
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.linear_bounds import bound_by_crown
+from verifiable_relu.ir.flatten import flatten
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.network.graph import Network
+from verifiable_relu.network.nodes import Relu
+from verifiable_relu.search.attack import Pgd
+from verifiable_relu.search.batch import answers
+from verifiable_relu.search.property_rows import BoxRows
+from verifiable_relu.search.split import InputSplit, search
+from verifiable_relu.search.split import boxes as split_boxes
+from verifiable_relu.search.split.bounding import BoxBounder, backward_rows, coefficient_error
+from verifiable_relu.search.split.boxes import Frontier, KnownBounds, SubBoxes
+from verifiable_relu.search.split.clipping import Clipped, clip, clipping_rows
+from verifiable_relu.search.split.events import BoxesBounded, BoxesClipped, Event
+from verifiable_relu.spec.property import Box, Property, Query, Row
+from verifiable_relu.supervisor.forks import run_shares
+from verifiable_relu.trust.replay import confirm
+from verifiable_relu.verifiers import split as before
+from verifiable_relu.verifiers.base import TimeBudget, Verdict
+
+SMALL = InputSplit(batch=4, share_after_s=0)
+
+
+def unions(rng: np.random.Generator, outputs: int, counts: list[int]) -> tuple[tuple[Row, ...], ...]:
+    """Polytopes of so many rows with small coefficients."""
+
+    def polytope(count: int) -> tuple[Row, ...]:
+        signs = rng.choice([-1, 1, 2], size=(count, outputs))
+        rows = (tuple((i, Fraction(int(c))) for i, c in enumerate(one)) for one in signs)
+        return tuple(Row(coefficients, Fraction(rng.normal())) for coefficients in rows)
+
+    return tuple(map(polytope, counts))
+
+
+# Rows
+
+
+def test_margins_are_those_of_the_properties() -> None:
+    rng = np.random.default_rng(0)
+    box = Box(np.zeros(1), np.ones(1))
+    thirds = (Row(((0, Fraction(1, 3)), (1, Fraction(-1))), Fraction(1, 7)),)
+    counts: list[list[int]] = [[1], [2, 3], [], [0], [1, 1, 4]]
+    properties = [Property(box, unions(rng, 3, each)) for each in counts] + [Property(box, (thirds,))]
+    rows, y = BoxRows.from_properties(properties, 3, torch.zeros(1)), torch.from_numpy(rng.normal(size=(50, 6, 3)))
+    margins = rows.margins(rows.values(y))
+    for sample, prop in itertools.product(range(50), range(6)):
+        exact = properties[prop].margin([Fraction(v) for v in y[sample, prop].tolist()])
+        found = float(margins[sample, prop])
+        assert (
+            found == exact
+            if math.isinf(float(exact))
+            else exact - Fraction(1, 10**12) <= Fraction(found) <= exact + 1e-15
+        )
+    chosen = torch.tensor([4, 0, 4])
+    torch.testing.assert_close(rows.take(chosen).margins(rows.take(chosen).values(y[:, chosen])), margins[:, chosen])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_are_nearly_as_good_as_those_of_a_linear_program(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    outputs = iter(range(10))
+    unsafe = tuple(tuple(Row(((next(outputs), Fraction(1)),), Fraction(0)) for _ in range(n)) for n in (1, 2, 4, 3))
+    rows = BoxRows.from_properties([Property(Box(np.zeros(1), np.ones(1)), unsafe)], 10, torch.zeros(1))
+    center, along = torch.tensor(rng.normal(size=(1, 10))), torch.tensor(rng.normal(size=(10, 5))).T[None]
+    least = center - along.abs().sum(1)
+    found = rows.sums(least, center, along)
+    for part in range(4):
+        mine, total = (rows.polytope[0] == part).nonzero().flatten(), found.matrix[0, part]
+        single = float(least[0, mine].max())
+        # The least t such that at some point no row is above t: the dual of the best weights.
+        columns = np.column_stack([-along[0, :, mine].T.numpy(), -np.ones(len(mine))])
+        program = linprog([0] * 5 + [1], columns, -center[0, mine].numpy(), bounds=[(-1, 1)] * 5 + [(None, None)])
+        if int(found.polytope[0, part]) == part:
+            assert (total >= 0).all() and total.sum() == total[mine].sum() and len(mine) > 1
+            weights = total / total.sum()
+            value = float((weights * center[0]).sum() - (along[0] @ weights).abs().sum())
+            assert program.fun - 0.3 * (program.fun - single) <= value <= program.fun + 1e-9
+        else:
+            assert program.fun <= single + 0.15 * abs(single)
+
+
+# Boxes
+
+
+def sub_boxes(lower: list[list[float]], upper: list[list[float]]) -> SubBoxes:
+    low, high = (torch.tensor(end, dtype=torch.float64) for end in (lower, upper))
+    owner = torch.zeros(len(low), dtype=torch.long)
+    return SubBoxes(low, high, owner, torch.arange(len(low)), owner - 1)
+
+
+def test_halves_cover_a_box_and_whole_numbers_are_in_one_of_them() -> None:
+    boxes = sub_boxes([[0.5, 0.0], [1.0, 2.0], [-0.75, 3.0]], [[3.5, 7.0], [1.0, 2.0], [0.25, 3.0]])
+    counted = torch.tensor([False, True])
+    for dimension in itertools.product((0, 1), repeat=3):
+        halves = boxes.halves(torch.tensor(dimension), counted, 10)
+        assert halves.number.tolist() == list(range(10, 16))
+        low, high = halves[:3], halves[3:]
+        for box, i in enumerate(dimension):
+            ends = [float(end[box, i]) for end in (low.lower, low.upper, high.lower, high.upper)]
+            assert ends[0] == float(boxes.lower[box, i]) and ends[3] == float(boxes.upper[box, i])
+            # Whole numbers have none in common, unless there is but one.
+            assert ends[1] == ends[2] or (i == 1 and ends[2] == ends[1] + 1)
+            assert ends[0] <= ends[1] and ends[2] <= ends[3]
+
+
+def test_a_stack_gives_back_what_came_last() -> None:
+    stack = Frontier(sub_boxes([[0.0], [1.0]], [[1.0], [2.0]]))
+    taken = stack.pop(1)
+    for number in range(2, 9):
+        stack.push(sub_boxes([[float(number)]] * number, [[9.0]] * number))
+    assert taken.lower.tolist() == [[1.0]] and len(stack) == 1 + sum(range(2, 9))
+    assert stack.pop(9).lower.flatten().tolist() == [7.0] + [8.0] * 8
+    assert len(stack.every()) == len(stack) and stack.pop(99).lower[0].tolist() == [0.0]
+
+
+def test_known_bounds_are_those_of_the_box_or_nothing() -> None:
+    known, serials = KnownBounds(5), []
+    for step in range(6):
+        value = torch.full((2, 3), float(step)).double()
+        serials.append(known.keep({4: Interval(value, value + 1)}))
+        found = known.over(torch.cat([*serials, torch.tensor([-1])]))[4]
+        for number, low in enumerate(found.lower[:, 0].tolist()):
+            kept = 2 * step - 3 <= number < 2 * step + 2
+            assert low == (number // 2 if kept else -math.inf)
+    assert known.keep({4: Interval(torch.zeros(6, 3), torch.zeros(6, 3))}).tolist() == [-1] * 6
+
+
+# Clipping
+
+
+def clipping_case(seed: int) -> tuple[Network, list[Property], Interval]:
+    """A network of two inputs, and unions of polytopes that a part of each box reaches."""
+    rng = np.random.default_rng(seed)
+    draft, draw = nets.Chain((2,)), nets.gaussian(rng)
+    draft.linear(draw((6, 2), 2), draw((6,), 2))
+    if seed % 2:
+        draft.add(Relu, (6,))
+    draft.linear(draw((3, 6), 6), draw((3,), 6))
+    network, center = draft.network("clipped"), rng.normal(size=(3, 2))
+    box, properties = Interval(torch.from_numpy(center - 0.4), torch.from_numpy(center + 0.4)), []
+    for sample in range(3):
+        y = network((box.lower + (box.upper - box.lower) / 4)[sample : sample + 1].float()).flatten().double().numpy()
+        polytopes = []
+        for size in ((1,), (2,), (2, 1))[int(rng.integers(3))]:
+            signs = rng.choice([-1, 1, 2], size=(size, 3))
+            values = [Fraction(float(np.dot(one, y))) for one in signs]
+            coefficients = [tuple((i, Fraction(int(c))) for i, c in enumerate(one)) for one in signs]
+            polytopes.append(tuple(map(Row, coefficients, values)))
+        properties.append(Property(Box(box.lower[sample].numpy(), box.upper[sample].numpy()), tuple(polytopes)))
+    return network, properties, box
+
+
+def clipped_away(seed: int, cut: Callable[..., Clipped]) -> tuple[int, int]:
+    """Count the points below the stated margin that clipping takes away from a grid, and the boxes it changes."""
+    network, properties, box = clipping_case(seed)
+    flat = flatten(network)
+    rows = BoxRows.from_properties(properties, flat.output_size, box.lower)
+    value, coefficients = backward_rows(bound_by_crown(Relaxation(flat, box)), rows.matrix)
+    found = cut(box.lower, box.upper, rows, value - rows.bound, coefficients, coefficient_error(flat))
+    steps = torch.linspace(0, 1, 17, dtype=torch.float64)
+    grid, gone, smaller = torch.cartesian_prod(steps, steps), 0, 0
+    for sample, prop in enumerate(properties):
+        points = torch.lerp(box.lower[sample], box.upper[sample], grid)
+        lower, upper = found.lower[sample], found.upper[sample]
+        smaller += bool((lower > box.lower[sample]).any() or (upper < box.upper[sample]).any())
+        for point in points[((points < lower) | (points > upper)).any(1)].tolist():
+            margin = prop.margin(list(exact_outputs(network, [Fraction(v) for v in point])))
+            gone += margin <= 0 or margin < float(found.margin[sample])
+    return gone, smaller
+
+
+def test_clipping_keeps_every_counterexample() -> None:
+    found = [clipped_away(seed, clip) for seed in range(draws(12))]
+    assert sum(gone for gone, _ in found) == 0
+    assert sum(smaller for _, smaller in found) >= 2
+
+
+def test_counterexamples_are_lost_where_values_of_rows_are_too_high() -> None:
+    def too_high(
+        lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficients: Tensor, error: float
+    ) -> Clipped:
+        return clip(lower, upper, rows, values + 0.2 * coefficients.abs().sum(2), coefficients, error)
+
+    assert sum(clipped_away(seed, too_high)[0] for seed in range(6)) > 0
+
+
+def test_clipping_keeps_a_counterexample_on_the_very_boundary() -> None:
+    """Dyadic weights: y = x₀ − x₁/2 is at most c in a triangle, of which one corner is on the edge that is left."""
+    draft = nets.Chain((2,))
+    draft.linear(torch.tensor([[1.0, -0.5]]), torch.tensor([0.25]))
+    flat = flatten(draft.network("line"))
+    lower, upper = torch.zeros(1, 2).double(), torch.ones(1, 2).double()
+    for bound in (0.0, 0.125, 0.25, 0.5):
+        rows = BoxRows.from_properties([Property(UNIT, ((row({0: 1}, bound),),))], 1, lower)
+        value, coefficients = backward_rows(Relaxation(flat, Interval(lower, upper)).advance(), rows.matrix)
+        found = clip(lower, upper, rows, value - rows.bound, coefficients, coefficient_error(flat))
+        # x₁ = 1, and x₀ as large as can be: c + 1/2 − 1/4.
+        edge = bound + 0.25
+        assert edge <= float(found.upper[0, 0]) <= edge + 1e-5
+        assert float(found.lower[0, 1]) <= max(0.0, 2 * (0.25 - bound)) <= float(found.lower[0, 1]) + 1e-5
+
+
+# Verdicts
+
+
+def test_verdicts_are_those_of_enumeration_and_of_the_search_before() -> None:
+    cases = [random_query(seed, leaky=seed % 3 == 0, dyadic=seed % 2 == 0) for seed in range(draws(40))]
+    queries = [query for query, _ in cases]
+    for method in (InputSplit(), SMALL):
+        found, old = claims(method, queries, 20.0), claims(before.InputSplit(), queries, 20.0)
+        for (query, gap), outcome, other in zip(cases, found, old, strict=True):
+            check(query, outcome, gap)
+            assert outcome.verdict is other.verdict
+
+
+@pytest.mark.parametrize("seed", range(draws(12)))
+def test_a_planted_counterexample_is_never_denied(seed: int) -> None:
+    """With attacks that find nothing, as well: only its bounds keep the search from *unsat*."""
+    blind = InputSplit(batch=16, box_attack=Pgd(steps=0, starts=1), query_attack=Pgd(rounds=0))
+    (outcome,) = claims(blind, [planted(seed)], 2.0)
+    assert outcome.verdict is not Verdict.UNSAT
+
+
+@pytest.mark.parametrize("front", ["plain", "scale", "conv", "residual"])
+def test_a_needle_at_a_dyadic_point_is_never_denied(front: str) -> None:
+    rng = np.random.default_rng(5)
+    for depth in (0.25, 2.0**-20, 0.0):
+        point = nets.dyadic(rng, 3, 4)
+        network = nets.needle(rng, point, 0.25, 1.5, decoys=3, front=front)
+        (value,) = exact_outputs(network, [Fraction(float(v)) for v in point.flatten()])[:1]
+        box = Box((point.flatten() - 0.5), (point.flatten() + 0.5))
+        asked = Query(network, Property(box, ((Row(((0, Fraction(1)),), value + Fraction(depth)),),)))
+        (outcome,) = claims(InputSplit(), [asked], 2.0)
+        assert outcome.verdict is not Verdict.UNSAT, (front, depth)
+
+
+def test_strict_rows_and_unions_are_decided_as_properties_say() -> None:
+    queries = [Query(chain(hinge()), Property(UNIT, ((row({0: 1}, 0, strict),),))) for strict in (False, True)]
+    touched, missed = answers(InputSplit(), flat_queries(queries), TimeBudget(1.0))
+    assert touched.verdict is Verdict.SAT and missed.verdict is not Verdict.SAT
+    far, near = (row({0: -1}, -1.5),), (row({0: -1}, -1.125),)
+    every = ((far,), (far, near), (near, far), (), ((),))
+    found = claims(InputSplit(), [Query(chain(hinge(bias=0.25)), Property(UNIT, unsafe)) for unsafe in every], 20.0)
+    wanted = [Verdict.UNSAT, Verdict.SAT, Verdict.SAT, Verdict.UNSAT, Verdict.SAT]
+    assert [outcome.verdict for outcome in found] == wanted
+
+
+def test_a_conjunction_that_no_row_proves_takes_one_box() -> None:
+    rng = np.random.default_rng(0)
+    network = nets.mlp(rng, nets.gaussian(rng))
+    both = Row(((0, Fraction(1)),), Fraction(0)), Row(((0, Fraction(-1)),), Fraction(-1))
+    query = Query(network, Property(Box(np.full(3, -100.0), np.full(3, 100.0)), (both,)))
+    (found,) = claims(InputSplit(), [query], math.inf)
+    assert (found.verdict, found.subproblems) == (Verdict.UNSAT, 1)
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.01])
+@pytest.mark.parametrize("name", ["Gather of a constant", "two numbers"])
+def test_splitting_decides_by_every_whole_number(name: str, radius: float) -> None:
+    """The ends are no whole numbers; without a radius, nothing else of the inputs varies."""
+    network, most = tables.of(name), tables.LARGEST.get(name, 3)
+    lower, upper = np.array([0.25, 0.0, 0.5, 0.75]), np.array([most + 0.5, 1.75, 0.5, 0.75])
+    box = Box(lower - np.array([0, 0, radius, radius]), upper + np.array([0, 0, radius, radius]))
+    signs = itertools.product(range(most + 1), (0, 1), (-radius, radius), (-radius, radius))
+    points = [[Fraction(v) for v in (i, j, 0.5 + a, 0.75 + b)] for i, j, a, b in signs]
+    least = min(exact_outputs(network, point)[0] for point in points)
+    queries = [
+        Query(network, Property(box, ((row({0: 1}, least + off),),))) for off in (-Fraction(1, 100), Fraction(1, 100))
+    ]
+    found = answers(InputSplit(), flat_queries(queries), TimeBudget(20.0))
+    assert [outcome.verdict for outcome in found] == [Verdict.UNSAT, Verdict.SAT]
+
+
+def test_zonotopes_give_way_to_crown_where_far_more_neurons_are_known_to_be_stable() -> None:
+    rng = np.random.default_rng(2)
+    network = flatten(nets.mlp(rng, nets.gaussian(rng)))
+    box = Interval(torch.full((1, 3), -4.0).double(), torch.full((1, 3), 4.0).double())
+    for share, by_zonotopes in ((1.0, True), (0.0, False)):
+        bounder = BoxBounder(network, torch.arange(3), None, 1 << 30, 64, 512, False)
+        known = bounder.over(box, {}, True, lambda: False).relaxation
+        inputs = {i: known.bounds[i].interval for op in network.activations for i in network.ops[op].inputs}
+        tight = {i: Interval(x.lower if share else x.upper - 1e-9, x.upper) for i, x in inputs.items()}
+        bounds = bounder.over(box, tight, True, lambda: False)
+        assert bounder.by_zonotopes is by_zonotopes and (bounds.forms is None) is not by_zonotopes
+
+
+# Seeded faults: each is a way to lose a box
+
+
+def _first_twice(plain: Callable[..., SubBoxes]) -> Callable[..., SubBoxes]:
+    def halves(*arguments: Any) -> SubBoxes:
+        found = plain(*arguments)
+        first = found[: len(found) // 2]
+        return replace(found, lower=first.lower.repeat(2, 1), upper=first.upper.repeat(2, 1))
+
+    return halves
+
+
+def _too_high(plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: (found := plain(*arguments)) and replace(found, values=found.values + 30.0)
+
+
+def _half_cut_off(plain: Callable[..., Clipped]) -> Callable[..., Clipped]:
+    def cut(*arguments: Any) -> Clipped:
+        found = plain(*arguments)
+        return replace(found, upper=(found.lower + found.upper) / 2)
+
+    return cut
+
+
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "a half is lost": (split_boxes.SubBoxes, "halves", _first_twice),
+    "rows are too high": (search, "bound_rows", _too_high),
+    "half of a box is cut off": (search, "clip", _half_cut_off),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name, make = FAULTS[fault]
+    monkeypatch.setattr(place, name, make(getattr(place, name)))
+    blind = InputSplit(batch=16, box_attack=Pgd(steps=0, starts=1), query_attack=Pgd(rounds=0))
+    (found,) = claims(blind, [question(*QUESTIONS["input splits"][0])], 10.0)
+    assert found.verdict is Verdict.UNSAT
+
+
+# Processes, devices, and what is waited for
+
+
+def test_several_processes_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def counting(shares: Any, *rest: Any) -> Any:
+        counts.append(len(shares))
+        return run_shares(shares, *rest)
+
+    monkeypatch.setattr(search, "run_shares", counting)
+    for asked, verdict in zip(QUESTIONS["input splits"], (Verdict.SAT, Verdict.UNSAT), strict=True):
+        heard: list[Event] = []
+        (outcome,) = claims(
+            SMALL,
+            [question(*asked)],
+            60.0,
+            processes=3,
+            observer=lambda numbers, event, heard=heard: heard.append(event),  # type: ignore[misc]
+        )
+        assert outcome.verdict is verdict
+        if verdict is Verdict.UNSAT:
+            assert_proven(question(*asked), heard)
+    assert any(count > 1 for count in counts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_boxes_elsewhere_are_decided_as_here(seed: int) -> None:
+    query, gap = random_query(seed)
+    with Elsewhere():
+        (outcome,) = claims(InputSplit(), [query], 60.0, device="cuda")
+    assert outcome.verdict is (Verdict.SAT if gap < 0 else Verdict.UNSAT), outcome.detail
+
+
+class Waits(TorchFunctionMode):
+    """Counts the calls for which the host waits for the pretended device."""
+
+    NAMES = frozenset(
+        ("tolist", "item", "__bool__", "__float__", "__int__", "nonzero", "unique", "cpu", "numpy", "bincount")
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in self.NAMES and args[0].device.type == "cuda"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, waited = search.BoxSearch._step, []
+
+    def watched(self: search.BoxSearch) -> None:
+        with Waits() as waits:
+            plain(self)
+        waited.append(waits.count)
+
+    monkeypatch.setattr(search.BoxSearch, "_step", watched)
+    method = InputSplit(batch=16, attack_after_boxes=1 << 30)
+    with Elsewhere():
+        claims(method, [question(*QUESTIONS["input splits"][1])], 20.0, device="cuda")
+    # The first step chooses how boxes are bounded.
+    assert len(waited) > 4 and set(waited[1:]) == {1}
+
+
+# Events
+
+
+def assert_proven(query: Query, heard: list[Event]) -> None:
+    """Check that events prove a query *unsat*: every box is proved, or its rest is what its children cover."""
+    whole = {0: (query.property.box.lower, query.property.box.upper)}
+    boxes, rest, proved = dict(whole), dict(whole), set()
+    children: dict[int, list[int]] = {}
+    for event in heard:
+        if isinstance(event, BoxesBounded):
+            margins = event.rows.margins(event.values)
+            proved |= set(event.boxes.number[margins > 0].tolist())
+            for number, low, high in zip(
+                event.boxes.number.tolist(), event.boxes.lower, event.boxes.upper, strict=True
+            ):
+                boxes[number] = rest[number] = (low.numpy(), high.numpy())
+        elif isinstance(event, BoxesClipped):
+            for number, low, high in zip(event.rest.number.tolist(), event.rest.lower, event.rest.upper, strict=True):
+                rest[number] = (low.numpy(), high.numpy())
+        else:
+            count = len(event.parent)
+            for place, parent in enumerate(event.parent.tolist()):
+                mine = event.children[torch.tensor([place, place + count])]
+                children[parent] = mine.number.tolist()
+                for number, low, high in zip(children[parent], mine.lower, mine.upper, strict=True):
+                    boxes[number] = rest[number] = (low.numpy(), high.numpy())
+                ends = [boxes[number] for number in children[parent]]
+                cut = [i for i in range(len(ends[0][0])) if ends[0][1][i] != ends[1][1][i]]
+                assert len(cut) <= 1 and all(ends[0][1][i] >= ends[1][0][i] for i in cut)
+                assert (ends[0][0] == rest[parent][0]).all() and (ends[1][1] == rest[parent][1]).all()
+    open_ = [0]
+    while open_:
+        number = open_.pop()
+        is_empty = bool((rest[number][0] > rest[number][1]).any())
+        assert number in proved or is_empty or number in children
+        open_ += [] if number in proved or is_empty else children[number]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_events_tell_a_proof(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = nets.mlp(rng, nets.gaussian(rng))
+    values = network(torch.from_numpy(rng.uniform(-1, 1, size=(4096, 3)))).flatten().numpy()
+    bound = Fraction(float(values.min() - 0.05 * (values.max() - values.min())))
+    box = Box(np.full(3, -1.0), np.full(3, 1.0))
+    query, heard = Query(network, Property(box, ((Row(((0, Fraction(1)),), bound),),))), list[Event]()
+    (outcome,) = claims(InputSplit(batch=8), [query], 60.0, observer=lambda numbers, event: heard.append(event))
+    assert outcome.verdict is Verdict.UNSAT
+    assert_proven(query, heard)
+    events = [event for event in heard if isinstance(event, BoxesBounded)]
+    flat = flatten(network)
+    for event in events[:: max(1, len(events) // 8)]:
+        x = event.boxes.lower + torch.rand(20, 1, 3, dtype=torch.float64) * (event.boxes.upper - event.boxes.lower)
+        at = flat.values(x.flatten(0, 1))
+        for index, interval in event.intervals.items():
+            z = at[index].unflatten(0, x.shape[:2])
+            assert bool(((z >= interval.lower - 1e-9) & (z <= interval.upper + 1e-9)).all())
+        least = torch.where(event.coefficients >= 0, event.boxes.lower[:, None], event.boxes.upper[:, None])
+        lines = event.values + (event.coefficients * (x[:, :, None] - least)).sum(3)
+        assert bool((event.rows.values(at[-1].unflatten(0, x.shape[:2])) >= lines - 1e-9).all())
+        assert event.by_slopes.shape == event.values.shape and set(event.slopes) == set(flat.activations)
+
+
+def test_a_clipped_part_has_a_row_that_cuts_it_off() -> None:
+    for seed in range(4):
+        network, properties, box = clipping_case(seed)
+        flat = flatten(network)
+        rows = BoxRows.from_properties(properties, flat.output_size, box.lower)
+        value, coefficients = backward_rows(bound_by_crown(Relaxation(flat, box)), rows.matrix)
+        found = clip(box.lower, box.upper, rows, value - rows.bound, coefficients, coefficient_error(flat))
+        chosen = clipping_rows(rows, found)
+        for end, side in enumerate((found.lower, found.upper)):
+            left = found.ends[end].gather(1, chosen[end])
+            exists = rows.exists[..., None] & ~(rows.largest(value - rows.bound) > 0)[..., None]
+            worse = left < side[:, None] if end == 0 else left > side[:, None]
+            assert not bool((worse & exists & ~found.empty[:, None, None]).any())
+
+
+def test_a_query_that_asks_nothing_of_the_outputs_is_violated() -> None:
+    rng = np.random.default_rng(0)
+    network, box = nets.mlp(rng, nets.gaussian(rng)), Box(np.zeros(3), np.ones(3))
+    nothing, unlikely = Property(box, ((),)), Property(box, ((Row(((0, Fraction(1)),), Fraction(-1000)),),))
+    queries = [Query(network, prop) for prop in (nothing, unlikely)]
+    found = claims(InputSplit(), queries, math.inf)
+    assert [outcome.verdict for outcome in found] == [Verdict.SAT, Verdict.UNSAT]
+    assert found[0].witness is not None and confirm(queries[0], found[0].witness).confirmed

@@ -1,0 +1,1 @@
+"""Searches that decide queries: attacks, and branch and bound."""

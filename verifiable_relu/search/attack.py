@@ -1,0 +1,263 @@
+"""``attack``: projected gradient descent (PGD) on the margins of properties, which claims nothing but counterexamples.
+
+Source: Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, arXiv 1706.06083, with steps
+of the gradient's sign and a step size that shrinks from step to step. Half of the first starting points are random
+*corners* of the box: in networks with many flat regions these lead to counterexamples that uniform starting points do
+not. Later starting points are corners in some inputs only, the best of many, and others that first move so that the
+outputs change most, in a random direction (Tashiro, Song, Ermon, Diversity can be Transferred: Output Diversification
+for White- and Black-box Attacks, arXiv 2003.06878).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Affine, Network
+from verifiable_relu.rounding import largest
+from verifiable_relu.search.batch import QueryBatch, answer_in_parts
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.claims import claim
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
+from verifiable_relu.search.property_rows import BoxRows, input_box
+from verifiable_relu.search.solvers.equalities import equalities, exact_point
+from verifiable_relu.spec.property import Property
+
+_BATCH = 128
+"""The most queries that are attacked at once."""
+
+_NUMBERS = (1 << 30) // (4 * 3)
+"""The numbers of neurons that may be held at once: each with its value, gradient and an intermediate, in 1 GiB."""
+
+_SCREENED, _STARTED, _TOGETHER = 1 << 22, 1 << 16, 1 << 24
+"""Numbers that are computed, about, to find a property's starting points, in a step of a later round, and at once."""
+
+
+def search_dtype(network: Network) -> torch.dtype:
+    """Return float32, or float64 where that cannot hold a weight: for what proves nothing."""
+    parts = (part for op in network.ops if isinstance(op, Affine) for part in (op.map.weight, op.bias))
+    fits = all(part is None or bool((part.abs() <= largest(torch.float32)).all()) for part in parts)
+    return torch.float32 if fits else torch.float64
+
+
+@dataclass(frozen=True)
+class Pgd:
+    """Options of the attack.
+
+    Attributes:
+        steps: gradient steps in each round.
+        starts: starting points per property and round. In the first round half of them are random corners of the box,
+            one is its centre, the others are uniform.
+        rounds: the most rounds; each draws new starting points for the properties without a counterexample so far.
+        step_size: the length of a round's first step, as a fraction of the box's radius. In the first round the length
+            shrinks linearly to a tenth of that, in later ones geometrically to a hundredth.
+        more: starting points per property in later rounds; fewer in larger networks, but no fewer than ``starts``.
+        screened: how many points are drawn for a property before a later round, the best of which are half of its
+            starting points; fewer in large networks.
+        diverse: the steps that the other half of these first makes for the sake of different outputs.
+        clearance: a property's search ends once a margin is below −clearance. The sign of a margin nearer to zero could
+            differ in other arithmetic, such as that of the check by replay.
+        seed: seeds the drawing of starting points.
+    """
+
+    steps: int = 40
+    starts: int = 16
+    rounds: int = 2
+    step_size: float = 0.5
+    more: int = 64
+    screened: int = 1024
+    diverse: int = 5
+    clearance: float = 1e-5
+    seed: int = 0
+
+    def search(
+        self,
+        network: Network,
+        properties: Sequence[Property],
+        stop: Callable[[], bool] = lambda: False,
+        device: torch.device | str = "cpu",
+    ) -> tuple[Tensor, Tensor]:
+        """Search for the point of least margin in the box of each property, for all properties of a network at once.
+
+        It runs in float32, or in float64 where weights exceed the range of float32, until ``stop`` returns True.
+
+        Returns:
+            The points of least margin found, (properties, inputs) in float64, which lie in the boxes up to float32
+            rounding; and their margins, (properties,), as the forward pass computed them: ≤ 0 suggests a
+            counterexample.
+        """
+        box = input_box(properties, search_dtype(network), device)
+        rows = BoxRows.from_properties(properties, network.output_size, box.lower).to(box.lower.dtype)
+        best, generator = torch.lerp(box.lower, box.upper, 0.5), torch.Generator().manual_seed(self.seed)
+        worst = box.lower.new_full((len(properties),), torch.inf)
+        for number in range(self.rounds):
+            active = ~(worst < -self.clearance)
+            if number:
+                # Another round would find nothing else at a single point.
+                active &= (box.lower < box.upper).any(1)
+            active = active.nonzero().squeeze(1)
+            if not len(active) or stop():
+                break
+            descent = Descent(self, network, box.pick(active), rows.take(active), stop)
+            if number:
+                points, margins = descent.toward_polytopes(descent.screened(generator), generator)
+            else:
+                points, margins = descent.of_margins(descent.anywhere(generator))
+            better = (margins < worst[active])[:, None]
+            best[active] = torch.where(better, points, best[active])
+            worst[active] = torch.minimum(margins, worst[active])
+        return best.double().cpu(), worst.double().cpu()
+
+
+Loss = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Takes the step, the outputs (n, batch, outputs), the rows' values (n, batch, rows), and margins (n, batch)."""
+
+
+class Descent:
+    """One round of descents in boxes (batch, inputs), until ``stop`` returns True, or to the end without it.
+
+    Without ``stop``, nothing waits for the device.
+    """
+
+    def __init__(
+        self, options: Pgd, network: Network, box: Interval, rows: BoxRows, stop: Callable[[], bool] | None = None
+    ) -> None:
+        self.options, self.network, self.box, self.rows, self._stop = options, network, box, rows, stop
+        self._width, self._neurons = box.upper - box.lower, sum(op.size for op in network.ops)
+        self.best, self.worst = box.lower + self._width / 2, box.lower.new_full((len(box.lower),), torch.inf)
+
+    def anywhere(self, generator: torch.Generator) -> Tensor:
+        """Draw starting points (starts, batch, inputs): corners, uniform ones, and the centre."""
+        uniform = torch.rand(self.options.starts, *self._width.shape, generator=generator)
+        corners = self.options.starts // 2
+        uniform[:corners] = uniform[:corners].round()
+        uniform[-1] = 0.5
+        return self.box.lower + uniform.to(self._width) * self._width
+
+    def screened(self, generator: torch.Generator) -> Tensor:
+        """Draw starting points (starts, batch, inputs), each at an end of the box in a random part of its inputs; the
+        first half of them are those of least margin of many."""
+        count, inputs = self._width.shape
+        starts = max(self.options.starts, min(self.options.more, _STARTED // self._neurons))
+        many = max(starts, min(self.options.screened, _SCREENED // self._neurons))
+        size = max(1, _TOGETHER // (self._neurons * count))
+        drawn, margins = [], []
+        for first in range(0, many, size):
+            if self._stop is not None and self._stop():
+                break
+            uniform = torch.rand(min(size, many - first), count, inputs, generator=generator)
+            share = torch.rand(len(uniform), count, 1, generator=generator)
+            at_ends = torch.rand(uniform.shape, generator=generator) < share
+            uniform = torch.where(at_ends, uniform.round(), uniform)
+            drawn.append(self.box.lower + uniform.to(self._width) * self._width)
+            with torch.no_grad():
+                margins.append(self._seen(drawn[-1])[2])
+        if not drawn:
+            return self.best[None].expand(starts, -1, -1)
+        points, values = torch.cat(drawn), torch.cat(margins)
+        least = values.topk(min(starts // 2, len(values)), dim=0, largest=False).indices
+        chosen = points.gather(0, least[:, :, None].expand(-1, -1, inputs))
+        return torch.cat([chosen, points[: starts - len(chosen)]])
+
+    def of_margins(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Descend on margins from points (starts, batch, inputs); return the best of each box, and their margins."""
+        steps = self.options.steps
+
+        def loss(step: int, y: Tensor, values: Tensor, margins: Tensor) -> Tensor:
+            return torch.where(margins.isfinite(), margins, 0.0).sum()
+
+        return self._descend(x, steps, lambda step: 1 - 0.9 * step / steps, loss)
+
+    def toward_polytopes(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Descend from each of the starting points (starts, batch, inputs) on what keeps it from one polytope.
+
+        The starting points of a property take its polytopes in turn. What keeps a point from a polytope is the sum of
+        the rows that are not negative enough. The second half first follows a random direction of the outputs.
+        Returned are the points of least margin, (batch, inputs), and their margins, (batch,).
+        """
+        options, rows = self.options, self.rows
+        steps = options.diverse + options.steps
+        turn = torch.arange(len(x), device=x.device)[:, None] % rows.exists.sum(1).clamp(min=1)
+        directions = torch.randn(len(x), x.shape[1], self.network.output_size, generator=generator).to(x)
+        directions[: len(x) // 2] = 0
+
+        def loss(step: int, y: Tensor, values: Tensor, margins: Tensor) -> Tensor:
+            missing = torch.relu(values + 2 * options.clearance).nan_to_num(0, 0, 0)
+            wanted = torch.where(rows.polytope == turn[..., None], missing, 0.0).sum(2)
+            if step < options.diverse:
+                wanted = torch.where(directions.any(2), (directions * y).sum(2), wanted)
+            return wanted.sum()
+
+        return self._descend(x, steps, lambda step: 0.01 ** (step / steps), loss)
+
+    def _descend(self, x: Tensor, steps: int, length: Callable[[int], float], loss: Loss) -> tuple[Tensor, Tensor]:
+        """Take steps of the sign of a loss's gradient."""
+        movable = (self._width > 0).any()
+        for step in range(steps + 1):
+            x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                y, values, margins = self._seen(x)
+                if step == steps or (self._stop is not None and self._stop()):
+                    break
+                # Without ``stop``, nothing may wait for the device.
+                if self._stop is not None and bool((self.worst < -self.options.clearance).all() | ~movable):
+                    break
+                wanted = loss(step, y, values, margins)
+                if not wanted.requires_grad:
+                    break
+                (gradient,) = torch.autograd.grad(wanted, x)
+            x = x.detach() - self.options.step_size * length(step) * self._width / 2 * gradient.sign()
+            x = torch.minimum(torch.maximum(x, self.box.lower), self.box.upper)
+        return self.best, self.worst
+
+    def _seen(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs at points (n, batch, inputs), values of rows and margins there; each box's best point is kept."""
+        y = self.network(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        values = self.rows.values(y)
+        margins = self.rows.margins(values)
+        value, which = margins.detach().min(0)
+        better = value < self.worst
+        self.worst = torch.where(better, value, self.worst)
+        point = x.detach().gather(0, which[None, :, None].expand(1, -1, x.shape[2]))[0]
+        self.best = torch.where(better[:, None], point, self.best)
+        return y, values, margins
+
+
+@dataclass(frozen=True)
+class Attack:
+    """PGD on the margin, batched over properties; never answers *unsat*."""
+
+    pgd: Pgd = field(default_factory=Pgd)
+
+    name: ClassVar[str] = "attack"
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        return answer_in_parts(self.name, batch, self._size, self._answer)
+
+    def _size(self, network: Network, budget: TimeBudget) -> int:
+        return max(1, min(_BATCH, _NUMBERS // (sum(op.size for op in network.ops) * self.pgd.starts)))
+
+    def _answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+        points, margins = self.pgd.search(part.network, part.properties, work.stop, work.device)
+        each = zip(part.properties, points.numpy(), margins.tolist(), strict=True)
+        return [self._claimed(part.network, *found) for found in each]
+
+    def _claimed(self, network: Network, prop: Property, point: np.ndarray, margin: float) -> Outcome:
+        """The claim that a point of least margin allows, or an exact point near it."""
+        clearance = self.pgd.clearance
+        near = margin <= clearance or any(equalities(polytope).any() for polytope in prop.unsafe)
+        exact = exact_point(network, prop, point) if near and margin > -clearance else None
+        if exact is not None:
+            return Outcome(Verdict.SAT, Reason.REFUTED, self.name, Trust.EXACT, 0.0, exact, subproblems=0)
+        found = claim(network, prop, point, self.name) if margin <= 0 else None
+        if found is None and bool(((prop.box.lower < 0) & (prop.box.upper > 0)).any()):
+            # Norms and their like are least at 0, where no descent ends.
+            found = claim(network, prop, np.zeros(network.input_size), self.name)
+        return found or Outcome.unknown(Reason.INCOMPLETE, self.name, "no counterexample was found", subproblems=0)

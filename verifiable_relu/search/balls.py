@@ -1,0 +1,136 @@
+"""L1 and L2 balls: linear bounds in the dual norm, and the box around the ball where these do not decide.
+
+A row g of a polytope of the unsafe set has a lower bound g(x) ≥ v + Σ_i A_i·(x_i − m_i) over the box around the ball: A
+are the coefficients of its linear bound, m is the corner of the box where that is least, and v its value there. Over
+the ball {c + d : ‖d‖_p ≤ ε}, Hölder's inequality gives g(x) ≥ v + A·(c − m) − ε·‖A‖_q with 1/p + 1/q = 1. The point of
+the ball where this bound is least is tried as a counterexample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.neuron_bounds import BASE
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Network
+from verifiable_relu.rounding import below, epsilon, tiny, unit_roundoff
+from verifiable_relu.search.batch import QueryBatch, Verifier, answer_in_parts, batch_size
+from verifiable_relu.search.bounding import BoundedBoxes, Bounding
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.claims import claim
+from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
+from verifiable_relu.search.split.bounding import backward_rows, coefficient_error
+from verifiable_relu.spec.property import Ball, round_up
+
+_BATCH = 64
+"""Most balls bounded at once."""
+
+_INSIDE = 1e-4
+"""The part of the radius by which a candidate stays away from the sphere, so that rounding does not leave the ball."""
+
+
+@dataclass(frozen=True)
+class InBalls:
+    """Answers properties of L1 and L2 balls; queries without a ball are left to ``inner`` as they are.
+
+    Attributes:
+        inner: the method that is asked about the box around a ball where bounds in the ball decide nothing. Its *unsat*
+            holds for the ball; its *sat* only counts if the counterexample lies in the ball.
+    """
+
+    inner: Verifier
+
+    name: ClassVar[str] = "balls"
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        asked = {number: query.property for number, query in batch.queries.items()}
+        balls = batch.part([number for number, prop in asked.items() if prop.ball is not None])
+        first: dict[int, Outcome] = {}
+        for number, outcome in answer_in_parts(self.name, balls, self._size, self._answer):
+            if outcome.verdict is Verdict.UNKNOWN:
+                first[number] = outcome
+            else:
+                asked.pop(number)
+                yield number, outcome
+        boxes = {n: replace(batch.queries[n], property=replace(prop, ball=None)) for n, prop in asked.items()}
+        inner = batch.part(list(asked), queries=boxes)
+        for number in inner.ask(self.inner):
+            box = inner.outcomes[number]
+            if number in first:
+                if box.witness is not None and not asked[number].admits(box.witness):
+                    # It is none of the ball's.
+                    box = Outcome.unknown(Reason.INCOMPLETE, box.method, "no proof for the box", seconds=box.seconds)
+                detail = "; ".join(filter(None, (box.detail, "asked about the box around the ball")))
+                box = replace(box, detail=detail).after(first[number])
+            yield number, box
+
+    def _size(self, network: Network, budget: TimeBudget) -> int:
+        return batch_size(network, _BATCH, budget.memory // 2)
+
+    @torch.no_grad()
+    def _answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+        # The error of coefficients of the inputs is known in float64.
+        bounds = BoundedBoxes(Bounding(linear=False, dtype=BASE), part, work.share(0.5))
+        relaxation, rows = bounds.relaxation, bounds.rows
+        value, coefficients = backward_rows(relaxation, rows.matrix)
+        balls = [prop.ball for prop in part.properties if prop.ball is not None]
+        box = relaxation.bounds[0].interval
+        lower, points = least_in_balls(value, coefficients, box, balls, coefficient_error(part.network))
+        margins = rows.margins(below(lower - rows.bound)).tolist()
+        # Of each query's rows, the candidate where the network comes closest to the unsafe set is tried.
+        outputs = part.network(points.flatten(0, 1)).unflatten(0, points.shape[:2]).transpose(0, 1)
+        best = rows.margins(rows.values(outputs)).argmin(0)
+        candidates = points[torch.arange(len(points)), best].cpu().numpy()
+        return [self._outcome(part, bounds, *each) for each in zip(part.queries, margins, candidates, strict=True)]
+
+    def _outcome(
+        self, part: QueryBatch, bounds: BoundedBoxes, number: int, margin: float, candidate: np.ndarray
+    ) -> Outcome:
+        prop = part.queries[number].property
+        if margin > 0:
+            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, subproblems=0)
+        found = claim(part.network, prop, candidate, self.name)
+        if found is not None and found.witness is not None and prop.admits(found.witness):
+            return found
+        return Outcome.unknown(Reason.INCOMPLETE, self.name, margin=margin, subproblems=0)
+
+
+def least_in_balls(
+    value: Tensor, slope: Tensor, box: Interval, balls: Sequence[Ball], slope_error: float
+) -> tuple[Tensor, Tensor]:
+    """Return lower bounds (balls, rows) of linear functions, and points (balls, rows, inputs) where they are least.
+
+    Args:
+        value: (balls, rows) lower bounds over the boxes around the balls.
+        slope: (balls, rows, inputs) the functions' coefficients, in float64.
+        box: the boxes, (balls, inputs).
+        balls: as many.
+        slope_error: the relative error of the coefficients.
+    """
+    lower, upper = box.lower.unsqueeze(1), box.upper.unsqueeze(1)
+    center = torch.from_numpy(np.stack([ball.center for ball in balls])).to(slope).unsqueeze(1)
+    radius = slope.new_tensor([[[round_up(ball.radius)]] for ball in balls])
+    is_l1 = slope.new_tensor([[[ball.order]] for ball in balls]) == 1
+    # The dual norm, and the vector of norm 1 whose product with the slope that is. Small squares would be lost.
+    largest, place = slope.abs().max(2, keepdim=True)
+    scaled = slope / torch.where(largest > 0, largest, 1.0)
+    length = scaled.norm(dim=2, keepdim=True).clamp(min=1)
+    peak = torch.zeros_like(slope).scatter(2, place, slope.gather(2, place).sign())
+    norm, direction = torch.where(is_l1, largest, largest * length), torch.where(is_l1, peak, scaled / length)
+    gain, inputs = slope * (center - torch.where(slope > 0, lower, upper)), slope.shape[2]
+    # Sums of n terms err by at most n + 4 units of the sum of their sizes, and products by what underflows.
+    unit, reach = unit_roundoff(BASE), (radius * norm).squeeze(2)
+    error = (inputs + 8) * (unit * (gain.abs().sum(2) + reach) + tiny(BASE))
+    error = error + slope_error * (slope.abs() * (upper - lower)).sum(2)
+    better = value + gain.sum(2) - reach - 4 * error - 4 * unit * value.abs()
+    # A candidate's coordinates may be rounded to float32.
+    step = radius * (1 - _INSIDE) - inputs * epsilon(torch.float32) * center.abs().amax(2, keepdim=True)
+    points = (center - step.clamp(min=0) * direction).clamp(lower, upper)
+    return torch.where(better > value, better, value), points

@@ -1,0 +1,409 @@
+"""Queries that are put to methods: what each may cost, what is known of it, and the verdict that claims make.
+
+Claims of all methods come here once. A claimed counterexample becomes *sat* if exact evaluation and a replay in
+onnxruntime confirm it, and what was claimed before is joined with what is claimed later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.neuron_bounds import BASE
+from verifiable_relu.ir.network import Affine, Network
+from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE, sum_error
+from verifiable_relu.search.budget import PATIENCE, TimeBudget
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, fault
+from verifiable_relu.search.property_rows import input_box
+from verifiable_relu.search.query import Query
+from verifiable_relu.search.root_bounds import NO_BOUNDS, BoundsCache
+from verifiable_relu.settings import neutral
+from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.specfile import decimal_near, decimal_places
+from verifiable_relu.supervisor.workers import processor_seconds
+from verifiable_relu.trust.confirmation import Confirmation, confirm, representable
+
+ProofObserver = Callable[[Sequence[int], object], None]
+"""Learns what is proven of the queries with some numbers, at the moment it is proven: an event of ``search.events``,
+``search.split.events`` or ``search.bab.events``."""
+
+
+@dataclass(eq=False)
+class Account:
+    """Time charged to queries that share one time limit.
+
+    Attributes:
+        limit: the seconds that they may cost together.
+        spent: seconds so far.
+        processor: seconds of processor time so far.
+    """
+
+    limit: float
+    spent: float = 0.0
+    processor: float = 0.0
+
+
+class QueryBatch:
+    """Queries that are put to a method, by number.
+
+    Args:
+        queries: by number, or in the order of their numbers.
+        budget: what work on them may use; without ``accounts``, its ``seconds`` are what each query may cost.
+        accounts: by the number of a query, to which its time is charged. Queries can share one, as the boxes of one
+            VNN-LIB file do, which have one time limit together.
+        progress: told of stages: the name, and how many of how many queries have been through it.
+        bounds_cache: what is known of the queries before they are split, and room for more.
+        observer: told of what is proven; None for nobody.
+
+    Attributes:
+        queries, budget, bounds_cache, observer: the arguments.
+        outcomes: what has become of queries so far.
+        closed: the queries that need no answer any more.
+    """
+
+    def __init__(
+        self,
+        queries: Mapping[int, Query] | Sequence[Query],
+        budget: TimeBudget = TimeBudget(),  # noqa: B008 -- frozen
+        accounts: Mapping[int, Account] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        bounds_cache: BoundsCache = NO_BOUNDS,
+        observer: ProofObserver | None = None,
+    ) -> None:
+        self.queries = dict(queries if isinstance(queries, Mapping) else enumerate(queries))
+        self.budget, self.bounds_cache, self.observer = budget, bounds_cache, observer
+        self.outcomes: dict[int, Outcome] = {}
+        self.closed: set[int] = set()
+        self._accounts = accounts or {number: Account(budget.seconds) for number in self.queries}
+        # The parts of accounts that may be spent here: a part of a batch has less than the whole.
+        self._most = {account: account.limit for account in self._accounts.values()}
+        self._progress = progress
+
+    def part(
+        self,
+        numbers: Sequence[int],
+        share: float = 1.0,
+        bounds_cache: BoundsCache | None = None,
+        queries: Mapping[int, Query] | None = None,
+    ) -> QueryBatch:
+        """Return the batch of some of the queries, which shares their time and outcomes with this one.
+
+        Args:
+            numbers: of the queries.
+            share: the part of the time that is left to each of them which they may spend there.
+            bounds_cache: another cache than this one.
+            queries: to be asked in place of those with these numbers; their outcomes are none of this batch's, and
+                nothing is known of them.
+        """
+        chosen = {number: (queries or self.queries)[number] for number in numbers}
+        # Bounds go by number: what is known of a query says nothing of another one in its place.
+        kept = NO_BOUNDS if queries is not None else self.bounds_cache
+        kept = kept if bounds_cache is None else bounds_cache
+        accounts = {number: self._accounts[number] for number in numbers}
+        part = QueryBatch(chosen, self.budget, accounts, self._progress, kept, self.observer)
+        for account in part._most:
+            most = self._most[account]
+            part._most[account] = most if share == 1 else account.spent + share * max(0.0, most - account.spent)
+        if queries is None:
+            part.outcomes, part.closed = self.outcomes, self.closed
+        return part
+
+    def batches(self, size: Callable[[Network, TimeBudget], int]) -> Iterator[QueryBatch]:
+        """Yield parts of one network each, in the order in which the networks first appear.
+
+        Args:
+            size: returns the most queries of a network in one part.
+        """
+        groups: dict[str, list[int]] = {}
+        for number, query in self.queries.items():
+            groups.setdefault(query.network.digest, []).append(number)
+        for members in groups.values():
+            most = size(self.queries[members[0]].network, self.budget)
+            for start in range(0, len(members), most):
+                yield self.part(members[start : start + most])
+
+    @property
+    def network(self) -> Network:
+        """The network of the queries of a batch."""
+        return next(iter(self.queries.values())).network
+
+    @property
+    def properties(self) -> list[Property]:
+        """The properties of the queries, in their order."""
+        return [query.property for query in self.queries.values()]
+
+    @property
+    def open(self) -> list[int]:
+        """The queries that may be answered still: never asked about, or undecided with time left."""
+        return [
+            number
+            for number in self.queries
+            if number not in self.closed and (number not in self.outcomes or self.left([number]) > 0)
+        ]
+
+    def left(self, numbers: Sequence[int]) -> float:
+        """Return the seconds that are left for queries together, never negative."""
+        return sum(max(0.0, self._most[account] - account.spent) for account in self._of(numbers))
+
+    def processor(self, number: int) -> float:
+        """Return the processor seconds that a query, and those it shares an account with, have cost."""
+        return self._accounts[number].processor
+
+    def _of(self, numbers: Sequence[int]) -> list[Account]:
+        """Return the accounts of queries, each once."""
+        return list(dict.fromkeys(self._accounts[number] for number in numbers))
+
+    def charge(self, numbers: Sequence[int], seconds: float, processor: float = 0.0) -> None:
+        """Charge seconds, and seconds of processor time, to queries, in equal shares."""
+        for number in numbers:
+            self._accounts[number].spent += seconds / len(numbers)
+            self._accounts[number].processor += processor / len(numbers)
+
+    @contextmanager
+    def work(self, numbers: Sequence[int]) -> Iterator[TimeBudget]:
+        """A block of work for queries with its budget; its time is charged to them in equal shares."""
+        left = self.left(numbers)
+        # What the whole has beyond a part is spare, in which a step that has begun may end.
+        whole = sum(max(0.0, account.limit - account.spent) for account in self._of(numbers))
+        spare = 0.0 if whole == math.inf else whole - left
+        begun = replace(self.budget.begun(left), patience=PATIENCE + spare)
+        used = processor_seconds()
+        try:
+            yield begun
+        finally:
+            self.charge(numbers, begun.elapsed(), processor_seconds() - used)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Report that ``done`` of ``total`` queries have been through the stage ``name``."""
+        if self._progress is not None:
+            self._progress(name, done, total)
+
+    def ask(self, method: Verifier) -> Iterator[int]:
+        """Put the queries to a method; yields the number of each as soon as its outcome is known.
+
+        Raises:
+            RuntimeError: if the method leaves a query out.
+        """
+        missing = dict.fromkeys(self.queries)
+        self.stage(method.name, 0, len(self.queries))
+        for number, claim in method.claims(self):
+            missing.pop(number, None)
+            # An outcome that is held here was judged where a method asked others.
+            if claim is not self.outcomes.get(number):
+                if number in self.closed:
+                    continue
+                self.judge(number, claim)
+            yield number
+        if missing.keys() - self.closed:
+            raise RuntimeError(f"{method.name} has not answered every query")
+
+    def judge(self, number: int, claim: Outcome) -> None:
+        """Make the outcome of a query of a claim and of what was claimed before; what is decided needs no other."""
+        query, outcome = self.queries[number], claim.after(self.outcomes.get(number))
+        is_unsat = outcome.verdict is Verdict.UNSAT
+        if outcome.verdict is Verdict.SAT:
+            outcome = self._confirmed(query, outcome)
+        elif partial := query.property.partial:
+            if is_unsat:
+                outcome = replace(outcome, reason=Reason.INCOMPLETE)
+                partial += "; in a part of the inputs there is no counterexample"
+                self.closed.add(number)
+            outcome = outcome.withdrawn(outcome.reason, partial)
+        elif is_unsat and outcome.margin is not None and not outcome.margin >= 0:
+            outcome = outcome.withdrawn(
+                Reason.ERROR, f"{outcome.method} claimed unsat with the margin {outcome.margin}"
+            )
+            self.closed.add(number)
+        elif is_unsat and (detail := _unmodelled(query, outcome)):
+            outcome = outcome.withdrawn(Reason.UNSUPPORTED, detail)
+        elif outcome.margin is not None and math.isnan(outcome.margin):
+            outcome = replace(outcome, margin=None)
+        self.outcomes[number] = outcome
+        if outcome.margin is not None:
+            self.budget.report_progress({"margin": outcome.margin})
+        if outcome.verdict is not Verdict.UNKNOWN:
+            self.close(number)
+
+    def close(self, number: int) -> None:
+        """Note that a query needs no answer any more."""
+        self.closed.add(number)
+        self.bounds_cache.drop(number)
+
+    def _confirmed(self, query: Query, claim: Outcome) -> Outcome:
+        """Return what a check makes of a claimed counterexample."""
+        start, witness = self.budget.clock(), claim.witness or ()
+        if query.network.arithmetic != "real":
+            witness = representable(query.property, witness)
+        judged = confirm(query.network, query.property, witness)
+        spent = claim.seconds.get("confirm", 0.0) + self.budget.clock() - start
+        claim = replace(claim, witness=witness, seconds={**claim.seconds, "confirm": spent})
+        if not judged.confirmed or judged.replayed is None:
+            return claim.withdrawn(Reason.UNCONFIRMED, judged.detail)
+        witness, judged = _in_decimals(query, witness, judged)
+        assert judged.replayed is not None
+        trust, outputs = Trust.EXACT if judged.exact else Trust.ROUNDED, tuple(judged.replayed.tolist())
+        claim = replace(claim, detail=judged.detail or claim.detail)
+        return replace(claim, trust=trust, margin=judged.margin, witness=witness, outputs=outputs)
+
+
+def _unmodelled(query: Query, claim: Outcome) -> str:
+    """Say why a claimed proof proves nothing of the arithmetic in which the network runs; empty where it does."""
+    network = query.network
+    if not stays_within(network, query.property, MOST_WHOLE, network.whole):
+        return "whole numbers beyond 32 bits are possible, which a runtime does not hold"
+    if network.arithmetic == "real":
+        return ""
+    if claim.trust is Trust.FLOAT:
+        return f"{claim.method} does not account for rounding, and proves nothing of {network.arithmetic}"
+    most = ARITHMETICS[network.arithmetic].largest
+    if not stays_within(network, query.property, most, range(len(network.ops))):
+        return f"values above {most:.3g} are possible, at which {network.arithmetic} may overflow"
+    return ""
+
+
+def stays_within(network: Network, prop: Property, most: float, ops: Collection[int]) -> bool:
+    """Return True if no value of some ops, and no sum of the sizes of its terms, exceeds ``most`` over a box."""
+    if not ops:
+        return True
+    with neutral(), torch.no_grad():
+        relaxation = Relaxation(network, input_box([prop], BASE, "cpu")).advance()
+        reach = [torch.maximum(-x.interval.lower, x.interval.upper) for x in relaxation.bounds]
+        sizes = [reach[index] for index in ops]
+        for op in (network.ops[index] for index in ops):
+            if isinstance(op, Affine):
+                total = op.map.abs_apply(reach[op.inputs[0]])
+                total = total if (bias := op.bias_as(total)) is None else total + bias.abs()
+                sizes.append(total * (1 + 2 * sum_error(op.map.terms + 4, BASE)))
+        # What is not a number is not within either.
+        return all(bool((size <= most).all()) for size in sizes)
+
+
+def _in_decimals(query: Query, point: Witness, judged: Confirmation) -> tuple[Witness, Confirmation]:
+    """Return a confirmed counterexample, and its confirmation, whose numbers finite decimals equal.
+
+    Inputs that no decimal equals, such as 1/3, are moved to a decimal beside them, if the box has one and the new point
+    is confirmed, too. Otherwise the given point is returned.
+    """
+    others = [i for i, v in enumerate(point) if decimal_places(v) is None]
+    if not others:
+        return point, judged
+    near = {i: decimal_near(point[i], *query.property.box.bounds(i)) for i in others}
+    moved = tuple(near.get(i, v) for i, v in enumerate(point))
+    again = confirm(query.network, query.property, moved)
+    return (moved, again) if again.confirmed and again.replayed is not None else (point, judged)
+
+
+class Verifier(Protocol):
+    """A method of verification.
+
+    Implementations are frozen dataclasses of options, which are the key of their records (``described``).
+    """
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and in tables."""
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        """Answer the queries of a batch, which may be of different networks.
+
+        The work exceeds what the queries may cost by at most a second, or by one step where a large network makes a
+        step longer (``TimeBudget.stop``). A fault in one query is that query's outcome (``Reason.ERROR``), never an
+        exception. What is known of a query already (``bounds_cache``) is where a method that bounds whole boxes
+        starts, and it adds its own.
+
+        Yields:
+            The number of a query and what is claimed of it, once for each, as soon as it is known.
+        """
+
+
+@neutral()
+def answers(method: Verifier, queries: Sequence[Query], budget: TimeBudget = TimeBudget()) -> list[Outcome]:  # noqa: B008
+    """Return a method's outcomes of queries, in their order; counterexamples are confirmed.
+
+    The ``seconds`` of the budget are what each query may cost.
+    """
+    batch = QueryBatch(queries, budget)
+    for _ in batch.ask(method):
+        pass
+    return [batch.outcomes[number] for number in batch.queries]
+
+
+Answer = Callable[[QueryBatch, TimeBudget], Sequence[Outcome]]
+"""The work on queries of one network, given what it may use: their outcomes, in their order, without seconds."""
+
+
+def answer_in_parts(
+    name: str, batch: QueryBatch, size: Callable[[Network, TimeBudget], int], answer: Answer
+) -> Iterator[tuple[int, Outcome]]:
+    """Yield the claims of a method ``name`` that answers up to ``size`` queries of one network together."""
+    done = 0
+    for part in batch.batches(size):
+        yield from zip(part.queries, attempted(part, name, answer), strict=True)
+        done += len(part.queries)
+        batch.stage(name, done, len(batch.queries))
+
+
+def attempted(part: QueryBatch, name: str, answer: Answer) -> Sequence[Outcome]:
+    """Return what a piece of work finds of the queries of a batch, which are charged equal shares of its time.
+
+    Args:
+        part: the queries.
+        name: the method's, and that of the stage to which the time is charged.
+        answer: the work on all of ``part``.
+
+    Returns:
+        The outcomes in the order of the queries. An exception is the outcome of all of them, and where the time is
+        over, what is *incomplete* is timed out.
+    """
+    numbers = list(part.queries)
+    if part.left(numbers) <= 0:
+        return [Outcome.unknown(Reason.TIMEOUT, name, "no time was left")] * len(numbers)
+    with part.work(numbers) as work:
+        try:
+            with neutral():
+                found = answer(part, work)
+        except Exception as error:
+            found = [fault(error, name)] * len(numbers)
+        spent, late = {name: work.elapsed() / len(numbers)}, work.over()
+    outcomes = []
+    for outcome in found:
+        if late and outcome.reason is Reason.INCOMPLETE:
+            outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+        outcomes.append(replace(outcome, seconds={**spent, **outcome.seconds}))
+    return outcomes
+
+
+def batch_size(network: Network, most: int, memory: int) -> int:
+    """Return the number of boxes, at most ``most``, over which a network is bounded at once.
+
+    Each box is estimated to take 16 float64 numbers for each neuron, of ``memory`` bytes.
+    """
+    return max(1, min(most, memory // (sum(op.size for op in network.ops) * 8 * 16)))
+
+
+def described(method: Verifier, budget: TimeBudget) -> str:
+    """Return the key by which records know a method: its name, and as JSON the options that are not the defaults.
+
+    The limits of ``budget`` that are ``named`` are options, too. Who gives an option another name or meaning raises
+    ``version``, or keeps the old key here.
+    """
+    limits = {name: getattr(budget, name) for name in budget.named}
+    return f"{method.name}({json.dumps({'version': 1, **_options(method), **limits}, default=repr)})"
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that its ``repr`` shows and that differ from their defaults."""
+    found = {}
+    for each in fields(value):
+        given = getattr(value, each.name)
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        if each.repr and given != default:
+            found[each.name] = _options(given) if is_dataclass(given) else given
+    return found

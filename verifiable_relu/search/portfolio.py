@@ -1,0 +1,355 @@
+"""``auto``: cheap bounds for all queries, the attack on what is left, then complete methods within the budget.
+
+Every query is bounded by CROWN. Its features then decide which steps of ``PORTFOLIO`` take it, in their order: how many
+inputs vary, which functions the network has, and how many neurons CROWN leaves unstable. What these leave open goes to
+``ROUNDS``, round after round with growing shares, as long as there is time and a method that may gain something.
+
+A counterexample that does not stand up to exact evaluation and replay does not end a query here: the next method
+takes over, and only if none decides is the query unknown (unconfirmed).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from verifiable_relu.bounds.alpha import Ascent
+from verifiable_relu.bounds.structure import structure
+from verifiable_relu.rounding import varies
+from verifiable_relu.search.attack import Attack, Pgd
+from verifiable_relu.search.bab.verifier import Bab
+from verifiable_relu.search.batch import QueryBatch, Verifier, answers
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.incomplete import AlphaCrown, Crown
+from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
+from verifiable_relu.search.query import Query
+from verifiable_relu.search.registry import make
+from verifiable_relu.search.root_bounds import NO_BOUNDS, BoundsCache, RootBounds
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Numbers by which the portfolio chooses. ``docs/auto.md`` has the figures of the benchmarks.
+
+    | name | unit | default | justified by |
+    |---|---|---|---|
+    | few_inputs | inputs that vary | 20 | ACAS Xu (5 inputs): ``split`` decides all, α-CROWN a quarter |
+    | few_neurons | unstable neurons | 40 | not measured alone: either may be split, and both have half of the time |
+    | integer_neurons | unstable neurons | 200 | competition: MILP decided no query with more that others left open |
+    | exact_neurons | unstable neurons | 10 | not measured alone: queries on the boundary, which tests ask about |
+    | crown_share | part of the time | 0.5 | cifar_biasfield: bounds take seconds, and all other methods need them |
+    | large_neurons | neurons | 50,000 | a round of the attack costs as much as the bounds of some hundred neurons |
+    | first_share | part of the time | 0.05 | the same |
+    | gain | part of the margin | 0.001 | not measured alone: a method that gains nothing leaves its time to others |
+    | kept_memory | part of the memory | 0.25 | not measured alone: half is for boxes and rows that are bounded |
+    """
+
+    few_inputs: int = 20
+    few_neurons: int = 40
+    integer_neurons: int = 200
+    exact_neurons: int = 10
+    crown_share: float = 0.5
+    large_neurons: int = 50_000
+    first_share: float = 0.05
+    gain: float = 1e-3
+    kept_memory: float = 0.25
+
+
+LIMITS = Thresholds()
+
+
+@dataclass(frozen=True)
+class QueryFeatures:
+    """Features of a query, as they are known once CROWN has bounded it.
+
+    Attributes:
+        inputs: how many inputs vary.
+        unstable: how many neurons are unstable; infinite where that is not known.
+        linear: whether the network is piecewise linear.
+        splittable: whether branch and bound over neurons takes the network, and has memory for the query.
+        bounded: which part of the network CROWN has bounded; all where that is not known.
+        counted: whether nothing but whole numbers of the inputs that vary matters.
+        large: whether the network is so large that an attack comes before its bounds.
+    """
+
+    inputs: int
+    unstable: float
+    linear: bool
+    splittable: bool
+    bounded: float = 1.0
+    counted: bool = False
+    large: bool = False
+
+    @staticmethod
+    def from_query(query: Query, unstable: float, memory: int, root: RootBounds | None = None) -> QueryFeatures:
+        """Return the features of a query with some unstable neurons and known bounds."""
+        box, network, bab = query.property.box, query.network, Bab()
+        # Outward rounding may have made two neighbouring floats of one value.
+        inputs = int(varies(box.lower, box.upper).sum())
+        splittable = bab.takes(network) and bab.fits(inputs, unstable, memory)
+        last = max(1, structure(network).last_nonlinear)
+        bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / last)
+        rest = _only_counted(query), _is_large(query)
+        return QueryFeatures(inputs, unstable, network.piecewise_linear, splittable, bounded, *rest)
+
+    @property
+    def narrow(self) -> bool:
+        """True if few inputs vary."""
+        return self.inputs <= LIMITS.few_inputs
+
+    @property
+    def few(self) -> bool:
+        """True if few inputs vary and few neurons are unstable, all of which branch and bound has memory for."""
+        return self.narrow and self.splittable and self.unstable <= LIMITS.few_neurons
+
+    def __str__(self) -> str:
+        kind = f"the network is {'' if self.linear else 'not '}piecewise linear"
+        number = "an unknown number of" if self.unstable == math.inf else f"{self.unstable:.0f}"
+        return f"{self.inputs} inputs vary, {number} neurons are unstable under CROWN's bounds, {kind}"
+
+
+@dataclass(frozen=True)
+class PortfolioStep:
+    """One method's turn.
+
+    Attributes:
+        method: its name.
+        takes: which queries it takes by their features.
+        why: why a query that it takes goes there, in plain words.
+        share: the part of the time left that a query may spend here.
+        most: takes only queries with at most this number of unstable neurons under the latest bounds.
+        make: makes the verifier of a round, by its number; the method as the command line has it by default.
+    """
+
+    method: str
+    takes: Callable[[QueryFeatures], bool]
+    why: str = ""
+    share: Callable[[QueryFeatures], float] = lambda f: 1.0
+    most: float = math.inf
+    make: Callable[[int], Verifier] | None = None
+
+    def verifier(self, number: int = 0) -> Verifier:
+        """Return the verifier of a round."""
+        return make(self.method) if self.make is None else self.make(number)
+
+
+def _attack_share(features: QueryFeatures) -> float:
+    return 1.0 if features.bounded == 1 else 0.5
+
+
+PORTFOLIO = (
+    PortfolioStep(
+        "crown",
+        lambda f: 0.5 <= f.bounded < 1 and not f.counted,
+        "its first share took it far enough that it seems to end in time",
+        lambda f: 0.9,
+    ),
+    PortfolioStep(
+        "attack",
+        lambda f: f.narrow and not f.counted,
+        "a counterexample is cheap to look for; splitting inputs looks again, more thoroughly",
+        _attack_share,
+        make=lambda _: Attack(Pgd(rounds=1)),
+    ),
+    PortfolioStep("attack", lambda f: not f.narrow, "a counterexample is cheap to look for", _attack_share),
+    PortfolioStep(
+        "crown",
+        lambda f: f.bounded < 0.5 and not f.counted,
+        "its bounds take longer than its first share, and other methods begin with them",
+        lambda f: 0.5 if f.narrow else 1.0,
+    ),
+    PortfolioStep(
+        "alpha-crown",
+        lambda f: not f.splittable and not f.counted and not (f.narrow and f.linear),
+        "branch and bound, which would begin with better slopes, does not take the query",
+        lambda f: 0.5,
+        make=lambda _: AlphaCrown(intermediate=Ascent(steps=6)),
+    ),
+    PortfolioStep(
+        "bab",
+        lambda f: f.few,
+        "few inputs vary and few neurons are unstable: either may be split, neurons first",
+        lambda f: 0.5,
+    ),
+    PortfolioStep("split", lambda f: f.few, "few inputs vary and few neurons are unstable: now inputs", lambda f: 0.5),
+    PortfolioStep(
+        "alpha-crown",
+        lambda f: f.narrow and f.splittable and not f.few,
+        "better slopes decide some queries by which boxes would take long, and are where these start",
+        lambda f: 0.05,
+        make=lambda _: AlphaCrown(intermediate=Ascent(steps=2)),
+    ),
+    PortfolioStep(
+        "split",
+        lambda f: f.narrow and not f.few,
+        "few inputs vary and many neurons are unstable, so that phases are far more than boxes",
+        lambda f: 0.8 if f.splittable else 1.0,
+    ),
+    PortfolioStep(
+        "bab",
+        lambda f: f.splittable,
+        "what is open is the phases of unstable neurons, or the segments of smooth ones",
+        lambda f: 0.9 if f.linear and f.unstable <= LIMITS.integer_neurons else 1.0,
+    ),
+    PortfolioStep(
+        "milp",
+        lambda f: f.linear,
+        "few enough phases are integer variables of a linear program",
+        most=LIMITS.integer_neurons,
+    ),
+    PortfolioStep("split", lambda f: f.few, "few inputs vary, and there is time left"),
+    PortfolioStep(
+        "smt-exact",
+        lambda f: f.linear,
+        "what is left is within the others' tolerances of the boundary, and exact arithmetic has none",
+        most=LIMITS.exact_neurons,
+    ),
+)
+"""The steps of ``auto`` after CROWN, in their order."""
+
+ROUNDS = (
+    PortfolioStep(
+        "alpha-crown",
+        lambda f: f.unstable > 0,
+        make=lambda number: AlphaCrown(ascent=Ascent(steps=50 * 2**number), intermediate=Ascent(steps=10 * 2**number)),
+    ),
+    PortfolioStep("bab", lambda f: f.splittable),
+    PortfolioStep("split", lambda f: f.inputs > 0),
+    PortfolioStep(
+        "attack", lambda f: f.inputs > 0, make=lambda number: Attack(Pgd(rounds=sys.maxsize, seed=number + 1))
+    ),
+)
+"""The methods that take turns in rounds after that: slopes with more steps, what profits from them, and attacks from
+other points, which last as long as they may."""
+
+ROUND_SHARES = (1 / 7, 1 / 3, 1.0)
+"""The parts of the time left that rounds have: of all of it 1/7, 2/7 and 4/7. A method that had too little time in one
+has twice as much in the next."""
+
+
+def explanation(features: QueryFeatures) -> str:
+    """Return what ``auto`` does with a query: a line for the query, and one for each step that takes it."""
+    lines = [f"crown, with up to {LIMITS.crown_share:.0%} of the time: bounds are cheap, and prove much"]
+    if features.large:
+        lines.insert(
+            0, f"attack, with up to {LIMITS.first_share:.0%} of the time: bounds of a network this large take long"
+        )
+    for step in PORTFOLIO:
+        if step.takes(features) and features.unstable <= step.most:
+            lines.append(f"{step.method}, with up to {step.share(features):.0%} of the time left: {step.why}")
+    lines = [str(features), *(f"  {number}. {line}" for number, line in enumerate(lines, start=1))]
+    rounds = ", ".join(step.method for step in ROUNDS if step.takes(features))
+    lines.append(f"  then, while time is left and they gain, in turns: {rounds or 'none'}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """A portfolio: the verifiers of ``PORTFOLIO``, one after the other, each for the queries that are left by then.
+
+    A later step starts from what earlier ones have proven of a query's box (``BoundsCache``). Attack, MILP and SMT
+    have no limit of memory.
+    """
+
+    name: ClassVar[str] = "auto"
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        cache, memory = batch.bounds_cache, batch.budget.memory
+        if cache is NO_BOUNDS:
+            cache = BoundsCache(int(memory * LIMITS.kept_memory))
+        whole = batch.part(list(batch.queries), bounds_cache=cache)
+        # Points are soon all that is left of boxes in which whole numbers alone matter.
+        counted = {i: _only_counted(query) for i, query in whole.queries.items()}
+        large = [i for i, query in whole.queries.items() if _is_large(query)]
+        yield from self._ask(whole, Attack(Pgd(rounds=1)), large, LIMITS.first_share)
+        for points, share in ((False, LIMITS.crown_share), (True, LIMITS.crown_share / 10)):
+            yield from self._ask(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
+        features = {
+            i: QueryFeatures.from_query(whole.queries[i], _unstable(whole, i), memory, cache.get(i)) for i in whole.open
+        }
+        for step in PORTFOLIO:
+            members = [i for i in whole.open if step.takes(features[i]) and _unstable(whole, i) <= step.most]
+            shares = {i: step.share(features[i]) for i in members}
+            for share in sorted(set(shares.values())):
+                yield from self._ask(whole, step.verifier(), [i for i in members if shares[i] == share], share)
+        yield from self._rounds(whole, features)
+        for number in batch.queries:
+            if number not in batch.closed:
+                outcome = batch.outcomes[number]
+                if outcome.reason is Reason.INCOMPLETE and batch.left([number]) <= 0:
+                    outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+                batch.outcomes[number] = outcome
+                yield number, outcome
+
+    def _ask(
+        self, batch: QueryBatch, verifier: Verifier, members: list[int], share: float
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
+        if members:
+            for number in batch.part(members, share).ask(verifier):
+                if number in batch.closed:
+                    yield number, batch.outcomes[number]
+
+    def _rounds(self, batch: QueryBatch, features: Mapping[int, QueryFeatures]) -> Iterator[tuple[int, Outcome]]:
+        """Give methods turns until the time is over, or none is left that may gain; yields what is decided."""
+        # Without a limit, attacks would never end.
+        finite = [i for i in batch.open if batch.left([i]) < math.inf]
+        steps = {i: [step for step in ROUNDS if step.takes(features[i])] for i in finite}
+        for number in itertools.count():
+            members = [i for i in batch.open if steps.get(i)]
+            if not members:
+                return
+            whole = batch.part(members, ROUND_SHARES[min(number, len(ROUND_SHARES) - 1)])
+            rest = {i: len(steps[i]) for i in members}
+            for step in ROUNDS:
+                mine = [i for i in whole.open if step in steps[i]]
+                for count in sorted({rest[i] for i in mine}):
+                    now = whole.part([i for i in mine if rest[i] == count], 1 / count)
+                    margins = {i: batch.outcomes[i].margin for i in now.queries}
+                    yield from self._ask(now, step.verifier(number), list(now.queries), 1.0)
+                    for i, margin in margins.items():
+                        rest[i] -= 1
+                        # The same again, or more of what brought nothing, would bring nothing.
+                        if now.left([i]) > 0 and not _has_grown(batch.outcomes[i].margin, margin):
+                            steps[i].remove(step)
+
+    def explain(self, query: Query, budget: TimeBudget) -> str:
+        """Return what ``auto`` does with a query; bounding its neurons by CROWN may take the budget's time."""
+        (outcome,) = answers(Crown(), [query], budget)
+        if outcome.verdict is Verdict.UNSAT:
+            return "CROWN's bounds decide"
+        unstable = math.inf if outcome.unstable is None else outcome.unstable
+        return explanation(QueryFeatures.from_query(query, unstable, budget.memory))
+
+
+def _has_grown(now: float | None, before: float | None) -> bool:
+    """Return True if a margin is larger than one before, by more than what is worth another try."""
+    if now is None or before is None:
+        return now is not None
+    return now > before + LIMITS.gain * abs(before)
+
+
+def _is_large(query: Query) -> bool:
+    """Return True if an attack is cheap compared with bounds, and points are not soon all that is left."""
+    network = query.network
+    neurons = sum(network.ops[i].size for i in network.activations)
+    return neurons >= LIMITS.large_neurons and not _only_counted(query)
+
+
+def _only_counted(query: Query) -> bool:
+    """Return True if nothing but whole numbers of the inputs that vary matters."""
+    varying = varies(query.property.box.lower, query.property.box.upper)
+    for places in query.network.counted.values():
+        varying[places.numpy()] = False
+    return not varying.any() and bool(query.network.counted)
+
+
+def _unstable(batch: QueryBatch, number: int) -> float:
+    """Return the number of a query's unstable neurons, as far as it is known."""
+    known = batch.outcomes[number].unstable
+    return math.inf if known is None else known

@@ -1,0 +1,201 @@
+"""One query whose box has been bounded: what complete methods that decide queries one after the other are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from verifiable_relu.bounds.alpha import Ascent
+from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
+from verifiable_relu.ir.functions.function import Function
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Network
+from verifiable_relu.search.bab.events import Observer
+from verifiable_relu.search.bab.query import ReducedQuery
+from verifiable_relu.search.bab.tournament import tournament_intervals, without_maxima
+from verifiable_relu.search.batch import QueryBatch, attempted, batch_size
+from verifiable_relu.search.bounding import BoundedBoxes, Bounding
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
+from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.row_batch import RowBatch
+
+_BATCH = 64
+"""Most queries bounded at once."""
+
+_CURVED_STEPS = 6
+"""Steps of the search for bounds of neurons where some are smooth: there they are worth more than splits."""
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedQuery:
+    """A network, a property, and what is proven of the property's box.
+
+    Attributes:
+        network: the network.
+        prop: the property.
+        intervals: of the ops that feed elementwise ops and maxima, by number, (1, size) in float64 on the CPU.
+        lower: (polytopes,) lower bounds of the largest row of each polytope, as ``RowBatch`` counts polytopes; None
+            where nothing is proven.
+        trust: in ``intervals`` and ``lower``.
+        learn: told of lower bounds of polytopes that have been proven since.
+        observer: told of what is proven; None for nobody.
+    """
+
+    network: Network
+    prop: Property
+    intervals: Mapping[int, Interval]
+    lower: Tensor | None = None
+    trust: Trust = Trust.ROUNDED
+    learn: Callable[[dict[int, float]], None] = lambda lower: None
+    observer: Observer | None = None
+
+    @cached_property
+    def box(self) -> Interval:
+        """The property's box, (1, inputs) in float64."""
+        return Interval(*(torch.from_numpy(end)[None] for end in (self.prop.box.lower, self.prop.box.upper)))
+
+    @cached_property
+    def rows(self) -> RowBatch:
+        """The rows of the property."""
+        return RowBatch.from_properties([self.prop], self.network.output_size)
+
+    @cached_property
+    def without_maxima(self) -> tuple[Network, Mapping[int, Interval]]:
+        """The network with tournaments of ReLUs in the place of maxima, and intervals by the numbers of its ops."""
+        network, number = without_maxima(self.network)
+        return network, tournament_intervals(network, number, self.intervals)
+
+    def bounds(self, more: Mapping[int, float] | None = None) -> list[float]:
+        """Return ``lower`` with further bounds, by polytope, that have been proven since."""
+        none = [-math.inf] * len(self.rows.owner)
+        known = none if self.lower is None else self.lower.tolist()
+        return [max(value, (more or {}).get(polytope, value)) for polytope, value in enumerate(known)]
+
+    def margin(self, more: Mapping[int, float] | None = None) -> float:
+        """Return a proven lower bound of the margin: the least of ``bounds``."""
+        return min(self.bounds(more), default=math.inf)
+
+    def reduced(self, stop: Callable[[], bool]) -> ReducedQuery | None:
+        """Return the reduced system and the polytopes that bounds leave open; None if one of these has no rows.
+
+        Raises:
+            OutOfTime: once ``stop`` says so.
+        """
+        is_open = [polytope for polytope, lower in enumerate(self.bounds()) if not lower > 0]
+        counts = torch.bincount(self.rows.polytope, minlength=len(self.rows.owner))
+        if not bool(counts[is_open].all()):
+            return None
+        network, intervals = self.without_maxima
+        return ReducedQuery(network, self.box, intervals, self.rows, is_open, stop)
+
+
+class CompleteMethod(Protocol):
+    """A method that decides one query after the other, over bounds of their boxes.
+
+    Attributes:
+        ascent_steps: steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable;
+            None for a method that uses no intervals, whose queries are not bounded before.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and in tables."""
+
+    @property
+    def ascent_steps(self) -> int | None: ...
+
+    def require(self, network: Network) -> None:
+        """Raise an ``UnsupportedError`` where the method does not take a network; it names the op."""
+
+    def start(self) -> None:
+        """Start what the method needs, which takes none of a query's time.
+
+        Raises:
+            CallFailed: if it does not start.
+        """
+
+    def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
+        """Return what is claimed of a query.
+
+        Raises:
+            OutOfTime: if the budget ran out before anything was split or asked.
+            UnsupportedError: if the method does not take the query; the error names the op.
+        """
+
+
+def require_piecewise_linear(network: Network) -> None:
+    """Refuse a network that is not piecewise linear.
+
+    Raises:
+        UnsupportedError: naming the first op that is not.
+    """
+    if network.curved is not None:
+        raise UnsupportedError("only piecewise-linear networks can be split into phases", place=network.curved.place)
+
+
+def slopes_below(function: Function, size: int) -> Tensor:
+    """Return the slopes below 0, (size,) in float64, of a piecewise-linear function, whose slope above 0 is 1."""
+    assert isinstance(function, Kinked)
+    return function.slope_below.detach().cpu().double().expand(size)
+
+
+def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+    """Yield a method's claims: bounds in batches, then the queries that they leave open, one after the other."""
+    done = 0
+    if method.ascent_steps is None:
+        for number in batch.queries:
+            yield number, _decided(method, None, batch.part([number]), number)
+            done += 1
+            batch.stage(method.name, done, len(batch.queries))
+        return
+    for part in batch.batches(lambda network, budget: batch_size(network, _BATCH, budget.memory // 2)):
+        made: list[BoundedBoxes] = []
+
+        def bound(part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+            method.require(part.network)
+            assert method.ascent_steps is not None
+            steps = method.ascent_steps if part.network.piecewise_linear else _CURVED_STEPS
+            with torch.no_grad():
+                made.append(BoundedBoxes(Bounding(neurons=Ascent(steps=steps)), part, work))  # noqa: B023 -- called at once
+            return [made[0].outcome(n, method.name, decided="decided by bounds alone") for n in part.queries]  # noqa: B023
+
+        for number, outcome in zip(part.queries, attempted(part, "bounds", bound), strict=True):
+            if not made:
+                outcome = replace(outcome, method=method.name)
+            elif outcome.verdict is Verdict.UNKNOWN:
+                outcome = _decided(method, made[0], part.part([number]), number).after(outcome)
+            yield number, outcome
+            done += 1
+            batch.stage(method.name, done, len(batch.queries))
+
+
+def _decided(method: CompleteMethod, bounds: BoundedBoxes | None, alone: QueryBatch, number: int) -> Outcome:
+    """Return the outcome of one query of a batch that bounds leave open, or that is not bounded."""
+    try:
+        method.start()
+    except CallFailed as error:
+        return fault(error, method.name)
+    prop = alone.queries[number].property
+    if bounds is None:
+        query = BoundedQuery(alone.network, prop, {})
+    else:
+        known = bounds.intervals_of(number), bounds.lower[number], bounds.trust
+        observer = None if alone.observer is None else partial(alone.observer, [number])
+        query = BoundedQuery(alone.network, prop, *known, partial(bounds.prove, number), observer)
+
+    def decide(_: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+        try:
+            method.require(alone.network)
+            return [method.decide(query, work)]
+        except OutOfTime:
+            return [Outcome.unknown(Reason.TIMEOUT, method.name, "the budget ran out before anything was split")]
+
+    return attempted(alone, method.name, decide)[0]

@@ -1,0 +1,127 @@
+"""The table of the methods; a method's module is imported only when its verifier is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, cast
+
+from verifiable_relu.errors import InputError, missing
+
+if TYPE_CHECKING:
+    from verifiable_relu.search.batch import Verifier
+    from verifiable_relu.search.budget import TimeBudget
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the table.
+
+    Attributes:
+        module: the module of its verifier, in ``verifiable_relu``.
+        verifier: the name of the verifier's class in that module.
+        options: the keyword arguments with which the verifier is this method.
+        limits: those of ``TimeBudget`` that it goes by, of device, memory and processes; others run on the CPU alone.
+        attacks: whether it looks for counterexamples; bounds by themselves only prove.
+        proves: whether it proves; an attack only refutes.
+        needs: the modules that the verifier imports and that an installation without extras lacks.
+        install: what pip must be told to install them.
+    """
+
+    module: str
+    verifier: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: tuple[str, ...] = ()
+    attacks: bool = True
+    proves: bool = True
+    needs: Sequence[str] = ()
+    install: str = ""
+
+
+def _bounds(verifier: str) -> Method:
+    return Method("search.incomplete", verifier, limits=("device", "memory"), attacks=False)
+
+
+def _auto_lirpa(**options: Any) -> Method:
+    needs = ("auto_LiRPA", "appdirs", "packaging", "yaml", "tqdm")
+    install = "appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3"
+    return Method("search.solvers.auto_lirpa", "AutoLirpa", options, attacks=False, needs=needs, install=install)
+
+
+METHODS = {
+    "auto": Method("search.portfolio", "Auto", limits=("device", "memory", "processes")),
+    "attack": Method("search.attack", "Attack", limits=("device",), proves=False),
+    "ibp": _bounds("Ibp"),
+    "crown-ibp": _bounds("CrownIbp"),
+    "crown": _bounds("Crown"),
+    "alpha-crown": _bounds("AlphaCrown"),
+    "alpha-crown-tight": _bounds("AlphaCrownTight"),
+    "split": Method("search.split", "InputSplit", limits=("device", "memory", "processes")),
+    "bab": Method("search.bab.verifier", "Bab", limits=("memory", "processes")),
+    "milp": Method("search.solvers.milp", "Milp"),
+    "smt": Method("search.solvers.smt", "Smt"),
+    "smt-exact": Method("search.solvers.smt", "Smt", {"whole": True}),
+    "marabou": Method(
+        "search.solvers.marabou",
+        "Marabou",
+        needs=("maraboupy",),
+        install="maraboupy, for which there are wheels up to Python 3.12.0",
+    ),
+    "auto_lirpa": _auto_lirpa(),
+    "auto_lirpa-ibp": _auto_lirpa(bound="ibp"),
+    "auto_lirpa-crown": _auto_lirpa(bound="crown"),
+    "auto_lirpa-alpha-crown": _auto_lirpa(bound="alpha-crown"),
+}
+"""The methods by name. A new one is an entry of this table, and a class that fulfils ``search.batch.Verifier``."""
+
+
+def methods() -> tuple[str, ...]:
+    """Return the names of the methods, in the order of the table."""
+    return tuple(METHODS)
+
+
+def make(name: str) -> Verifier:
+    """The verifier of a method, with the method's options.
+
+    Raises:
+        InputError: if there is no such method, or if a package that it needs is not installed.
+    """
+    method = _method(name)
+    if not all(find_spec(module) for module in method.needs):
+        raise missing(f"the method '{name}'", method.install)
+    module = import_module(f"verifiable_relu.{method.module}")
+    return cast("Verifier", getattr(module, method.verifier)(**method.options))
+
+
+def limited(name: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> TimeBudget:
+    """The limits of a method's work, but for its time.
+
+    Args:
+        name: the name of the method.
+        device: the torch device on which it runs.
+        memory: the bytes that its bounds may hold at once; None for a limit of the method's own.
+        processes: how many processes may share the work on a query; a method that cannot share it uses one.
+
+    Raises:
+        InputError: if there is no such method, if it does not run on ``device``, or if it takes no limit of memory.
+    """
+    takes = _method(name).limits
+    if device != "cpu" and "device" not in takes:
+        raise InputError(f"the method '{name}' runs on the CPU only")
+    if memory is not None and "memory" not in takes:
+        others = ", ".join(other for other, row in METHODS.items() if "memory" in row.limits)
+        raise InputError(f"the method '{name}' takes no limit of memory; these do: {others}")
+    from verifiable_relu.search.budget import TimeBudget
+
+    # How many processes share the work changes no record's key.
+    limits = TimeBudget(device=device, named=tuple(limit for limit in takes if limit != "processes"))
+    limits = limits if memory is None else replace(limits, memory=memory)
+    return replace(limits, processes=processes) if "processes" in takes else limits
+
+
+def _method(name: str) -> Method:
+    if name not in METHODS:
+        raise InputError(f"unknown method '{name}'; there are {', '.join(METHODS)}")
+    return METHODS[name]

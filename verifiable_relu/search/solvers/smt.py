@@ -1,0 +1,305 @@
+"""``smt`` and ``smt-exact``: z3 over the exact rationals that weights are, complete for piecewise-linear networks.
+
+``smt-exact`` asks z3 one formula for each polytope that bounds leave open; beyond ten unstable neurons that is slow.
+``smt`` is a client of branch and bound: its trees split the phases of neurons and prove what bounds can prove, and a
+sub-problem with few neurons left that nothing else closes is z3's to decide, exactly.
+
+Each unstable neuron is two non-negative reals of which one is zero (the phases of Katz et al., Reluplex, arXiv
+1702.01135):
+
+    pre-activation = positive − negative,   value = positive − slope·negative.
+
+The dense equations never change during the search then, only bounds of variables do. Intervals serve to leave out
+stable neurons (``encoding``) and nothing else: chords or intervals as further constraints make z3 several times slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifiable_relu.dyadic import Dyadic
+from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
+from verifiable_relu.ir.network import Network
+from verifiable_relu.search.bab.elimination import Elimination
+from verifiable_relu.search.bab.search import QuerySearch, Schedule
+from verifiable_relu.search.bab.tree import Branching, Decide
+from verifiable_relu.search.bab.witness import WitnessCheck
+from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.budget import PATIENCE, TimeBudget
+from verifiable_relu.search.claims import exact_claim
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, fault
+from verifiable_relu.search.question import BoundedQuery, decide_one_by_one, require_piecewise_linear
+from verifiable_relu.search.solvers.encoding import ExactEncoding, ExactForms, phases_of
+from verifiable_relu.search.solvers.z3 import Z3, Z3Answer, Z3Task
+from verifiable_relu.spec.property import Polytope
+
+_TREES = Schedule(refinement=None, improve=None)
+
+_DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
+"""How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
+
+
+@dataclass(frozen=True)
+class Smt:
+    """Verification by z3.
+
+    Attributes:
+        whole: ask z3 about each whole polytope, as ``smt-exact`` does; otherwise about sub-problems, as ``smt`` does.
+        branching: how the trees of ``smt`` are searched.
+        open_neurons: z3 decides sub-problems of ``smt`` with at most this number of neurons without a phase.
+        ascent_steps: as of ``CompleteMethod``.
+        process_memory: the most bytes of resident memory of the solver's process; None for half of the machine's.
+    """
+
+    whole: bool = False
+    branching: Branching = field(default_factory=Branching)
+    open_neurons: int = 8
+    ascent_steps: int = 6
+    process_memory: int | None = None
+
+    @property
+    def name(self) -> str:
+        return "smt-exact" if self.whole else "smt"
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        return decide_one_by_one(self, batch)
+
+    def require(self, network: Network) -> None:
+        """As of ``CompleteMethod``."""
+        require_piecewise_linear(network)
+
+    def start(self) -> None:
+        """As of ``CompleteMethod``."""
+        Z3.start()
+
+    def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
+        """As of ``CompleteMethod``."""
+        with torch.no_grad():
+            solver = _Asked(self, query, budget)
+            return self._all_at_once(solver) if self.whole else self._in_trees(solver)
+
+    def _all_at_once(self, solver: _Asked) -> Outcome:
+        """Go through the open polytopes, the least excluded one first; unsat needs all of them excluded."""
+        query, result = solver.query, Outcome(Verdict.UNSAT, Reason.PROVED, self.name, solver.query.trust, 0.0)
+        order = sorted((value, part) for part, value in enumerate(query.bounds()) if not value > 0)
+        for number in dict.fromkeys(int(query.rows.origin[part]) for _, part in order):
+            outcome = solver.reach(query.prop.unsafe[number])
+            if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
+                return outcome
+            if outcome.verdict is Verdict.UNKNOWN and result.verdict is Verdict.UNSAT:
+                result = outcome
+        return result
+
+    def _in_trees(self, solver: _Asked) -> Outcome:
+        query, budget, witness = solver.query, solver.budget, solver.witness
+        system = query.reduced(budget.over)
+        if system is None:
+            return witness.anywhere()
+        within = replace(budget, memory=budget.memory // 2, processes=1)
+        found = QuerySearch(system, witness, self.branching, _TREES, within).run()
+        told = f"{found.nodes} sub-problems, {solver.decided} of them decided by z3"
+        if (ended := witness.found or solver.missed) is not None:
+            return replace(ended, detail="; ".join(filter(None, (ended.detail, told))), subproblems=found.nodes)
+        margin = query.margin(found.lower)
+        if margin > 0:
+            # What z3 decides has no other margin than a positive one.
+            least = 0.0 if solver.decided else margin
+            proved = Verdict.UNSAT, Reason.PROVED, self.name, query.trust, least
+            return Outcome(*proved, detail=told, subproblems=found.nodes)
+        known = {"margin": margin if margin > -np.inf else None, "subproblems": found.nodes}
+        return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", **known)
+
+
+class _Asked:
+    """z3, asked about one query and about sub-problems of it.
+
+    Attributes:
+        query, budget: the arguments.
+        witness: tests points that trees come across; z3's counterexamples are among them.
+        decided: the number of sub-problems that z3 has excluded.
+        missed: an exact counterexample that is none in floating point.
+    """
+
+    def __init__(self, method: Smt, query: BoundedQuery, budget: TimeBudget) -> None:
+        self.query, self.budget, self._method = query, budget, method
+        self._formula = SmtFormula(query, budget)
+        self.witness = WitnessCheck(query.network, query.prop, method.name, self.decider, exact_claim)
+        self.decided = 0
+        self.missed: Outcome | None = None
+
+    def decider(self, polytope: int, places: Tensor) -> Decide:
+        """Return who decides nodes of the tree of a polytope (``bab.witness.Decider``)."""
+        every, unsafe = places.tolist(), self.query.prop.unsafe[int(self.query.rows.origin[polytope])]
+
+        def decide(neurons: Tensor, segments: Tensor) -> bool | None:
+            if len(every) - len(neurons) > self._method.open_neurons:
+                return None
+            split = zip(neurons.tolist(), segments.tolist(), strict=True)
+            # Segment 3 is above the kink, and 2 below.
+            zeros = (f"{'n' if side == 3 else 'p'}_{every[j][0]}_{every[j][1]}" for j, side in split)
+            return self._excluded(self.reach(unsafe, _asserted(f"(<= {name} 0.0)" for name in zeros)))
+
+        return decide
+
+    def _excluded(self, outcome: Outcome) -> bool | None:
+        if outcome.verdict is Verdict.UNSAT:
+            self.decided += 1
+            return True
+        if outcome.verdict is Verdict.SAT:
+            self.witness.found = outcome
+        elif outcome.reason is Reason.UNCONFIRMED:
+            self.missed = outcome
+        else:
+            return None
+        return False
+
+    def reach(self, polytope: Polytope, more: str = "") -> Outcome:
+        """Look for a point that reaches a polytope and satisfies more assertions; only z3 says *unsat*."""
+        name, formula = self._method.name, self._formula
+        if self.budget.over():
+            return Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out")
+        deeper = [f"(assert (>= gap {_number(depth)}))\n" for depth in _DEPTHS]
+        assertions = formula.shared() + formula.unsafe(polytope) + more
+        seconds = max(0.0, self.budget.left())
+        task = Z3Task(formula.declarations, assertions, formula.pairs, deeper, seconds)
+        try:
+            found: Z3Answer = Z3.call(task, seconds + PATIENCE, self._method.process_memory)
+        except (OutOfTime, MemoryError, CallFailed) as error:
+            return fault(error, name)
+        if found.answer == "unsat":
+            return Outcome(Verdict.UNSAT, Reason.PROVED, name)
+        if found.answer == "sat":
+            return self._counterexample([formula.point(model) for model in found.models])
+        if self.budget.over() or found.reason in ("timeout", "canceled"):
+            return Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out")
+        return Outcome.unknown(Reason.ERROR, name, f"z3 gave up: {found.reason}")
+
+    def _counterexample(self, points: Sequence[Witness]) -> Outcome:
+        network, prop, name = self.query.network, self.query.prop, self._method.name
+        for point in points:
+            near = np.array([value.numerator / value.denominator for value in point])
+            if (found := exact_claim(network, prop, near, name)) is not None:
+                return found
+        witness = points[0]
+        if is_evaluable(network) and prop.margin(evaluate_exact(network, witness)) == 0:
+            # A set that is only touched has no other points.
+            return Outcome(Verdict.SAT, Reason.REFUTED, name, Trust.EXACT, 0.0, witness)
+        detail = "the exact counterexample is none after rounding to floating point"
+        return Outcome.unknown(Reason.UNCONFIRMED, name, detail, witness=witness)
+
+
+class SmtFormula:
+    """A query in SMT-LIB: reals ``x_i``, ``p_k_j`` and ``n_k_j`` (positive and negative part), and ``gap``.
+
+    Attributes:
+        declarations: of all reals.
+        pairs: the positive and the negative part of each unstable neuron.
+    """
+
+    def __init__(self, query: BoundedQuery, budget: TimeBudget) -> None:
+        network, intervals = query.without_maxima
+        self._query, self._budget = query, budget
+        self._encoding = ExactEncoding(network, phases_of(network, intervals), lambda index: self._size(index))
+        self.pairs = [(f"p_{i}_{j}", f"n_{i}_{j}") for i, j in self._encoding.places]
+        self._inputs = network.input_size
+        parts = (pair[side] for side in range(2) for pair in self.pairs)
+        self._names = [*(f"x_{i}" for i in range(self._inputs)), *parts]
+        self.declarations = "".join(f"(declare-const {name} Real)\n" for name in [*self._names, "gap"])
+        self._shared = ""
+        self._unsafe: dict[Polytope, str] = {}
+
+    def shared(self) -> str:
+        """Return what is asserted for all polytopes: box, unstable neurons, and that the gap is not negative."""
+        self._shared = self._shared or _asserted([*self._box(), *self._neurons(), "(>= gap 0.0)"])
+        return self._shared
+
+    def unsafe(self, polytope: Polytope) -> str:
+        """Return the assertions of a polytope's rows, each with ``gap``, which may be zero, on its smaller side."""
+        if polytope and polytope not in self._unsafe:
+            network, lines = self._encoding.network, []
+            scales = [math.lcm(*(c.denominator for _, c in row.coefficients)) for row in polytope]
+            rows = np.zeros((len(polytope), network.output_size), dtype=object)
+            for r, (row, scale) in enumerate(zip(polytope, scales, strict=True)):
+                for i, c in row.coefficients:
+                    rows[r, i] = int(c * scale)
+            forms = self._encoding.forms(len(network.ops) - 1, Dyadic(rows, 0))
+            for r, (row, scale) in enumerate(zip(polytope, scales, strict=True)):
+                terms, constant, factor = self._linear(forms, r)
+                left = _sum([*terms, f"(* {_number(factor * scale)} gap)"])
+                limit = (row.bound * scale + _error(forms, r)) * factor - constant
+                lines.append(f"({'<' if row.strict else '<='} {left} {_number(limit)})")
+            self._unsafe[polytope] = _asserted(lines)
+        return self._unsafe.get(polytope, "")
+
+    def point(self, model: Mapping[str, Fraction]) -> Witness:
+        """Return the input that a model describes."""
+        box = self._query.prop.box
+        return tuple(model.get(f"x_{i}", box.bounds(i)[0]) for i in range(box.size))
+
+    @cached_property
+    def _size(self) -> Callable[[int], Tensor]:
+        network, intervals = self._query.without_maxima
+        return Elimination(network, self._query.box, intervals, self._budget.over).sizes.__getitem__
+
+    def _box(self) -> Iterator[str]:
+        box = self._query.prop.box
+        for i in range(box.size):
+            lower, upper = box.bounds(i)
+            yield f"({'>' if i in box.open_lower else '>='} x_{i} {_number(lower)})"
+            yield f"({'<' if i in box.open_upper else '<='} x_{i} {_number(upper)})"
+
+    def _neurons(self) -> Iterator[str]:
+        for start, forms in self._encoding.neurons():
+            for row, (p, n) in enumerate(self.pairs[start : start + len(forms.constant.numbers)]):
+                if self._budget.over():
+                    raise OutOfTime
+                terms, constant, scale = self._linear(forms, row)
+                here, there = f"(* {_number(scale)} (- {p} {n}))", _sum([*terms, _number(constant)])
+                if error := _error(forms, row) * scale:
+                    yield f"(<= {here} (+ {there} {_number(error)}))"
+                    yield f"(>= {here} (- {there} {_number(error)}))"
+                else:
+                    yield f"(= {here} {there})"
+                yield from (f"(>= {p} 0.0)", f"(>= {n} 0.0)", f"(or (<= {p} 0.0) (<= {n} 0.0))")
+
+    def _linear(self, forms: ExactForms, row: int) -> tuple[list[str], int, Fraction]:
+        """Return terms with coprime integer coefficients, a constant, and the factor that made integers of a form."""
+        slopes, all_, constant = self._encoding.slopes, forms.coefficients, forms.constant
+        below = Dyadic(-all_.numbers[row, self._inputs :] * slopes.numbers, all_.exponent + slopes.exponent)
+        exponent = min(constant.exponent, below.exponent, all_.exponent)
+        numbers = [*all_.at(exponent)[row].tolist(), *below.at(exponent).tolist()]
+        last = int(constant.at(exponent)[row])
+        common = math.gcd(last, *numbers) or 1
+        terms = (f"(* {_number(c // common)} {name})" for name, c in zip(self._names, numbers, strict=True) if c)
+        return list(terms), last // common, 1 / (Fraction(2) ** exponent * common)
+
+
+def _error(forms: ExactForms, row: int) -> Fraction:
+    """Return the error of a form, rounded up to a power of two, since z3 pays for every digit."""
+    error = int(forms.error.numbers[row])
+    return Fraction(2) ** (forms.error.exponent + error.bit_length()) if error else Fraction(0)
+
+
+def _number(value: Fraction | int) -> str:
+    value = Fraction(value)
+    sign, top = ("(- ", ")") if value < 0 else ("", "")
+    size = f"{abs(value.numerator)}.0"
+    return sign + (size if value.denominator == 1 else f"(/ {size} {value.denominator}.0)") + top
+
+
+def _sum(terms: Sequence[str]) -> str:
+    return "0.0" if not terms else terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
+
+
+def _asserted(lines: Iterable[str]) -> str:
+    return "".join(f"(assert {line})\n" for line in lines)
