@@ -14,6 +14,7 @@ from tests.support.hooks import Hook
 from verifiable_relu.bounds import Bounds
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.network.nodes import Affine, Node
+from verifiable_relu.search.solvers import highs, z3
 from verifiable_relu.spec.property import Polytope
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
@@ -23,7 +24,6 @@ from verifiable_relu.verifiers.boxes import SubBoxes
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.root_bounds import BoundsCache, RootBounds
 from verifiable_relu.verifiers.smt import SmtFormula
-from verifiable_relu.verifiers.solvers import highs, z3
 
 from .fault import Fault, instead
 

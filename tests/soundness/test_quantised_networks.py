@@ -31,9 +31,9 @@ from verifiable_relu.check.arithmetic import ARITHMETICS
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.requantised import Uses
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.execution.requantised import Requantised
 from verifiable_relu.network import Network, deployed, read_onnx
 from verifiable_relu.network.onnx import running
-from verifiable_relu.network.onnx.requantised import Requantised
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.spec.specfile import vnnlib_text
 from verifiable_relu.trust.certificate_file import write_unsat

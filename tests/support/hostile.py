@@ -130,7 +130,7 @@ def asks(count: int, ask: Callable[[int], int]) -> int:
 
 
 def _highs(name: str) -> Callable[..., Any]:
-    from verifiable_relu.verifiers.solvers.highs import solve
+    from verifiable_relu.search.solvers.highs import solve
 
     def hostile(task: Any, judge: Any = None) -> Any:
         # Three columns for each unstable neuron, and one for the objective.
@@ -143,7 +143,7 @@ def _highs(name: str) -> Callable[..., Any]:
 
 
 def _z3(name: str) -> Callable[..., Any]:
-    from verifiable_relu.verifiers.solvers.z3 import solve
+    from verifiable_relu.search.solvers.z3 import solve
 
     def hostile(task: Any) -> Any:
         if f"x_{MARKED - 1} " in task.declarations and f"x_{MARKED} " not in task.declarations:

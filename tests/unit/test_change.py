@@ -38,6 +38,7 @@ from tests.support.hooks import Hook
 from verifiable_relu.bounds import Bounds, substitution_change
 from verifiable_relu.bounds.activations import image, slope_range
 from verifiable_relu.errors import InputError
+from verifiable_relu.ir.functions.curves import CHECKED
 from verifiable_relu.network import from_torch, hardened, read_onnx
 from verifiable_relu.network.build import Builder
 from verifiable_relu.network.family import swapped
@@ -55,7 +56,6 @@ from verifiable_relu.network.nodes import (
     Tanh,
 )
 from verifiable_relu.nn import LambdaGELU, substitute_relu
-from verifiable_relu.trust.enclose import CHECKED
 
 SPECS = Path(__file__).parents[2] / "specs"
 DEEPEST = 0.16997120747990369

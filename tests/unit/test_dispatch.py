@@ -15,6 +15,7 @@ from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.operators import OPERATORS
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.ir.functions.curves import CHECKED
 from verifiable_relu.network import Network, enclosure, nodes, write_onnx
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.nodes import (
@@ -30,7 +31,6 @@ from verifiable_relu.network.nodes import (
     Step,
     curve,
 )
-from verifiable_relu.trust.enclose import CHECKED
 from verifiable_relu.trust.exact import STEPPED
 
 

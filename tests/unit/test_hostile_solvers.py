@@ -14,6 +14,7 @@ from highspy import HighsStatus
 from tests.support import hostile
 from tests.support.asking import claims
 from tests.support.solver_cases import ball, mlp, row
+from verifiable_relu.search.solvers import highs
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.workers import Worker
 from verifiable_relu.verifiers import milp, smt
@@ -21,7 +22,6 @@ from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
 from verifiable_relu.verifiers.batch import Verifier
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.solvers import highs
 
 WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
 """By method: the module that asks the solver, its name for the solver's process, and what hostile ones are called."""

@@ -27,11 +27,11 @@ from tests.support.solver_cases import (
 )
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.network.nodes import Input, Linear, Relu
+from verifiable_relu.search.solvers.highs import HighsResult, HighsTask
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.verifiers import milp as module
 from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.milp import Milp
-from verifiable_relu.verifiers.solvers.highs import HighsResult, HighsTask
 
 
 def decide(*queries: Query, seconds: float = 20.0) -> list[Outcome]:

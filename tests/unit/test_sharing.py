@@ -22,6 +22,7 @@ from tests.support.certificates import checked, proven, written
 from tests.support.draws import draws
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
 from verifiable_relu.network.onnx import write_onnx
+from verifiable_relu.search.solvers.highs import HIGHS
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.forks import most_shares, run_shares
 from verifiable_relu.verifiers import split
@@ -32,7 +33,6 @@ from verifiable_relu.verifiers.bab.search import Schedule
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
 from verifiable_relu.verifiers.batch import Verifier
-from verifiable_relu.verifiers.solvers.highs import HIGHS
 from verifiable_relu.verifiers.split import InputSplit
 
 pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")

@@ -17,6 +17,7 @@ from verifiable_relu.bounds import Ascent, Bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.network.nodes import Linear, Relu, Sigmoid
+from verifiable_relu.search.solvers.z3 import Z3Answer, Z3Task
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.exact import evaluate_exact
 from verifiable_relu.verifiers import smt as module
@@ -26,7 +27,6 @@ from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 from verifiable_relu.verifiers.encoding import ExactEncoding, magnitudes
 from verifiable_relu.verifiers.milp import Milp
 from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.solvers.z3 import Z3Answer, Z3Task
 
 whole = pytest.mark.parametrize("whole", [True, False], ids=["smt-exact", "smt"])
 

@@ -37,7 +37,8 @@ from verifiable_relu.network.source import replay
 from verifiable_relu.rounding import ENCLOSE_UNITS
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust import confirm, evaluate_exact
-from verifiable_relu.trust.enclose import enclose, formats, margin_range
+from verifiable_relu.trust.confirmation import margin_range
+from verifiable_relu.trust.enclose import enclose, formats
 from verifiable_relu.trust.replay import _EXACT_PRODUCTS
 
 

@@ -7,8 +7,6 @@ checked here. A *sat* is claimed only where float64 confirms the point.
 
 from __future__ import annotations
 
-import math
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +15,7 @@ import torch
 
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.supervisor.workers import Worker
+from verifiable_relu.search.solvers.marabou import MARABOU
 from verifiable_relu.verifiers.bab.folded import AffineForms, Folded
 from verifiable_relu.verifiers.bab.search import WitnessCheck
 from verifiable_relu.verifiers.bab.slopes import Slopes
@@ -84,39 +82,3 @@ def _constraints(system: Folded, rows: AffineForms, loose: float) -> tuple[Any, 
     one = np.ones(system.inputs)
     bounds = [np.concatenate([-one, lower, slopes * lower]), np.concatenate([one, upper, upper])]
     return np.stack(bounds, 1), slopes, found
-
-
-def solve(task: tuple[Any, ...]) -> tuple[str, np.ndarray]:
-    """Return Marabou's word (sat, unsat, TIMEOUT, UNKNOWN, ERROR), and the inputs if it is *sat*."""
-    from maraboupy import MarabouCore
-
-    bounds, slopes, constraints, seconds = task
-    query, neurons, inputs = MarabouCore.InputQuery(), len(slopes), len(bounds) - 2 * len(slopes)
-    query.setNumberOfVariables(len(bounds))
-    for variable, (low, high) in enumerate(bounds.tolist()):
-        query.setLowerBound(variable, low)
-        query.setUpperBound(variable, high)
-    for variable in range(inputs):
-        query.markInputVariable(variable, variable)
-    kinds = (MarabouCore.Equation.EQ, MarabouCore.Equation.LE)
-    for (matrix, numbers), kind in zip(constraints, kinds, strict=True):
-        for row, number in enumerate(numbers.tolist()):
-            equation = MarabouCore.Equation(kind)
-            for column in np.flatnonzero(matrix[row]).tolist():
-                equation.addAddend(float(matrix[row, column]), column)
-            equation.setScalar(number)
-            query.addEquation(equation)
-    for before, slope in enumerate(slopes.tolist(), inputs):
-        if slope:
-            MarabouCore.addLeakyReluConstraint(query, before, before + neurons, slope)
-        else:
-            MarabouCore.addReluConstraint(query, before, before + neurons)
-    options = MarabouCore.Options()
-    options._verbosity = 0
-    # It takes whole seconds, and 0 for no limit.
-    options._timeoutInSeconds = max(1, math.ceil(seconds))
-    answer, values, _ = MarabouCore.solve(query, options, os.devnull)
-    return answer, np.array([values[i] for i in range(inputs)] if answer == "sat" else [])
-
-
-MARABOU = Worker(f"{__name__}:{solve.__name__}", library="maraboupy.MarabouCore")

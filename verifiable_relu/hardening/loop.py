@@ -20,8 +20,9 @@ from verifiable_relu.api.arguments import flag
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.ir.enclosure import sample_points
 from verifiable_relu.network import Network, from_torch, write_onnx
-from verifiable_relu.network.agreement import parting, sample_points
+from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.family import swapped
 from verifiable_relu.nn.gates import HIDDEN, Hardness, Rectifier
 from verifiable_relu.nn.places import (

@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.network.enclosure import Arithmetic, Enclosed
-from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Node, Shape
+from verifiable_relu.ir.enclosure import Enclosed
+from verifiable_relu.network.enclosure import Arithmetic
+from verifiable_relu.network.nodes import Affine, Conv2d, Curve, Node
 from verifiable_relu.rounding import largest, tiny
 
 _INDEPENDENT = 16
@@ -33,25 +33,6 @@ _INDEPENDENT = 16
 
 _SLACK = 32
 """Rounding errors of an affine map beyond those of its sums."""
-
-
-def sample_points(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Inputs that suit any network: zero, pixels in [0, 1], and normal draws of deviation 1 and 8, 3 of each.
-
-    Args:
-        shape: of one sample.
-        dtype: of the points, which are float32 numbers in any case.
-
-    Returns:
-        (10, *shape); the same for every call.
-    """
-    # Whatever the user's default device and type are.
-    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand((3, *shape), generator=generator, **options)
-    normal = torch.randn((6, *shape), generator=generator, **options)
-    normal[3:] *= 8
-    return torch.cat([torch.zeros((1, *shape), **options), pixels, normal]).to(dtype)
 
 
 @dataclass(frozen=True)

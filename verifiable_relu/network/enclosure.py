@@ -18,10 +18,10 @@ values, an ``Arithmetic`` says: ``network.agreement`` and ``trust.enclose`` have
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from verifiable_relu.ir.enclosure import Enclosed
 from verifiable_relu.network.dispatch import Refusal, Table
 from verifiable_relu.network.nodes import (
     Add,
@@ -41,23 +41,6 @@ from verifiable_relu.network.nodes import (
     Step,
 )
 from verifiable_relu.rounding import ENCLOSE_OWN, ENCLOSE_ULPS, above, below
-
-
-@dataclass(frozen=True, eq=False)
-class Enclosed:
-    """Values known to lie in [value − error, value + error], element by element: (batch, *shape) each.
-
-    An error of inf or NaN stands for a value that is not known at all.
-    """
-
-    value: np.ndarray
-    error: np.ndarray
-
-    @property
-    def magnitude(self) -> np.ndarray:
-        """An upper bound of the true values' magnitudes, element by element."""
-        size: np.ndarray = np.abs(self.value) + self.error
-        return size
 
 
 class Arithmetic:

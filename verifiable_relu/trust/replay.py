@@ -25,7 +25,8 @@ from verifiable_relu.network.nodes import Add, Affine, Conv2d, Linear, Node, Spa
 from verifiable_relu.network.source import replay
 from verifiable_relu.rounding import above, below
 from verifiable_relu.spec.property import Property, Query, nearest
-from verifiable_relu.trust.enclose import enclose, formats, margin_range
+from verifiable_relu.trust.confirmation import margin_range
+from verifiable_relu.trust.enclose import enclose, formats
 from verifiable_relu.trust.exact import evaluable, evaluate_exact, multiplications
 
 _EXACT_PRODUCTS = 4_000_000

@@ -23,6 +23,7 @@ import torch
 
 from verifiable_relu.bounds import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.search.solvers.highs import HIGHS, HighsResult, HighsTask
 from verifiable_relu.verifiers.bab.program import SMALL, Program
 from verifiable_relu.verifiers.bab.query import FoldedQuery
 from verifiable_relu.verifiers.bab.search import QuerySearch, Schedule, WitnessCheck
@@ -30,7 +31,6 @@ from verifiable_relu.verifiers.bab.slopes import Slopes
 from verifiable_relu.verifiers.bab.tree import Branching
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, fault
-from verifiable_relu.verifiers.solvers.highs import HIGHS, HighsResult, HighsTask
 
 _OPTIONS = {
     "output_flag": False,

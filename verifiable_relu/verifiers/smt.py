@@ -27,6 +27,7 @@ from torch import Tensor
 from verifiable_relu.bounds import Ascent, Bounds, input_box, interval_bounds
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.search.solvers.z3 import Z3, Z3Answer, Z3Task
 from verifiable_relu.spec.property import Polytope, Query, nearest
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.trust.exact import evaluable, evaluate_exact
@@ -37,7 +38,6 @@ from verifiable_relu.verifiers.bab.tree import Branching, Decide
 from verifiable_relu.verifiers.bab.verifier import BoundedBoxes, Decider
 from verifiable_relu.verifiers.base import PATIENCE, Outcome, Reason, TimeBudget, Trust, Verdict, Witness, fault
 from verifiable_relu.verifiers.encoding import ExactEncoding, ExactForms, magnitudes, phases_of
-from verifiable_relu.verifiers.solvers.z3 import Z3, Z3Answer, Z3Task
 
 _TREES = Schedule(refinement=None, better=None)
 
@@ -116,8 +116,7 @@ class Smt(Decider):
         if seconds <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
         deeper = [f"(assert (>= gap {_number(depth)}))\n" for depth in _DEPTHS]
-        options = {"random_seed": 0, "ctrl_c": False}
-        task = Z3Task(formula.declarations, formula.shared() + assertions, formula.pairs, deeper, options, seconds)
+        task = Z3Task(formula.declarations, formula.shared() + assertions, formula.pairs, deeper, seconds)
         try:
             found: Z3Answer = Z3.call(task, seconds + PATIENCE, self.process_memory)
         except (OutOfTime, MemoryError, CallFailed) as error:

@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network.agreement import parting, sample_points
+from verifiable_relu.ir.enclosure import sample_points
+from verifiable_relu.network.agreement import parting
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.module.exported import exported
 from verifiable_relu.network.module.operators import ModuleTranslator, NotTranslated

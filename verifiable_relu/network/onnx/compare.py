@@ -12,7 +12,8 @@ from torch import Tensor
 
 from verifiable_relu import runtime
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.agreement import Parting, parting, sample_points
+from verifiable_relu.ir.enclosure import sample_points
+from verifiable_relu.network.agreement import Parting, parting
 from verifiable_relu.network.graph import Network
 from verifiable_relu.network.nodes import Node
 from verifiable_relu.readers.onnx.model import declared_inputs

@@ -30,8 +30,10 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.execution.operators import ADDING, EXACT, SUMS, quantises
+from verifiable_relu.execution.requantised import Requantised
+from verifiable_relu.ir.enclosure import sample_points
 from verifiable_relu.network.adapt import Nodes
-from verifiable_relu.network.agreement import sample_points
 from verifiable_relu.network.build import as_network
 from verifiable_relu.network.family import hardened
 from verifiable_relu.network.graph import Network, whole
@@ -51,7 +53,6 @@ from verifiable_relu.network.nodes import (
     Step,
 )
 from verifiable_relu.network.onnx.compare import compare_at
-from verifiable_relu.network.onnx.requantised import Requantised
 from verifiable_relu.network.onnx.write import write_onnx
 from verifiable_relu.readers.builder import Value
 from verifiable_relu.readers.derived import Derived, both
@@ -59,29 +60,6 @@ from verifiable_relu.readers.onnx.model import load_model
 from verifiable_relu.readers.onnx.read import Reading
 from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, SPARE, RuntimeArithmetic, not_below, tie, tiny
 from verifiable_relu.settings import neutral
-
-SUMS = frozenset({
-    "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Exp", "Gelu", "Gemm",
-    "GlobalAveragePool", "HardSigmoid", "LeakyRelu", "MatMul", "Mean", "Mul", "PRelu", "ReduceMean", "ReduceSum",
-    "Sigmoid", "Softmax", "Sub", "Sum", "Tanh",
-})  # fmt: skip
-"""Operators whose result is rounded."""
-
-EXACT = frozenset({
-    "Abs", "Clip", "Concat", "ConvInteger", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool",
-    "Identity", "MatMulInteger", "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape",
-    "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-})  # fmt: skip
-"""Operators whose result is made of numbers of their inputs, of negatives of these, and of constants."""
-
-
-ADDING = frozenset({"Add", "Sub", "Sum", "Mean"})
-"""Operators that a runtime may fuse with the quantising of their operands and of their result."""
-
-
-def quantises(operator: str) -> bool:
-    """Whether an operator multiplies or divides by scales, beside what it does with whole numbers."""
-    return operator in ("DequantizeLinear", "QGemm", "QuantizeLinear") or operator.startswith("QLinear")
 
 
 def rounds(operator: str) -> bool:

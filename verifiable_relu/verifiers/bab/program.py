@@ -18,8 +18,8 @@ from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.rounding import OWN, SCALED_LOST
+from verifiable_relu.search.solvers import highs
 from verifiable_relu.verifiers.bab.folded import AffineForms, Folded
-from verifiable_relu.verifiers.solvers import highs
 
 SMALL = 1e-12
 """Heuristic: coefficients below are left out, and their rows loosened instead; HiGHS would ignore them."""
