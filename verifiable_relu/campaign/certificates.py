@@ -9,29 +9,35 @@ import csv
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from verifiable_relu.bounds import Ascent
+import numpy as np
+
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.check.folder import TABLE
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.execution.replay import replay
 from verifiable_relu.files import on_disk, read_bytes
+from verifiable_relu.ir.families import least_lambdas, outside_family
+from verifiable_relu.ir.network import Network
+from verifiable_relu.ir.transform import NetworkPart, combine, matched, without_head
 from verifiable_relu.journal import is_plain_file
-from verifiable_relu.network import Network
-from verifiable_relu.network.family import beside_family, least_hardness
-from verifiable_relu.network.head import headless
-from verifiable_relu.network.product import NetworkPart, product, rectified
+from verifiable_relu.proof.encoding import NotToldError
+from verifiable_relu.proof.numbering import Numbering
+from verifiable_relu.proof.recorder import Recorder
+from verifiable_relu.proof.write import Subject, write_sat, write_unsat
+from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.incomplete import AlphaCrown
+from verifiable_relu.search.outcomes import Outcome, Verdict
+from verifiable_relu.search.portfolio import Auto
+from verifiable_relu.settings import neutral
 from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import SpecFile, Variable, vnnlib_text
-from verifiable_relu.trust.certificate import Cover, Proof
-from verifiable_relu.trust.certificate_file import write_sat, write_unsat
-from verifiable_relu.verifiers.auto import prove
-from verifiable_relu.verifiers.base import Outcome, Verdict
-from verifiable_relu.verifiers.recording import proved_beside, uncertified
 
 _HEADER = ("certificate", "onnx", "vnnlib", "claim", "checked", "detail", "bytes", "write_s", "check_s", "other")
 
@@ -40,7 +46,11 @@ _LARGEST = 1 << 30
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of one certificate: accepted, refused or neither; why; and its path, empty where none was written."""
+    """The end of one certificate: accepted or not, why, and its path, empty where none was written.
+
+    Attributes:
+        refused: the checker says of a point that it is no counterexample.
+    """
 
     accepted: bool
     detail: str
@@ -76,11 +86,21 @@ class Certificates:
         except OSError as error:
             raise InputError(f"certificates cannot be written: {error.strerror}", path=folder) from None
 
-    def keep(self, onnx: str, vnnlib: str, queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Kept:
+    def keep(
+        self,
+        onnx: str,
+        vnnlib: str,
+        queries: Sequence[Query],
+        outcomes: Sequence[Outcome],
+        limit: float,
+        recorder: Recorder | None = None,
+        numbers: Sequence[int] = (),
+    ) -> Kept:
         """Write and check the certificate of an instance whose verdict is sat or unsat.
 
-        The instance is named by its files, or the property by a name where it has none. What was not recorded is proved
-        again in ``limit`` seconds. A certificate may be impossible to make, check or keep: a verdict stands without.
+        The instance is named by its files, or the property by a name where it has none. ``recorder`` knows the proofs
+        of the queries by ``numbers``; what was not told is proved again in ``limit`` seconds. A certificate may be
+        impossible to make, check or keep: a verdict stands without.
         """
         sat = any(outcome.verdict is Verdict.SAT for outcome in outcomes)
         try:
@@ -97,10 +117,10 @@ class Certificates:
             network, arithmetic = queries[0].network, queries[0].network.arithmetic
 
             def write() -> None:
-                prop, joint = read_bytes(vnnlib, _LARGEST), [] if network.ports else _family(network)
-                data = read_bytes(onnx, _LARGEST) if joint else network.onnx
+                prop, joint = read_bytes(vnnlib, _LARGEST), [] if network.source.ports else _family(network)
+                data = read_bytes(onnx, _LARGEST) if joint else network.source.onnx
                 witness = next((o.witness for o in outcomes if o.verdict is Verdict.SAT and o.witness), None)
-                if network.ports:
+                if network.source.ports:
                     raise UnsupportedError("the checker reads networks with one input and one output only")
                 if data is None:
                     raise UnsupportedError("the network is not that of its file")
@@ -109,7 +129,8 @@ class Certificates:
                 if witness:
                     write_sat(path, data, prop, witness)
                 else:
-                    write_unsat(path, data, prop, list(proofs(queries, outcomes, limit)), joint, arithmetic)
+                    subject = Subject(data, prop, joint, arithmetic)
+                    _write_unsat(path, subject, queries, recorder, numbers, limit)
 
             def said() -> str:
                 return check(path, on_disk(onnx), on_disk(vnnlib), arithmetic)
@@ -126,20 +147,20 @@ class Certificates:
         those of the other, which is that of its file. It is proved in ``limit`` seconds where bounds of differences do
         not prove it.
         """
-        path = self._path(prop.name, "\n".join((*files, vnnlib_text(prop))))
+        ends = Variable("X", (one.input_size,)), Variable("Y", (one.output_size + other.output_size,))
+        text = vnnlib_text(SpecFile(Path(prop.name), "1.0", (prop,), *ends))
+        path = self._path(prop.name, "\n".join((*files, text)))
         spec = path.with_name(path.name.replace(".jsonl.gz", ".vnnlib"))
-
-        def write() -> None:
-            joint = _family(one)
-            pairs, proof = beside(one, other, prop, limit)
-            if proof is None:
-                raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
-            spec.write_text(vnnlib_text(prop))
-            data = [read_bytes(file, _LARGEST) for file in files]
-            write_unsat(path, data[0], spec.read_bytes(), [(0, proof)], joint, one.arithmetic, (data[1], pairs))
 
         def said() -> str:
             return check(path, on_disk(files[0]), spec, one.arithmetic, on_disk(files[1]))
+
+        def write() -> None:
+            joint = _family(one)
+            spec.write_text(text)
+            data = [read_bytes(file, _LARGEST) for file in files]
+            subject = Subject(data[0], spec.read_bytes(), joint, one.arithmetic, data[1])
+            _write_two(path, (one, other), prop, subject, limit, said)
 
         return self._kept(path, (files[0], str(spec), files[1]), "unsat", write, said)
 
@@ -167,7 +188,8 @@ class Certificates:
             written = time.perf_counter()
             kept = Kept(True, said())
         except Refused as error:
-            kept = Kept(False, str(error), refused=True)
+            # Hints that fall short say nothing about the verdict; a point that is no counterexample does.
+            kept = Kept(False, f"the checker refuses it: {error}", refused=claim == "sat")
         except BadInput as error:
             kept = Kept(False, f"the checker cannot judge it: {error}")
         except (InputError, OSError) as error:
@@ -188,41 +210,83 @@ class Certificates:
 
 def _family(network: Network) -> list[Fraction]:
     """The least λ of each activation of a family, if certificates know it; empty for a single network."""
-    joint = [Fraction(lam) for lam in least_hardness(network)]
+    joint = [Fraction(lam) for lam in least_lambdas(network)]
     if joint:
-        if others := beside_family(headless(network) or network):
+        if others := outside_family(without_head(network) or network):
             raise UnsupportedError(f"certificates know no family in which {others[0]} is an activation, too")
         if min(joint) < 1:
             raise UnsupportedError("certificates know no family of a GELU of a multiple that runs")
     return joint
 
 
-def proofs(queries: Sequence[Query], outcomes: Sequence[Outcome], limit: float) -> Iterator[tuple[int, Proof | Cover]]:
-    """The proof of every query, with the number of its box; raises an UnsupportedError if one has none."""
-    boxes: list[tuple[object, ...]] = []
-    for query, outcome in zip(queries, outcomes, strict=True):
-        box = tuple(query.property.box.bounds(i) for i in range(query.property.box.size))
-        if not query.property.unsafe:
-            # What never holds is no disjunct, and its box is not counted.
+def _write_unsat(
+    path: Path, subject: Subject, queries: Sequence[Query], told: Recorder | None, numbers: Sequence[int], limit: float
+) -> None:
+    """Write the proof that a recorder knows, or one that is found again."""
+    asked = [query.without_head for query in queries]
+    if told is not None:
+        try:
+            write_unsat(path, subject, asked, numbers, told)
+            return
+        except NotToldError:
+            # A solver, or another library, has decided it.
+            pass
+    write_unsat(path, subject, asked, range(len(asked)), _proved(asked, limit))
+
+
+@neutral()
+def _proved(queries: Sequence[Query], limit: float, bounds_alone: bool = False) -> Recorder:
+    """Return what was told of a new search for proofs.
+
+    Raises:
+        UnsupportedError: if there is none.
+    """
+    told = Recorder()
+    batch = QueryBatch(queries, TimeBudget(limit), observer=told)
+    for _ in batch.ask(AlphaCrown() if bounds_alone else Auto()):
+        pass
+    if any(batch.outcomes[number].verdict is not Verdict.UNSAT for number in batch.queries):
+        raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
+    return told
+
+
+def _write_two(
+    path: Path,
+    networks: tuple[Network, Network],
+    prop: Property,
+    subject: Subject,
+    limit: float,
+    said: Callable[[], str],
+) -> None:
+    """Write the proof of two networks: by bounds of differences, or of both networks apart.
+
+    The search bounds differences of curves better than a certificate can say: what the checker (``said``) refuses then
+    is no contradiction, and both networks apart may still be proved.
+    """
+    size = networks[0].input_size
+    parts = [NetworkPart(name, each, range(size)) for name, each in zip(("first", "second"), networks, strict=True)]
+    for paired in (True, False):
+        joined = combine(parts, size, replay, paired=paired)
+        if paired and not joined.pairs:
             continue
-        if box not in boxes:
-            boxes.append(box)
-        proof = outcome.proof or prove(query.without_head, limit)
-        if proof is None and (function := uncertified(query.without_head.network)):
-            raise UnsupportedError(f"certificates do not know {function}")
-        if proof is None:
-            raise UnsupportedError(f"no proof that can be written was found in {limit:g} s")
-        yield boxes.index(box), proof
+        try:
+            told = _proved([Query(joined, prop)], limit, bounds_alone=paired)
+            pairs = _pairs(networks, subject) if paired else []
+            write_unsat(path, replace(subject, pairs=pairs), [Query(joined, prop)], [0], told)
+            if paired:
+                said()
+            return
+        except (UnsupportedError, Refused):
+            path.unlink(missing_ok=True)
+            if not paired:
+                raise
 
 
-def beside(
-    one: Network, other: Network, prop: Property, limit: float
-) -> tuple[list[tuple[int, int]], Proof | Cover | None]:
-    """A proof about two networks at the same input, and the activations that it puts beside each other, by number."""
-    size = one.input_size
-    parts = [NetworkPart("first", one, range(size)), NetworkPart("second", other, range(size))]
-    if pairs := rectified(one, other):
-        proof = proved_beside(Query(product(parts, size), prop), Ascent())
-        if proof is not None:
-            return pairs, proof
-    return [], prove(Query(product(parts, size, beside=False), prop), limit)
+def _pairs(networks: tuple[Network, Network], subject: Subject) -> list[tuple[int, int]]:
+    """Return the activations of both files that are compared with each other, by number."""
+    assert subject.other is not None
+    ends = [np.zeros(networks[0].input_size), np.ones(networks[0].input_size)]
+    alone = replace(subject, other=None)
+    graphs = alone.graph(), replace(alone, network=subject.other, joint=()).graph()
+    one, other = (Numbering(graph, network, *ends) for graph, network in zip(graphs, networks, strict=True))
+    return [(one[first].number, other[second].number) for second, first in matched(*networks).items()]

@@ -14,9 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.records import require_regular
+from verifiable_relu.check.records import content
 
 TABLE = "certificates.csv"
+
+LARGEST = 1 << 30
+"""Most bytes of the table."""
 
 REFUSED, UNREAD = 1, 2
 """The exit statuses of a check that does not accept."""
@@ -34,13 +37,10 @@ def check_folder(folder: Path) -> Iterator[tuple[str, str, str, int, str]]:
     """
     table = folder / TABLE
     try:
-        require_regular(table)
-        with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            lines = list(csv.DictReader(file, restval=""))
-            rows = {(row["onnx"], row["vnnlib"], row.get("other", "")): row["certificate"] for row in lines}
-    except OSError as error:
-        raise BadInput(f"{table}: no table of certificates: {error.strerror}") from error
-    except (KeyError, csv.Error) as error:
+        text = content(table, LARGEST).decode("utf-8", "surrogateescape")
+        lines = list(csv.DictReader(text.splitlines(), restval=""))
+        rows = {(row["onnx"], row["vnnlib"], row.get("other", "")): row["certificate"] for row in lines}
+    except (BadInput, KeyError, csv.Error) as error:
         raise BadInput(f"{table}: no table of certificates: {error}") from error
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = []
@@ -67,5 +67,4 @@ def _alone(path: Path, net: str, spec: str, other: str) -> tuple[int, str]:
 
 
 def _packed(path: str) -> str:
-    """The path, or that of the gzipped file where there is no other."""
     return path if os.path.lexists(path) or not os.path.lexists(f"{path}.gz") else f"{path}.gz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,13 @@ import onnx
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from verifiable_relu.check.arithmetic import Number, RoundingModel
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Graph, InputNode, joined
+from verifiable_relu.check.graph import Graph, Input
+from verifiable_relu.check.numbers import Number
 from verifiable_relu.check.operators import MOVED, OPERATORS
 from verifiable_relu.check.requantised import Uses
-from verifiable_relu.check.running import Running, require_rounded
-from verifiable_relu.check.tensors import LARGEST, Gate, GraphBuilder, OperatorCall, Tensor, Value
+from verifiable_relu.check.running import RoundingModel, Running, require_rounded
+from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that are evaluated where all their inputs are constants: they move numbers and round none."""
@@ -67,7 +68,7 @@ class _ModelReader:
 
     def __init__(self, model: onnx.ModelProto, arithmetic: RoundingModel | None) -> None:
         self.model = model
-        self.build = GraphBuilder()
+        self.build = Builder()
         self.running = None if arithmetic is None else Running(self.build, arithmetic)
         self.tensors: dict[str, Value | None] = {"": None}
         self.uses = Uses(self.tensors)
@@ -84,25 +85,20 @@ class _ModelReader:
         for initializer in graph.initializer:
             self._name(initializer.name, np.array(numpy_helper.to_array(initializer)))
         inputs = [i for i in graph.input if i.name not in self.tensors]
-        if len(inputs) != 1 or len(graph.output) != 1:
-            raise BadInput("a network with one input and one output is expected")
+        BadInput.when(len(inputs) != 1 or len(graph.output) != 1, "a network with one input and one output is expected")
         self._require_floats(inputs)
         axes = inputs[0].type.tensor_type.shape.dim
         dims = [axis.dim_value if axis.HasField("dim_value") else int(not at) for at, axis in enumerate(axes)]
         if min(dims, default=0) <= 0 or np.prod(dims, dtype=float) > LARGEST:
             raise BadInput("the shape of the input is not known")
-        size = int(np.prod(dims))
-        self.build.nodes.append(InputNode(size))
-        source = Tensor(0, np.arange(size).reshape(dims))
+        source = self.build.computed(Input(int(np.prod(dims))), dims)
         self._name(inputs[0].name, source if self.running is None else self.running.begun(source))
         for node in graph.node:
             place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
             try:
                 found = self._value(node)
-                if np.size(_places(found)) == 0:
-                    raise BadInput("it is empty")
-                if isinstance(found, np.ndarray) and not np.isfinite(found).all():
-                    raise BadInput("it is not finite")
+                BadInput.when(np.size(_places(found)) == 0, "it is empty")
+                BadInput.when(isinstance(found, np.ndarray) and not np.isfinite(found).all(), "it is not finite")
                 self._name(node.output[0], found)
                 if self.running is not None:
                     self.uses.require_kept(node)
@@ -113,18 +109,13 @@ class _ModelReader:
         output = self.tensors.get(graph.output[0].name)
         if not isinstance(output, Tensor):
             raise BadInput("the output does not depend on the input")
-        last = self.build.settled(output)
-        made = joined(self.build.nodes, last)
+        made = Graph(self.build.nodes, self.build.settled(output))
         if self.running is not None:
             require_rounded(made)
         return made
 
     def complete(self) -> None:
-        """Give an output without a type or a shape those that ONNX infers.
-
-        Raises:
-            BadInput: if the type is none of numbers that are known.
-        """
+        """Give an output without a type or a shape those that ONNX infers."""
         (output,) = self.model.graph.output
         if not output.type.tensor_type.HasField("shape"):
             (found,) = onnx.shape_inference.infer_shapes(self.model).graph.output
@@ -163,13 +154,11 @@ class _ModelReader:
                 raise BadInput(f"the shape of '{name}' would be {list(ours)}, ONNX says {said}")
 
     def _name(self, name: str, value: Value) -> None:
-        if name in self.tensors:
-            raise BadInput(f"two tensors are named '{name}'")
+        BadInput.when(name in self.tensors, f"two tensors are named '{name}'")
         self.tensors[name] = value
 
     def _value(self, node: onnx.NodeProto) -> Value:
-        if node.domain not in ("", "ai.onnx"):
-            raise BadInput(f"the operator set '{node.domain}' is not known")
+        BadInput.when(node.domain not in ("", "ai.onnx"), f"the operator set '{node.domain}' is not known")
         inputs = [self.tensors[name] for name in node.input]
         attributes: dict[str, Any] = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
@@ -183,12 +172,10 @@ class _ModelReader:
         operator = OPERATORS.get(node.op_type)
         if operator is None:
             raise BadInput("the operator is not known")
-        if len(node.output) > 1 and node.op_type != "Dropout":
-            raise BadInput("only its first output is known")
+        BadInput.when(len(node.output) > 1 and node.op_type != "Dropout", "only its first output is known")
         whole = {self.build.whole[v.node] for v in inputs if isinstance(v, Tensor) and v.node in self.build.whole}
-        if whole and node.op_type not in MOVED:
-            raise BadInput("it is not known for quantised numbers")
-        found = operator(OperatorCall(self.build, node.output[0], inputs, attributes, self.opset))
+        BadInput.when(whole and node.op_type not in MOVED, "it is not known for quantised numbers")
+        found = operator(Call(self.build, node, inputs, attributes, self.opset))
         if whole and isinstance(found, Tensor) and node.op_type != "DequantizeLinear":
             self.build.whole[found.node] = whole.pop()
         if self.running is None:
@@ -201,38 +188,34 @@ class _ModelReader:
         if np.prod([float(value.size) for value in inputs]) > LARGEST and node.op_type == "Gather":
             raise BadInput("it is too large for this checker")
         evaluator: Any = ReferenceEvaluator(node, opsets={"": self.opset})
-        made = evaluator.run(None, dict(zip(node.input, inputs, strict=True)))
-        found = np.asarray(made[0])
+        found = np.asarray(evaluator.run(None, dict(zip(node.input, inputs, strict=True)))[0])
         if node.op_type == "Cast" and not (inputs[0].astype(np.float64) == found.astype(np.float64)).all():
             raise BadInput("the cast changes numbers")
         return found
 
 
 def _sort(graph: onnx.GraphProto) -> bool:
-    """Put next, again and again, the first node of the file that needs nothing of those that are left.
-
-    Returns:
-        Whether nodes were out of order. Nodes in a circle stay at the end.
-    """
+    """Put next, again and again, the first node that needs nothing of those left; return True if any was moved."""
     nodes = list(graph.node)
     maker = {name: at for at, node in enumerate(nodes) for name in node.output if name}
     missing = [{maker[name] for name in node.input if name in maker} for node in nodes]
-    if all(max(needs, default=-1) < at for at, needs in enumerate(missing)):
-        return False
-    wait: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = defaultdict(list)
     for at, needs in enumerate(missing):
         for other in needs:
-            wait.setdefault(other, []).append(at)
-    heap, placed = [at for at, needs in enumerate(missing) if not needs], []
+            readers[other].append(at)
+    heap, order = [at for at, needs in enumerate(missing) if not needs], []
     while heap:
-        placed.append(heapq.heappop(heap))
-        for at in wait.get(placed[-1], ()):
-            missing[at].discard(placed[-1])
+        order.append(heapq.heappop(heap))
+        for at in readers[order[-1]]:
+            missing[at].discard(order[-1])
             if not missing[at]:
                 heapq.heappush(heap, at)
-    circle = [at for at, needs in enumerate(missing) if needs]
+    # Nodes in a circle stay at the end.
+    order += [at for at, needs in enumerate(missing) if needs]
+    if order == sorted(order):
+        return False
     del graph.node[:]
-    graph.node.extend(nodes[at] for at in (*placed, *circle))
+    graph.node.extend(nodes[at] for at in order)
     return True
 
 

@@ -15,20 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import Number
-from verifiable_relu.check.conditions import number
 from verifiable_relu.check.errors import BadInput, Refused
+from verifiable_relu.check.numbers import Number
+from verifiable_relu.check.properties import decimal
 
 LONGEST, TOKENS, NESTED, RECORDS = 1 << 25, 1 << 21, 32, 1 << 27
 """Most bytes of one line, and most characters [, { and " in it; the deepest nesting; most records."""
 
 DEEPEST, WAITING = 1024, 1 << 24
-"""Most splits above a leaf, and most halves of a box that wait; and most numbers that make these."""
+"""Most halves of splits that wait; and most numbers of what waits there, of boxes and of neurons."""
 
-DIGITS = re.compile(r"[0-9]{4001}", re.ASCII)
+_DIGITS = re.compile(r"[0-9]{4001}", re.ASCII)
+_STEPS, _OTHERS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[{]}"))
 
 
-class CertificateRecords:
+class Records:
     """The records of a file, one after another; the next one is looked at before it is taken.
 
     Args:
@@ -50,8 +51,7 @@ class CertificateRecords:
             line = self._read()
             if len(line) > LONGEST or sum(map(line.count, (b"[", b"{", b'"'))) > TOKENS:
                 raise self._beyond("a line is too long")
-            if not line.endswith(b"\n"):
-                raise Refused("the certificate ends too early")
+            Refused.when(not line.endswith(b"\n"), "the certificate ends too early")
             if np.frombuffer(line.translate(_STEPS, _OTHERS), np.int8).cumsum(dtype=np.int32).max(initial=0) > NESTED:
                 raise self._beyond("lists are nested too deeply")
             try:
@@ -80,11 +80,10 @@ class CertificateRecords:
     def end(self) -> None:
         """Make sure that nothing is left."""
         before = self.count
-        (count,) = self.take("end")
-        if type(count) is not int or count != before:
-            raise Refused(f"{before} records come before the end, not {str(count)[:20]}")
-        if self._read():
-            raise Refused("something follows the end")
+        (found,) = self.take("end")
+        wrong = type(found) is not int or found != before
+        Refused.when(wrong, f"{before} records come before the end, not {str(found)[:20]}")
+        Refused.when(self._read(), "something follows the end")
 
     def _beyond(self, what: str) -> BadInput:
         return BadInput(f"the certificate's record {self.count + (self._next is None)}: {what}")
@@ -96,50 +95,33 @@ class CertificateRecords:
             raise Refused(f"the certificate cannot be read: {error}") from error
 
 
-_STEPS, _OTHERS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[{]}"))
-
-
-def require_depth(depth: int, size: int) -> None:
-    """Make certain that a tree is not too deep, or too much of it is waiting, each part of it as large as ``size``.
-
-    Raises:
-        BadInput: if it is.
-    """
-    if depth > DEEPEST or depth * size > WAITING:
-        raise BadInput("the certificate's splits or halvings are too deep")
-
-
-def require_regular(path: Path) -> None:
-    """Make certain that a path names a regular file.
-
-    Raises:
-        BadInput: if it names a folder, a pipe or a device.
-        OSError: if it names nothing.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise BadInput(f"{path}: it is not a regular file")
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[CertificateRecords]:
-    """The records of a file.
+def opened(path: Path) -> Iterator[Any]:
+    """A regular file, unpacked if it is gzipped: for the content of a pipe or a device one would wait.
 
     Raises:
-        BadInput: if there is no such file, or if it is a pipe or a device, for whose content one would wait.
+        BadInput: if there is no such file, or it is no regular one.
     """
     try:
-        require_regular(path)
+        BadInput.when(not stat.S_ISREG(path.stat().st_mode), f"{path}: it is not a regular file")
         file = path.open("rb")
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
     with file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        if packed:
-            with gzip.GzipFile(fileobj=file) as stream:
-                yield CertificateRecords(stream.readline)
-        else:
-            yield CertificateRecords(file.readline)
+        yield gzip.GzipFile(fileobj=file) if packed else file
+
+
+def content(path: Path, most: int) -> bytes:
+    """The content of a file of at most so many bytes, unpacked."""
+    try:
+        with opened(path) as file:
+            data: bytes = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    BadInput.when(len(data) > most, f"{path}: it is larger than {most} bytes")
+    return data
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -152,29 +134,41 @@ def _no(text: str) -> None:
     raise ValueError(f"'{text[:20]}' is no integer")
 
 
-def integers(value: Any, size: int | None = None) -> list[int]:
-    """A list of integers, of so many."""
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise Refused("a list of integers is expected")
-    if size is not None and len(value) != size:
-        raise Refused(f"{size} integers are expected, not {len(value)}")
+def listed(value: Any, size: int | None = None) -> list[Any]:
+    """A list, of so many."""
+    if not isinstance(value, list) or (size is not None and len(value) != size):
+        raise Refused("a list is expected" if size is None else f"a list of {size} is expected")
     return value
 
 
-def integer(value: Any, size: int, what: str) -> int:
+def integers(value: Any, size: int | None = None) -> list[int]:
+    """A list of integers, of so many."""
+    Refused.when(not set(map(type, listed(value, size))) <= {int}, "a list of integers is expected")
+    found: list[int] = value
+    return found
+
+
+def number_of(value: Any, size: int, what: str) -> int:
     """An integer of 0 … size − 1."""
     if type(value) is not int or not 0 <= value < size:
         raise Refused(f"{str(value)[:20]} is the number of no {what}")
     return value
 
 
-def numbers(value: Any, size: int | None = None) -> Number:
+def numbers_of(value: Any, size: int, what: str) -> Number:
+    """Integers of 0 … size − 1, each once."""
+    found = np.array([number_of(each, size, what) for each in integers(value)], np.int64)
+    Refused.when(len(np.unique(found)) < len(found), f"a {what} is named twice")
+    return found
+
+
+def binary(value: Any, size: int | None = None) -> Number:
     """[exponent, mantissa, mantissa, …]: the numbers mantissa·2^exponent, exactly, in float64."""
     exponent, *mantissas = integers(value, None if size is None else size + 1) or [0]
     if not -900 <= exponent <= 900:
         raise Refused(f"the exponent {str(exponent)[:20]} is beyond ±900")
-    if mantissas and max(max(mantissas), -min(mantissas)) > 1 << 53:
-        raise Refused("a mantissa is beyond ±2⁵³")
+    large = mantissas and max(max(mantissas), -min(mantissas)) > 1 << 53
+    Refused.when(large, "a mantissa is beyond ±2⁵³")
     return np.ldexp(np.array(mantissas, np.float64), exponent)
 
 
@@ -182,10 +176,9 @@ def rational(value: Any) -> Fraction:
     """The number that a string is, p/q or a decimal."""
     if not isinstance(value, str):
         raise Refused("a rational number is a string")
-    if DIGITS.search(value):
-        raise BadInput("a rational number of the certificate has too many digits")
+    BadInput.when(_DIGITS.search(value), "a rational number of the certificate has too many digits")
     try:
         top, _, bottom = value.partition("/")
-        return number(top) / (number(bottom) if bottom else 1)
+        return decimal(top) / (decimal(bottom) if bottom else 1)
     except (BadInput, ZeroDivisionError) as error:
         raise Refused(f"'{value[:40]}' is no rational number") from error

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.arithmetic import SAME_SCALE, Number
 from verifiable_relu.check.errors import BadInput
+from verifiable_relu.check.numbers import Number
 from verifiable_relu.check.tensors import Value
 
 PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
@@ -22,6 +22,9 @@ NEUTRAL = {"Add": 0, "Div": 1, "Mul": 1, "Sub": 0}
 
 FOLDED = EXACT | {"BatchNormalization", *NEUTRAL}
 """Operators that, with stored numbers, may become a part of float weights."""
+
+SAME_SCALE = 2.0**-23
+"""The part of itself by which s_x·s_w may differ from a scale that is their product, rounded twice to float32."""
 
 Steps = tuple[Number, Number]
 """A scale and a zero point."""

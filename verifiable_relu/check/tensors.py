@@ -1,7 +1,7 @@
 """The tensors of an ONNX file while it is read, and the uses of operators that make them.
 
 A tensor of the file is a node of the graph and an array of places in it: what only moves numbers (Reshape, Transpose,
-Flatten, …) moves places, and what computes makes a node. Nothing is merged and no weight is rounded.
+Slice, …) moves places, and what computes makes a node. No weight is rounded.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from verifiable_relu.check.arithmetic import Matrix, Number
-from verifiable_relu.check.curves import FunctionBand, Rounded, Signs
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import AffineNode, SmoothNode, pick
+from verifiable_relu.check.functions import Function
+from verifiable_relu.check.graph import Activation, Affine, Node, pick
+from verifiable_relu.check.numbers import Matrix, Number
 
 LARGEST = 1 << 27
 """Most entries of a matrix that are kept."""
@@ -37,15 +37,9 @@ class Tensor:
 
 @dataclass
 class Gate:
-    """scale·erf(x) + offset, entry by entry: what GELU multiplies with a multiple of x.
-
-    Attributes:
-        x: erf's argument.
-        name: of erf's value.
-    """
+    """scale·erf(x) + offset, entry by entry: what GELU multiplies with a multiple of x."""
 
     x: Tensor
-    name: str
     scale: Fraction = Fraction(1)
     offset: Fraction = Fraction(0)
 
@@ -65,16 +59,17 @@ class Multiple:
     factor: Fraction = Fraction(1)
 
 
-class GraphBuilder:
+class Builder:
     """The nodes of a graph that is being read.
 
     Attributes:
-        stored: what becomes of stored numbers where operators are taken as what runs them computes them; else None.
+        multiples: of nodes that are a number times a tensor, both.
         whole: of nodes whose values are quantised numbers, their type; what adds such numbers may wrap around.
+        stored: what becomes of stored numbers where operators are taken as what runs them computes them; else None.
     """
 
     def __init__(self) -> None:
-        self.nodes: list[Any] = []
+        self.nodes: list[Node] = []
         self.multiples: dict[int, Multiple] = {}
         self.whole: dict[int, str] = {}
         self.stored: Callable[[Number], Number] | None = None
@@ -84,36 +79,70 @@ class GraphBuilder:
         found = [Multiple(tensor)]
         while (step := self.multiples.get(found[-1].x.node)) is not None:
             last, source = found[-1], self.nodes[step.x.node]
-            if isinstance(source, SmoothNode) and source.kind in ("Round", "Sign"):
+            if isinstance(source, Activation) and source.function.kind in ("Round", "Sign"):
                 # Whole numbers are what is made of them.
                 break
             x = Tensor(step.x.node, step.x.index.ravel()[last.x.index])
             found.append(Multiple(x, last.factor * step.factor))
         return found
 
-    def settled(self, tensor: Tensor) -> int:
-        """The number of a node whose value is the tensor, flat."""
-        index, size = tensor.index.ravel(), self.nodes[tensor.node].size
-        if len(index) == size and (index == np.arange(size)).all():
-            return tensor.node
-        self.nodes.append(AffineNode([(tensor.node, pick(index, size))], np.zeros(len(index)), moves=True))
-        return len(self.nodes) - 1
-
-    def computed(self, node: Any, shape: tuple[int, ...]) -> Tensor:
-        """A new node as a tensor."""
+    def computed(self, node: Node, shape: Sequence[int]) -> Tensor:
+        """The value of a new node as a tensor."""
         self.nodes.append(node)
         return Tensor(len(self.nodes) - 1, np.arange(node.size).reshape(shape))
 
+    def at(self, node: int, index: Number) -> Tensor:
+        """Entries of a node as a tensor; no tensor names an entry twice, or matrices would add its weights."""
+        found = Tensor(node, index)
+        if len(np.unique(index)) == index.size:
+            return found
+        return Tensor(self.settled(found), np.arange(index.size).reshape(index.shape))
+
+    def term(self, x: Tensor, matrix: Matrix) -> tuple[int, Matrix]:
+        """A matrix of a tensor's entries as one of those of a node."""
+        index, size = x.index.ravel(), self.nodes[x.node].size
+        if self._is_all(x):
+            return x.node, matrix
+        if matrix.ndim == 1:
+            return x.node, sparse.csr_array((matrix, (np.arange(len(index)), index)), shape=(len(index), size))
+        if len(np.unique(index)) < len(index):
+            return self.settled(x), matrix
+        if sparse.issparse(matrix):
+            parts = matrix.data, index[matrix.indices], matrix.indptr
+            return x.node, sparse.csr_array(parts, shape=(matrix.shape[0], size))
+        found = np.zeros((len(matrix), size))
+        found[:, index] = matrix
+        return x.node, found
+
+    def _is_all(self, x: Tensor) -> bool:
+        return np.array_equal(x.index.ravel(), np.arange(self.nodes[x.node].size))
+
+    def settled(self, x: Tensor) -> int:
+        """The number of a node whose value is the tensor."""
+        if self._is_all(x):
+            return x.node
+        self.nodes.append(
+            Affine([(x.node, pick(x.index, self.nodes[x.node].size))], np.zeros(x.index.size), moves=True)
+        )
+        if x.node in self.whole:
+            self.whole[len(self.nodes) - 1] = self.whole[x.node]
+        return len(self.nodes) - 1
+
 
 @dataclass
-class OperatorCall:
-    """One use of an operator."""
+class Call:
+    """A use of an operator: node ``node`` of the file, with its inputs and attributes."""
 
-    build: GraphBuilder
-    name: str
+    build: Builder
+    node: Any
     inputs: list[Value | None]
     attributes: dict[str, Any]
     opset: int
+
+    def get(self, name: str, default: Any) -> Any:
+        """An attribute; the default for an empty list, too."""
+        found = self.attributes.get(name, default)
+        return default if found == [] else found
 
     def tensor(self, at: int = 0) -> Tensor:
         value = self.inputs[at]
@@ -121,19 +150,15 @@ class OperatorCall:
             raise BadInput(f"input {at} is expected to depend on the network's input")
         return value
 
+    def given(self, at: int) -> bool:
+        return len(self.inputs) > at and self.inputs[at] is not None
+
     def numbers(self, at: int) -> Number:
         """A constant input, floating point, in float64."""
         value = self.inputs[at]
         if not isinstance(value, np.ndarray) or value.dtype not in (np.float16, np.float32, np.float64):
             raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
         return (value if self.build.stored is None else self.build.stored(value)).astype(np.float64)
-
-    def curve(self, x: Tensor, name: str, kind: str, curve: FunctionBand | Rounded | Signs) -> Tensor:
-        """A curve of every entry of a tensor."""
-        return self.build.computed(SmoothNode(self.build.settled(x), x.index.size, name, kind, curve), x.shape)
-
-    def given(self, at: int) -> bool:
-        return len(self.inputs) > at and self.inputs[at] is not None
 
     def integers(self, name: str, at: int) -> list[int] | None:
         """Integers that are an attribute in some operator sets and an input in others."""
@@ -144,23 +169,31 @@ class OperatorCall:
             return [int(v) for v in value]
         return self.attributes.get(name)
 
-    def affine(self, source: Tensor, matrix: Matrix, bias: Number, shape: tuple[int, ...], rel: float = 0.0) -> Tensor:
-        """matrix·source + bias as a tensor of the shape."""
-        node = AffineNode([(self.build.settled(source), matrix)], np.ascontiguousarray(bias, np.float64), rel)
+    def axis(self, rank: int, default: int = 1) -> int:
+        """The attribute of this name."""
+        axis = self.attributes.get("axis", default)
+        BadInput.when(not -rank <= axis < rank, "there is no such axis")
+        return int(axis) % rank
+
+    def activation(self, x: Tensor, function: Function, own: bool = True) -> Tensor:
+        """A function of every entry of a tensor."""
+        return self.build.computed(Activation(self.build.settled(x), x.index.size, function, own), x.shape)
+
+    def affine(self, x: Tensor, matrix: Matrix, bias: Number, shape: Sequence[int], relative: float = 0.0) -> Tensor:
+        """matrix·x + bias as a tensor of the shape."""
+        node = Affine([self.build.term(x, matrix)], np.ascontiguousarray(bias, np.float64), relative)
         sizes = np.abs(matrix.data if sparse.issparse(matrix) else matrix)
-        if not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()):
-            raise BadInput("weights are not finite")
+        BadInput.when(not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()), "weights are not finite")
         return self.build.computed(node, shape)
 
-    def scaled(self, factor: Number, bias: Number, rel: float = 0.0, exact: Fraction | None = None) -> Tensor:
-        """factor·x + bias, entry by entry, of the one computed input; ``exact``: a factor that is off by ``rel``."""
+    def scaled(self, factor: Number, bias: Number, relative: float = 0.0, exact: Fraction | None = None) -> Tensor:
+        """factor·x + bias of the one computed input x; ``exact``: the number that a factor is but for ``relative``."""
         x = next(value for value in self.inputs if isinstance(value, Tensor))
         shape = spread(x.shape, factor.shape, bias.shape)
         source = Tensor(x.node, np.broadcast_to(x.index, shape))
         diagonal = np.broadcast_to(factor, shape).ravel()
-        matrix = sparse.dia_array((diagonal[None], [0]), shape=(len(diagonal), len(diagonal))).tocsr()
-        made = self.affine(source, matrix, np.broadcast_to(bias, shape).ravel(), shape, rel)
-        if factor.size == 1 and not rel:
+        made = self.affine(source, diagonal, np.broadcast_to(bias, shape).ravel(), shape, relative)
+        if factor.size == 1 and not relative:
             exact = Fraction(float(factor.item()))
         if exact is not None and not bias.any():
             self.build.multiples[made.node] = Multiple(source, exact)
@@ -170,6 +203,5 @@ class OperatorCall:
 def spread(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that shapes are broadcast to."""
     found = np.broadcast_shapes(*map(tuple, shapes))
-    if np.prod(found, dtype=float) > LARGEST:
-        raise BadInput("it is too large for this checker")
+    BadInput.when(np.prod(found, dtype=float) > LARGEST, "it is too large for this checker")
     return found

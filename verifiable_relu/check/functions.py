@@ -1,0 +1,401 @@
+"""Functions of one variable, neuron by neuron: f − t·z between its least and its largest value over an interval.
+
+In float64 the results of ``least`` and ``most`` of piecewise linear functions are off by a few units of the size of
+f(z) and t·z, which whoever asks charges (``bounds``); all others charge it themselves.
+
+Of smooth functions: on a part [a, b] of an interval where h(z) = f(z) − t·z is concave, h is at least the smaller of
+h(a) and h(b); where it is convex, it is at least h(m) + h′(m)·(z − m), for any m of the part. How well m is chosen
+changes how tight a bound is, and not whether it is right, so that m alone is found by functions that nobody has checked
+(scipy's). Exponentials and error functions are this module's own: sums, products and quotients of float64 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from verifiable_relu.check.numbers import FLOAT, OWN, TINY, UNIT, Float64, Number
+
+MODERATE = 2.0**-40, 2.0**40
+"""Scales of a GELU in this range make no number below 2³⁰⁰ overflow, and none above 2⁻⁹⁸² vanish."""
+
+KNOT = 2.0**-40
+"""How far, relative to itself, a point may lie from where a curvature changes its sign, as computed in a few roundings.
+
+Between the points on both sides of it, nothing is taken to be convex or concave.
+"""
+
+_LN2_HIGH, _LN2_LOW = 0.693147180601954460144043, -4.2009150964757e-11
+"""ln 2 = high + low; high has 32 bits, so that its products with integers of 11 bits are exact."""
+
+_TERMS, _NEAR, _MOST = 80, 2.0, 30.0
+"""Terms of erf's series and of erfc's fraction; the |h| up to which the first is used; from which on erfc is 0 here."""
+
+Valued = tuple[Number, Number]
+"""Numbers, and how far they are off, at most."""
+
+
+class Function:
+    """Base of all functions.
+
+    Attributes:
+        exact: whether ``least`` and ``most`` are exact in rational arithmetic.
+        kind: ONNX's name of the function, "family", or "Difference".
+    """
+
+    exact = False
+    kind = ""
+
+    def take(self, neurons: Number) -> Function:
+        """The function of some neurons alone."""
+        return self
+
+    def is_open(self, low: Number, high: Number) -> Number:
+        """Where it is not one linear function over [low, high]."""
+        return np.ones(np.shape(low), bool)
+
+    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        """A lower bound of f(z) − t·z over low ≤ z ≤ high."""
+        raise NotImplementedError
+
+    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        """An upper bound of f(z) − t·z; by default that of an f with f(−z) = −f(z)."""
+        return np.asarray(-self.least(t, -high, -low))
+
+    def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
+        """Slopes of good lower and upper lines over [low, high], by default the chord's."""
+        none = np.zeros_like(low)
+        rise = self.most(none, high, high) - self.least(none, low, low)
+        chord = rise / np.where(high > low, high - low, 1.0)
+        return chord, chord
+
+    def range(self, low: Number, high: Number) -> tuple[Number, Number]:
+        """Numbers between which f(z) lies, rounding included."""
+        none = np.zeros_like(low)
+        return self.least(none, low, high), self.most(none, low, high)
+
+
+@dataclass(frozen=True, eq=False)
+class Kinked(Function):
+    """z where z ≥ 0, and slope·z where z ≤ 0; ``slope`` has a number for each neuron."""
+
+    slope: Number
+    exact = True
+    kind = "Kinked"
+
+    @property
+    def is_relu(self) -> bool:
+        return not self.slope.any()
+
+    def take(self, neurons: Number) -> Function:
+        return Kinked(self.slope[neurons])
+
+    def is_open(self, low: Number, high: Number) -> Number:
+        return np.asarray((low < 0) & (high > 0))
+
+    def _values(self, t: Number, low: Number, high: Number, by: Float64) -> list[Number]:
+        points: list[Any] = [low, high, np.minimum(np.maximum(low, 0 * high), high)]
+        slope = by.of(self.slope)
+        return [np.where(p >= 0, p, slope * p) - t * p for p in points]
+
+    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        one, two, three = self._values(t, low, high, by)
+        return np.asarray(np.minimum(np.minimum(one, two), three))
+
+    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        one, two, three = self._values(t, low, high, by)
+        return np.asarray(np.maximum(np.maximum(one, two), three))
+
+    def range(self, low: Number, high: Number) -> tuple[Number, Number]:
+        below, above = super().range(low, high)
+        # Products with slopes are rounded, but for those with 0 and ±1.
+        exact = np.isin(self.slope, (-1.0, 0.0, 1.0)) | (low >= 0)
+        return np.where(exact, below, np.nextafter(below, -np.inf)), np.where(exact, above, np.nextafter(above, np.inf))
+
+    def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
+        free, one_sided = self.is_open(low, high), np.where(low >= 0, 1.0, self.slope)
+        middle = np.where(free, np.where(high > -low, 1.0, self.slope), one_sided)
+        chord = np.where(free, (high - self.slope * low) / np.where(high > low, high - low, 1.0), one_sided)
+        convex = self.slope <= 1
+        return np.where(convex, middle, chord), np.where(convex, chord, middle)
+
+
+class Rounded(Function):
+    """The whole number next to z, of two the even one: it never falls, and lies between z − 1/2 and z + 1/2.
+
+    Over low ≤ z ≤ high it is at least max(round(low), z − 1/2), which less t·z is least at an end or at the corner.
+    """
+
+    kind = "Round"
+
+    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        first = np.rint(low)
+        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
+        for z in (low, np.minimum(np.maximum(first + 0.5, low), high), high):
+            value = np.maximum(first, z - 0.5)
+            found = np.minimum(found, value - t * z - 16 * UNIT * (np.abs(value) + np.abs(t * z)) - TINY)
+        # Whole numbers are exact.
+        return np.where(t == 0, first, found)
+
+
+class Signs(Function):
+    """−1 below 0, 0 at 0 and 1 above it: less t·z linear on either side, where it is least at an end or next to 0."""
+
+    kind = "Sign"
+
+    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
+        for z in (low, high):
+            found = np.minimum(found, np.sign(z) - t * z - 16 * UNIT * (1 + np.abs(t * z)) - TINY)
+        next_to_zero = np.where(low < 0, -1.0, 0.0)
+        found = np.where((low <= 0) & (high >= 0), np.minimum(found, next_to_zero), found)
+        return np.where(t == 0, np.sign(low), found)
+
+
+@dataclass(frozen=True, eq=False)
+class Difference(Function):
+    """g(z + d) − f(z) of d, for ReLU or λ-GELU: s·d + e with low ≤ s ≤ high, each 0 or 1, and −under ≤ e ≤ over.
+
+    The least of low·d and high·d is concave in d, and the largest convex: less t·d both are extreme at an end.
+    """
+
+    low_slope: Number
+    high_slope: Number
+    under: Number
+    over: Number
+    kind = "Difference"
+
+    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
+        for d in (low, high):
+            value = np.minimum(self.low_slope * d, self.high_slope * d)
+            slack = 16 * UNIT * (np.abs(value) + np.abs(t * d) + self.under) + TINY
+            found = np.minimum(found, value - t * d - self.under - slack)
+        return found
+
+    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        """Its negative is of the same kind, with slopes and bounds of e exchanged."""
+        mirrored = Difference(-self.low_slope, -self.high_slope, self.over, self.under)
+        return -mirrored.least(-t, low, high)
+
+    def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
+        ends = [np.maximum(self.low_slope * d, self.high_slope * d) for d in (low, high)]
+        chord = (ends[1] - ends[0]) / np.where(high > low, high - low, 1.0)
+        return np.where(high > -low, self.high_slope, self.low_slope), chord
+
+
+def exponential(x: Number) -> Number:
+    """e^x for x ≤ 0, off by 16 units of its own size (and ``TINY``) at most.
+
+    x = k·ln 2 + r with |r| < 0.35, off by less than one unit u = 2⁻⁵³; Taylor's series of e^r up to r¹⁴ leaves less
+    than 2⁻⁶² of it, and its sum, in which every term is below 0.42 of the one before it, rounds by less than 4·u.
+    """
+    x = np.maximum(x, -800.0)
+    k = np.rint(x * 1.4426950408889634)
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    total = np.ones_like(r)
+    for n in range(14, 0, -1):
+        total = 1 + total * r / n
+    return np.asarray(np.ldexp(total, k.astype(np.int64)))
+
+
+def normal(h: Number) -> tuple[Number, Number, Number, Number]:
+    """(1 + erf h)/2 and by how much it is off, at most; e^(−h²)/√π and by what part of itself; for |h| ≤ ``_MOST``.
+
+    Where |h| ≤ 2, erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign.
+    The relative error of the n-th term is below (4n + 4)·u, and terms beyond n = 4·h² are nothing beside the others.
+    Elsewhere erfc |h| = e^(−h²)/√π/(|h| + (1/2)/(|h| + (2/2)/(|h| + (3/2)/(|h| + …)))) (ibid., 7.9), whose terms are
+    positive: rounding changes it by less than 16·u of itself, and what is left out is less than u of it.
+
+    h may be off by 5·u of itself, and h² by 11·u, which changes e^(−h²), and erfc |h|, by less than (5 + 11·h²)·u of
+    them.
+    """
+    size, square = np.abs(h), h * h
+    bell = 0.5641895835477563 * exponential(-square)
+    lost = 48 * (1 + square) * UNIT
+    near, far = np.clip(h, -_NEAR, _NEAR), np.maximum(size, _NEAR)
+    term = total = near
+    below = far
+    for n in range(1, _TERMS):
+        term = term * (2 * near * near) / (2 * n + 1)
+        total = total + term
+        below = far + 0.5 * (_TERMS - n) / below
+    tail = 0.5 * bell / below
+    value = np.where(size <= _NEAR, 0.5 + bell * total, np.where(h > 0, 1 - tail, tail))
+    error = np.where(size <= _NEAR, lost, lost * tail + np.where(h > 0, 2 * UNIT, 0)) + TINY
+    return value, error, bell, lost
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A function of one variable.
+
+    Attributes:
+        values: its values, and its slopes, at points.
+        guess: its slopes, roughly.
+        knots: where its second derivative changes its sign, each as an interval that holds the place.
+        convex: of the parts between the knots, whether they are convex.
+        steepest: its slope is at most so large.
+        range: its values are between these.
+        sign: 1 where f(z) has the sign of z, −1 where −f(z) has it, 0 where neither is so.
+    """
+
+    values: Callable[[Number], tuple[Valued, Valued]]
+    guess: Callable[[Number], Number]
+    knots: tuple[tuple[float, float], ...]
+    convex: tuple[bool, ...]
+    steepest: float
+    range: tuple[float, float] = (-np.inf, np.inf)
+    sign: int = 0
+
+    def least(self, t: Number, low: Number, high: Number) -> Number:
+        """A lower bound of f(z) − t·z over low ≤ z ≤ high; all shapes are broadcast."""
+        t, low, high = np.broadcast_arrays(t, low, high)
+        found = np.full(t.shape, np.inf)
+        edges = [-np.inf, *(edge for knot in self.knots for edge in knot), np.inf]
+        for number, (left, right) in enumerate(pairwise(edges)):
+            there = np.nonzero(np.maximum(low, left) <= np.minimum(high, right))
+            if not len(there[0]):
+                continue
+            part, a, b = t[there], np.maximum(low[there], left), np.minimum(high[there], right)
+            if number % 2:
+                # Between the ends of a knot nothing is known but how steep the function is.
+                (value, error), _ = self.values(a)
+                bound = value - part * a - error - (b - a) * (self.steepest + np.abs(part)) * OWN
+                size = np.abs(value) + np.abs(part * a)
+            elif self.convex[number // 2]:
+                bound, size = self._tangent(a, b, part)
+            else:
+                bound, size = np.full_like(part, np.inf), np.zeros_like(part)
+                for end in (a, b):
+                    (value, error), _ = self.values(end)
+                    bound = np.minimum(bound, value - part * end - error)
+                    size = np.maximum(size, np.abs(value) + np.abs(part * end))
+            found[there] = np.minimum(found[there], bound - 16 * UNIT * size - TINY)
+        # No rounding takes the function itself out of its range, or over zero. Nothing is known of an empty interval.
+        positive = low >= 0 if self.sign > 0 else (high <= 0) & (self.sign < 0)
+        floor = np.where(positive, 0.0, self.range[0])
+        return np.where(low > high, np.nan, np.where(t == 0, np.maximum(found, floor), found))
+
+    def _tangent(self, a: Number, b: Number, t: Number) -> tuple[Number, Number]:
+        """A lower bound of f(z) − t·z over a ≤ z ≤ b, where f is convex; and the size of the numbers it is made of."""
+        low, high = a, b
+        for _ in range(52):
+            middle = 0.5 * low + 0.5 * high
+            falling = self.guess(middle) < t
+            low, high = np.where(falling, middle, low), np.where(falling, high, middle)
+        m = np.clip(0.5 * low + 0.5 * high, a, b)
+        (value, error), (slope, off) = self.values(m)
+        rise, spread = slope - t, off + 2 * UNIT * (np.abs(slope) + np.abs(t))
+        # Where the tangent rises, it is least at a, and where it falls, at b.
+        lost = np.maximum(np.maximum(rise + spread, 0) * (m - a), np.maximum(spread - rise, 0) * (b - m))
+        return value - t * m - error - OWN * lost, np.abs(value) + np.abs(t * m)
+
+    def mirrored(self) -> Shape:
+        """−f."""
+
+        def values(z: Number) -> tuple[Valued, Valued]:
+            (value, error), (slope, off) = self.values(z)
+            return (-value, error), (-slope, off)
+
+        convex = tuple(not part for part in self.convex)
+        least, most = self.range
+        return Shape(values, lambda z: -self.guess(z), self.knots, convex, self.steepest, (-most, -least), -self.sign)
+
+
+@dataclass(frozen=True)
+class Curve(Function):
+    """What an activation may be: any function that is nowhere below ``lower`` and nowhere above ``upper``."""
+
+    lower: Shape
+    upper: Shape
+    kind: str = ""
+
+    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        return self.lower.least(t, low, high)
+
+    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+        return -self.upper.mirrored().least(-t, low, high)
+
+    def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
+        middle = 0.5 * low + 0.5 * high
+        tangent = [shape.guess(middle) for shape in (self.lower, self.upper)]
+        wide = high > low
+        (at_low, _), (at_high, _), (at, _) = (self.lower.values(z)[0] for z in (low, high, middle))
+        chord = np.where(wide, (at_high - at_low) / np.where(wide, high - low, 1.0), tangent[0])
+        bulges = at >= 0.5 * at_low + 0.5 * at_high
+        return np.where(bulges, chord, tangent[0]), np.where(bulges, tangent[1], chord)
+
+
+def _sigmoid(z: Number) -> tuple[Valued, Valued]:
+    e = exponential(-np.abs(z))
+    small = e / (1 + e)
+    value, slope = np.where(z >= 0, 1 / (1 + e), small), small / (1 + e)
+    return (value, 32 * UNIT * value + TINY), (slope, 64 * UNIT * slope + TINY)
+
+
+def _tanh(z: Number) -> tuple[Valued, Valued]:
+    """Near 0 by Lambert's continued fraction, whose terms are positive and leave less than 10⁻³⁰ of it."""
+    e = exponential(-2 * np.abs(z))
+    near = np.clip(z, -0.5, 0.5)
+    below = np.full_like(near, 25.0)
+    for n in range(23, 0, -2):
+        below = n + near * near / below
+    value = np.where(np.abs(z) < 0.5, near / below, np.sign(z) * (1 - e) / (1 + e))
+    slope = 4 * e / ((1 + e) * (1 + e))
+    return (value, 64 * UNIT * np.abs(value) + TINY), (slope, 64 * UNIT * slope + TINY)
+
+
+def _relu(z: Number) -> tuple[Valued, Valued]:
+    zero = np.zeros_like(z)
+    return (np.maximum(z, 0), zero), (np.where(z > 0, 1.0, 0.0), zero)
+
+
+def _gelu(scale: float) -> Shape:
+    """z·(1 + erf(k·z))/2 with any k that differs from ``scale`` > 0 by 4 units of its size at most.
+
+    Its slope is (1 + erf h)/2 + h·e^(−h²)/√π, h = k·z, and its second derivative is that of a positive number times
+    1 − h².
+    """
+
+    def values(z: Number) -> tuple[Valued, Valued]:
+        h = np.clip(scale * z, -_MOST, _MOST)
+        half, error, bell, part = normal(h)
+        rest = h * bell
+        off = error + part * np.abs(rest) + 4 * UNIT * (half + np.abs(rest))
+        return (z * half, (error + 2 * UNIT * half) * np.abs(z) + TINY), (half + rest, off)
+
+    def guess(z: Number) -> Number:
+        h = scale * z
+        return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
+
+    near, far = (1 - KNOT) / scale, (1 + KNOT) / scale
+    return Shape(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, sign=1)
+
+
+def _same(kind: str, shape: Shape) -> Curve:
+    return Curve(shape, shape, kind)
+
+
+_FLAT = ((0.0, 0.0),)
+SIGMOID = _same(
+    "Sigmoid",
+    Shape(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _FLAT, (True, False), 0.25, (0.0, 1.0)),
+)
+TANH = _same("Tanh", Shape(_tanh, lambda z: 1 - np.tanh(z) ** 2, _FLAT, (True, False), 1.0, (-1.0, 1.0), 1))
+RELU = Shape(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, sign=1)
+
+
+def gelu(scale: float) -> Curve:
+    """z·(1 + erf(k·z))/2, where k may be off by 4 units of ``scale``."""
+    return _same("Gelu", _gelu(scale))
+
+
+def family(hardness: float) -> Curve:
+    """ReLU and all λ-GELUs with λ ≥ ``hardness``: x·Φ(λx) grows with λ at every x, and towards ReLU."""
+    return Curve(_gelu(hardness * 0.7071067811865476), RELU, "family")

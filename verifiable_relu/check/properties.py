@@ -1,0 +1,253 @@
+"""VNN-LIB 1.0 and 2.0, the part of them that competitions use: boxes of X, and unions of polytopes of Y."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from math import prod
+from typing import Any
+
+from verifiable_relu.check.errors import BadInput
+
+MOST, WORDS, NUMBERS = 100_000, 1 << 22, 1 << 24
+"""Most disjuncts of a property; most words; most ends of boxes, and conditions, of all disjuncts together."""
+
+_DECIMAL = re.compile(r"[+-]?(\d{1,4000}(\.\d{0,4000})?|\.\d{1,4000})([eE][+-]?\d{1,3})?", re.ASCII)
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+_WORD = re.compile(r"[()]|[^ \t\r\n()\[\]]+(?:[ \t\r\n]*\[[^\]()]*\])?|[\[\]]")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+_TYPE = re.compile(r"(?:[Rr]eal|b?float16|float32|float64)\[((?:[1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*)?)\]")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Σ coefficient·Y ≤ most (< if ``strict``); ``y`` has the coefficients that are not zero, by output."""
+
+    y: tuple[tuple[int, Fraction], ...]
+    most: Fraction
+    strict: bool = False
+
+    def key(self) -> tuple[Any, ...]:
+        """The same for rows that are positive multiples of one another, strict or not."""
+        size = abs(self.y[0][1])
+        return (*((i, c / size) for i, c in self.y), self.most / size)
+
+    @property
+    def compares(self) -> bool:
+        """Whether it asks no more than which of two outputs is the larger one."""
+        return len(self.y) == 2 and self.y[0][1] + self.y[1][1] == 0 and not self.most
+
+
+@dataclass
+class Disjunct:
+    """All X of a box whose Y satisfy all rows.
+
+    Attributes:
+        lower, upper: (inputs,) the ends of the box.
+        open_ends: inputs that may not be at their lower (number, False) or upper end (number, True).
+    """
+
+    lower: list[Fraction]
+    upper: list[Fraction]
+    rows: list[Row]
+    open_ends: set[tuple[int, bool]]
+
+
+@dataclass(frozen=True)
+class _End:
+    """An end of the box: X ≤ value (``above``) or X ≥ value, or the strict one."""
+
+    at: int
+    above: bool
+    value: Fraction
+    strict: bool
+
+    @property
+    def tightness(self) -> tuple[Fraction, bool]:
+        """Less for the end that leaves less; of two equal ones that is the strict one."""
+        return self.value if self.above else -self.value, not self.strict
+
+
+_Atoms = list[Row | _End]
+_Linear = dict[str, Fraction]
+"""Coefficients by variable, and the constant by the name "": every term of a property is linear."""
+
+
+def decimal(text: str) -> Fraction:
+    """The number that a decimal is exactly.
+
+    Raises:
+        BadInput: if it is none, or one of more than a few thousand digits.
+    """
+    BadInput.when(not _DECIMAL.fullmatch(text), f"'{text[:40]}' is no decimal number")
+    return Fraction(text)
+
+
+def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
+    """A property as a union; disjuncts are in the order in which the file names them.
+
+    An ``or`` is expanded in the place where it stands, and later ones vary fastest. Empty boxes are left out.
+
+    Raises:
+        BadInput: if the file is malformed, declares other variables than the network has, or asks for more than linear
+            conditions of Y and bounds of single X.
+    """
+    if match := _CONTROL.search(text):
+        raise BadInput(f"the control character U+{ord(match[0]):04X} is not known{' (NUL)' * (match[0] == chr(0))}")
+    items = _parsed(text)
+    is_second = bool(items) and items[0][:1] in (["vnnlib-version"], ["declare-network"])
+    names = _declared(items, inputs, outputs) if is_second else {}
+    always: _Atoms = []
+    unions = []
+    for item in items:
+        match item:
+            case ["declare-const", str(name), "Real"] | ["declare-fun", str(name), [], "Real"] if not is_second:
+                BadInput.when(name in names, f"'{name[:40]}' is declared twice")
+                names[name] = name
+            case ["assert", condition]:
+                union = _union(condition, names)
+                always += union[0] if len(union) == 1 else []
+                unions += [union] if len(union) != 1 else []
+            case _:
+                raise BadInput(f"'{str(item)[:60]}' is not known")
+    BadInput.when(prod(map(len, unions)) * inputs > NUMBERS, "the property has too many ends of boxes")
+    known = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
+    declared = f"{inputs} inputs X and {outputs} outputs Y are expected to be declared"
+    BadInput.when(set(names.values()) != known, declared)
+    rows = [atom for atom in always if isinstance(atom, Row)]
+    ends = _narrowed({}, always)
+    made = (_disjunct(_narrowed(ends, atoms), atoms, rows, inputs) for atoms in _conjunction(unions))
+    return [disjunct for disjunct in made if disjunct is not None]
+
+
+def _narrowed(ends: dict[tuple[int, bool], _End], atoms: _Atoms) -> dict[tuple[int, bool], _End]:
+    found = dict(ends)
+    for atom in atoms:
+        if isinstance(atom, _End):
+            known = found.get((atom.at, atom.above), atom)
+            found[atom.at, atom.above] = min(known, atom, key=lambda end: end.tightness)
+    return found
+
+
+def _disjunct(ends: dict[tuple[int, bool], _End], atoms: _Atoms, rows: list[Row], inputs: int) -> Disjunct | None:
+    """The disjunct of ends and rows with those of ``atoms``; None if its box is empty."""
+    BadInput.when(len(ends) < 2 * inputs, "an input is not bounded on both sides")
+    low, high = ([ends[i, above].value for i in range(inputs)] for above in (False, True))
+    strict = {place for place, end in ends.items() if end.strict}
+    for at, (below, above) in enumerate(zip(low, high, strict=True)):
+        # An end that is open leaves nothing of a single point.
+        if below > above or (below == above and {(at, False), (at, True)} & strict):
+            return None
+    return Disjunct(low, high, rows + [atom for atom in atoms if isinstance(atom, Row)], strict)
+
+
+def _parsed(text: str) -> list[Any]:
+    """The expressions of a file as nested lists; indices, without blanks and leading zeros, belong to their words."""
+    stack: list[list[Any]] = [[]]
+    for number, match in enumerate(_WORD.finditer(re.sub(r";[^\r\n]*", " ", text))):
+        word = match[0]
+        BadInput.when(number >= WORDS, f"it has more than {WORDS} words")
+        if word == "(":
+            stack.append([])
+            BadInput.when(len(stack) > 100, "brackets are nested too deeply")
+        elif word == ")":
+            BadInput.when(len(stack) == 1, "a bracket is closed that was not opened")
+            done = stack.pop()
+            stack[-1].append(done)
+        else:
+            BadInput.when(len(stack) == 1, "words are outside of brackets")
+            if "[" in word:
+                word = re.sub(r"(?<=[\[,])0+(?=[0-9])", "", re.sub(r"[ \t\r\n]", "", word))
+            stack[-1].append(word)
+    BadInput.when(len(stack) > 1, "a bracket is not closed")
+    return stack[0]
+
+
+def _declared(items: list[Any], inputs: int, outputs: int) -> dict[str, str]:
+    """Take the declarations of a 2.0 file; return which of X_0 …, Y_0 … each element is, in row-major order."""
+    wrong = items[0][:1] == ["vnnlib-version"] and items.pop(0) != ["vnnlib-version", "<2.0>"]
+    BadInput.when(wrong, "the version is not known")
+    match items[:1]:
+        case [["declare-network", str(), ["declare-input", str(x), str(of_x)], ["declare-output", str(y), str(of_y)]]]:
+            items.pop(0)
+        case _:
+            raise BadInput("one network with one input and one output is expected to be declared")
+    names = {}
+    for kind, name, type_, size in (("X", x, of_x, inputs), ("Y", y, of_y, outputs)):
+        found = _TYPE.fullmatch(type_)
+        if not found or not _NAME.fullmatch(name) or x == y:
+            raise BadInput(f"'{name[:40]}' is not declared as real numbers of a shape")
+        shape = [int(extent) for extent in found[1].split(",")] if found[1] else []
+        BadInput.when(prod(shape) != size, f"'{name[:40]}' has {prod(shape)} elements, and the network {size}")
+        for at, index in enumerate(product(*map(range, shape))):
+            names[f"{name}[{','.join(map(str, index))}]" if shape else name] = f"{kind}_{at}"
+    return names
+
+
+def _conjunction(unions: Iterable[list[_Atoms]]) -> list[_Atoms]:
+    every: list[_Atoms] = [[]]
+    for union in unions:
+        BadInput.when(len(every) * len(union) > MOST, f"the property has more than {MOST} disjuncts")
+        conditions = sum(map(len, every)) * len(union) + sum(map(len, union)) * len(every)
+        BadInput.when(conditions > NUMBERS, "the property's disjuncts have too many conditions")
+        every = [[*first, *second] for first, second in product(every, union)]
+    return every
+
+
+def _union(condition: Any, names: dict[str, str]) -> list[_Atoms]:
+    match condition:
+        case ["or", *parts] if parts:
+            return [atoms for part in parts for atoms in _union(part, names)]
+        case ["and", *parts] if parts:
+            return _conjunction([_union(part, names) for part in parts])
+        case [("<=" | "<" | ">=" | ">" | "=" | "==" | "distinct" | "!=") as sign, left, right]:
+            below, above = (
+                _side(["-", *pair], (sign[0] in "<>" and len(sign) == 1) or sign in ("distinct", "!="), names)
+                for pair in ((left, right), (right, left))
+            )
+            if sign[0] in "<>":
+                return below if sign[0] == "<" else above
+            return _conjunction([below, above]) if sign[0] == "=" else [*below, *above]
+    raise BadInput(f"the condition '{str(condition)[:60]}' is not known")
+
+
+def _side(difference: Any, strict: bool, names: dict[str, str]) -> list[_Atoms]:
+    """difference ≤ 0 as a union; without variables, all or nothing."""
+    found = _linear(difference, names)
+    constant = found.pop("")
+    terms = sorted(((name[0], int(name[2:])), value) for name, value in found.items() if value)
+    if terms and all(kind == "Y" for (kind, _), _ in terms):
+        return [[Row(tuple((at, value) for (_, at), value in terms), -constant, strict)]]
+    if not terms:
+        return [[]] if constant < 0 or (constant == 0 and not strict) else []
+    BadInput.when(len(terms) > 1, "a condition of several X, or of X and Y, is not known")
+    (((_, at), value),) = terms
+    return [[_End(at, value > 0, -constant / value, strict)]]
+
+
+def _linear(term: Any, names: dict[str, str]) -> _Linear:
+    match term:
+        case str(word):
+            return {"": Fraction(0), names[word]: Fraction(1)} if word in names else {"": decimal(word)}
+        case ["-", only]:
+            return _sum([({"": Fraction(0)}, 1), (_linear(only, names), -1)])
+        case [("+" | "-") as sign, first, *rest] if rest:
+            later: Any = [(_linear(part, names), 1 if sign == "+" else -1) for part in rest]
+            return _sum([(_linear(first, names), 1), *later])
+        case ["*", first, second]:
+            parts = _linear(first, names), _linear(second, names)
+            for one, two in (parts, parts[::-1]):
+                if len(one) == 1:
+                    return _sum([({"": Fraction(0)}, 1), (two, one[""])])
+    raise BadInput(f"the term '{str(term)[:60]}' is not known")
+
+
+def _sum(parts: Iterable[tuple[_Linear, Any]]) -> _Linear:
+    found: _Linear = {}
+    for linear, factor in parts:
+        for name, value in linear.items():
+            found[name] = found.get(name, Fraction(0)) + factor * value
+    return found

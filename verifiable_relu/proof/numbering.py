@@ -1,0 +1,157 @@
+"""Which activation of a certificate is which op: the ops of a search, and the file's activations as the checker counts.
+
+A search works on a network that was flattened, merged and rewritten; a certificate counts the activations of the file.
+Both networks are evaluated at the same few points: an activation is an op whose inputs and values are the same there,
+neuron by neuron, in any order. Whatever this finds are hints: a wrong number makes a certificate that is refused, never
+a false claim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from verifiable_relu.check.functions import Function, Kinked
+from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Maximum
+from verifiable_relu.check.numbers import apply
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.ir import network as ir
+
+_POINTS = 3
+
+_NEAR = 1e-4
+"""Values that differ by less than this part of the largest one are those of one neuron: what runs may round weights."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """An activation of the certificate: its number, and for each of its neurons the number in the op."""
+
+    number: int
+    neurons: Array
+    is_same: bool
+
+    def of(self, neurons: Array) -> tuple[Array, Array]:
+        """Return the certificate's numbers of some of the op's neurons, and which of them each is."""
+        if self.is_same:
+            return neurons, np.arange(len(neurons))
+        at = np.full(int(self.neurons.max(initial=0)) + 1, -1)
+        inside = neurons < len(at)
+        at[neurons[inside]] = np.flatnonzero(inside)
+        found = at[self.neurons]
+        chosen = np.flatnonzero(found >= 0)
+        return chosen, found[chosen]
+
+
+class Numbering:
+    """The activations that the ops of one network are.
+
+    Args:
+        graph: the file as the checker reads it.
+        network: the network of a search.
+        low, high: (inputs,) of a box in which both are evaluated.
+
+    Attributes:
+        maxima: the activations that are maxima.
+        differences: by an activation of a second network the one that is its difference from the first one's.
+    """
+
+    def __init__(self, graph: Graph, network: ir.Network, low: Array, high: Array) -> None:
+        rng = np.random.default_rng(0)
+        middle, radius = (low + high) / 2, np.maximum((high - low) / 2, 1e-3 * (1 + np.abs(low)))
+        x = middle + radius * rng.uniform(-1, 1, (_POINTS, len(low)))
+        with torch.no_grad():
+            values = [v.double().numpy() for v in network.limit.values(torch.from_numpy(x))]
+        ops = {i: op for i, op in enumerate(network.ops) if isinstance(op, ir.Elementwise | ir.Maximum)}
+        mine = {i: _columns(op, values[op.inputs[0]], values[i]) for i, op in ops.items()}
+        theirs = _evaluated(graph, x)
+        places = {n: at for at, n in enumerate(graph.activations)}
+        nodes: Any = graph.nodes
+        kinds = {n: isinstance(nodes[n], Maximum) for n in graph.activations}
+        self.maxima = [places[n] for n, is_maximum in kinds.items() if is_maximum]
+        self.differences = {
+            places[at]: places[node.change]
+            for node in nodes
+            if isinstance(node, Beside)
+            for at in (node.second,)
+            if at in places
+        }
+        self._places: dict[int, Place] = {}
+        left = [n for n in graph.activations if places[n] not in self.differences.values()]
+        for i, op in ops.items():
+            for number in left:
+                if kinds[number] != isinstance(op, ir.Maximum):
+                    continue
+                z, r = theirs[nodes[number].source], theirs[number]
+                found = _matched(mine[i], _columns(op, z, r))
+                if found is not None:
+                    same = found.shape == mine[i][0].shape and bool((found == np.arange(len(found))).all())
+                    self._places[i] = Place(places[number], found, same)
+                    left.remove(number)
+                    break
+        self._network = network
+
+    def __getitem__(self, op: int) -> Place:
+        """Return the activation that an op is.
+
+        Raises:
+            UnsupportedError: if it is none that a certificate counts.
+        """
+        if op not in self._places:
+            raise UnsupportedError(f"certificates do not know {self._network.ops[op].place}")
+        return self._places[op]
+
+
+def _columns(op: ir.Op, z: Array, r: Array) -> Array:
+    """Return what tells neurons apart, (numbers, neurons); those of a maximum are its inputs."""
+    return np.concatenate([z, r]) if isinstance(op, ir.Elementwise) else z
+
+
+def _matched(mine: Array, theirs: Array) -> Array | None:
+    """Return for each column of ``theirs`` the column of ``mine`` that is the same; None if there is none."""
+    near = _NEAR * (1e-6 + np.abs(theirs).max(initial=0))
+    if len(mine) != len(theirs) or not mine.size:
+        return None
+    if mine.shape == theirs.shape and np.abs(mine - theirs).max() <= near:
+        return np.arange(mine.shape[1])
+    weights = np.random.default_rng(1).uniform(0.5, 1, len(mine))
+    keys, asked = weights @ mine, weights @ theirs
+    order = keys.argsort()
+    at = np.clip(np.searchsorted(keys[order], asked), 1, max(1, len(order) - 1)) if len(order) > 1 else 0 * asked
+    pairs = np.stack([order[np.maximum(at.astype(int) - 1, 0)], order[at.astype(int)]])
+    best = np.take_along_axis(pairs, np.abs(keys[pairs] - asked).argmin(0)[None], 0)[0]
+    found: Array = best
+    return found if np.abs(mine[:, found] - theirs).max() <= near else None
+
+
+def _evaluated(graph: Graph, x: Array) -> dict[int, Array]:
+    """Return the values (points, size) of a graph's nodes; a family of functions has those of ReLU."""
+    values = {0: x}
+    for number in graph.order[1:]:
+        node: Any = graph.nodes[number]
+        if isinstance(node, Affine):
+            values[number] = sum((apply(m, values[s]) for s, m in node.terms), np.zeros(1)) + node.bias
+        elif isinstance(node, Activation):
+            values[number] = _value(node.function, values[node.source])
+        elif isinstance(node, Maximum):
+            values[number] = values[node.source][:, node.rivals].max(1)
+        elif isinstance(node, Beside):
+            values[number] = values[node.second]
+        else:
+            values[number] = values[node.source]
+    return values
+
+
+def _value(function: Function, z: Array) -> Array:
+    if isinstance(function, Kinked):
+        return np.asarray(np.where(z >= 0, z, function.slope * z))
+    if function.kind == "family":
+        return np.maximum(z, 0)
+    if type(function) is Function:
+        return z
+    return np.asarray(function.range(z, z)[0])
