@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verifiable_relu.api import verify_properties as verify_properties
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
-    from verifiable_relu.network import write_onnx as write_onnx
+    from verifiable_relu.readers import write_onnx as write_onnx
     from verifiable_relu.report.figures import plot_certified as plot_certified
     from verifiable_relu.report.figures import plot_times as plot_times
 
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
 
         return harden
     if name == "write_onnx":
-        from verifiable_relu.network import write_onnx
+        from verifiable_relu.readers import write_onnx
 
         return write_onnx
     if name in ("plot_certified", "plot_times"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from verifiable_relu.arguments import Parser, add_debug, named_file, scheduler, seconds
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
-from verifiable_relu.verifiers.registry import methods
+from verifiable_relu.search.registry import methods
 
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT, hardness
+from verifiable_relu.certify_options import TIMEOUT, hardness
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.spec.__main__ import indices, named_data, radius
@@ -27,7 +26,7 @@ ABOUT = """Bound how far the outputs of two networks differ on boxes, and decide
 Stdout has a line for each box: its name, the largest difference of any output that is not excluded and, with --delta
 or --top1, the answer and its seconds: unsat where no input of the box has outputs that differ by DELTA or more, or
 largest outputs of different classes; sat where one has. Of a property file the boxes count alone. Exit status: 0 for
-every answer, 2 for bad input, 1 for a fault of the program, 3 if the checker refuses a certificate, 130 if interrupted.
+every answer, 2 for bad input, 1 for a fault of the program, 130 if interrupted.
 """
 
 
@@ -100,26 +99,26 @@ def run(options: argparse.Namespace) -> int:
     # Imported here, because --help need not wait for what these load.
     from verifiable_relu.api.changing import compared, unsafe
     from verifiable_relu.api.verifying import VerifyOptions
-    from verifiable_relu.campaign.certificates import Certificates
-    from verifiable_relu.network import read_onnx
-    from verifiable_relu.network.onnx.running import meant
+    from verifiable_relu.execution.model import execution_model
+    from verifiable_relu.readers import read_onnx
     from verifiable_relu.settings import neutral
 
     boxes = _boxes(options)
-    kept = None if options.certificates is None else Certificates(options.certificates)
     with neutral():
         lam = options.joint
-        joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
-        one = meant(read_onnx(options.first), options.arithmetic, joint)
-        other = one.limit if options.second is None else meant(read_onnx(options.second), options.arithmetic)
+        family = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
+        one = execution_model(read_onnx(options.first), options.arithmetic, family)
+        other = one.limit if options.second is None else execution_model(read_onnx(options.second), options.arithmetic)
         question = unsafe(one.output_size, options.delta, options.top1)
-        change = compared(one, other, boxes, question, VerifyOptions(options.method, options.timeout))
-        refused, files = False, (str(options.first), str(options.second))
-        for prop, result in zip(boxes, change.results, strict=False):
-            if kept is not None and result.answer == "unsat":
-                said = kept.keep_two(files, one, other, replace(prop, unsafe=question), options.timeout)
-                complain("compare", f"{prop.name}: {'checked' if said.accepted else f'no certificate: {said.detail}'}")
-                refused = refused or said.refused
+        kept = None
+        if options.certificates is not None:
+            from verifiable_relu.campaign.certificates import Certificates
+
+            kept = Certificates(options.certificates, (str(options.first), str(options.second)), (one, other))
+        change = compared(one, other, boxes, question, VerifyOptions(options.method, options.timeout), kept)
+    for prop, result in zip(boxes, change.results, strict=False):
+        if kept is not None and result.answer == "unsat":
+            complain("compare", f"{prop.name}: {'checked' if result.trust == 'checked' else result.detail}")
     answers = [f",{result.answer},{result.seconds:.2f}" for result in change.results] or [""] * len(boxes)
     rows = zip(boxes, change.largest, answers, strict=True)
     write([f"{csv_cell(prop.name)},{largest:.6g}{answer}" for prop, largest, answer in rows], sys.stdout)
@@ -128,9 +127,9 @@ def run(options: argparse.Namespace) -> int:
         counts = change.results.summary
         asked = f"; {counts['certified']} unsat, {counts['refuted']} sat, {counts['undecided']} open"
         lines = [f"{len(boxes)} boxes; {how}{asked if change.results else ''}"]
-        lines += [f"{options.first}: {sentence}" for sentence in one.mended]
+        lines += [f"{options.first}: {sentence}" for sentence in one.source.repairs]
         print("\n".join(map(printable, lines)), file=sys.stderr)
-    return DISPUTED if refused else 0
+    return 0
 
 
 def _boxes(options: argparse.Namespace) -> list[Property]:

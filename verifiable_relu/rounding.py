@@ -3,7 +3,7 @@
 Verdicts are about real arithmetic on the stored weights; most of what leads to them is computed in floating point. What
 may be off by rounding is moved outward with what this module has, and each entry says why it is enough. Elsewhere in
 the verifier there are no machine epsilons, neighbouring numbers or small factors, and a test refuses them.
-``bounds.rounding`` composes these entries to the errors of steps of bound propagation.
+``bounds.steps`` and ``bounds.neuron_bounds`` compose these entries to the errors of steps of bound propagation.
 
 **The model.** The standard model of floating point, fl(a∘b) = (a∘b)·(1 + δ) with |δ| ≤ u, where u is half the distance
 from 1 to the next number, and what follows from it for sums. For a sum of n products, in every order of summation, with
@@ -389,7 +389,7 @@ room.
 MOST_WHOLE = 2.0**31 - 1
 """The largest whole number that every integer type of a runtime holds that is read; beyond, 32 bits wrap around."""
 
-# The arithmetic of what runs a network (``network.onnx.running``)
+# The arithmetic of what runs a network (``execution.rounded``)
 
 
 @dataclass(frozen=True)
@@ -503,12 +503,12 @@ def tie(numbers: int, operands: Fraction) -> float:
     return not_below(spread / (1 - spread) * (numbers + operands))
 
 
-# Evaluation with a running error (``network.enclosure``), which shares nothing with the bounds' entries
+# Evaluation with a running error (``ir.enclosure``), which shares nothing with the bounds' entries
 
 ENCLOSE_UNITS: dict[type[np.floating[Any]], float] = {np.float64: 2.0**-53}
 if np.longdouble(1) + np.longdouble(2.0**-63) != 1:
     ENCLOSE_UNITS[np.longdouble] = 2.0**-64
-"""u of ``trust.enclose`` by the precisions that there are here: an operation is off by this part of itself, at most.
+"""u of ``ir.enclosure`` by the precisions that there are here: an operation is off by this part of itself, at most.
 
 The wide one is numpy's ``longdouble`` where its numbers have 64 bits or more, as on x86-64 (80387's double extended),
 which is looked up by adding 2⁻⁶³ to 1.

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from verifiable_relu import COPIED, TORCH_CAME_FIRST
+from verifiable_relu.errors import InputError
 
 
 class _ThreadState(threading.local):
@@ -197,3 +198,29 @@ def _relax_openmp() -> None:
 
     threading.Thread(target=sleep, name="openmp", daemon=True).start()
     begun.wait(1)
+
+
+def find_device(name: str) -> str:
+    """Return the torch device of a name, which exists; ``auto`` is a GPU if there is one.
+
+    Raises:
+        InputError: if torch does not have it.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    require_device(name)
+    return name
+
+
+def require_device(name: str) -> None:
+    """Make certain that torch has the device, and that numbers come back from it (``meta`` holds none).
+
+    Raises:
+        InputError: if it does not.
+    """
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        # What torch says first is enough; it goes on for a page.
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise InputError(f"no device '{name}': {reason}") from None

@@ -142,7 +142,7 @@ def _answer(options: argparse.Namespace, end: float) -> list[str]:
     from verifiable_relu.campaign import run
     from verifiable_relu.campaign.inputs import InstanceFiles, Loader, chosen
     from verifiable_relu.campaign.store import assignment, tensors
-    from verifiable_relu.network import deployed
+    from verifiable_relu.execution.model import as_executed
     from verifiable_relu.spec.find import Networks, onnx_files
     from verifiable_relu.spec.specfile import KINDS, decimal
 
@@ -161,7 +161,7 @@ def _answer(options: argparse.Namespace, end: float) -> list[str]:
             raise InputError(said, path=options.query)
         (arithmetic,) = kinds
     if arithmetic != "real":
-        case = Loader(prepare=partial(deployed, arithmetic=arithmetic)).case(entry)
+        case = Loader(prepare=partial(as_executed, arithmetic=arithmetic)).case(entry)
     elif kinds != {"real"}:
         print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
     left = max(1e-3, end - time.perf_counter())

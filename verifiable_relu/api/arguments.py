@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, from_torch, read_onnx
-from verifiable_relu.network.build import Builder
-from verifiable_relu.network.module.reading import runner
+from verifiable_relu.execution.replay import replay
+from verifiable_relu.ir.network import Network, Pair, Source
+from verifiable_relu.readers import from_torch, read_onnx, runner
+from verifiable_relu.readers.builder import Builder, Value
 from verifiable_relu.readers.derived import Derived, reciprocal, rounded
 from verifiable_relu.settings import as_given
 from verifiable_relu.spec.balls import exact_number
@@ -171,12 +172,19 @@ class Normalisation:
 
     def before(self, then: Network) -> Network:
         """Return a network behind this normalisation of its input."""
-        build = Builder(then.input_shape)
-        index = build.scale(0, "normalisation", center=self.center, scale=self.scale, error=self.error)
-        moved = [replace(node, inputs=tuple(source + index for source in node.inputs)) for node in then.nodes[1:]]
-        run = then.run
-        composed = None if run is None else lambda x: run(((x - self.center) * self.scale).float())
-        return Network((*build.nodes, *moved), run=composed, name=then.name, mended=then.mended)
+        shape = then.source.input_shape
+        build = Builder(shape)
+        build.name = "normalisation"
+        centred = build.scale(Value(0, shape), shift=-self.center, shift_error=self.error)
+        last = build.scale(centred, self.scale, error=self.error).op
+        moved = [replace(op, inputs=tuple(source + last for source in op.inputs)) for op in then.ops[1:]]
+        pairs = tuple(Pair(*(number + last for number in pair)) for pair in then.pairs)
+
+        def run(x: Tensor) -> Tensor:
+            return torch.from_numpy(replay(then, ((x - self.center) * self.scale).float().numpy()))[None]
+
+        source = Source(shape, then.source.output_shape, run=run, repairs=then.source.repairs)
+        return Network((*build.ops, *moved), source, then.name, then.arithmetic, pairs)
 
 
 def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argument: str | None = None) -> Network:
@@ -195,9 +203,8 @@ def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argumen
         case nn.Module():
             with as_given():
                 traced = from_torch(model, shape, type(model).__name__, exact=True, argument=argument)
-            # Verification needs no gradients of the weights, and bounds begin on the CPU whatever the device.
-            nodes = tuple(node.map_tensors(lambda t: t.detach().cpu()) for node in traced.nodes)
-            read = Network(nodes, run=runner(model, argument), name=traced.name)
+            found = Source(traced.source.input_shape, traced.source.output_shape, run=runner(model, argument))
+            read = replace(traced, source=found)
         case Path() | str() | bytes():
             read = read_onnx(model)
         case _:

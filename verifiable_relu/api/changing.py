@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,14 +14,22 @@ from torch import Tensor
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
 from verifiable_relu.api.verifying import Number, Results, VerifyOptions
-from verifiable_relu.bounds import Bounds, crown_relaxation, input_box
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
+from verifiable_relu.bounds.neuron_bounds import BASE
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network
-from verifiable_relu.network.product import NetworkPart, matched, product
+from verifiable_relu.execution.replay import replay
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Network
+from verifiable_relu.ir.transform import NetworkPart, combine, matched
+from verifiable_relu.search.property_rows import input_box
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, linf_properties
 from verifiable_relu.spec.balls import exact_number
 from verifiable_relu.spec.property import Polytope, Row
+
+if TYPE_CHECKING:
+    from verifiable_relu.campaign.certificates import Certificates
 
 _BATCH = 8  # Balls that are bounded at once.
 
@@ -32,7 +40,7 @@ class Change:
 
     Attributes:
         lower, upper: float64 (n, outputs), proven bounds of second − first at every input of the ball.
-        compared: whether activations of one stand beside those of the other, so that bounds know what both have in
+        compared: whether activations of one are compared with those of the other, so that bounds know what both have in
             common.
         results: for each image the answer to the question that was asked; empty if none was.
     """
@@ -66,7 +74,7 @@ def verify_change(
     """Bound how far the outputs of two models differ in L∞ balls around images, and decide whether their answers do.
 
     Both get the same input. Where they have the same build (a network and what became of it by rounding, pruning or
-    fine-tuning, or by another activation), bounds of all neurons' differences are propagated (``bounds.beside``).
+    fine-tuning, or by another activation), bounds of all neurons' differences are propagated (``bounds.differences``).
 
     Args:
         first: as ``model`` in ``verify``.
@@ -94,8 +102,8 @@ def verify_change(
     one = chosen.read(first, shape)
     other = one.limit if second is None else chosen.read(second, shape, joint=False)
     for network in (one, other):
-        if network.input_shape != shape:
-            raise InputError(f"images of shape {shape}, but a network takes {network.input_shape}")
+        if network.source.input_shape != shape:
+            raise InputError(f"images of shape {shape}, but a network takes {network.source.input_shape}")
     given: Any = arguments.radii(eps)
     classes = np.zeros(len(pixels), np.int64)
     balls = linf_properties(pixels, classes, given, max(2, one.output_size), clip)  # type: ignore[arg-type]
@@ -110,30 +118,35 @@ def compared(
     boxes: Sequence[Property],
     question: tuple[Polytope, ...] = (),
     options: VerifyOptions = VerifyOptions(),  # noqa: B008 -- frozen
+    certificates: Certificates | None = None,
 ) -> Change:
     """Compare two networks over boxes, and ask whether one of these has an input that is asked for.
 
     Args:
-        one, other: the networks; what bounds know of their differences, ``network.product`` says.
+        one, other: the networks; what bounds know of their differences, ``ir.transform.combine`` says.
         boxes: properties, of which the names and the boxes count.
         question: the unsafe set of the outputs of both, ``one``'s first (``unsafe``); empty for none.
         options: as in ``verify``; the networks are read.
+        certificates: the folder for certificates of both networks' files; None for none.
 
     Raises:
         InputError: if the shapes of the networks, or of a box, differ.
     """
     size, count = one.input_size, one.output_size
-    if (one.input_shape, count) != (other.input_shape, other.output_size):
-        shapes = (f"'{n.name}' of inputs {list(n.input_shape)} and {n.output_size} outputs" for n in (one, other))
-        raise InputError(f"{' and '.join(shapes)} are not compared")
+    if (one.source.input_shape, count) != (other.source.input_shape, other.output_size):
+        first, second = (
+            f"'{n.name}' of inputs {list(n.source.input_shape)} and {n.output_size} outputs" for n in (one, other)
+        )
+        raise InputError(f"{first} and {second} are not compared")
     for prop in boxes:
         if prop.box.size != size:
             raise InputError(f"a box of {prop.box.size} inputs, but the networks have {size}", place=prop.name)
-    both = product([NetworkPart("first", one, range(size)), NetworkPart("second", other, range(size))], size)
+    parts = [NetworkPart("first", one, range(size)), NetworkPart("second", other, range(size))]
+    both = combine(parts, size, replay)
     bounds, results = differences(both, boxes), Results()
     if question:
         asked = [(prop.name, [Query(both, Property(prop.box, question, prop.name))]) for prop in boxes]
-        results = options.answer(both, asked)
+        results = options.answer(both, asked, certificates=certificates)
     return Change(bounds.lower.numpy(), bounds.upper.numpy(), bool(matched(one, other)), results)
 
 
@@ -168,15 +181,16 @@ def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -
 
 
 @torch.no_grad()
-def differences(both: Network, balls: Sequence[Property]) -> Bounds:
+def differences(both: Network, balls: Sequence[Property]) -> Interval:
     """Bound the later half of the outputs less the first one over boxes, (boxes, half), rounding accounted for."""
-    net, half = both.to(torch.float64), both.output_size // 2
-    one = torch.eye(half, dtype=torch.float64)
-    rows = torch.cat([one, -one], 1)
-    found = [torch.zeros(0, 2, half, dtype=torch.float64)]
+    half = both.output_size // 2
+    one = torch.eye(half, dtype=BASE)
+    rows = torch.cat([torch.cat([-one, one], 1), torch.cat([one, -one], 1)])
+    found = [torch.zeros(0, 2, half, dtype=BASE)]
     for start in range(0, len(balls), _BATCH):
-        box = input_box(balls[start : start + _BATCH], net)
-        values = crown_relaxation(net, box).outputs(torch.cat([-rows, rows]).repeat(len(box.lower), 1))
-        found.append(values.unflatten(0, (len(box.lower), 2, half)))
+        box = input_box(balls[start : start + _BATCH], BASE, "cpu")
+        relaxation = bound_by_crown(Relaxation(both, box))
+        value, _ = lower_of_rows(relaxation, rows.repeat(len(box.lower), 1))
+        found.append(value.unflatten(0, (len(box.lower), 2, half)))
     every = torch.cat(found)
-    return Bounds(every[:, 0], -every[:, 1])
+    return Interval(every[:, 0], -every[:, 1])

@@ -19,14 +19,15 @@ from verifiable_relu.api.arguments import Model
 from verifiable_relu.campaign import Case, Result, run
 from verifiable_relu.campaign.inputs import believe, chosen, time_limit
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network
-from verifiable_relu.network.onnx.running import meant
-from verifiable_relu.network.product import NetworkPart, product
+from verifiable_relu.execution.model import execution_model
+from verifiable_relu.execution.replay import replay
+from verifiable_relu.ir.network import Network
+from verifiable_relu.ir.transform import NetworkPart, combine
+from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, targeted, within_balls
 from verifiable_relu.spec.property import Polytope, nearest, round_down, round_up
-from verifiable_relu.verifiers.base import Verdict
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
@@ -111,8 +112,8 @@ class Around:
 
     def properties(self, network: Network, pixels: np.ndarray, labels: object, eps: object) -> list[Property]:
         """Return the property of each image, (n, *input shape)."""
-        if pixels.shape[1:] != network.input_shape:
-            raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.input_shape}")
+        if pixels.shape[1:] != network.source.input_shape:
+            raise InputError(f"images of shape {pixels.shape[1:]}, but the network takes {network.source.input_shape}")
         order, classes, count = self.order, network.output_size, len(pixels)
         if classes < 2:
             raise InputError(f"the network has {classes} output, but classes are compared")
@@ -159,7 +160,7 @@ class VerifyOptions:
             joint: whether the option ``joint`` is about this model.
         """
         network = arguments.network(model, shape, self.normalize, self.argument)
-        return meant(network, self.arithmetic, arguments.family(self.joint) if joint else False)
+        return execution_model(network, self.arithmetic, arguments.family(self.joint) if joint else False)
 
     def answer(
         self,
@@ -176,12 +177,8 @@ class VerifyOptions:
         limit = time_limit(arguments.number(self.timeout, "the time limit"))
         shown = arguments.flag(self.progress, "progress")
         asked, budget = chosen(self.method, str(self.device), self.memory)
-        if certificates is not None and len(certificates.files) == 1:
-            from verifiable_relu.verifiers.auto import recording
-
-            asked = recording(asked)
         if balls:
-            from verifiable_relu.verifiers.balls import InBalls
+            from verifiable_relu.search.balls import InBalls
 
             asked = InBalls(asked)
         cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
@@ -233,17 +230,18 @@ def verify(
         also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
             and one proof, about all. They are taken in the same arithmetic, without ``joint``.
         certificates: a folder for certificates, with the property of each beside it; the model and at most one of
-            ``also`` are given by their paths. Each certificate is checked at once (``Result.certificate``), and one
-            that is refused makes its verdict *unknown*. Of two models, only *unsat* has one.
+            ``also`` are given by their paths. Each certificate is checked at once (``Result.certificate``). An
+            *unsat* whose certificate is refused stands as ``rounded``, with a note; such a *sat* becomes *unknown*. Of
+            two models, only *unsat* has one.
         normalize: mean and std, each one number or one for each channel, of a normalisation of the input that is not
             part of the model; images and ``eps`` are in the units before it.
         argument: the name of the argument of a torch module that takes the images; None stands for the first one. What
             the module returns is a tensor, or holds one alone or one called ``logits``.
         joint: asks at once for the ReLU network and for all networks with λ'-GELU, λ' ≥ λ, in place of ReLU. The value
-            is λ, for the network or for each layer; True takes that of the model's own λ-GELUs (``network.hardened``).
+            is λ, for the network or for each layer; True takes that of the model's own λ-GELUs.
         arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file (``write_onnx`` makes one of other
             models): ``float32``, ``tf32``, ``bfloat16`` or ``float16``. The answer is then about every evaluation of
-            the file, in any order of its sums (``network.deployed``), and with ``joint`` about real arithmetic, too.
+            the file, in any order of its sums, and with ``joint`` about real arithmetic, too.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -293,8 +291,8 @@ def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Net
     first = parts[0]
     size, count = first.input_size, first.output_size
     for other in parts[1:]:
-        if (other.input_shape, other.output_size) != (first.input_shape, count):
-            shape = list(other.input_shape)
+        if (other.source.input_shape, other.output_size) != (first.source.input_shape, count):
+            shape = list(other.source.input_shape)
             raise InputError(
                 f"'{other.name}' takes inputs of shape {shape} and has {other.output_size} outputs: not alike"
             )
@@ -303,7 +301,7 @@ def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Net
         return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)
 
     starts = [count * number for number in range(len(parts))]
-    both = product([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size)
+    both = combine([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size, replay)
     return both, [
         replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe))
         for p in properties

@@ -204,7 +204,10 @@ def ascend(
         settled: given row numbers (count,) and the best bounds found for them, tells which of them need no better one.
             Rows that are asked about together are never split over several calls.
     """
-    passed = [i for i in _passed(relaxation, index) if isinstance(relaxation.network.ops[i], Elementwise | Product)]
+    ops = relaxation.network.ops
+    # What is compared with another op keeps CROWN's slopes.
+    fixed = relaxation.structure.pairs if relaxation.structure.compares(index) else ()
+    passed = [i for i in _passed(relaxation, index) if isinstance(ops[i], Elementwise | Product) and i not in fixed]
     width = sum(relaxation.network.ops[i].size for i in passed) + relaxation.structure.widest
     size = max(1, min(relaxation.memory, SEARCH_BYTES) // (4 * SEARCH_COPIES * width))
     lower, choices = [rows.new_zeros(0)], {i: [torch.zeros(0, device=rows.device)] for i in passed}
@@ -221,12 +224,19 @@ def _settled(settled: Callable[[Tensor, Tensor], Tensor], part: Tensor, at: Tens
     return settled(part[at], best)
 
 
-def search_slopes(ascent: Ascent) -> Search:
+Learn = Callable[[Relaxation, int, Tensor, Tensor, Tensor, Ascended], None]
+"""Is told of bounds of neurons: the arguments of ``linear_bounds.Search``, and what was found."""
+
+
+def search_slopes(ascent: Ascent, learn: Learn | None = None) -> Search:
     """Return ``ascend`` as ``bound_by_crown`` asks for it: better bounds of single neurons."""
 
     def search(relaxation: Relaxation, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
         rows = sign.new_zeros(len(neuron), relaxation.network.ops[index].size)
-        return ascend(relaxation, index, rows.scatter_(1, neuron[:, None], sign[:, None]), sample, ascent).lower
+        found = ascend(relaxation, index, rows.scatter_(1, neuron[:, None], sign[:, None]), sample, ascent)
+        if learn is not None:
+            learn(relaxation, index, neuron, sign, sample, found)
+        return found.lower
 
     return search
 
@@ -234,9 +244,10 @@ def search_slopes(ascent: Ascent) -> Search:
 def _passed(relaxation: Relaxation, index: int) -> list[int]:
     """The ops behind the one at which rows end that rows of an op pass on their way back."""
     start, reached = relaxation.structure.start, {index}
+    compared = relaxation.structure.compares(index)
     for i in range(index, start, -1):
         if i in reached:
-            reached.update(relaxation.network.ops[i].inputs)
+            reached.update(relaxation.structure.given(i, compared))
     return [i for i in sorted(reached - {index}) if i > start]
 
 
@@ -260,33 +271,29 @@ class _SlopeSearch:
         if not self.best or not len(self._rows):
             return
         at = torch.arange(len(self._rows), device=self._rows.device)
-        values = {i: best.clone() for i, best in self.best.items()}
-        adam = {i: _Adam(value) for i, value in values.items()}
-        rate, counted = self._ascent.rate, 0
+        adam = {i: Adam(best.clone()) for i, best in self.best.items()}
+        rate = self._ascent.rate
         for number in range(self._ascent.steps):
             if self._relaxation.stop():
                 return
-            gradients = self._evaluate(at, values)
+            gradients = self._evaluate(at, {i: each.value for i, each in adam.items()})
             if settled is not None and number % self._ascent.patience == 0:
                 going = (~settled(at, self.value[at])).nonzero().squeeze(1)
                 if not len(going):
                     return
                 if len(going) < len(at):
                     at = at[going]
-                    values = {i: value[going] for i, value in values.items()}
                     gradients = {i: gradient[going] for i, gradient in gradients.items()}
                     for i, choices in self._choices.items():
                         adam[i].narrow(going)
                         choices.narrow(self._sample[at])
-            counts = 2 * number >= self._ascent.steps
-            counted += counts
             for i, gradient in gradients.items():
-                adam[i].step(values[i], gradient, rate, counts)
+                adam[i].step(gradient, rate, counts=2 * number >= self._ascent.steps)
             rate *= self._ascent.decay
-        self._evaluate(at, values)
-        if counted:
-            # Steps go to and fro about a kink (Polyak and Juditsky, SIAM J. Control Optim. 30, 1992).
-            self._evaluate(at, {i: adam[i].total / counted for i in values})
+        self._evaluate(at, {i: each.value for i, each in adam.items()})
+        means = {i: mean for i, each in adam.items() if (mean := each.mean()) is not None}
+        if means:
+            self._evaluate(at, means)
 
     def _evaluate(self, at: Tensor, values: dict[int, Tensor]) -> dict[int, Tensor]:
         """Bound the rows ``at`` with these choices, keep what is better, and return the gradients."""
@@ -300,14 +307,15 @@ class _SlopeSearch:
         radius = rough.bounds[start].radius.to(torch.float32).index_select(0, sample)
         primal = {start: -found.coefficients.squeeze(1).sign() * radius}
         gradients, every = {}, torch.arange(len(at), device=at.device)
+        compared = rough.structure.compares(self._index)
         for i in _passed(self._relaxation, self._index):
-            inputs = [primal[source] for source in rough.network.ops[i].inputs]
+            inputs = [primal[source] for source in rough.structure.given(i, compared)]
             a = record[i].squeeze(1) if i in record else inputs[0]
             if i in own:
                 gradients[i] = self._choices[i].gradient(values[i], a, inputs)
                 primal[i] = own[i].forward(inputs, a, every)
             else:
-                primal[i] = rough.step(i, torch.float32).forward(inputs, a, sample)
+                primal[i] = rough.step(i, torch.float32, compared).forward(inputs, a, sample)
         return gradients
 
     def _keep(self, at: Tensor, value: Tensor, values: dict[int, Tensor]) -> None:
@@ -332,23 +340,39 @@ class _SlopeSearch:
         return torch.fmax(found, common).squeeze(1)
 
 
-class _Adam:
-    """The moments of one op's gradients, and the sum of the later choices."""
+class Adam:
+    """Choices, (rows, n), that ascend along their gradients and stay within [0, 1].
+
+    Args:
+        value: where they start; changed in place.
+
+    Attributes:
+        value: where they are.
+    """
 
     def __init__(self, value: Tensor) -> None:
-        self._first, self._second = torch.zeros_like(value), torch.zeros_like(value)
-        self.total, self._steps = torch.zeros_like(value), 0
+        self.value, self._steps, self._counted = value, 0, 0
+        self._first, self._second, self._total = (torch.zeros_like(value) for _ in range(3))
 
     def narrow(self, keep: Tensor) -> None:
         """Go on with the rows of these numbers."""
-        self._first, self._second, self.total = self._first[keep], self._second[keep], self.total[keep]
+        self.value, self._total = self.value[keep], self._total[keep]
+        self._first, self._second = self._first[keep], self._second[keep]
 
-    def step(self, value: Tensor, gradient: Tensor, rate: float, counts: bool) -> None:
-        """Take one step along the gradient, within [0, 1]; changes ``value``."""
+    def step(self, gradient: Tensor, rate: float, counts: bool = False) -> None:
+        """Take one step along the gradient; ``counts``: the choices after it are part of the mean."""
         self._steps += 1
         self._first.lerp_(gradient, 0.1)
         self._second.mul_(_DECAY).addcmul_(gradient, gradient, value=1 - _DECAY)
         size = (self._second / (1 - _DECAY**self._steps)).sqrt_().add_(_LEAST)
-        value.addcdiv_(self._first, size, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
+        self.value.addcdiv_(self._first, size, value=rate / (1 - 0.9**self._steps)).clamp_(0, 1)
         if counts:
-            self.total += value
+            self._counted += 1
+            self._total += self.value
+
+    def mean(self) -> Tensor | None:
+        """Return the mean of the choices after each step that counts (Polyak and Juditsky); None without such a step.
+
+        Steps go to and fro about a kink. Source: SIAM J. Control Optim. 30 (1992), 838-855.
+        """
+        return self._total / self._counted if self._counted else None

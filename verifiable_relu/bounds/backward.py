@@ -14,13 +14,14 @@ in ``ir.linear`` (within windows: ``patches``), a function's linear bounds in ``
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds.differences import ComparedOp, DifferenceStep
 from verifiable_relu.bounds.neuron_bounds import BASE, NeuronBounds, propagate
 from verifiable_relu.bounds.precision import WIDENING, holds_weights, is_covered, widening
 from verifiable_relu.bounds.rows import Columns, DenseRows, Rows, SampleVectors, close, dot
@@ -71,6 +72,7 @@ class _Pass:
         sample: (groups,) of each group; None for every sample, one after another.
         own: steps of the groups' own, by the number of their op.
         record: takes the coefficients, (groups, each, n), that steps of nonlinear ops are given.
+        compared: whether the second op of a pair is compared with the first.
     """
 
     pending: dict[int, Rows]
@@ -79,6 +81,7 @@ class _Pass:
     own: Mapping[int, Step] = field(default_factory=dict)
     charges: list[Tensor] = field(default_factory=list)
     record: dict[int, Tensor] | None = None
+    compared: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +111,10 @@ class Observer(Protocol):
         """Learn lower bounds of sign·(neurons of op ``index``), (rows,) each, found with slopes of their own."""
 
 
+def _may_narrow(network: Network, device: torch.device) -> bool:
+    return is_covered(network, torch.float32, device) and holds_weights(network, torch.float32)
+
+
 class Relaxation:
     """Bounds of a network's ops over a batch of boxes, and the steps that rows take back through them.
 
@@ -119,14 +126,13 @@ class Relaxation:
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
         observer: learns what is proven.
+        rounded: whether rounding is accounted for. Without, a box may be in any dtype, which is that of all numbers:
+            for losses of trainings.
 
     Attributes:
         bounds: of each op so far, in order.
         dtype: of the coefficients of the next pass.
-        rounded: whether rounding is accounted for.
     """
-
-    rounded = True
 
     def __init__(
         self,
@@ -138,15 +144,19 @@ class Relaxation:
         memory: int = MEMORY,
         stop: Callable[[], bool] | None = None,
         observer: Observer | None = None,
+        rounded: bool = True,
     ) -> None:
+        self.rounded = rounded
         self.network, self.structure = network, structure(network)
         self.known, self.memory, self.observer = known or {}, memory, observer
         self.stop = stop or (lambda: False)
         self.bounds = [NeuronBounds.centred(box)]
-        narrow = is_covered(network, torch.float32, box.lower.device) and holds_weights(network, torch.float32)
-        self.dtype = dtype or (torch.float32 if narrow else BASE)
+        self._whole = [_is_one_whole_number(box)]
+        if dtype is None and not rounded:
+            dtype = box.lower.dtype
+        self.dtype = dtype or (torch.float32 if _may_narrow(network, box.lower.device) else BASE)
         self._chosen = dtype is None
-        self._steps: dict[tuple[int, torch.dtype], Step] = {}
+        self._steps: dict[tuple[int, torch.dtype, bool], Step] = {}
         self._ends: dict[tuple[int, torch.dtype], SampleVectors] = {}
         self._lost: list[tuple[float, Tensor]] = []
 
@@ -181,17 +191,35 @@ class Relaxation:
         for index in range(len(self.bounds), len(self.network.ops)):
             op = self.network.ops[index]
             if isinstance(op, Elementwise | Product | Maximum):
-                for source in set(op.inputs) & self.known.keys():
-                    self.intersect(source, self.known[source])
+                for source in self.structure.bounded_inputs(index):
+                    if source in self.known:
+                        self.intersect(source, self.known[source])
                 if tighten is not None:
                     tighten(index)
                 if self.observer is not None:
-                    for source in dict.fromkeys(op.inputs):
+                    for source in self.structure.bounded_inputs(index):
                         self.replace(source, self.observer.interval(self, source, self.bounds[source].interval))
-            self.bounds.append(propagate(op, self.inputs(index), self.dtype))
-            if isinstance(op, Elementwise) and self.structure.leaves_out(index):
+            found = propagate(op, self.inputs(index), self.dtype, self.rounded)
+            self.bounds.append(self._with_whole_ends(index, found) if self.rounded and self.network.keeping else found)
+            if self.rounded and isinstance(op, Elementwise) and self.structure.leaves_out(index):
                 self._leave_out(index)
         return self
+
+    def _with_whole_ends(self, index: int, bounds: NeuronBounds) -> NeuronBounds:
+        """Move ends inward to whole numbers in the boxes in which the op's values are such.
+
+        They are so in all boxes (``Network.whole``), or where an op that makes whole numbers of whole numbers has
+        inputs that are such, or have one value each, which is whole. A step function that follows may jump there.
+        """
+        x, whole = bounds.interval, _is_one_whole_number(bounds.interval)
+        if index in self.network.whole:
+            whole = torch.ones_like(whole)
+        elif index in self.network.keeping:
+            whole = whole | torch.stack([self._whole[i] for i in self.network.ops[index].inputs]).all(0)
+        self._whole.append(whole)
+        lower = torch.where(whole[:, None], x.lower.ceil(), x.lower)
+        upper = torch.where(whole[:, None], x.upper.floor(), x.upper)
+        return bounds.tightened(Interval(lower, upper))
 
     def _leave_out(self, index: int) -> None:
         """Note which neurons of a function have more than one value in some sample, if they are few."""
@@ -243,7 +271,7 @@ class Relaxation:
             measure: see ``lower_of_neurons``.
         """
         dtype = self.dtype
-        own = {i: self._own_step(i, part, sample, dtype) for i, part in (slopes or {}).items()}
+        own = self._function_steps(index, slopes, sample)
         own |= {i: self._own_planes(i, part, sample, dtype) for i, part in (tilts or {}).items()}
         found = self.lower_with(index, rows, sample, own, record, until)
         if measure and self._widens(found.passed):
@@ -273,7 +301,8 @@ class Relaxation:
             if dtype != BASE:
                 error = torch.add(error, radius, alpha=2 * unit_roundoff(dtype))
             constants.append(-dot(rows.abs(), error.unsqueeze(1)) * (1 + share))
-        passed = _Pass({index: DenseRows(narrow)}, constants, sample, own, record=record)
+        compared = self.structure.compares(index)
+        passed = _Pass({index: DenseRows(narrow)}, constants, sample, own, record=record, compared=compared)
         reached = self._back(passed, end, dtype)
         value = self._closed(passed, index, dtype)
         return LowerBounds(value, None if reached is None else reached.dense(), passed)
@@ -299,7 +328,7 @@ class Relaxation:
             measure: whether to go on in float64, from these rows on, if float32 widens their bounds too much.
         """
         op, mine, dtype = self.network.ops[index], self.bounds[index], self.dtype
-        own = {i: self._own_step(i, part, sample, dtype) for i, part in (slopes or {}).items()}
+        own = self._function_steps(index, slopes, sample)
         place = self._of(mine.point, sample).expand(len(neuron), -1).gather(1, neuron)
         constants, narrow = [sign * place], sign.to(dtype)
         step = self.step(index, dtype) if isinstance(op, Affine) else None
@@ -311,7 +340,7 @@ class Relaxation:
             pending = {op.inputs[0]: rows}
             if self.rounded:
                 constants.append(-self._of(step.alone, sample).expand(len(neuron), -1).gather(1, neuron))
-        passed = _Pass(pending, constants, sample, own)
+        passed = _Pass(pending, constants, sample, own, compared=self.structure.compares(index))
         self._back(passed, self.structure.start, dtype)
         found = self._closed(passed, index, dtype)
         if measure and self._widens(passed):
@@ -336,7 +365,7 @@ class Relaxation:
             if rows is None:
                 continue
             if index <= end:
-                passed.constants.append(-rows.weigh(self._end(index, dtype), passed.sample))
+                passed.constants.append(-rows.weigh(self._end(index, dtype), passed.sample, self.rounded))
                 reached = rows if index == end else reached
                 continue
             own = passed.own.get(index)
@@ -345,7 +374,7 @@ class Relaxation:
             if own is not None:
                 stepped = own.back(rows, torch.arange(len(rows.values), device=self.device))
             else:
-                stepped = self.step(index, dtype).back(rows, passed.sample)
+                stepped = self.step(index, dtype, passed.compared).back(rows, passed.sample)
             passed.constants += stepped.constants
             if stepped.charge is not None:
                 passed.charges.append(stepped.charge)
@@ -359,7 +388,7 @@ class Relaxation:
             return torch.stack(passed.constants).sum(0)
         for i in range(len(self._lost), index + 1):
             op, most = self.network.ops[i], 1 + self.bounds[i].radius.amax(1, keepdim=True)
-            products = underflows(op, sum(self.network.ops[source].size for source in op.inputs))
+            products = underflows(op, sum(self.network.ops[source].size for source in self.structure.given(i)))
             before = self._lost[-1] if i else (0.0, most)
             self._lost.append((before[0] + products, torch.maximum(before[1], most)))
         products, most = self._lost[index]
@@ -382,13 +411,14 @@ class Relaxation:
 
     # Steps
 
-    def step(self, index: int, dtype: torch.dtype) -> Step:
-        """Return the step through op ``index`` that all rows of a sample share."""
-        if (index, dtype) not in self._steps:
-            self._steps[index, dtype] = self._made(index, dtype)
-        return self._steps[index, dtype]
+    def step(self, index: int, dtype: torch.dtype, compared: bool = True) -> Step:
+        """Return the step through op ``index`` that all rows of a sample share; ``compared``: as a pair says."""
+        key = (index, dtype, compared and index in self.structure.pairs)
+        if key not in self._steps:
+            self._steps[key] = self._made(*key)
+        return self._steps[key]
 
-    def _made(self, index: int, dtype: torch.dtype) -> Step:
+    def _made(self, index: int, dtype: torch.dtype, compared: bool) -> Step:
         op, mine, inputs, uses = (
             self.network.ops[index],
             self.bounds[index],
@@ -402,19 +432,12 @@ class Relaxation:
                 return SumStep(op, mine, inputs, uses, dtype, self.rounded)
             case Elementwise():
                 slopes = Slopes(*op.function.slopes(inputs[0].interval, inputs[0].by_rows))
-                return self._function_step(op, mine, inputs, uses, slopes, dtype)
+                return self._function_step(index, None, slopes, dtype, compared)
             case Product():
                 return ProductStep(op, mine, inputs, uses, dtype, self.rounded)
             case Maximum():
                 return MaximumStep(op, mine, inputs, uses, dtype, self.rounded)
         raise TypeError(f"no step through {op.place}")
-
-    def _own_step(self, index: int, slopes: Slopes, sample: Tensor | None, dtype: torch.dtype) -> Step:
-        """The step through an elementwise op with each group's own slopes."""
-        op = self.network.ops[index]
-        assert isinstance(op, Elementwise)
-        mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
-        return self._function_step(op, mine, inputs, self.structure.uses[index], slopes, dtype)
 
     def _own_planes(self, index: int, tilt: Tensor, sample: Tensor | None, dtype: torch.dtype) -> Step:
         """The step through a product with each group's own planes."""
@@ -423,20 +446,37 @@ class Relaxation:
         mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
         return ProductStep(op, mine, inputs, self.structure.uses[index], dtype, self.rounded, tilt=tilt)
 
+    def _function_steps(
+        self, index: int, slopes: Mapping[int, Slopes] | None, sample: Tensor | None
+    ) -> dict[int, Step]:
+        """The steps of rows of op ``index`` through elementwise ops, with each group's own slopes."""
+        compared = self.structure.compares(index)
+        return {i: self._function_step(i, sample, part, self.dtype, compared) for i, part in (slopes or {}).items()}
+
     def _function_step(
-        self,
-        op: Elementwise,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        slopes: Slopes,
-        dtype: torch.dtype,
+        self, index: int, sample: Tensor | None, slopes: Slopes, dtype: torch.dtype, compared: bool
     ) -> Step:
+        """The step through an elementwise op, by the bounds of the groups' samples, with these slopes."""
+        op, pair, uses = self.network.ops[index], self.structure.pairs.get(index), self.structure.uses[index]
+        assert isinstance(op, Elementwise)
+        mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
         lower, upper = (slope if dtype == BASE else slope.to(dtype).to(BASE) for slope in (slopes.lower, slopes.upper))
         relaxation = op.function.relaxation(inputs[0].interval, lower, upper)
-        return FunctionStep(op, mine, inputs, uses, dtype, self.rounded, relaxation=relaxation)
+        if pair is None or not compared:
+            return FunctionStep(op, mine, inputs, uses, dtype, self.rounded, relaxation=relaxation)
+        first = self.network.ops[pair.first]
+        assert isinstance(first, Elementwise)
+        other = ComparedOp(first, *(self.bounds[i].pick(sample) for i in (pair.first, first.inputs[0], pair.apart)))
+        return DifferenceStep(
+            op, mine, inputs, uses, dtype, self.rounded, pair=pair, compared=other, relaxation=relaxation
+        )
 
     def rows_at_once(self, dtype: torch.dtype, coefficients: int) -> int:
         """Return how many rows, which have at most these numbers of coefficients, are propagated together."""
         limit = min(self.memory, CHUNK_BYTES) if self.device.type == "cpu" else self.memory
         return max(1, limit // (coefficients * dtype.itemsize * COPIES))
+
+
+def _is_one_whole_number(x: Interval) -> Tensor:
+    """Return (batch,) whether each element has one value, which is a whole number."""
+    return ((x.lower == x.upper) & (x.lower == x.lower.round())).all(1)

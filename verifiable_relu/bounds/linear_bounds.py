@@ -10,13 +10,14 @@ part, it could change the choice for the worse; with the same choice, it can onl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.differences import Secants
 from verifiable_relu.bounds.grouping import Grouping
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Gather
@@ -34,6 +35,7 @@ def bound_by_crown(
     after: int = -1,
     only: Mapping[int, Tensor] | None = None,
     max_unstable: int | None = None,
+    sources: Container[int] | None = None,
 ) -> Relaxation:
     """Bound every op, the inputs of nonlinear ones by rows; returns the relaxation.
 
@@ -46,16 +48,14 @@ def bound_by_crown(
             intervals.
         max_unstable: a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
             nearly everything is unstable is bounded badly whatever it costs. By default no layer does.
+        sources: the numbers of the ops that are bounded by rows; by default every input of a nonlinear op.
     """
 
     def tighten(index: int) -> None:
-        op = relaxation.network.ops[index]
-        for source in dict.fromkeys(op.inputs):
-            interval = relaxation.bounds[source].interval
-            if isinstance(op, Elementwise):
-                chosen = op.function.unstable(interval)
-            else:
-                chosen = torch.ones_like(interval.lower, dtype=torch.bool)
+        for source in relaxation.structure.bounded_inputs(index):
+            if sources is not None and source not in sources:
+                continue
+            chosen = _unstable(relaxation, source, index)
             if only is not None and index in only:
                 chosen = chosen & only[index]
             if max_unstable is not None:
@@ -63,11 +63,23 @@ def bound_by_crown(
             if by_rows and index > after:
                 _tighten(relaxation, source, index, chosen, None)
             if search is not None:
-                if isinstance(op, Elementwise):
-                    chosen = chosen & op.function.unstable(relaxation.bounds[source].interval)
+                chosen = chosen & _unstable(relaxation, source, index)
                 _tighten(relaxation, source, index, chosen, search)
 
     return relaxation.advance(tighten)
+
+
+def _unstable(relaxation: Relaxation, index: int, user: int) -> Tensor:
+    """Return the neurons of an input of op ``user`` of which better bounds are of use, (batch, n) bool."""
+    op, interval = relaxation.network.ops[user], relaxation.bounds[index].interval
+    if not isinstance(op, Elementwise):
+        return torch.ones_like(interval.lower, dtype=torch.bool)
+    if index in op.inputs:
+        return op.function.unstable(interval)
+    first = relaxation.network.ops[relaxation.structure.pairs[user].first]
+    assert isinstance(first, Elementwise)
+    z, moved = (relaxation.bounds[each.inputs[0]].interval for each in (first, op))
+    return Secants.of(first.function, op.function, z, moved).is_free
 
 
 def _tighten(relaxation: Relaxation, index: int, user: int, chosen: Tensor, search: Search | None) -> None:

@@ -83,16 +83,27 @@ def radius_about(point: Tensor, interval: Interval) -> Tensor:
     return reach.mul(1 + 4 * _UNIT).add(negligible(BASE))
 
 
-def propagate(op: Op, inputs: Sequence[NeuronBounds], reach_dtype: torch.dtype = BASE) -> NeuronBounds:
+def propagate(
+    op: Op, inputs: Sequence[NeuronBounds], reach_dtype: torch.dtype = BASE, rounded: bool = True
+) -> NeuronBounds:
     """Return the bounds of an op by interval arithmetic.
 
     Args:
         op: the op.
         inputs: the bounds of its inputs.
         reach_dtype: in which |W|·radius is computed for convolutions.
+        rounded: whether rounding is accounted for. Without, numbers are in the dtype of the inputs' bounds, and have
+            gradients.
     """
     x = inputs[0]
     match op:
+        case Affine() if not rounded:
+            point, radius = op.value(x.point), op.map.abs_apply(x.radius)
+            return NeuronBounds(Interval(point - radius, point + radius), point, radius)
+        case Product() if not rounded:
+            ends = [(each.interval.lower, each.interval.upper) for each in inputs]
+            corners = torch.stack([a * b for a in ends[0] for b in ends[1]])
+            return NeuronBounds.centred(Interval(corners.amin(0), corners.amax(0)))
         case Affine():
             return _affine(op, x, reach_dtype)
         case Elementwise():

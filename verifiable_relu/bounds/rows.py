@@ -150,10 +150,12 @@ class Rows(ABC):
         """The dtype of the coefficients."""
         return self.values.dtype
 
-    def weigh(self, vectors: SampleVectors, sample: Tensor | None) -> Tensor:
-        """Return at least |A|·vector, (groups, each), for one vector ≥ 0; underflow aside."""
+    def weigh(self, vectors: SampleVectors, sample: Tensor | None, rounded: bool = True) -> Tensor:
+        """Return at least |A|·vector, (groups, each), for one vector ≥ 0, underflow aside; or so but for rounding."""
         (vector,) = self.pick(vectors, sample)
         found = dot(self.values.abs().flatten(2), vector.flatten(2))
+        if not rounded:
+            return found
         return found * (1 + 2 * sum_error(sum_terms(self.count, self.dtype) + 2, self.dtype))
 
     def charge(self, vectors: SampleVectors, sample: Tensor | None) -> Tensor:

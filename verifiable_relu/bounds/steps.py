@@ -348,7 +348,7 @@ class ProductStep(Step):
             to_first, to_second = to_first + a.abs() * tilted[0], to_second + a * tilted[1]
         # Not an error alone: the gap is a part of the bound.
         given = [(first, rows.replace(to_first)), (second, rows.replace(to_second))]
-        return Stepped(given, [-rows.weigh(self._error, sample)])
+        return Stepped(given, [-rows.weigh(self._error, sample, self.rounded)])
 
     def forward(self, values: Sequence[Tensor], rows: Tensor, sample: Tensor | None) -> Tensor:
         (x, z, *tilted), (gap,) = ([p.squeeze(1) for p in t.dense(sample)] for t in (self._vectors, self._error))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from verifiable_relu.bounds.patches import PATCH_SHARE, PatchGrid
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, Image
-from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Sum
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Pair, Product, Sum
 
 LEAVE_OUT = 96
 """From this size on a dense layer's rows may leave out inputs that have one value."""
@@ -24,12 +25,36 @@ class NetworkStructure:
 
     Attributes:
         ops: of the network.
-        uses: how often each op is an input of another.
+        uses: how often each op is an input of another, or what a pair compares another with.
+        pairs: by ``Pair.second``.
     """
 
     ops: tuple[Op, ...]
     uses: tuple[int, ...]
+    pairs: Mapping[int, Pair] = field(default_factory=dict)
     _coefficients: dict[int, int] = field(default_factory=dict)
+
+    def bounded_inputs(self, index: int) -> tuple[int, ...]:
+        """Return the numbers of the ops by whose intervals a nonlinear op is bounded."""
+        pair, inputs = self.pairs.get(index), self.ops[index].inputs
+        return tuple(dict.fromkeys(inputs if pair is None else (*inputs, pair.apart)))
+
+    def given(self, index: int, compared: bool = True) -> tuple[int, ...]:
+        """Return the numbers of the ops to which the step back through an op hands rows."""
+        pair, inputs = self.pairs.get(index) if compared else None, self.ops[index].inputs
+        return inputs if pair is None else (*inputs, pair.apart, pair.first)
+
+    def compares(self, index: int) -> bool:
+        """Return True if an op depends on both ops of a pair: only then is the second one's value of use as f(z) + …"""
+        return index in self._comparing
+
+    @cached_property
+    def _comparing(self) -> set[int]:
+        before: list[set[int]] = []
+        for index, op in enumerate(self.ops):
+            before.append({index}.union(*(before[i] for i in op.inputs)))
+        pairs = [{pair.first, pair.second} for pair in self.pairs.values()]
+        return {index for index, mine in enumerate(before) if any(pair <= mine for pair in pairs)}
 
     @cached_property
     def widest(self) -> int:
@@ -101,7 +126,7 @@ class NetworkStructure:
             elif shape is None and op.inputs:
                 grid = None
             most = max(most, op.size if grid is None else 1)
-            for source in op.inputs:
+            for source in self.given(current):
                 before = grids.get(source, grid)
                 grids[source] = grid if grid is None or before is None else before.covering(grid)
         return most
@@ -125,7 +150,8 @@ class NetworkStructure:
         Rows come to the last nonlinear op once only: it is not worth the preparation.
         """
         users = [op for op in self.ops[index + 1 :] if index in op.inputs]
-        if len(users) != 1 or not isinstance(users[0], Affine) or index >= self.last_nonlinear:
+        compared = self.uses[index] != 1 or index in self.pairs
+        if compared or len(users) != 1 or not isinstance(users[0], Affine) or index >= self.last_nonlinear:
             return False
         linear = users[0].map
         return isinstance(linear, Dense) and linear.copies == 1 and not linear.is_sparse and linear.n_in >= LEAVE_OUT
@@ -137,5 +163,5 @@ _FOUND: WeakKeyDictionary[Network, NetworkStructure] = WeakKeyDictionary()
 def structure(network: Network) -> NetworkStructure:
     """Return the structure of a network, made when it is first asked for."""
     if network not in _FOUND:
-        _FOUND[network] = NetworkStructure(network.ops, network.uses)
+        _FOUND[network] = NetworkStructure(network.ops, network.uses, {pair.second: pair for pair in network.pairs})
     return _FOUND[network]

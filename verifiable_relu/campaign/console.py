@@ -29,8 +29,8 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import Observer
 from verifiable_relu.errors import printable
 from verifiable_relu.files import csv_cell
+from verifiable_relu.search.budget import SearchProgress
 from verifiable_relu.streams import write
-from verifiable_relu.verifiers.base import SearchProgress
 
 _COLOURS = {"sat": "red", "unsat": "green"}
 

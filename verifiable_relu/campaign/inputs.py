@@ -20,15 +20,15 @@ from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import Case, unasked
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
-from verifiable_relu.network import EVERYTHING, Chosen, Network, compare_at, onnx_bytes, read_onnx
-from verifiable_relu.network.graph import require_device
-from verifiable_relu.settings import neutral
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import EVERYTHING, Chosen, compare_at, onnx_bytes, read_onnx
+from verifiable_relu.search.batch import Verifier
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.registry import limited, make
+from verifiable_relu.settings import neutral, require_device
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.find import Networks, assigned, paths
 from verifiable_relu.spec.specfile import DeclaredNetwork, stem
-from verifiable_relu.verifiers.base import TimeBudget
-from verifiable_relu.verifiers.batch import Verifier
-from verifiable_relu.verifiers.registry import limited, make
 
 _COMPARED_BOXES = 4  # Most boxes of a property at whose points a network is compared with its ONNX file
 _KEPT_NETWORKS = 64 << 20  # Most bytes of ONNX files whose networks are kept, but for the last one
@@ -117,7 +117,7 @@ class Loader:
 
     Args:
         networks: the networks' files, by the names that VNN-LIB 2.0 files declare.
-        prepare: a function that every network goes through once it was read, such as ``network.hardened``.
+        prepare: a function that every network goes through once it was read, such as ``execution_model``.
         arithmetic: about which instances are asked; the results of those that cannot be read say it.
     """
 
@@ -217,7 +217,7 @@ class Loader:
                     same = known.network.name == name
                     return known if same else replace(known, network=replace(known.network, name=name)), len(data)
                 found = read_onnx(path, chosen=chosen, data=data)
-                whole = found.onnx == data
+                whole = found.source.onnx == data
                 found = found if self.prepare is None else self.prepare(found)
         except InputError as error:
             return error.located(path), len(data)
@@ -231,7 +231,7 @@ class Loader:
         if declared is None:
             return EVERYTHING
         found = Chosen(hidden=tuple(tensor.node for tensor in declared.hidden))
-        ports, inputs = [*self._network(path, found).network.ports], len(declared.inputs)
+        ports, inputs = [*self._network(path, found).network.source.ports], len(declared.inputs)
         for role, tensors, own in (
             ("inputs", declared.inputs, ports[:inputs]),
             ("outputs", declared.outputs, ports[inputs : inputs + len(declared.outputs)]),

@@ -29,11 +29,11 @@ from verifiable_relu.campaign.runner import QUIET, Case, Observer, ResultKeeper,
 from verifiable_relu.campaign.store import Store
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.files import on_disk
+from verifiable_relu.search.batch import Verifier, described
+from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.spec.find import paths
 from verifiable_relu.supervisor.forks import limit_memory
 from verifiable_relu.supervisor.workers import Deadline, Executor, Report, run_tasks
-from verifiable_relu.verifiers.base import TimeBudget
-from verifiable_relu.verifiers.batch import Verifier, described
 
 GRACE_S = 0.8  # Seconds after its time limit in which an instance may still end by itself
 _PROGRESS_EVERY_S = 0.2  # The least seconds between two messages about stages

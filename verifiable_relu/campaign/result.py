@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from verifiable_relu import __version__
-from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict, Witness
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "highspy", "z3-solver", "auto_LiRPA")
 
@@ -94,7 +94,7 @@ class Result:
         command: the command line that asked; empty where a Python program did.
         memory: the most bytes that the process which found the answer had had resident until then; None where unknown.
         certificate: the file of the verdict's certificate; empty where none was written.
-        mended: how the network's file was read where the standard does not say it (``Network.mended``).
+        mended: how the network's file was read where the standard does not say it (``Source.repairs``).
     """
 
     onnx: str
@@ -138,7 +138,7 @@ class Result:
 
     @property
     def disputed(self) -> bool:
-        """Return True if the checker refused the certificate of a claimed verdict: one of the two is wrong."""
+        """Return True if the checker refused the certificate of a claimed *sat*: one of the two is wrong."""
         return self.reason is Reason.UNCONFIRMED and self.detail.startswith(REFUSED)
 
     @property
@@ -257,7 +257,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
     margins = [o.margin for o in outcomes if o.margin is not None]
     whole: dict[str, Any] = {
         "margin": min(margins) if len(margins) == len(outcomes) else None, "seconds": stages, "unstable": unstable,
-        "subproblems": sum(counts) if len(counts) == len(outcomes) else None, "proof": None,
+        "subproblems": sum(counts) if len(counts) == len(outcomes) else None,
     }  # fmt: skip
     for outcome in outcomes:
         if outcome.verdict is Verdict.SAT:

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
 from verifiable_relu.campaign.store import assignment
 from verifiable_relu.errors import InputError, OutOfTime
+from verifiable_relu.search.batch import Account, QueryBatch, Verifier, described
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.supervisor.forks import peak_memory
-from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, fault
-from verifiable_relu.verifiers.batch import Account, QueryBatch, Verifier, described
 
 if TYPE_CHECKING:  # Certificates come with branch and bound, which other methods should not wait for.
     from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.proof.recorder import Recorder
 
 HEADLESS = "the last layer keeps the order of the outputs, which the property only compares, and was left out"
 
@@ -118,8 +120,8 @@ def run(
 
     A ``Result`` among the cases, such as one of ``unasked``, is only recorded, as this verifier's. An instance that a
     record in the store answers is not asked again. Each has a time limit of its own, which counts by the budget's
-    clock. Certificates of every sat and unsat are checked at once, for which instances are not charged; a verdict whose
-    certificate the checker refuses is *unknown* (``Result.disputed``).
+    clock. Certificates of every sat and unsat are checked at once, for which instances are not charged; a *sat* whose
+    certificate the checker refuses is *unknown* (``Result.disputed``), an *unsat* stands with a note.
 
     Returns:
         One result per instance, in their order.
@@ -152,6 +154,7 @@ class _Campaign:
     owner: list[int] = field(default_factory=list)
     members: dict[int, range] = field(default_factory=dict)
     outcomes: dict[int, dict[int, Outcome]] = field(default_factory=dict)
+    recorder: Recorder | None = None
 
     def settle(self) -> None:
         """Record the instances whose results are known, and put the queries of the others on the batch."""
@@ -171,7 +174,12 @@ class _Campaign:
                 # Heads that are of no account are left out.
                 queries.extend(query.without_head for query in case.queries)
                 self.owner.extend([index] * len(case.queries))
-        self.batch = QueryBatch(queries, self.budget, accounts, self.observer.stage)
+        if self.certificates is not None:
+            # Imported here, because few campaigns write certificates.
+            from verifiable_relu.proof.recorder import Recorder
+
+            self.recorder = Recorder()
+        self.batch = QueryBatch(queries, self.budget, accounts, self.observer.stage, observer=self.recorder)
 
     def earlier(self, case: Case) -> Result | None:
         if self.store is None:
@@ -230,26 +238,30 @@ class _Campaign:
         for other in self.members[index]:
             self.batch.close(other)
         found, certificate = self.certified(index, case)
-        network = case.queries[0].network
+        if self.recorder is not None:
+            for number in self.members[index]:
+                self.recorder.forget(number)
+        network, source = case.queries[0].network, case.queries[0].network.source
         result = Result(
             case.onnx, case.vnnlib, found.verdict, found.reason, found.method,
             max(sum(found.seconds.values()), case.timeout - case.spent - left),
-            found.trust, found.margin, found.witness, found.outputs, network.input_shape, found.detail, found.seconds,
+            found.trust, found.margin, found.witness, found.outputs, source.input_shape, found.detail, found.seconds,
             found.unstable, found.subproblems, network.digest, case.digest, self.method, case.timeout, files=case.files,
             arithmetic=network.arithmetic, processor_seconds=self.batch.processor(query),
             memory=None if self.store is None else peak_memory() or None, certificate=certificate,
-            mended=network.mended,
+            mended=source.repairs,
         )  # fmt: skip
         self.record(index, result)
 
     def certified(self, index: int, case: Case) -> tuple[Outcome, str]:
-        """The outcome of an instance, *checked* with a certificate, unknown where that is refused; and its file."""
+        """The outcome of an instance, *checked* with a certificate, unknown where a *sat* is refused; and its file."""
         # They are not needed afterwards, and proofs can be large.
         mine = [outcome for _, outcome in sorted(self.outcomes.pop(index).items())]
         joined = join(mine)
         if self.certificates is None or joined.verdict is Verdict.UNKNOWN:
             return joined, ""
-        kept = self.certificates.keep(case.onnx, case.vnnlib, case.queries, mine, case.timeout)
+        asked = case.onnx, case.vnnlib, case.queries
+        kept = self.certificates.keep(*asked, mine, case.timeout, self.recorder, self.members[index])
         if kept.accepted:
             return replace(joined, trust=Trust.CHECKED), kept.file
         if not kept.refused:

@@ -18,8 +18,8 @@ from verifiable_relu.campaign.result import Key, Result
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import csv_cell, replacement, write_whole
 from verifiable_relu.journal import Journal, RecordFormat, is_plain_file, read_journal, unusable
+from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.spec.specfile import SpecFile, Variable, exact_text, stem
-from verifiable_relu.verifiers.base import Verdict
 
 COLUMNS = (
     "onnx", "vnnlib", "answer", "trust", "seconds", "limit", "method", "reason", "margin", "unstable",

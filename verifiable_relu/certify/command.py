@@ -23,18 +23,18 @@ from verifiable_relu.campaign.runner import lost
 from verifiable_relu.campaign.store import assignment
 from verifiable_relu.certify_options import DISPUTED, TIMEOUT
 from verifiable_relu.errors import InputError, printable
-from verifiable_relu.network import deployed
-from verifiable_relu.network.onnx.compare import is_quantised
-from verifiable_relu.network.onnx.running import meant
+from verifiable_relu.execution.model import as_executed, execution_model
+from verifiable_relu.readers import is_quantised
+from verifiable_relu.search.batch import Verifier, answers
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.outcomes import Verdict
+from verifiable_relu.search.portfolio import Auto
 from verifiable_relu.spec.find import Networks, onnx_files
 from verifiable_relu.spec.property import Query
 from verifiable_relu.streams import complain, write
 from verifiable_relu.supervisor.forks import SetLimits, default_shares, process_memory, resident
 from verifiable_relu.supervisor.workers import DaskExecutor, Executor, InlineExecutor, LocalExecutor, Worker
-from verifiable_relu.verifiers.auto import Auto, recording
-from verifiable_relu.verifiers.base import TimeBudget, Verdict
-from verifiable_relu.verifiers.batch import Verifier, answers
-from verifiable_relu.verifiers.incomplete import Crown
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
@@ -57,8 +57,8 @@ def _loader(options: argparse.Namespace) -> Loader:
     lam, arithmetic = options.joint, options.arithmetic
     if lam is None and arithmetic == "real":
         return Loader(dict(options.network))
-    joint = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
-    return Loader(dict(options.network), partial(meant, arithmetic=arithmetic, joint=joint), arithmetic)
+    family = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
+    return Loader(dict(options.network), partial(execution_model, arithmetic=arithmetic, family=family), arithmetic)
 
 
 def _entry(
@@ -70,11 +70,10 @@ def _entry(
 
 
 def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, TimeBudget, Certificates | None]:
-    """The method, which records its proofs if certificates are wanted, its limits, and the folder of certificates."""
+    """Return the method, its limits, and the folder of certificates; None where none are wanted."""
     method, budget = chosen(options.method, options.device, options.memory, processes)
-    if options.certificates is None:
-        return method, budget, None
-    return recording(method), budget, _optional("certificates").Certificates(options.certificates)
+    wanted = options.certificates
+    return method, budget, None if wanted is None else _optional("certificates").Certificates(wanted)
 
 
 def _store(options: argparse.Namespace) -> AbstractContextManager[Store | None]:
@@ -160,7 +159,7 @@ def _in_float32(case: Case, result: Result, spent: float) -> bool:
     if result.verdict is not Verdict.UNSAT or result.arithmetic != "real" or result.method != Crown.name:
         return False
     try:
-        network = deployed(case.queries[0].network, "float32")
+        network = as_executed(case.queries[0].network, "float32")
     except (InputError, ArithmeticError, MemoryError):
         return False
     queries = [Query(network, query.property) for query in case.queries]
@@ -176,7 +175,7 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     note = printable(result.detail)
     said = f": {note}" if result.disputed else ""
     yield f"{printable(result.vnnlib)}: {result.answer} ({result.reason} by {result.method}{trust}){said}"
-    neurons = sum(network.nodes[i].size for i in network.activations)
+    neurons = sum(network.ops[i].size for i in network.activations)
     boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
     size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
     yield f"  network   {printable(result.onnx)}: {size}"
@@ -190,7 +189,7 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     if single:
         yield "  float32   the verdict holds for every evaluation in float32, too"
     runs = single or (result.answer == "unsat" and result.arithmetic != "real")
-    if runs and network.onnx is not None and is_quantised(network.onnx):
+    if runs and network.source.onnx is not None and is_quantised(network.source.onnx):
         yield "  int8      on processors without VNNI if onnxruntime's option session.x64quantprecision is 1"
     if result.unstable is not None:
         yield f"  unstable  {result.unstable} neurons"

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx
+import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.execution.operators import OperatorLog
 from verifiable_relu.execution.rounded import with_rounding
+from verifiable_relu.ir.enclosure import sample_points
 from verifiable_relu.ir.families import harden
 from verifiable_relu.ir.network import Network, live
+from verifiable_relu.readers.onnx.compare import compare_at
 from verifiable_relu.readers.onnx.model import load_model
 from verifiable_relu.readers.onnx.read import Reading
+from verifiable_relu.readers.onnx.write import write_onnx
 from verifiable_relu.readers.simplify import finished
 from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.settings import neutral
@@ -24,20 +28,19 @@ def as_executed(network: Network, arithmetic: str) -> Network:
     """Return a network as its ONNX file is computed in an arithmetic.
 
     Args:
-        network: read from an ONNX file.
+        network: read from an ONNX file, or one that can be written as such a file, which is then what is meant.
         arithmetic: ``real``, which leaves the network as it is, or one of ``rounding.ARITHMETICS``.
 
     Raises:
-        InputError: for another name.
+        InputError: for another name, or if onnxruntime computes something else than the operators of a quantised file.
         UnsupportedError: if the file has an operator, or a use of one, whose rounding is not modelled; names the node.
     """
     if arithmetic == "real":
         return network
     if arithmetic not in ARITHMETICS:
         raise InputError(f"unknown arithmetic '{arithmetic}'; there are real, {', '.join(ARITHMETICS)}")
-    if network.source.onnx is None:
-        raise UnsupportedError(f"the network '{network.name}' has no ONNX file, whose rounding alone is modelled")
-    model, _, _ = load_model(network.source.onnx, None, Reading)
+    data = write_onnx(network)
+    model, _, _ = load_model(data, None, Reading)
     log = OperatorLog()
     reading = Reading(model, log)
     declared = {tensor.type.tensor_type.elem_type for tensor in model.graph.input}
@@ -47,7 +50,11 @@ def as_executed(network: Network, arithmetic: str) -> Network:
         ops, output = with_rounding(*finished(reading.build, reading.output), log.operators, ARITHMETICS[arithmetic])
     except OverflowError as error:
         raise UnsupportedError(f"the network '{network.name}': {error}") from None
-    return replace(network, ops=live(ops, output)[0], arithmetic=arithmetic)
+    source = replace(network.source, onnx=data, run=None, batched=reading.batched)
+    found = replace(network, ops=live(ops, output)[0], arithmetic=arithmetic, source=source)
+    if any(operator.quantises for operator in log.operators.values()):
+        compare_at(found, sample_points((found.input_size,), torch.float64).numpy())
+    return found
 
 
 def execution_model(

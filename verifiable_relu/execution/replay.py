@@ -17,6 +17,7 @@ from verifiable_relu.runtime import kept_session
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
+@torch.no_grad()
 def replay(network: Network, x: np.ndarray) -> np.ndarray:
     """Return the outputs at a float32 point as what the network was made from computes them.
 
@@ -57,7 +58,8 @@ def evaluations(network: Network, x: np.ndarray) -> Iterator[tuple[str, Callable
         network: as it runs (``model.as_executed``).
         x: (input_size,) float32.
     """
-    if network.arithmetic == "float32" and network.source.onnx is not None:
+    # Of several networks in one, each part is run as it is.
+    if network.arithmetic == "float32" and (network.source.onnx is not None or network.source.run is not None):
         yield "onnxruntime", lambda: replay(network, x)
     if all(_is_evaluation(network, op) for op in network.ops[1:]):
         yield "torch, operator by operator,", lambda: evaluate_by_operators(network, x)

@@ -110,8 +110,8 @@ def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bo
     import torch
 
     from verifiable_relu.hardening.loop import default_optimizer, harden
-    from verifiable_relu.network.graph import device as find_device
     from verifiable_relu.nn.gates import HIDDEN
+    from verifiable_relu.settings import find_device
     from verifiable_relu.train.batches import DataError, loader
     from verifiable_relu.train.export import write_int8
 

@@ -18,12 +18,11 @@ from torch.nn.parameter import is_lazy
 
 from verifiable_relu.api.arguments import flag
 from verifiable_relu.bounds.change import substitution_change
-from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.ir.enclosure import sample_points
-from verifiable_relu.network import Network, from_torch, write_onnx
-from verifiable_relu.network.agreement import parting
-from verifiable_relu.network.family import swapped
+from verifiable_relu.ir.enclosure import find_difference, sample_points
+from verifiable_relu.ir.families import between
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Network
 from verifiable_relu.nn.gates import HIDDEN, Hardness, Rectifier
 from verifiable_relu.nn.places import (
     Place,
@@ -34,6 +33,7 @@ from verifiable_relu.nn.places import (
     require_replaced,
     substitute_relu,
 )
+from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
@@ -375,13 +375,11 @@ def _bound(
         return taken > patience
 
     with as_given():
-        read = [from_torch(model, shape, argument=argument) for model in (smooth, hard)]
-    # The bounds are computed on the CPU, whatever the model's device, and need no gradients of the weights.
-    first, second = (Network(tuple(n.map_tensors(lambda t: t.detach().cpu()) for n in r.nodes)) for r in read)
-    family = swapped(first, second)
+        first, second = (from_torch(model, shape, argument=argument, exact=True) for model in (smooth, hard))
+    family = between(first, second)
     _require_swap(family.limit, second)
-    ones = torch.ones(1, *shape, dtype=torch.float64)
-    found = substitution_change(family.to(torch.float64), Bounds(ones * region[0], ones * region[1]), stop=stop)
+    ones = torch.ones(1, family.input_size, dtype=torch.float64)
+    found = substitution_change(family, Interval(ones * region[0], ones * region[1]), stop=stop)
     largest = torch.maximum(-found.lower, found.upper).max().item()
     if not math.isfinite(largest):
         if stop():
@@ -392,10 +390,8 @@ def _bound(
 
 def _require_swap(found: Network, hard: Network) -> None:
     """Raise an InputError if the swapped smooth network computes other numbers than the hard model's network."""
-    x = sample_points(found.input_shape, torch.float64)
-    last = len(found.nodes) - 1
-    expected = hard.to(torch.float64).values(x)[-1]
+    x = sample_points((found.input_size,), torch.float64)
     # Numbers that are made of λ are rounded to the modules' precision.
-    apart = parting(found.nodes, x, {last: expected}, 2 * unit_roundoff(torch.float32))
+    apart = find_difference(found.ops, x, {len(found.ops) - 1: hard(x)}, 2 * unit_roundoff(torch.float32))
     if apart is not None:
         raise InputError(f"the swap is not the one of the model's activations alone: {apart}")

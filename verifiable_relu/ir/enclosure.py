@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.ir.linear import Convolution, LinearMap
+from verifiable_relu.ir.linear import Convolution, Diagonal, LinearMap
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Op, Product
 from verifiable_relu.rounding import ENCLOSE_OWN, ENCLOSE_TINY, ENCLOSE_UNITS, above, below, largest, tiny
 
@@ -94,6 +94,8 @@ class Arithmetic:
 
     def _affine(self, op: Affine, x: Enclosed) -> Enclosed:
         part, moved = self.sums(op.map.terms) + 2 * op.weight_error, np.array(not op.map.terms and op.is_exact)
+        # A factor of 1 may stand for several of the source, each of which rounds.
+        moved = moved & (self.knows_zeros | (not isinstance(op.map, Diagonal)))
         value = self.apply(op.map, x.value, False)
         error = self.apply(op.map, x.error if moved else x.error + part * x.magnitude, True)
         if op.bias is not None:

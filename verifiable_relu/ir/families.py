@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import torch
+
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
 from verifiable_relu.ir.functions.hardened import Hardened
@@ -168,8 +170,10 @@ def find_argument(ops: Sequence[Op], index: int, runs: bool = False) -> Argument
         elif not isinstance(op.map, Diagonal):
             return found
         elif bool((op.map.weight != 1).any()):
-            number = op.map.weight.reshape(-1)[0] if op.map.divisor is None else op.map.divisor.reshape(-1)[0]
-            if chosen or bool((op.map.weight != op.map.weight.reshape(-1)[0]).any()):
+            numbers = op.map.weight if op.map.divisor is None else op.map.divisor
+            # Several numbers that are equal are several still: certificates count them so.
+            number, several = numbers.reshape(-1)[0], numbers.numel() > 1 and numbers.stride() != (0,)
+            if chosen or several or not torch.isfinite(number):
                 normalised = bool(op.weight_error) and op.map.divisor is None and not chosen
                 return found if normalised else replace(found, vague=op.name)
             exact = op.map.divisor is not None

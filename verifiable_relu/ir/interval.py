@@ -29,3 +29,7 @@ class Interval:
     def intersect(self, other: Interval) -> Interval:
         """Return what both say."""
         return Interval(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
+
+    def to(self, device: torch.device | str) -> Interval:
+        """Return the intervals on a device."""
+        return Interval(self.lower.to(device), self.upper.to(device))

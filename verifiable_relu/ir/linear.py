@@ -432,14 +432,14 @@ class Convolution(LinearMap):
             return F.conv2d(image, weight, None, self.stride, 0, self.dilation, self.groups).flatten(1)
         kernels, parts = weight.reshape(self.groups, -1, self.terms), []
         for part in image.split(self._at_once(self.groups * self.terms)):
-            columns = F.unfold(part, **self._window).reshape(len(part), self.groups, self.terms, -1)
+            columns = F.unfold(part, **self._window).unflatten(1, (self.groups, self.terms))
             parts.append((kernels @ columns).flatten(1))
         return torch.cat(parts)
 
     def transpose(self, a: Tensor) -> Tensor:
         top, left, _, _ = self.padding
         image = self.transpose_images(a.reshape(len(a), *self.out_shape), self._padded)
-        return image[:, :, top : top + self.in_shape[1], left : left + self.in_shape[2]].reshape(len(a), -1)
+        return image[:, :, top : top + self.in_shape[1], left : left + self.in_shape[2]].flatten(1)
 
     def transpose_images(self, a: Tensor, size: tuple[int, int]) -> Tensor:
         """Return Wᵀ·a for a map of this kernel between images of other sizes.
@@ -461,7 +461,7 @@ class Convolution(LinearMap):
             return F.conv_transpose2d(a, weight, None, self.stride, 0, beyond, self.groups, self.dilation)
         kernels, parts = self.weight_in(a.dtype, a.device).reshape(self.groups, -1, self.terms).transpose(1, 2), []
         for part in a.split(self._at_once(self.groups * self.terms, math.prod(a.shape[2:]))):
-            columns = kernels @ part.reshape(len(part), self.groups, kernels.shape[2], -1)
+            columns = kernels @ part.flatten(2).unflatten(1, (self.groups, kernels.shape[2]))
             parts.append(F.fold(columns.flatten(1, 2), (reach[0], reach[1]), **self._window))
         return F.pad(torch.cat(parts), (0, beyond[1], 0, beyond[0]))
 

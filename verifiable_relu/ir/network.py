@@ -299,6 +299,12 @@ class Network:
         return whole_ops(self.ops)
 
     @cached_property
+    def keeping(self) -> frozenset[int]:
+        """Numbers of the ops that make whole numbers of whole numbers; none, if no step function makes any."""
+        keeping = (index for index, op in enumerate(self.ops) if index and op.keeps_whole)
+        return frozenset(keeping if self.whole else ())
+
+    @cached_property
     def counted(self) -> dict[str, Tensor]:
         """Inputs that matter only through the whole numbers that one step function makes of them.
 

@@ -1,1 +1,90 @@
-"""From files and modules to flat networks."""
+"""Flat networks from ONNX files and torch modules, and to ONNX files; a network is believed once it was compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiable_relu.errors import InputError
+from verifiable_relu.files import read_bytes
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers.onnx.compare import compare, compare_at, is_quantised, require_runs
+from verifiable_relu.readers.onnx.model import EVERYTHING, MAX_BYTES, Chosen, require_onnx
+from verifiable_relu.readers.onnx.read import read_flat
+from verifiable_relu.settings import neutral
+
+if TYPE_CHECKING:
+    from verifiable_relu.readers.onnx.write import write_onnx
+    from verifiable_relu.readers.torch.reading import from_torch, runner
+
+__all__ = [
+    "EVERYTHING",
+    "Chosen",
+    "compare_at",
+    "from_torch",
+    "is_quantised",
+    "onnx_bytes",
+    "read_onnx",
+    "runner",
+    "write_onnx",
+]
+
+
+@neutral()
+def read_onnx(
+    source: Path | str | bytes, name: str | None = None, chosen: Chosen = EVERYTHING, data: bytes | None = None
+) -> Network:
+    """Read a network from an ONNX file (gzipped or not) or from the bytes of one.
+
+    Args:
+        source: the path, or the file's bytes. Where ``NAME`` does not exist but ``NAME.gz`` does, that is read.
+        name: what to call the network; by default the file's stem.
+        chosen: the tensors of the file that are the network's inputs and outputs.
+        data: the bytes of the file that ``source`` names, unpacked, where they have been read (``onnx_bytes``).
+
+    Raises:
+        UnsupportedError: if an operator, or the form in which it is used, is not supported; names the node.
+        InputError: if the file is missing, malformed, refused by the ONNX checker or by onnxruntime, holds NaN or
+            infinite parameters, or computes something else than the network that was read from it.
+    """
+    if isinstance(source, bytes):
+        return _read(source, name or "network", None, chosen)
+    path = Path(source)
+    try:
+        given = onnx_bytes(path) if data is None else data
+        return _read(given, name or Path(path.name.removesuffix(".gz")).stem, path.parent, chosen)
+    except InputError as error:
+        raise error.located(path) from error
+
+
+def onnx_bytes(path: Path) -> bytes:
+    """Return the bytes of an ONNX file, unpacked.
+
+    Raises:
+        InputError: if the file cannot be read, is larger than ``MAX_BYTES``, or begins as no ONNX file does.
+    """
+    return read_bytes(path, MAX_BYTES, require_onnx)
+
+
+def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
+    # A file with several inputs or outputs must run, too, with what the network leaves out of it.
+    network, reading = read_flat(data, name, folder, chosen, require_runs)
+    ops = reading.build.ops
+    places = {name: value.op for name, value in reading.computed().items() if value.index is None}
+    # Large files are in memory several times over by now.
+    del reading
+    compare(network, ops, places)
+    return network
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a network of a file need not wait for."""
+    if name in ("from_torch", "runner"):
+        from verifiable_relu.readers.torch import reading
+
+        return getattr(reading, name)
+    if name == "write_onnx":
+        from verifiable_relu.readers.onnx.write import write_onnx
+
+        return write_onnx
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -43,21 +43,15 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def numbers(self) -> np.ndarray:
         """The number of each element in the op's vector, in the tensor's shape; −1 for the constant 0."""
-        index = np.arange(self.size) if self.index is None else self.index
-        return index.reshape(self.shape)
+        return (np.arange(self.size) if self.index is None else self.index).reshape(self.shape)
 
     def reshaped(self, shape: Sequence[int]) -> Value:
-        """Return the elements in order under another shape.
-
-        Raises:
-            InputError: if the number of elements changes.
-        """
+        """Return the elements in order under another shape; the number of elements stays."""
         if math.prod(shape) != self.size:
             raise InputError(f"reshapes {self.shape} to {tuple(shape)}")
         return Value(self.op, tuple(shape), self.index)
@@ -123,11 +117,7 @@ class Builder:
         return self.sum(*terms)
 
     def broadcast(self, x: Value, shape: Sequence[int]) -> Value:
-        """Return x repeated along axes.
-
-        Raises:
-            UnsupportedError: if it does not broadcast.
-        """
+        """Return x repeated along axes; what does not broadcast is refused."""
         if x.shape == tuple(shape):
             return x
         try:
@@ -137,11 +127,7 @@ class Builder:
         return self.moved(x, numbers)
 
     def transposed(self, x: Value, axes: Sequence[int]) -> Value:
-        """Return x with its axes in another order: axis i of the result is axis ``axes[i]`` of x.
-
-        Raises:
-            InputError: if that is no order of the axes.
-        """
+        """Return x with its axes in another order: axis i of the result is axis ``axes[i]`` of x."""
         if sorted(axes) != list(range(len(x.shape))):
             raise InputError(f"the axes {tuple(axes)} of shape {x.shape}")
         return self.moved(x, np.arange(x.size).reshape(x.shape).transpose(axes))
@@ -168,35 +154,15 @@ class Builder:
         error: float = 0.0,
         bias_error: float = 0.0,
     ) -> Value:
-        """Return W·x + b.
-
-        Args:
-            x: the input, (n_in elements).
-            map: W.
-            bias: b, (n_out,).
-            shape: of the result.
-            error, bias_error: relative errors of the weights and of the bias.
-        """
+        """Return W·x + b in a shape; ``error`` and ``bias_error``: relative, of the weights and of the bias."""
         source, off = self.in_place(x), None
         if bias is not None and bias_error:
             off = torch.from_numpy(np.where(bias == 0, 0.0, above(bias_error * bias.double().abs().numpy())))
-        op = Affine(
-            name=self.name,
-            inputs=(source,),
-            size=map.n_out,
-            map=map,
-            bias=bias,
-            weight_error=error,
-            bias_error=off,
-        )
-        return self._append(op, shape)
+        weights = {"map": map, "bias": bias, "weight_error": error, "bias_error": off}
+        return self._append(Affine(name=self.name, inputs=(source,), size=map.n_out, **weights), shape)  # type: ignore[arg-type]
 
     def constant(self, numbers: Tensor, shape: Shape) -> Tensor:
-        """Return a constant that is broadcast to a shape, (elements,).
-
-        Raises:
-            UnsupportedError: if broadcasting would enlarge the shape.
-        """
+        """Return a constant that is broadcast to a shape, (elements,), and does not enlarge it."""
         small = tuple(numbers.shape)
         if len(small) > len(shape) or any(a not in (1, b) for a, b in zip(small[::-1], shape[::-1], strict=False)):
             raise UnsupportedError(f"broadcasts a value of shape {shape} against a constant of shape {small}")
@@ -237,23 +203,14 @@ class Builder:
         return self.affine(x, Diagonal(weight, by), added, x.shape, error, shift_error)
 
     def divided(self, x: Value, by: Tensor) -> Value:
-        """Return x/by, ``by`` being broadcast to the shape of x.
-
-        Raises:
-            InputError: for a division by zero.
-            UnsupportedError: if a reciprocal is beyond float64's normal range.
-        """
+        """Return x/by, ``by`` being broadcast to the shape of x."""
         factor, error = quotient(1.0, by)
         return self.scale(x, factor, error=error, divisor=by)
 
     def dense(
         self, x: Value, weight: Tensor, bias: Tensor | None = None, error: float = 0.0, bias_error: float = 0.0
     ) -> Value:
-        """Return x·weightᵀ + bias over the last axis; ``weight`` (out, in), ``bias`` (out,).
-
-        Raises:
-            InputError: if the shapes do not fit.
-        """
+        """Return x·weightᵀ + bias over the last axis; ``weight`` (out, in), ``bias`` (out,)."""
         if not x.shape or weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
             raise InputError(f"a weight of shape {tuple(weight.shape)} (outputs, inputs) does not fit inputs {x.shape}")
         copies, shape = x.size // x.shape[-1], (*x.shape[:-1], len(weight))
@@ -270,9 +227,8 @@ class Builder:
 
         Args:
             x: the input.
-            weight: (out, in / groups, height, width).
+            weight: (out, in / groups, height, width), of a relative ``error``.
             bias: (out,), or one number.
-            error: relative, of the weights.
             window: stride, padding, dilation and groups, as ``Convolution`` takes them.
         """
         channels, height, width = x.shape[-3:]
@@ -298,32 +254,23 @@ class Builder:
         bias: np.ndarray | None = None,
         error: float = 0.0,
     ) -> Value:
-        """Return Σ_k weight[i, k]·x[index[i, k]] + bias[i].
+        """Return Σ_k weight[i, k]·x[index[i, k]] + bias[i] in a shape.
 
         Args:
-            x: whose elements are summed.
             index: (outputs, terms), or any shape with as many entries.
-            weight: of the shape of ``index``.
-            shape: of the result.
+            weight: of the shape of ``index``, of a relative ``error``.
             bias: (outputs,).
-            error: relative, of the weights.
-
-        Raises:
-            UnsupportedError: for a result without elements.
         """
         if not math.prod(shape):
             raise UnsupportedError("a computed tensor without elements")
         rows = math.prod(shape)
-        source, places = self._unmoved(x, np.asarray(index, np.int64).reshape(rows, -1))
+        places = np.asarray(index, np.int64).reshape(rows, -1)
+        places = places if x.index is None else x.index[places]
+        source = Value(x.op, (self.ops[x.op].size,))
         numbers = tensor(np.broadcast_to(weight, index.shape).reshape(rows, -1))
         numbers = torch.where(torch.from_numpy(places < 0), 0.0, numbers)
         map = Sparse(torch.from_numpy(np.maximum(places, 0)), numbers, source.size)
         return self.affine(source, map, None if bias is None or not bias.any() else tensor(bias), shape, error)
-
-    def _unmoved(self, x: Value, index: np.ndarray) -> tuple[Value, np.ndarray]:
-        """Return the whole vector of an op, and the numbers there of elements of x by their numbers in x."""
-        whole = Value(x.op, (self.ops[x.op].size,))
-        return whole, index if x.index is None else x.index[index]
 
     # What is not affine
 
@@ -342,20 +289,12 @@ class Builder:
         return self._append(Product(name=self.name, inputs=inputs, size=x.size), x.shape)
 
     def matmul(self, x: Value, y: Value) -> Value:
-        """Return the matrix product of two values, as ``numpy.matmul`` has it: products of elements, and their sums.
-
-        Raises:
-            ValueError: if the shapes do not fit.
-            UnsupportedError: if there are more than ``MOST_PRODUCTS`` products.
-        """
+        """Return the matrix product of two values, as ``numpy.matmul`` has it: products of elements, and their sums."""
         shape = np.matmul(np.empty(x.shape, np.bool_), np.empty(y.shape, np.bool_)).shape
         inner = x.shape[-1]
         if math.prod(shape) * inner > MOST_PRODUCTS:
             raise UnsupportedError(f"more than {MOST_PRODUCTS} products of two computed values")
-        left, right = (np.arange(v.size).reshape(v.shape) for v in (x, y))
-        rows = left[None, :] if left.ndim == 1 else left
-        columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
-        first, second = np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
+        first, second = paired(*(np.arange(v.size).reshape(v.shape) for v in (x, y)))
         products = self.product(self.moved(x, first), self.moved(y, second))
         return self.added_up(products.reshaped((*shape, inner)))
 
@@ -403,12 +342,16 @@ class Builder:
         numbers = np.where(sorted_ < 0, sorted_[:1], sorted_)
         if len(numbers) == 1:
             return self.moved(x, numbers.reshape(tuple(shape)))
-        source = x
-        if x.index is not None and not (x.index < 0).any():
-            source, numbers = self._unmoved(x, numbers)
-        op = self.in_place(source)
+        op = x.op
+        if x.index is None or (x.index < 0).any():
+            op = self.in_place(x)
+        else:
+            numbers = x.index[numbers]
         made = Maximum(
-            name=self.name, inputs=(op,), size=math.prod(shape), candidates=torch.from_numpy(numbers.astype(np.int64))
+            name=self.name,
+            inputs=(op,),
+            size=math.prod(shape),
+            candidates=torch.from_numpy(np.array(numbers, np.int64)),
         )
         return self._append(made, shape)
 
@@ -428,18 +371,21 @@ def _is_permutation(index: np.ndarray) -> bool:
     return bool((np.bincount(index[index >= 0], minlength=len(index)) == 1).all())
 
 
-_LARGEST_WHOLE = 2.0**53
+def paired(left: np.ndarray, right: np.ndarray) -> Sequence[np.ndarray]:
+    """Return the two factors of each product that ``numpy.matmul`` sums, (…, terms) both."""
+    rows = left[None, :] if left.ndim == 1 else left
+    columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
+    return np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
 
 
 def tensor(array: np.ndarray) -> Tensor:
     """Return a parameter as a tensor: float32 and float64 keep their bits, float16 and whole numbers widen.
 
-    Raises:
-        UnsupportedError: if it is of another type, or a whole number beyond those that float64 holds.
+    Other types are refused, and whole numbers beyond those that float64 holds.
     """
     if array.dtype.kind in "iub":
         wide = array.astype(np.float64)
-        if wide.size and float(np.abs(wide).max()) > _LARGEST_WHOLE:
+        if wide.size and float(np.abs(wide).max()) > 2.0**53:
             raise UnsupportedError("a whole number of more than 53 bits")
         single = wide.astype(np.float32)
         return torch.from_numpy(single if bool((single == wide).all()) else wide)

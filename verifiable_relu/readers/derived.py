@@ -46,38 +46,39 @@ _BITS = 160
 _DIGITS = decimal.Context(prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[decimal.InvalidOperation])
 _MAX_EXPONENT = 10_000
 
-Objects = np.ndarray
-"""An array of dtype object of fractions, with ±inf as floats where a number is infinite."""
-
 
 @dataclass(frozen=True, eq=False)
 class Derived:
     """An array of numbers, each known up to a part of itself.
 
     Attributes:
-        values: of dtype object, fractions.
+        values: of dtype object: fractions, and ±inf as floats where a number is infinite.
         error: |true − value| ≤ error·|value| for each of them; 0 means that they are exact.
     """
 
-    values: Objects
+    values: np.ndarray
     error: Fraction = Fraction(0)
 
     @staticmethod
     def of(numbers: np.ndarray | Derived) -> Derived:
-        """The exact numbers of an array of floats or integers."""
-        return numbers if isinstance(numbers, Derived) else Derived(fractions(numbers))
+        """Return the exact numbers of an array of floats or integers; NaN is refused."""
+        if isinstance(numbers, Derived):
+            return numbers
+        if np.issubdtype(numbers.dtype, np.floating) and bool(np.isnan(numbers).any()):
+            raise InputError("a constant is NaN")
+        exact = int if np.issubdtype(numbers.dtype, np.integer) or numbers.dtype == np.bool_ else float
+        return Derived(_each(lambda x: Fraction(exact(x)) if math.isfinite(x) else float(x), numbers))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The array's shape."""
         return self.values.shape
 
     def moved(self, move: Callable[[np.ndarray], Any]) -> Derived:
-        """The numbers after a move that computes nothing."""
+        """Return the numbers after a move that computes nothing, or one that is exact for each number by itself."""
         return Derived(_array(move(self.values)), self.error)
 
 
-def _array(values: Any) -> Objects:
+def _array(values: Any) -> np.ndarray:
     """Arithmetic on arrays without axes gives their entries: these are packed again."""
     if isinstance(values, np.ndarray):
         return values
@@ -86,34 +87,20 @@ def _array(values: Any) -> Objects:
     return packed
 
 
-def _each(function: Callable[..., Any], *arrays: Objects) -> Objects:
+def _each(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
     return _array(np.frompyfunc(function, len(arrays), 1)(*arrays))
 
 
-def fractions(numbers: np.ndarray) -> Objects:
-    """The numbers of an array of floats or integers, as fractions.
-
-    Raises:
-        InputError: for NaN.
-    """
-    if np.issubdtype(numbers.dtype, np.floating) and bool(np.isnan(numbers).any()):
-        raise InputError("a constant is NaN")
-    exact = int if np.issubdtype(numbers.dtype, np.integer) or numbers.dtype == np.bool_ else float
-    return _each(lambda x: Fraction(exact(x)) if math.isfinite(x) else float(x), numbers)
-
-
 def both(first: float, second: float) -> float:
-    """The relative error of a product of two numbers with relative errors."""
-    if not (first and second):
-        return first or second
-    return not_below((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
+    """Return the relative error of a product of two numbers with relative errors."""
+    return first or second if not (first and second) else not_below((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
 def linear(function: Callable[..., Any], *operands: Derived) -> Derived:
-    """A sum of products of numbers of the operands, at most one of each in a product.
+    """Return a sum of products of numbers of the operands, at most one of each in a product.
 
     With relative errors e_i, the sum is off by (Π(1 + e_i) − 1) times the sum of the products' sizes.
 
@@ -131,76 +118,50 @@ def linear(function: Callable[..., Any], *operands: Derived) -> Derived:
         return Derived(found)
     part = math.prod((1 + one.error for one in operands), start=Fraction(1)) - 1
     sizes = _array(function(*(_each(abs, one.values) for one in operands)))
-    return Derived(found, _largest_share(found, sizes) * part)
-
-
-def _largest_share(found: Objects, sizes: Objects) -> Fraction:
     shares = [size / abs(x) if x else None for x, size in zip(found.flat, sizes.flat, strict=True) if size]
     if any(share is None or isinstance(share, float) for share in shares):
         raise UnsupportedError("computes a constant of which rounding leaves nothing")
-    return max((share for share in shares if share is not None), default=Fraction(1))
-
-
-def negative(x: Derived) -> Derived:
-    """−x."""
-    return x.moved(lambda values: -values)
+    return Derived(found, max((share for share in shares if share is not None), default=Fraction(1)) * part)
 
 
 def selected(function: Callable[..., Any], *operands: Derived) -> Derived:
-    """A function of exact numbers, element by element.
-
-    Raises:
-        UnsupportedError: if a number is not exact.
-    """
+    """Return a function of exact numbers, element by element; others are refused."""
     if any(one.error for one in operands):
         raise UnsupportedError("computes with a constant that is known up to rounding only")
     return Derived(_each(function, *(one.values for one in operands)))
 
 
 def reciprocal(x: Derived) -> Derived:
-    """1/x.
-
-    Raises:
-        InputError: for a division by zero.
-    """
+    """Return 1/x; a division by zero is refused."""
     if not all(x.values.flat):
         raise InputError("divides by zero")
     return Derived(_each(lambda v: 1 / v, x.values), x.error / (1 - x.error))
 
 
 def root(x: Derived) -> Derived:
-    """√x, rounded to ``_BITS`` bits where it is irrational.
-
-    Raises:
-        InputError: for a negative number.
-    """
+    """Return √x, rounded to ``_BITS`` bits where it is irrational; a negative number is refused."""
     if any(v < 0 for v in x.values.flat):
         raise InputError("the root of a negative number")
-    pairs = [_root(v) for v in x.values.flat]
-    values = np.empty(x.shape, dtype=object)
-    values.reshape(-1)[:] = [value for value, _ in pairs]
+    values = _each(_root, x.values)
+    exact = all(r * r == v for r, v in zip(values.flat, x.values.flat, strict=True))
     # √(1 + e) is at most 1 + e/2, and √(1 − e) at least 1 − (e + e²)/2.
-    error = Fraction(0) if all(exact for _, exact in pairs) else Fraction(1, 2**_BITS)
+    error = Fraction(0) if exact else Fraction(1, 2**_BITS)
     return Derived(values, (1 + error) * (1 + (x.error + x.error**2) / 2) - 1)
 
 
-def _root(value: Fraction) -> tuple[Fraction, bool]:
-    """A root, off by at most 2^−160 of itself, and whether it is exact."""
+def _root(value: Fraction) -> Fraction:
+    """Return a root, off by at most 2^−160 of itself, and exact where it is rational."""
     top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
     if top * top == value.numerator and bottom * bottom == value.denominator:
-        return Fraction(top, bottom), True
+        return Fraction(top, bottom)
     # √(n/d) = √(n·d)/d, with enough binary places that the root's whole part has more than 160 bits.
     product = value.numerator * value.denominator
     places = max(0, _BITS + 1 - product.bit_length() // 2)
-    return Fraction(math.isqrt(product << 2 * places), value.denominator << places), False
+    return Fraction(math.isqrt(product << 2 * places), value.denominator << places)
 
 
 def exponential(x: Derived) -> Derived:
-    """eˣ, to about 50 digits.
-
-    Raises:
-        UnsupportedError: if x is too large.
-    """
+    """Return eˣ, to about 50 digits; large exponents are refused."""
     most = max((abs(v) for v in x.values.flat), default=Fraction(0))
     if most > _MAX_EXPONENT:
         raise UnsupportedError("the exponential of a large constant")
@@ -209,12 +170,7 @@ def exponential(x: Derived) -> Derived:
 
 
 def logarithm(x: Derived) -> Derived:
-    """The natural logarithm, to about 50 digits of 1.
-
-    Raises:
-        InputError: for a number that is not positive.
-        UnsupportedError: for a number next to 1, or one that is not exact.
-    """
+    """Return the natural logarithm of exact numbers > 0, to about 50 digits of 1; numbers next to 1 are refused."""
     if not all(v > 0 for v in x.values.flat):
         raise InputError("the logarithm of a number that is not positive")
     values = selected(lambda v: Fraction(_decimal(v).ln(_DIGITS)), x).values
@@ -230,7 +186,7 @@ def _decimal(value: Fraction) -> decimal.Decimal:
 
 
 def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
-    """The sum of two arrays in float64 where it is exact, whatever their sizes; else None.
+    """Return the sum of two arrays in float64 where it is exact, whatever their sizes; else None.
 
     What a sum rounds off is a float64 number (D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
     """
@@ -243,7 +199,7 @@ def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
 
 
 def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
-    """The product of two arrays in float64 where their types say that it is exact; else None."""
+    """Return the product of two arrays in float64 where their types say that it is exact; else None."""
     short = (np.float16, np.float32, np.int8, np.uint8, np.int16, np.uint16)
     if first.dtype not in short or second.dtype not in short:
         return None
@@ -254,7 +210,7 @@ def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
 
 
 def settled(x: Derived, like: np.dtype) -> np.ndarray | Derived:
-    """The numbers as an array of floats where that holds them exactly: of the type ``like``, or else of float64."""
+    """Return an array of the type ``like``, or of float64, where that holds the numbers exactly; else the numbers."""
     if x.error:
         return x
     for kind in (like, np.dtype(np.float64)):
@@ -266,8 +222,8 @@ def settled(x: Derived, like: np.dtype) -> np.ndarray | Derived:
     return x
 
 
-def _nearest(values: Objects) -> np.ndarray:
-    """The nearest float64 numbers; infinite ones where they are too large."""
+def _nearest(values: np.ndarray) -> np.ndarray:
+    """Return the nearest float64 numbers; infinite ones where they are too large."""
 
     def nearest(value: Fraction | float) -> float:
         try:
@@ -276,11 +232,11 @@ def _nearest(values: Objects) -> np.ndarray:
         except OverflowError:
             return math.inf if value > 0 else -math.inf
 
-    return np.array([nearest(value) for value in values.flat], dtype=np.float64).reshape(values.shape)
+    return np.asarray(_each(nearest, values), dtype=np.float64)
 
 
 def cast(x: Derived, kind: np.dtype) -> np.ndarray:
-    """The numbers in another type: rounded to nearest where it is one of floats, towards 0 where it is one of integers.
+    """Return the numbers in another type, rounded: to nearest for floats, towards 0 for integers.
 
     Raises:
         UnsupportedError: if what is known of a number does not tell, or the type cannot hold it.
@@ -300,7 +256,7 @@ def _cast(value: Fraction | float, kind: np.dtype) -> Any:
     if kind == np.bool_:
         return value != 0
     with np.errstate(over="ignore"):
-        near = np.array(_nearest(_array(value))).astype(kind)[()]
+        near = _nearest(_array(value)).astype(kind)[()]
         # Rounded twice, it may be the neighbour of the nearest number.
         around = [near, below(near), above(near)]
     finite = [n for n in around if np.isfinite(n)]
@@ -311,7 +267,7 @@ def _cast(value: Fraction | float, kind: np.dtype) -> Any:
 
 
 def rounded(x: Derived) -> tuple[Tensor, float]:
-    """The nearest float64 numbers, and their relative error.
+    """Return the nearest float64 numbers, and their relative error.
 
     Raises:
         UnsupportedError: if a number that is not exact is beyond float64's normal range, or not known well.
@@ -336,7 +292,7 @@ def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
 
 
 def quotient(numerator: Tensor | float, divisor: Tensor) -> tuple[Tensor, float]:
-    """The nearest float64 numbers to numerator/divisor, element by element, and their relative error.
+    """Return the nearest float64 numbers to numerator/divisor, element by element, and their relative error.
 
     It is 0 where all divisors are powers of two.
 
@@ -356,7 +312,7 @@ def quotient(numerator: Tensor | float, divisor: Tensor) -> tuple[Tensor, float]
 
 
 def scaled(numbers: Tensor, factor: float) -> tuple[Tensor, float]:
-    """numbers·factor in float64, for a float32 number ``factor``, and its relative error.
+    """Return numbers·factor in float64, for a float32 number ``factor``, and its relative error.
 
     It is 0 for float32 numbers, of which float64 holds all products, and where the factor is a power of two.
 
@@ -373,13 +329,13 @@ def scaled(numbers: Tensor, factor: float) -> tuple[Tensor, float]:
 
 
 def share(count: int) -> tuple[Tensor, float]:
-    """1/count, and its relative error: in float32 where it is a power of two, else in float64."""
+    """Return 1/count, and its relative error: in float32 where it is a power of two, else in float64."""
     number, error = quotient(1.0, torch.tensor(float(count), dtype=torch.float64))
     return (number if error else number.float()), error
 
 
 def deviations(gamma: Tensor, variance: Tensor, epsilon: float) -> tuple[Tensor, float]:
-    """The nearest float64 numbers to γ/√(σ² + ε), and their relative error.
+    """Return the nearest float64 numbers to γ/√(σ² + ε), and their relative error.
 
     Raises:
         InputError: if a variance plus ε is not positive.
@@ -393,12 +349,7 @@ def deviations(gamma: Tensor, variance: Tensor, epsilon: float) -> tuple[Tensor,
 
 
 def hardness(factor: Fraction, error: Fraction) -> Tensor | None:
-    """√2·factor, the λ of a λ-GELU that is spelled with erf(factor·x); None where its error is too large.
-
-    Args:
-        factor: > 0.
-        error: relative, of ``factor``.
-    """
+    """Return √2·factor, the λ of a GELU spelled with erf(factor·x), factor > 0; None if it is too far off."""
     try:
         number, off = rounded(root(Derived(_array(2 * factor * factor), 2 * error + error * error)))
     except UnsupportedError:
@@ -407,7 +358,7 @@ def hardness(factor: Fraction, error: Fraction) -> Tensor | None:
 
 
 def multiple(factor: Fraction, error: Fraction) -> tuple[Tensor, float] | None:
-    """A factor as one number, in float32 where that holds it, and its relative error; None where it is refused."""
+    """Return a factor as one number, in float32 if that holds it, and its relative error; None if it is refused."""
     try:
         number, off = rounded(Derived(_array(factor), error))
     except UnsupportedError:
@@ -416,21 +367,13 @@ def multiple(factor: Fraction, error: Fraction) -> tuple[Tensor, float] | None:
 
 
 def narrow(number: Tensor) -> Tensor:
-    """A float64 tensor in float32 where that holds all its numbers."""
+    """Return a float64 tensor in float32 where that holds all its numbers."""
     single = number.float()
     return single if bool((single.double() == number).all()) else number
 
 
-def product(first: Tensor, second: Tensor) -> Tensor | None:
-    """The product of two numbers where float64 holds it exactly (in float32 where that does); else None."""
-    if not (math.isfinite(float(first)) and math.isfinite(float(second))):
-        return None
-    exact = settled(Derived(_array(Fraction(float(first)) * Fraction(float(second)))), np.dtype(np.float64))
-    return narrow(torch.from_numpy(exact)) if isinstance(exact, np.ndarray) else None
-
-
 def lost(before: Tensor, after: Tensor) -> float:
-    """The relative error of numbers that were narrowed; infinite where one has vanished."""
+    """Return the relative error of numbers that were narrowed; infinite where one has vanished."""
     wide = after.detach().to(before.device, before.dtype)
     changed = (wide - before.detach()).abs()
     relative = torch.where(changed > 0, changed / wide.abs(), 0.0)

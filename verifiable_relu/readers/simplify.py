@@ -15,15 +15,19 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from verifiable_relu.ir.families import find_argument
 from verifiable_relu.ir.functions import function
 from verifiable_relu.ir.linear import Diagonal, Gather
-from verifiable_relu.ir.network import Affine, Elementwise, Op, Product, live, whole_ops
+from verifiable_relu.ir.network import Affine, Elementwise, Op, Product, live
 from verifiable_relu.readers.builder import Builder, Value
-from verifiable_relu.readers.derived import LAMBDA_ERROR, both, hardness, multiple, product
+from verifiable_relu.readers.derived import LAMBDA_ERROR, both, hardness, multiple
 from verifiable_relu.rounding import MODERATE
 
 Graph = tuple[Sequence[Op], int]
 """Ops in topological order, the input first, and the number of the output."""
+
+Rule = Callable[[Sequence[Op], Op, Op], Op | None]
+"""Makes one op of an op and the one that alone reads it, given the ops before both; None: the rule does not fit."""
 
 
 def finished(build: Builder, output: Value) -> Graph:
@@ -40,11 +44,17 @@ def simplified(ops: Sequence[Op], output: int) -> tuple[Op, ...]:
     λ-GELU, c·(1 + erf(kx))·x a multiple of one, x·σ(x) SiLU, and the reciprocal of a root one function. A map that
     changes nothing is left out. No GELU that is left is one of a multiple of something, as far as that is known.
     """
-    found = _live(_bare(*_merged(*_spelled(ops, output))))[0]
+    found = _live(_bare(*_merged(*_spelled(ops, output), _RULES)))[0]
     if len(found) > 1:
         return found
     size = found[0].size
     return (*found, Affine(name="output", inputs=(0,), size=size, map=Diagonal(torch.ones(()).expand(size))))
+
+
+def biased(ops: Sequence[Op], output: int) -> tuple[Op, ...]:
+    """Return the ops that the output needs, with biases in the maps before them: all numbers keep their gradients."""
+    found = _merged(ops, output, (_bias,))[0]
+    return found if len(found) > 1 else simplified(ops, output)
 
 
 def _live(graph: Graph) -> tuple[tuple[Op, ...], int]:
@@ -53,12 +63,7 @@ def _live(graph: Graph) -> tuple[tuple[Op, ...], int]:
 
 
 class _Rewriting:
-    """Ops that are made anew from others, one after another.
-
-    Attributes:
-        made: so far.
-        at: by the number of an old op that of the new one with its values.
-    """
+    """Ops that are made anew from others: ``made`` so far, and ``at`` the new op's number by that of the old one."""
 
     def __init__(self) -> None:
         self.made: list[Op] = []
@@ -74,63 +79,50 @@ class _Rewriting:
         return len(self.made) - 1
 
 
-# One diagonal map
-
-
-def _diagonal(op: Op) -> Diagonal | None:
-    return op.map if isinstance(op, Affine) and isinstance(op.map, Diagonal) else None
-
-
-def _is(part: Tensor, number: float) -> bool:
-    return bool((part == number).all())
+# Diagonal maps
 
 
 def _one_number(part: Tensor | None) -> Fraction | None:
-    """Return the one number that stands for all elements, None for 0; None where there are several, or it is infinite.
+    """Return the one number that stands for all elements; None where there are several, or it is infinite.
 
-    Several numbers that are equal are a constant of several numbers still: certificates count them so.
+    Several numbers that are equal are a constant of several numbers still.
     """
     if part is None:
         return Fraction(0)
-    first = part.reshape(-1)[0]
+    first = float(part.reshape(-1)[0])
     alike = part.stride() == (0,) or part.numel() == 1
-    return Fraction(float(first)) if alike and math.isfinite(float(first)) else None
+    return Fraction(first) if alike and math.isfinite(first) else None
 
 
 def _factor(op: Op) -> tuple[Fraction, Fraction] | None:
     """Return the one number by which an op multiplies each element, and its relative error; that of x/d is exact."""
-    map = _diagonal(op)
-    if map is None or not isinstance(op, Affine):
+    if not (isinstance(op, Affine) and isinstance(op.map, Diagonal)):
         return None
-    if map.divisor is not None:
-        by = _one_number(map.divisor)
+    if op.map.divisor is not None:
+        by = _one_number(op.map.divisor)
         return None if by is None else (1 / by, Fraction(0))
-    number = _one_number(map.weight)
+    number = _one_number(op.map.weight)
     return None if number is None else (number, Fraction(op.weight_error))
 
 
-def _only_shifts(op: Op) -> bool:
-    map = _diagonal(op)
-    return map is not None and isinstance(op, Affine) and not op.weight_error and _is(map.weight, 1)
+def _scales(op: Op) -> bool:
+    return isinstance(op, Affine) and isinstance(op.map, Diagonal) and op.bias is None and op.bias_error is None
 
 
-def _has_no_offset(op: Affine) -> bool:
-    return op.bias is None and op.bias_error is None
-
-
-def _only_scales(op: Op) -> bool:
-    return isinstance(op, Affine) and isinstance(op.map, Diagonal) and _has_no_offset(op)
+def _shifts(op: Op) -> bool:
+    diagonal = isinstance(op, Affine) and isinstance(op.map, Diagonal) and not op.weight_error
+    return diagonal and bool((op.map.weight == 1).all())  # type: ignore[attr-defined]
 
 
 # Neighbours
 
 
-def _merged(ops: Sequence[Op], output: int) -> Graph:
+def _merged(ops: Sequence[Op], output: int, rules: Sequence[Rule]) -> tuple[tuple[Op, ...], int]:
     """Merge each op with the one that alone reads it, until no rule makes one of two."""
     graph = _live((ops, output))
     while True:
         before = len(graph[0])
-        graph = _live(_merged_once(*_live(_without_identities(*graph))))
+        graph = _live(_merged_once(*_live(_without_identities(*graph)), rules))
         if len(graph[0]) == before:
             return graph
 
@@ -139,12 +131,12 @@ def _without_identities(ops: Sequence[Op], output: int) -> Graph:
     """Let each reader of an op that changes nothing read what is before it."""
     at: list[int] = []
     for index, op in enumerate(ops):
-        nothing = _only_shifts(op) and _only_scales(op)
+        nothing = _shifts(op) and _scales(op)
         at.append(at[op.inputs[0]] if nothing else index)
     return [replace(op, inputs=tuple(at[i] for i in op.inputs)) for op in ops], at[output]
 
 
-def _merged_once(ops: Sequence[Op], output: int) -> Graph:
+def _merged_once(ops: Sequence[Op], output: int, rules: Sequence[Rule]) -> Graph:
     uses = Counter(source for op in ops for source in op.inputs)
     uses[output] += 1
     new = _Rewriting()
@@ -152,7 +144,7 @@ def _merged_once(ops: Sequence[Op], output: int) -> Graph:
         moved, found = new.moved(op), None
         if len(moved.inputs) == 1 and uses[op.inputs[0]] == 1:
             first = new.made[moved.inputs[0]]
-            found = next((one for rule in _RULES if (one := rule(new.made, first, moved)) is not None), None)
+            found = next((one for rule in rules if (one := rule(new.made, first, moved)) is not None), None)
         if found is None:
             new.at.append(new.add(moved))
         else:
@@ -163,42 +155,42 @@ def _merged_once(ops: Sequence[Op], output: int) -> Graph:
 
 def _bias(made: Sequence[Op], first: Op, second: Op) -> Op | None:
     """W·x and + b are W·x + b."""
-    if not (isinstance(first, Affine) and isinstance(second, Affine) and _only_shifts(second)):
+    if not (isinstance(first, Affine) and isinstance(second, Affine) and _shifts(second)):
         return None
-    if not _has_no_offset(first) or isinstance(first.map, Gather):
+    if first.bias is not None or first.bias_error is not None or isinstance(first.map, Gather):
         return None
     return replace(first, bias=second.bias, bias_error=second.bias_error)
 
 
 def _factors(made: Sequence[Op], first: Op, second: Op) -> Op | None:
     """The product of two numbers is one number, if that is exact."""
-    if not (isinstance(first, Affine) and _only_scales(first) and isinstance(second, Affine) and _diagonal(second)):
+    if not (isinstance(second, Affine) and isinstance(second.map, Diagonal) and isinstance(first, Affine)):
         return None
-    if _only_shifts(first):
+    if not (_scales(first) and isinstance(first.map, Diagonal)):
+        return None
+    if _shifts(first):
         return replace(second, name=first.name, inputs=first.inputs)
-    weights = first.map.weight, second.map.weight
-    if any(_one_number(weight) is None for weight in weights):
-        return None
-    number = product(*(weight[0] for weight in weights))
-    if number is None:
+    one, other = _one_number(first.map.weight), _one_number(second.map.weight)
+    found = None if one is None or other is None else multiple(one * other, Fraction(0))
+    if found is None or found[1]:
         return None
     error = both(first.weight_error, second.weight_error)
-    map = Diagonal(number.reshape(()).expand(first.size))
+    map = Diagonal(found[0].expand(first.size))
     return replace(first, map=map, bias=second.bias, bias_error=second.bias_error, weight_error=error)
 
 
 def _hardness(made: Sequence[Op], first: Op, second: Op) -> Op | None:
     """GELU(λx)/λ is λ-GELU (arXiv 2603.21991): GELU after a factor λ and before a division by the same λ."""
-    if not (_is_function(first, "GELU") and isinstance(first, Elementwise) and _only_scales(second)):
+    if not (_is_function(first, "GELU") and isinstance(first, Elementwise) and _scales(second)):
         return None
     times = made[first.inputs[0]]
-    if first.function.parameters["parameter"] != 1 or not (_only_scales(times) and isinstance(times, Affine)):
+    if first.function.parameters["parameter"] != 1 or not (_scales(times) and isinstance(times, Affine)):
+        return None
+    if isinstance(times.map, Diagonal) and times.map.divisor is not None:
         return None
     factor, inverse = _factor(times), _factor(second)
     # The product with a rounded 1/λ is another function than the division by λ.
     if factor is None or inverse is None or factor[1] or inverse[1] or factor[0] <= 0 or factor[0] * inverse[0] != 1:
-        return None
-    if isinstance(times.map, Diagonal) and times.map.divisor is not None:
         return None
     return replace(first, inputs=times.inputs, function=function("GELU", float(factor[0])))
 
@@ -210,8 +202,7 @@ def _inverse_root(made: Sequence[Op], first: Op, second: Op) -> Op | None:
     return None
 
 
-_RULES: tuple[Callable[[Sequence[Op], Op, Op], Op | None], ...] = (_bias, _factors, _hardness, _inverse_root)
-"""Make one op of an op and the one that alone reads it, given the ops before both; None: the rule does not fit."""
+_RULES: tuple[Rule, ...] = (_bias, _factors, _hardness, _inverse_root)
 
 
 def _is_function(op: Op, kind: str) -> bool:
@@ -318,59 +309,6 @@ def _forms(ops: Sequence[Op], index: int) -> Iterator[_AffineForm]:
         form = _AffineForm(op.inputs[0], form.slope * scale, form.offset + form.slope * shift, error)
 
 
-# The argument of a GELU
-
-
-@dataclass(frozen=True)
-class Argument:
-    """The argument of an activation as factor·x, x being what is before all factors.
-
-    Attributes:
-        base: the op that x is made of by ``moves`` alone, the first one last.
-        moves: gathers between the two.
-        factor: the product of the numbers by which ops between the two multiply or divide.
-        error: relative, of ``factor``.
-        vague: the name of what stands before x and multiplies, too: by several numbers, or numbers of which some are
-            chosen, or of another GELU; or nothing.
-    """
-
-    base: int
-    moves: tuple[Affine, ...] = ()
-    factor: Fraction = Fraction(1)
-    error: Fraction = Fraction(0)
-    vague: str = ""
-
-
-def argument(ops: Sequence[Op], index: int) -> Argument:
-    """Trace an op's value back to what is before all factors: λ of a GELU is about that, here and nowhere else.
-
-    Permutations may stand between. What a factor makes of whole numbers, such as a quantised network's, is no multiple
-    of them, and a batch normalisation of several channels is a layer as others are.
-    """
-    found, moves, chosen = Argument(index), list[Affine](), False
-    counted = whole_ops(ops[:index])
-    while isinstance(op := ops[index], Affine) and _has_no_offset(op) and op.inputs[0] not in counted:
-        if isinstance(op.map, Gather):
-            if (
-                bool((op.map.index.sort().values == torch.arange(op.map.n_in)[: op.size]).all())
-                and op.size == op.map.n_in
-            ):
-                moves.append(op)
-            else:
-                chosen = True
-        elif not isinstance(op.map, Diagonal):
-            return found
-        elif not _is(op.map.weight, 1):
-            factor = _factor(op)
-            if factor is None or chosen:
-                normalised = bool(op.weight_error) and op.map.divisor is None and not chosen
-                return found if normalised else replace(found, vague=op.name)
-            error = (1 + found.error) * (1 + factor[1]) - 1
-            found = Argument(op.inputs[0], tuple(moves), found.factor * factor[0], error)
-        (index,) = op.inputs
-    return replace(found, vague=op.name) if _is_function(op, "GELU") else found
-
-
 def _bare(ops: Sequence[Op], output: int) -> Graph:
     """Put λ times λ-GELU of x in the place of GELU(λ·x), so that no GELU is one of a multiple.
 
@@ -388,7 +326,7 @@ def _bare(ops: Sequence[Op], output: int) -> Graph:
 
 def _bare_gelu(new: _Rewriting, gelu: Elementwise) -> Op:
     """Return a GELU, or the factor behind the λ-GELU that is added to the ops for it."""
-    found = argument(new.made, gelu.inputs[0])
+    found = find_argument(new.made, gelu.inputs[0])
     lam = found.factor * Fraction(float(gelu.function.parameters["parameter"]))
     if found.factor == 1 or not MODERATE[0] <= lam <= MODERATE[1]:
         return gelu

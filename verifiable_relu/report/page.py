@@ -198,7 +198,7 @@ def _box(loader: Loader, result: Result) -> tuple[np.ndarray, np.ndarray, list[f
         raise InputError("the file has changed", path=result.vnnlib)
     middle = torch.as_tensor((box.lower + box.upper) / 2, dtype=torch.float32)
     with torch.inference_mode():
-        outputs = network(middle.reshape(1, *network.input_shape)).flatten().double()
+        outputs = network(middle.reshape(1, -1)).flatten().double()
     return box.lower, box.upper, outputs.tolist()
 
 

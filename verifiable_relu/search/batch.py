@@ -22,10 +22,9 @@ from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE, sum_error
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, fault
 from verifiable_relu.search.property_rows import input_box
-from verifiable_relu.search.query import Query
 from verifiable_relu.search.root_bounds import NO_BOUNDS, BoundsCache
 from verifiable_relu.settings import neutral
-from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
 from verifiable_relu.supervisor.workers import processor_seconds
 from verifiable_relu.trust.confirmation import Confirmation, confirm, representable
@@ -35,15 +34,13 @@ ProofObserver = Callable[[Sequence[int], object], None]
 ``search.split.events`` or ``search.bab.events``."""
 
 
+Claims = Iterator[tuple[int, Outcome]]
+"""Numbers of queries, and what is claimed of them."""
+
+
 @dataclass(eq=False)
 class Account:
-    """Time charged to queries that share one time limit.
-
-    Attributes:
-        limit: the seconds that they may cost together.
-        spent: seconds so far.
-        processor: seconds of processor time so far.
-    """
+    """Queries' common time limit in seconds, and the seconds and processor seconds that they have spent."""
 
     limit: float
     spent: float = 0.0
@@ -63,7 +60,6 @@ class QueryBatch:
         observer: told of what is proven; None for nobody.
 
     Attributes:
-        queries, budget, bounds_cache, observer: the arguments.
         outcomes: what has become of queries so far.
         closed: the queries that need no answer any more.
     """
@@ -104,8 +100,7 @@ class QueryBatch:
         """
         chosen = {number: (queries or self.queries)[number] for number in numbers}
         # Bounds go by number: what is known of a query says nothing of another one in its place.
-        kept = NO_BOUNDS if queries is not None else self.bounds_cache
-        kept = kept if bounds_cache is None else bounds_cache
+        kept = bounds_cache or (self.bounds_cache if queries is None else NO_BOUNDS)
         accounts = {number: self._accounts[number] for number in numbers}
         part = QueryBatch(chosen, self.budget, accounts, self._progress, kept, self.observer)
         for account in part._most:
@@ -116,11 +111,7 @@ class QueryBatch:
         return part
 
     def batches(self, size: Callable[[Network, TimeBudget], int]) -> Iterator[QueryBatch]:
-        """Yield parts of one network each, in the order in which the networks first appear.
-
-        Args:
-            size: returns the most queries of a network in one part.
-        """
+        """Yield parts of one network and at most ``size`` queries, in the order in which networks first appear."""
         groups: dict[str, list[int]] = {}
         for number, query in self.queries.items():
             groups.setdefault(query.network.digest, []).append(number)
@@ -131,22 +122,17 @@ class QueryBatch:
 
     @property
     def network(self) -> Network:
-        """The network of the queries of a batch."""
         return next(iter(self.queries.values())).network
 
     @property
     def properties(self) -> list[Property]:
-        """The properties of the queries, in their order."""
         return [query.property for query in self.queries.values()]
 
     @property
     def open(self) -> list[int]:
         """The queries that may be answered still: never asked about, or undecided with time left."""
-        return [
-            number
-            for number in self.queries
-            if number not in self.closed and (number not in self.outcomes or self.left([number]) > 0)
-        ]
+        rest = (number for number in self.queries if number not in self.closed)
+        return [number for number in rest if number not in self.outcomes or self.left([number]) > 0]
 
     def left(self, numbers: Sequence[int]) -> float:
         """Return the seconds that are left for queries together, never negative."""
@@ -157,7 +143,6 @@ class QueryBatch:
         return self._accounts[number].processor
 
     def _of(self, numbers: Sequence[int]) -> list[Account]:
-        """Return the accounts of queries, each once."""
         return list(dict.fromkeys(self._accounts[number] for number in numbers))
 
     def charge(self, numbers: Sequence[int], seconds: float, processor: float = 0.0) -> None:
@@ -217,9 +202,8 @@ class QueryBatch:
                 self.closed.add(number)
             outcome = outcome.withdrawn(outcome.reason, partial)
         elif is_unsat and outcome.margin is not None and not outcome.margin >= 0:
-            outcome = outcome.withdrawn(
-                Reason.ERROR, f"{outcome.method} claimed unsat with the margin {outcome.margin}"
-            )
+            told = f"{outcome.method} claimed unsat with the margin {outcome.margin}"
+            outcome = outcome.withdrawn(Reason.ERROR, told)
             self.closed.add(number)
         elif is_unsat and (detail := _unmodelled(query, outcome)):
             outcome = outcome.withdrawn(Reason.UNSUPPORTED, detail)
@@ -237,7 +221,6 @@ class QueryBatch:
         self.bounds_cache.drop(number)
 
     def _confirmed(self, query: Query, claim: Outcome) -> Outcome:
-        """Return what a check makes of a claimed counterexample."""
         start, witness = self.budget.clock(), claim.witness or ()
         if query.network.arithmetic != "real":
             witness = representable(query.property, witness)
@@ -286,10 +269,9 @@ def stays_within(network: Network, prop: Property, most: float, ops: Collection[
 
 
 def _in_decimals(query: Query, point: Witness, judged: Confirmation) -> tuple[Witness, Confirmation]:
-    """Return a confirmed counterexample, and its confirmation, whose numbers finite decimals equal.
+    """Return a confirmed counterexample, and its confirmation, with decimals in the place of inputs such as 1/3.
 
-    Inputs that no decimal equals, such as 1/3, are moved to a decimal beside them, if the box has one and the new point
-    is confirmed, too. Otherwise the given point is returned.
+    If the box has none near them, or the new point is not confirmed, the given point is returned.
     """
     others = [i for i, v in enumerate(point) if decimal_places(v) is None]
     if not others:
@@ -310,7 +292,7 @@ class Verifier(Protocol):
     def name(self) -> str:
         """The name on the command line and in tables."""
 
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Claims:
         """Answer the queries of a batch, which may be of different networks.
 
         The work exceeds what the queries may cost by at most a second, or by one step where a large network makes a
@@ -339,9 +321,7 @@ Answer = Callable[[QueryBatch, TimeBudget], Sequence[Outcome]]
 """The work on queries of one network, given what it may use: their outcomes, in their order, without seconds."""
 
 
-def answer_in_parts(
-    name: str, batch: QueryBatch, size: Callable[[Network, TimeBudget], int], answer: Answer
-) -> Iterator[tuple[int, Outcome]]:
+def answer_in_parts(name: str, batch: QueryBatch, size: Callable[[Network, TimeBudget], int], answer: Answer) -> Claims:
     """Yield the claims of a method ``name`` that answers up to ``size`` queries of one network together."""
     done = 0
     for part in batch.batches(size):
@@ -351,16 +331,9 @@ def answer_in_parts(
 
 
 def attempted(part: QueryBatch, name: str, answer: Answer) -> Sequence[Outcome]:
-    """Return what a piece of work finds of the queries of a batch, which are charged equal shares of its time.
+    """Return what work finds of the queries of a batch, which are charged equal shares of its time as a stage ``name``.
 
-    Args:
-        part: the queries.
-        name: the method's, and that of the stage to which the time is charged.
-        answer: the work on all of ``part``.
-
-    Returns:
-        The outcomes in the order of the queries. An exception is the outcome of all of them, and where the time is
-        over, what is *incomplete* is timed out.
+    An exception is the outcome of all of them, and where the time is over, what is *incomplete* is timed out.
     """
     numbers = list(part.queries)
     if part.left(numbers) <= 0:
@@ -381,10 +354,7 @@ def attempted(part: QueryBatch, name: str, answer: Answer) -> Sequence[Outcome]:
 
 
 def batch_size(network: Network, most: int, memory: int) -> int:
-    """Return the number of boxes, at most ``most``, over which a network is bounded at once.
-
-    Each box is estimated to take 16 float64 numbers for each neuron, of ``memory`` bytes.
-    """
+    """Return the number of boxes over which a network is bounded at once: each takes about 16 float64 per neuron."""
     return max(1, min(most, memory // (sum(op.size for op in network.ops) * 8 * 16)))
 
 

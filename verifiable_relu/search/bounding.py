@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.alpha import Ascent, ascend, search_slopes
+from verifiable_relu.bounds.alpha import Ascended, Ascent, ascend, search_slopes
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.bounds.neuron_bounds import BASE
@@ -24,7 +25,7 @@ from verifiable_relu.ir.network import Affine, Elementwise, Network, Product, Su
 from verifiable_relu.rounding import below, negligible, sum_error
 from verifiable_relu.search.batch import QueryBatch
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.events import RowsBounded
+from verifiable_relu.search.events import NeuronsBounded, RowsBounded
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.property_rows import BoxRows, input_box
 from verifiable_relu.search.root_bounds import RootBounds
@@ -55,11 +56,6 @@ class Bounding:
 class BoundedBoxes:
     """Bounds of the boxes of a batch of queries of one network.
 
-    Args:
-        options: how they are bounded.
-        part: the queries.
-        work: what may be used.
-
     Attributes:
         queries: by number.
         relaxation: of the boxes.
@@ -83,17 +79,12 @@ class BoundedBoxes:
         known = self._cache.known(numbers, device) if self.trust is Trust.ROUNDED else None
         self._options, self._known, self._reached = options, known or RootBounds({}, torch.zeros(0)), math.inf
         self.rows = BoxRows.from_properties(properties, network.output_size, box.lower)
-        self.relaxation = Relaxation(
-            network,
-            box,
-            known=self._known.intervals,
-            dtype=options.dtype,
-            memory=work.memory // 2,
-            stop=lambda: self._stop(work),
-        )
+        given, memory, stop = self._known.intervals, work.memory // 2, partial(self._stop, work)
+        self.relaxation = Relaxation(network, box, known=given, dtype=options.dtype, memory=memory, stop=stop)
         steps = 0 if options.neurons is None else options.neurons.steps
         improves = options.by_crown and (self._known.reached < math.inf or steps > self._known.searched)
         self._has_rows = self._known.has_rows and not improves
+        self._observer = None if part.observer is None else partial(part.observer, numbers)
         self._bound_neurons(options.neurons if steps > self._known.searched else None)
         fed = sorted({i for op in network.ops if isinstance(op, NONLINEAR) for i in op.inputs})
         self._intervals = intervals = {i: self.relaxation.bounds[i].interval for i in fed}
@@ -102,8 +93,7 @@ class BoundedBoxes:
         every = sum(counts, start=torch.zeros(len(numbers), dtype=torch.long, device=device))
         self.unstable = dict(zip(numbers, every.tolist(), strict=True))
         self._before = self._known_of_rows(numbers)
-        values = self._row_values(part, numbers)
-        self.lower = self._learn(numbers, self.rows.largest(values).cpu())
+        self.lower = self._learn(numbers, self.rows.largest(self._row_values()).cpu())
 
     def _stop(self, work: TimeBudget) -> bool:
         """Return True once time is up; notes before which op that was."""
@@ -114,13 +104,18 @@ class BoundedBoxes:
 
     def _bound_neurons(self, neurons: Ascent | None) -> None:
         """Bound every op, as well as the options say and nobody has done before."""
-        relaxation, reached = self.relaxation, self._known.reached
+        relaxation, reached, observer = self.relaxation, self._known.reached, self._observer
         if not self._options.by_crown:
             relaxation.advance()
             self._reached = -1
             return
+
+        def learned(x: Relaxation, op: int, neuron: Tensor, sign: Tensor, sample: Tensor, found: Ascended) -> None:
+            assert observer is not None
+            observer(NeuronsBounded(x, op, neuron, sign, sample, found.lower, found.choices))
+
         only = needed_neurons(relaxation.network, (self.rows.matrix != 0).any(1).any(0))
-        search = None if neurons is None else search_slopes(neurons)
+        search = None if neurons is None else search_slopes(neurons, None if observer is None else learned)
         after = len(relaxation.network.ops) if reached == math.inf else int(reached)
         bound_by_crown(relaxation, search=search, after=after, only=only)
 
@@ -129,15 +124,14 @@ class BoundedBoxes:
         exists = self.rows.exists.cpu()
         found = torch.full(exists.shape, -math.inf, dtype=BASE)
         for sample, number in enumerate(numbers):
-            root = self._cache.get(number) if self.trust is Trust.ROUNDED else None
-            if root is not None:
+            if self.trust is Trust.ROUNDED and (root := self._cache.get(number)) is not None:
                 found[sample, exists[sample]] = root.lower
         return found.to(self.rows.bound.device)
 
-    def _row_values(self, part: QueryBatch, numbers: Sequence[int]) -> Tensor:
+    def _row_values(self) -> Tensor:
         """Return lower bounds (boxes, rows) of matrix·y − bound; what is known already is not bounded again."""
         options, relaxation, rows = self._options, self.relaxation, self.rows
-        values = _by_intervals(rows.matrix, relaxation.bounds[-1].interval)
+        flat = values = _by_intervals(rows.matrix, relaxation.bounds[-1].interval)
         if options.linear and not self._has_rows:
             found, _ = lower_of_rows(relaxation, rows.matrix.flatten(0, 1))
             values = torch.fmax(found.view_as(values), values)
@@ -147,14 +141,16 @@ class BoundedBoxes:
             chosen = self._undecided(values - rows.bound).flatten().nonzero().squeeze(1)
             # The search prepares much before it asks for the first time.
             if len(chosen) and not relaxation.stop():
+                values = values.clone()
                 sample, last = chosen // rows.bound.shape[1], len(relaxation.network.ops) - 1
                 matrix, settled = rows.matrix.flatten(0, 1)[chosen], self._settled(values, chosen)
                 better = ascend(relaxation, last, matrix, sample, options.slopes, settled=settled)
                 values.view(-1)[chosen] = torch.fmax(values.flatten()[chosen], better.lower)
                 choices = better.choices
-        values = below(values - rows.bound)
-        if part.observer is not None:
-            part.observer(numbers, RowsBounded(relaxation, rows, values, chosen, choices))
+        by_intervals, values = ~(values > flat), below(values - rows.bound)
+        if self._observer is not None:
+            rest = chosen, choices, options.by_crown, self._known.reached, by_intervals
+            self._observer(RowsBounded(relaxation, rows, values, *rest))
         return torch.where(values.isnan(), -math.inf, values)
 
     def _undecided(self, values: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class TimeBudget:
     named: tuple[str, ...] = ()
 
     def begun(self, seconds: float) -> TimeBudget:
-        """Return the budget of work that begins now and may take some seconds."""
+        """Return the budget of work that begins now."""
         return replace(self, seconds=seconds, start=self.clock())
 
     def share(self, part: float) -> TimeBudget:
@@ -66,7 +66,6 @@ class TimeBudget:
         return self.begun(part * self.left())
 
     def elapsed(self) -> float:
-        """Return the seconds since the work began."""
         return self.clock() - self.start
 
     def left(self) -> float:
@@ -74,7 +73,6 @@ class TimeBudget:
         return self.seconds - self.elapsed()
 
     def over(self) -> bool:
-        """Return True if no time is left."""
         return self.left() <= 0
 
     def stop(self) -> bool:

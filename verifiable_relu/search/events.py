@@ -22,10 +22,37 @@ class RowsBounded:
         chosen: (count,) numbers of the rows, as ``values`` flattened counts them, for which slopes were searched for.
         choices: what each of these chose at elementwise ops and products, by number, (count, n) in [0, 1]
             (``bounds.alpha``). Which slopes prove a row better may be found out by bounding it with both.
+        by_crown: whether CROWN's rows bound the inputs of nonlinear ops; else intervals alone do.
+        by_intervals: (boxes, rows) whether the output's interval alone bounds a row as well.
+        after: CROWN's rows bound the inputs of the nonlinear ops behind this one alone; others are known.
     """
 
     relaxation: Relaxation
     rows: BoxRows
     values: Tensor
     chosen: Tensor
+    choices: Mapping[int, Tensor]
+    by_crown: bool = True
+    after: float = -1
+    by_intervals: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronsBounded:
+    """Neurons are bounded by rows with slopes of their own; ``RowsBounded`` of the same relaxation follows.
+
+    Attributes:
+        relaxation: as far as ops are bounded.
+        op: the op whose elements they are.
+        neuron, sign, sample: (rows,) sign·(element ``neuron``) is bounded from below over the box of ``sample``.
+        lower: (rows,) the bounds.
+        choices: as of ``RowsBounded``, (rows, n) by number.
+    """
+
+    relaxation: Relaxation
+    op: int
+    neuron: Tensor
+    sign: Tensor
+    sample: Tensor
+    lower: Tensor
     choices: Mapping[int, Tensor]

@@ -10,7 +10,6 @@ from fractions import Fraction
 import torch
 
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
-from verifiable_relu.trust.certificate import Cover, Proof
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -25,7 +24,7 @@ class Verdict(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reason why the work on a query ended.
+    """The reason why work ended.
 
     PROVED goes with *unsat* and REFUTED with *sat*. The others go with *unknown*: the method ended without deciding
     (INCOMPLETE), the time budget or the memory did not suffice (TIMEOUT, MEMORY), the method does not take the network
@@ -75,7 +74,6 @@ class Outcome:
         unstable: the number of unstable neurons under the bounds used; None where it was not computed.
         subproblems: the number of sub-problems that the query was split into and that were bounded; 0 where bounds or
             an attack ended the work before any split; None where the method does not count.
-        proof: what a certificate of *unsat* needs, if it was recorded; None otherwise.
         outputs: what onnxruntime computes at a confirmed counterexample, flat.
     """
 
@@ -89,7 +87,6 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     unstable: int | None = None
     subproblems: int | None = None
-    proof: Proof | Cover | None = field(default=None, repr=False)
     outputs: tuple[float, ...] | None = None
 
     @staticmethod
@@ -114,7 +111,7 @@ class Outcome:
 
     def withdrawn(self, reason: Reason, detail: str) -> Outcome:
         """Return the *unknown* that is left of a claim that does not hold."""
-        return replace(self, verdict=Verdict.UNKNOWN, reason=reason, trust=None, margin=None, detail=detail, proof=None)
+        return replace(self, verdict=Verdict.UNKNOWN, reason=reason, trust=None, margin=None, detail=detail)
 
 
 def fault(error: BaseException, method: str) -> Outcome:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,41 +22,28 @@ from verifiable_relu.bounds.structure import structure
 from verifiable_relu.rounding import varies
 from verifiable_relu.search.attack import Attack, Pgd
 from verifiable_relu.search.bab.verifier import Bab
-from verifiable_relu.search.batch import QueryBatch, Verifier, answers
+from verifiable_relu.search.batch import Claims, QueryBatch, Verifier, answers
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.incomplete import AlphaCrown, Crown
-from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
-from verifiable_relu.search.query import Query
+from verifiable_relu.search.outcomes import Reason, Verdict
 from verifiable_relu.search.registry import make
 from verifiable_relu.search.root_bounds import NO_BOUNDS, BoundsCache, RootBounds
+from verifiable_relu.spec.property import Query
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Numbers by which the portfolio chooses. ``docs/auto.md`` has the figures of the benchmarks.
+    """Numbers by which the portfolio chooses. ``docs/auto.md`` has the figures of the benchmarks."""
 
-    | name | unit | default | justified by |
-    |---|---|---|---|
-    | few_inputs | inputs that vary | 20 | ACAS Xu (5 inputs): ``split`` decides all, α-CROWN a quarter |
-    | few_neurons | unstable neurons | 40 | not measured alone: either may be split, and both have half of the time |
-    | integer_neurons | unstable neurons | 200 | competition: MILP decided no query with more that others left open |
-    | exact_neurons | unstable neurons | 10 | not measured alone: queries on the boundary, which tests ask about |
-    | crown_share | part of the time | 0.5 | cifar_biasfield: bounds take seconds, and all other methods need them |
-    | large_neurons | neurons | 50,000 | a round of the attack costs as much as the bounds of some hundred neurons |
-    | first_share | part of the time | 0.05 | the same |
-    | gain | part of the margin | 0.001 | not measured alone: a method that gains nothing leaves its time to others |
-    | kept_memory | part of the memory | 0.25 | not measured alone: half is for boxes and rows that are bounded |
-    """
-
-    few_inputs: int = 20
-    few_neurons: int = 40
-    integer_neurons: int = 200
-    exact_neurons: int = 10
-    crown_share: float = 0.5
-    large_neurons: int = 50_000
-    first_share: float = 0.05
-    gain: float = 1e-3
-    kept_memory: float = 0.25
+    few_inputs: int = 20  # Inputs that vary. ACAS Xu (5 inputs): ``split`` decides all, α-CROWN a quarter
+    few_neurons: int = 40  # Unstable neurons, not measured alone: either may be split, and both have half of the time
+    integer_neurons: int = 200  # Competition: MILP decided no query with more unstable neurons that others left open
+    exact_neurons: int = 10  # Unstable neurons, not measured alone: queries on the boundary, which tests ask about
+    crown_share: float = 0.5  # Of the time. cifar_biasfield: bounds take seconds, and all other methods need them
+    large_neurons: int = 50_000  # A round of the attack costs as much as the bounds of some hundred neurons
+    first_share: float = 0.05  # Of the time, for the same reason
+    gain: float = 1e-3  # Of the margin, not measured alone: a method that gains nothing leaves its time to others
+    kept_memory: float = 0.25  # Of the memory, not measured alone: half is for boxes and rows that are bounded
 
 
 LIMITS = Thresholds()
@@ -93,12 +80,11 @@ class QueryFeatures:
         splittable = bab.takes(network) and bab.fits(inputs, unstable, memory)
         last = max(1, structure(network).last_nonlinear)
         bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / last)
-        rest = _only_counted(query), _is_large(query)
-        return QueryFeatures(inputs, unstable, network.piecewise_linear, splittable, bounded, *rest)
+        flags = _only_counted(query), _is_large(query)
+        return QueryFeatures(inputs, unstable, network.piecewise_linear, splittable, bounded, *flags)
 
     @property
     def narrow(self) -> bool:
-        """True if few inputs vary."""
         return self.inputs <= LIMITS.few_inputs
 
     @property
@@ -133,7 +119,6 @@ class PortfolioStep:
     make: Callable[[int], Verifier] | None = None
 
     def verifier(self, number: int = 0) -> Verifier:
-        """Return the verifier of a round."""
         return make(self.method) if self.make is None else self.make(number)
 
 
@@ -233,11 +218,9 @@ has twice as much in the next."""
 
 def explanation(features: QueryFeatures) -> str:
     """Return what ``auto`` does with a query: a line for the query, and one for each step that takes it."""
-    lines = [f"crown, with up to {LIMITS.crown_share:.0%} of the time: bounds are cheap, and prove much"]
-    if features.large:
-        lines.insert(
-            0, f"attack, with up to {LIMITS.first_share:.0%} of the time: bounds of a network this large take long"
-        )
+    first = f"attack, with up to {LIMITS.first_share:.0%} of the time: bounds of a network this large take long"
+    lines = [first] if features.large else []
+    lines.append(f"crown, with up to {LIMITS.crown_share:.0%} of the time: bounds are cheap, and prove much")
     for step in PORTFOLIO:
         if step.takes(features) and features.unstable <= step.most:
             lines.append(f"{step.method}, with up to {step.share(features):.0%} of the time left: {step.why}")
@@ -257,11 +240,10 @@ class Auto:
 
     name: ClassVar[str] = "auto"
 
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+    def claims(self, batch: QueryBatch) -> Claims:
         """As ``Verifier.claims``."""
         cache, memory = batch.bounds_cache, batch.budget.memory
-        if cache is NO_BOUNDS:
-            cache = BoundsCache(int(memory * LIMITS.kept_memory))
+        cache = BoundsCache(int(memory * LIMITS.kept_memory)) if cache is NO_BOUNDS else cache
         whole = batch.part(list(batch.queries), bounds_cache=cache)
         # Points are soon all that is left of boxes in which whole numbers alone matter.
         counted = {i: _only_counted(query) for i, query in whole.queries.items()}
@@ -269,9 +251,8 @@ class Auto:
         yield from self._ask(whole, Attack(Pgd(rounds=1)), large, LIMITS.first_share)
         for points, share in ((False, LIMITS.crown_share), (True, LIMITS.crown_share / 10)):
             yield from self._ask(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
-        features = {
-            i: QueryFeatures.from_query(whole.queries[i], _unstable(whole, i), memory, cache.get(i)) for i in whole.open
-        }
+        asked = ((i, whole.queries[i]) for i in whole.open)
+        features = {i: QueryFeatures.from_query(q, _unstable(whole, i), memory, cache.get(i)) for i, q in asked}
         for step in PORTFOLIO:
             members = [i for i in whole.open if step.takes(features[i]) and _unstable(whole, i) <= step.most]
             shares = {i: step.share(features[i]) for i in members}
@@ -286,16 +267,13 @@ class Auto:
                 batch.outcomes[number] = outcome
                 yield number, outcome
 
-    def _ask(
-        self, batch: QueryBatch, verifier: Verifier, members: list[int], share: float
-    ) -> Iterator[tuple[int, Outcome]]:
+    def _ask(self, batch: QueryBatch, verifier: Verifier, members: list[int], share: float) -> Claims:
         """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
-        if members:
-            for number in batch.part(members, share).ask(verifier):
-                if number in batch.closed:
-                    yield number, batch.outcomes[number]
+        for number in batch.part(members, share).ask(verifier) if members else ():
+            if number in batch.closed:
+                yield number, batch.outcomes[number]
 
-    def _rounds(self, batch: QueryBatch, features: Mapping[int, QueryFeatures]) -> Iterator[tuple[int, Outcome]]:
+    def _rounds(self, batch: QueryBatch, features: Mapping[int, QueryFeatures]) -> Claims:
         """Give methods turns until the time is over, or none is left that may gain; yields what is decided."""
         # Without a limit, attacks would never end.
         finite = [i for i in batch.open if batch.left([i]) < math.inf]
@@ -329,9 +307,7 @@ class Auto:
 
 def _has_grown(now: float | None, before: float | None) -> bool:
     """Return True if a margin is larger than one before, by more than what is worth another try."""
-    if now is None or before is None:
-        return now is not None
-    return now > before + LIMITS.gain * abs(before)
+    return now is not None and (before is None or now > before + LIMITS.gain * abs(before))
 
 
 def _is_large(query: Query) -> bool:
@@ -350,6 +326,5 @@ def _only_counted(query: Query) -> bool:
 
 
 def _unstable(batch: QueryBatch, number: int) -> float:
-    """Return the number of a query's unstable neurons, as far as it is known."""
     known = batch.outcomes[number].unstable
     return math.inf if known is None else known

@@ -55,6 +55,7 @@ class BoxRows:
         exists: (batch, polytopes) bool.
         members: (batch, polytopes, most) numbers of each polytope's rows; ``rows`` where it has fewer.
         is_scaled: whether a scale may be other than 1.
+        weights: of sums of rows, (batch, polytopes, most) whole numbers: those of ``members``; None without sums.
     """
 
     matrix: Tensor
@@ -64,6 +65,7 @@ class BoxRows:
     exists: Tensor
     members: Tensor
     is_scaled: bool
+    weights: Tensor | None = None
 
     @classmethod
     def from_properties(cls, properties: Sequence[Property], outputs: int, like: Tensor) -> BoxRows:
@@ -148,13 +150,15 @@ class BoxRows:
         bound, scale = (part.view_as(kept) for part in both)
         polytope = torch.where(kept, torch.arange(polytopes, device=kept.device), polytopes)
         bound, scale = torch.where(kept, bound, 0.0), torch.where(kept, scale, 1.0)
-        return BoxRows((weights * matrix).sum(2), bound, scale, polytope, self.exists, self.members, True)
+        return BoxRows(
+            (weights * matrix).sum(2), bound, scale, polytope, self.exists, self.members, True, weights[..., 0]
+        )
 
     def and_sums(self, sums: BoxRows) -> BoxRows:
         """Return these rows, and behind them sums of them."""
         names = ("matrix", "bound", "scale", "polytope")
         both = {name: torch.cat([getattr(self, name), getattr(sums, name)], 1) for name in names}
-        return replace(self, **both, is_scaled=True)
+        return replace(self, **both, is_scaled=True, weights=sums.weights)
 
 
 def _places(group: Tensor, groups: int) -> tuple[Tensor, int]:

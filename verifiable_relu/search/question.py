@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol
@@ -19,8 +19,8 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bab.events import Observer
 from verifiable_relu.search.bab.query import ReducedQuery
-from verifiable_relu.search.bab.tournament import tournament_intervals, without_maxima
-from verifiable_relu.search.batch import QueryBatch, attempted, batch_size
+from verifiable_relu.search.bab.tournament import bound_differences, tournament_intervals, without_maxima
+from verifiable_relu.search.batch import Claims, QueryBatch, attempted, batch_size
 from verifiable_relu.search.bounding import BoundedBoxes, Bounding
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
@@ -64,7 +64,6 @@ class BoundedQuery:
 
     @cached_property
     def rows(self) -> RowBatch:
-        """The rows of the property."""
         return RowBatch.from_properties([self.prop], self.network.output_size)
 
     @cached_property
@@ -83,8 +82,10 @@ class BoundedQuery:
         """Return a proven lower bound of the margin: the least of ``bounds``."""
         return min(self.bounds(more), default=math.inf)
 
-    def reduced(self, stop: Callable[[], bool]) -> ReducedQuery | None:
+    def reduced(self, stop: Callable[[], bool], device: str = "cpu") -> ReducedQuery | None:
         """Return the reduced system and the polytopes that bounds leave open; None if one of these has no rows.
+
+        All of it is on ``device``.
 
         Raises:
             OutOfTime: once ``stop`` says so.
@@ -94,33 +95,39 @@ class BoundedQuery:
         if not bool(counts[is_open].all()):
             return None
         network, intervals = self.without_maxima
-        return ReducedQuery(network, self.box, intervals, self.rows, is_open, stop)
+        box, intervals = self.box.to(device), {index: x.to(device) for index, x in intervals.items()}
+        if network is not self.network:
+            intervals = bound_differences(network, box, intervals, stop)
+        return ReducedQuery(network, box, intervals, self.rows, is_open, stop)
 
 
 class CompleteMethod(Protocol):
     """A method that decides one query after the other, over bounds of their boxes.
 
+    By default it takes piecewise-linear networks alone.
+
     Attributes:
+        name: on the command line and in tables.
         ascent_steps: steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable;
             None for a method that uses no intervals, whose queries are not bounded before.
     """
 
     @property
-    def name(self) -> str:
-        """The name on the command line and in tables."""
+    def name(self) -> str: ...
 
     @property
     def ascent_steps(self) -> int | None: ...
 
+    def claims(self, batch: QueryBatch) -> Claims:
+        """As ``Verifier.claims``."""
+        return decide_one_by_one(self, batch)
+
     def require(self, network: Network) -> None:
         """Raise an ``UnsupportedError`` where the method does not take a network; it names the op."""
+        require_piecewise_linear(network)
 
     def start(self) -> None:
-        """Start what the method needs, which takes none of a query's time.
-
-        Raises:
-            CallFailed: if it does not start.
-        """
+        """Start what the method needs, which takes none of a query's time, or raise ``CallFailed``."""
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
         """Return what is claimed of a query.
@@ -132,11 +139,7 @@ class CompleteMethod(Protocol):
 
 
 def require_piecewise_linear(network: Network) -> None:
-    """Refuse a network that is not piecewise linear.
-
-    Raises:
-        UnsupportedError: naming the first op that is not.
-    """
+    """Raise an ``UnsupportedError``, which names the first op that is not piecewise linear, if there is one."""
     if network.curved is not None:
         raise UnsupportedError("only piecewise-linear networks can be split into phases", place=network.curved.place)
 
@@ -147,34 +150,50 @@ def slopes_below(function: Function, size: int) -> Tensor:
     return function.slope_below.detach().cpu().double().expand(size)
 
 
-def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+def all_excluded(outcomes: Iterable[Outcome], proved: Outcome) -> Outcome:
+    """Return the outcome of a query by those of its polytopes, one after the other: ``proved`` if all are excluded.
+
+    The first *sat* and the first timeout end the search.
+    """
+    result = proved
+    for outcome in outcomes:
+        if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
+            return outcome
+        if outcome.verdict is Verdict.UNKNOWN and result is proved:
+            result = outcome
+    return result
+
+
+def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Claims:
     """Yield a method's claims: bounds in batches, then the queries that they leave open, one after the other."""
-    done = 0
-    if method.ascent_steps is None:
-        for number in batch.queries:
-            yield number, _decided(method, None, batch.part([number]), number)
-            done += 1
-            batch.stage(method.name, done, len(batch.queries))
-        return
-    for part in batch.batches(lambda network, budget: batch_size(network, _BATCH, budget.memory // 2)):
-        made: list[BoundedBoxes] = []
-
-        def bound(part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
-            method.require(part.network)
-            assert method.ascent_steps is not None
-            steps = method.ascent_steps if part.network.piecewise_linear else _CURVED_STEPS
-            with torch.no_grad():
-                made.append(BoundedBoxes(Bounding(neurons=Ascent(steps=steps)), part, work))  # noqa: B023 -- called at once
-            return [made[0].outcome(n, method.name, decided="decided by bounds alone") for n in part.queries]  # noqa: B023
-
-        for number, outcome in zip(part.queries, attempted(part, "bounds", bound), strict=True):
-            if not made:
-                outcome = replace(outcome, method=method.name)
-            elif outcome.verdict is Verdict.UNKNOWN:
-                outcome = _decided(method, made[0], part.part([number]), number).after(outcome)
+    is_bounded, done = method.ascent_steps is not None, 0
+    parts = batch.batches(lambda network, budget: batch_size(network, _BATCH, budget.memory // 2))
+    for part in parts if is_bounded else [batch]:
+        bounds, found = _bounded(method, part) if is_bounded else (None, {})
+        for number in part.queries:
+            outcome = found.get(number)
+            if outcome is None or (bounds is not None and outcome.verdict is Verdict.UNKNOWN):
+                outcome = _decided(method, bounds, part.part([number]), number).after(outcome)
             yield number, outcome
             done += 1
             batch.stage(method.name, done, len(batch.queries))
+
+
+def _bounded(method: CompleteMethod, part: QueryBatch) -> tuple[BoundedBoxes | None, dict[int, Outcome]]:
+    """Return bounds of queries of one network, None if there are none, and the outcomes."""
+    made: list[BoundedBoxes] = []
+
+    def bound(part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+        method.require(part.network)
+        ascent = Ascent(steps=(method.ascent_steps or 0) if part.network.piecewise_linear else _CURVED_STEPS)
+        with torch.no_grad():
+            made.append(BoundedBoxes(Bounding(neurons=ascent), part, work))
+        return [made[0].outcome(number, method.name, decided="decided by bounds alone") for number in part.queries]
+
+    found = dict(zip(part.queries, attempted(part, "bounds", bound), strict=True))
+    if made:
+        return made[0], found
+    return None, {number: replace(outcome, method=method.name) for number, outcome in found.items()}
 
 
 def _decided(method: CompleteMethod, bounds: BoundedBoxes | None, alone: QueryBatch, number: int) -> Outcome:
@@ -183,13 +202,11 @@ def _decided(method: CompleteMethod, bounds: BoundedBoxes | None, alone: QueryBa
         method.start()
     except CallFailed as error:
         return fault(error, method.name)
-    prop = alone.queries[number].property
-    if bounds is None:
-        query = BoundedQuery(alone.network, prop, {})
-    else:
-        known = bounds.intervals_of(number), bounds.lower[number], bounds.trust
+    query = BoundedQuery(alone.network, alone.properties[0], {})
+    if bounds is not None:
         observer = None if alone.observer is None else partial(alone.observer, [number])
-        query = BoundedQuery(alone.network, prop, *known, partial(bounds.prove, number), observer)
+        known = bounds.intervals_of(number), bounds.lower[number], bounds.trust
+        query = BoundedQuery(query.network, query.prop, *known, partial(bounds.prove, number), observer)
 
     def decide(_: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         try:

@@ -40,26 +40,26 @@ class Method:
     install: str = ""
 
 
-def _bounds(verifier: str) -> Method:
-    return Method("search.incomplete", verifier, limits=("device", "memory"), attacks=False)
-
-
-def _auto_lirpa(**options: Any) -> Method:
-    needs = ("auto_LiRPA", "appdirs", "packaging", "yaml", "tqdm")
-    install = "appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3"
-    return Method("search.solvers.auto_lirpa", "AutoLirpa", options, attacks=False, needs=needs, install=install)
-
+_ALL = "device", "memory", "processes"
+_BOUNDS: dict[str, Any] = {"limits": ("device", "memory"), "attacks": False}
+_AUTO_LIRPA = Method(
+    "search.solvers.auto_lirpa",
+    "AutoLirpa",
+    attacks=False,
+    needs=("auto_LiRPA", "appdirs", "packaging", "yaml", "tqdm"),
+    install="appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3",
+)
 
 METHODS = {
-    "auto": Method("search.portfolio", "Auto", limits=("device", "memory", "processes")),
+    "auto": Method("search.portfolio", "Auto", limits=_ALL),
     "attack": Method("search.attack", "Attack", limits=("device",), proves=False),
-    "ibp": _bounds("Ibp"),
-    "crown-ibp": _bounds("CrownIbp"),
-    "crown": _bounds("Crown"),
-    "alpha-crown": _bounds("AlphaCrown"),
-    "alpha-crown-tight": _bounds("AlphaCrownTight"),
-    "split": Method("search.split", "InputSplit", limits=("device", "memory", "processes")),
-    "bab": Method("search.bab.verifier", "Bab", limits=("memory", "processes")),
+    "ibp": Method("search.incomplete", "Ibp", **_BOUNDS),
+    "crown-ibp": Method("search.incomplete", "CrownIbp", **_BOUNDS),
+    "crown": Method("search.incomplete", "Crown", **_BOUNDS),
+    "alpha-crown": Method("search.incomplete", "AlphaCrown", **_BOUNDS),
+    "alpha-crown-tight": Method("search.incomplete", "AlphaCrownTight", **_BOUNDS),
+    "split": Method("search.split", "InputSplit", limits=_ALL),
+    "bab": Method("search.bab.verifier", "Bab", limits=_ALL),
     "milp": Method("search.solvers.milp", "Milp"),
     "smt": Method("search.solvers.smt", "Smt"),
     "smt-exact": Method("search.solvers.smt", "Smt", {"whole": True}),
@@ -69,10 +69,11 @@ METHODS = {
         needs=("maraboupy",),
         install="maraboupy, for which there are wheels up to Python 3.12.0",
     ),
-    "auto_lirpa": _auto_lirpa(),
-    "auto_lirpa-ibp": _auto_lirpa(bound="ibp"),
-    "auto_lirpa-crown": _auto_lirpa(bound="crown"),
-    "auto_lirpa-alpha-crown": _auto_lirpa(bound="alpha-crown"),
+    "auto_lirpa": _AUTO_LIRPA,
+    **{
+        f"auto_lirpa-{bound}": replace(_AUTO_LIRPA, options={"bound": bound})
+        for bound in ("ibp", "crown", "alpha-crown")
+    },
 }
 """The methods by name. A new one is an entry of this table, and a class that fulfils ``search.batch.Verifier``."""
 
@@ -100,9 +101,8 @@ def limited(name: str, device: str = "cpu", memory: int | None = None, processes
 
     Args:
         name: the name of the method.
-        device: the torch device on which it runs.
+        device, processes: as of ``TimeBudget``; a method that cannot share work uses one process.
         memory: the bytes that its bounds may hold at once; None for a limit of the method's own.
-        processes: how many processes may share the work on a query; a method that cannot share it uses one.
 
     Raises:
         InputError: if there is no such method, if it does not run on ``device``, or if it takes no limit of memory.

@@ -39,17 +39,12 @@ class RootBounds:
 
     @property
     def bytes(self) -> int:
-        """The memory that the bounds take."""
         return self.lower.nbytes + sum(x.lower.nbytes + x.upper.nbytes for x in self.intervals.values())
 
     def joined(self, other: RootBounds) -> RootBounds:
-        """Return what this and other bounds of the same query say together.
-
-        Raises:
-            RuntimeError: if they leave nothing of some neuron. Sound bounds over the same box, which has points, cannot
-                do that: one of them is of another query.
-        """
+        """Return what this and other bounds of the same query say together."""
         intervals = {index: x.intersect(other.intervals[index]) for index, x in self.intervals.items()}
+        # Of sound bounds over the same box, which has points: one of them is of another query.
         if any(bool((x.lower > x.upper).any()) for x in intervals.values()):
             raise RuntimeError("two bounds of one query exclude each other")
         return RootBounds(
@@ -64,12 +59,8 @@ class RootBounds:
 class BoundsCache:
     """Bounds of the queries of a batch, by their numbers.
 
-    Bounds for which there is no room are not kept, and whoever needs them computes them again: since every step goes
-    through all queries in the same order, dropping the oldest ones instead would leave each step with those that it
-    needs last.
-
-    Args:
-        memory: bytes that all bounds may take together; with 0 nothing is handed on.
+    All may take ``memory`` bytes together. Bounds for which there is no room are not kept: since every step goes
+    through all queries in the same order, dropping the oldest ones would leave each step with those that it needs last.
     """
 
     def __init__(self, memory: int = 0) -> None:
@@ -77,21 +68,15 @@ class BoundsCache:
         self._kept: dict[int, RootBounds] = {}
 
     def get(self, number: int) -> RootBounds | None:
-        """Return the bounds of a query, if there are any."""
         return self._kept.get(number)
 
     def drop(self, number: int) -> None:
         """Forget a query, which is decided."""
-        root = self._kept.pop(number, None)
-        if root is not None:
+        if (root := self._kept.pop(number, None)) is not None:
             self._free += root.bytes
 
     def known(self, numbers: Sequence[int], device: torch.device) -> RootBounds | None:
-        """Return what is known of the boxes of some queries of one network, as one batch; None if nothing is.
-
-        Returns:
-            Intervals (queries, size) on a device; bounds of the properties' rows are put together in ``learn``.
-        """
+        """Return what is known of some queries of one network, as one batch on a device; ``lower`` is left out."""
         roots = [self.get(number) for number in numbers]
         given = [root for root in roots if root is not None]
         if not given:
@@ -102,11 +87,9 @@ class BoundsCache:
             found = [nothing if root is None else root.intervals[index] for root in roots]
             lower, upper = torch.cat([x.lower for x in found]), torch.cat([x.upper for x in found])
             intervals[index] = Interval(lower.to(device), upper.to(device))
-        nothing_yet = RootBounds(intervals, torch.zeros(0))
-        if len(given) < len(roots):
-            return nothing_yet
-        reached, searched = min(root.reached for root in given), min(root.searched for root in given)
-        return replace(nothing_yet, reached=reached, searched=searched, has_rows=all(root.has_rows for root in given))
+        known = [root or RootBounds({}, torch.zeros(0)) for root in roots]
+        reached, searched = min(root.reached for root in known), min(root.searched for root in known)
+        return RootBounds(intervals, torch.zeros(0), reached, searched, all(root.has_rows for root in known))
 
     def learn(self, number: int, found: RootBounds) -> Tensor:
         """Take what is proven over the box of a query; returns ``lower`` as it is known altogether."""
@@ -121,8 +104,7 @@ class BoundsCache:
 
     def prove(self, number: int, lower: Mapping[int, float]) -> None:
         """Take proven lower bounds of some polytopes' largest rows, by the polytopes' numbers."""
-        root = self.get(number)
-        if root is not None:
+        if (root := self.get(number)) is not None:
             best = root.lower.clone()
             for polytope, value in lower.items():
                 best[polytope] = max(float(best[polytope]), value)

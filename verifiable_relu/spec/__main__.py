@@ -25,13 +25,10 @@ from verifiable_relu.spec.specfile import SpecFile, Variable, stem, write_vnnlib
 from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
-    from verifiable_relu.network.graph import Network
+    from verifiable_relu.ir.network import Network
 
 DECIMALS = 10
-"""The number of decimals to which bounds of boxes are rounded outward.
-
-Every reader of VNN-LIB takes decimals, and few take quotients such as 1/255.
-"""
+"""Decimals to which bounds of boxes are rounded outward: few readers take quotients such as 1/255."""
 
 _FILE_NAME = re.compile(r"[\w-][\w.-]{0,199}")
 _BATCH = 256
@@ -42,17 +39,11 @@ _LARGEST_EPS = Fraction(10**6)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (``streams.guarded``)."""
     options = parser().parse_args(arguments)
-
-    def work() -> int:
-        written = generate(options)
-        print(f"{written} properties written to {options.out}, listed in {options.out / 'instances.csv'}")
-        return 0
-
-    return guarded("spec", work, options.debug)
+    return guarded("spec", lambda: _generate(options), options.debug)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     parser = Parser(
         label="spec",
         prog="verifiable-relu spec",
@@ -87,11 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def indices(text: str) -> list[int]:
-    """Numbers of images on a command line, such as ``0-19,25``.
-
-    Raises:
-        argparse.ArgumentTypeError: for any other text.
-    """
+    """Return the numbers of images on a command line, such as ``0-19,25``; raises ``argparse.ArgumentTypeError``."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
@@ -109,11 +96,7 @@ def _count(text: str) -> int:
 
 
 def radius(text: str) -> Fraction:
-    """The radius of balls on a command line, such as ``1/255``, exactly.
-
-    Raises:
-        argparse.ArgumentTypeError: for any other text.
-    """
+    """Return the exact radius on a command line, such as ``1/255``; raises ``argparse.ArgumentTypeError``."""
     try:
         value = fraction(text)
     except ValueError:
@@ -123,25 +106,17 @@ def radius(text: str) -> Fraction:
     return value
 
 
-def generate(options: argparse.Namespace) -> int:
-    """Write the properties that the command's options describe; returns their number.
-
-    Raises:
-        InputError: if the network or the data set is missing or damaged, if images do not exist or do not fit the
-            network, or if the folder cannot be written.
-    """
+def _generate(options: argparse.Namespace) -> int:
+    """Write the properties that the command's options describe; returns the exit status."""
     # Imported here, because the import loads torch, for which --help need not wait.
-    from verifiable_relu.network import read_onnx
+    from verifiable_relu.readers import read_onnx
 
     net = on_disk(options.net)
     network = read_onnx(net)
     images, labels, exact = named_data(options.data, options.split)
-    if math.prod(images.shape[1:]) != network.input_size:
-        raise InputError(
-            f"images of shape {images.shape[1:]} have {math.prod(images.shape[1:])} pixels, the network "
-            f"{network.input_size} inputs",
-            path=options.data,
-        )
+    if (pixels := math.prod(images.shape[1:])) != network.input_size:
+        said = f"images of shape {images.shape[1:]} have {pixels} pixels, the network {network.input_size} inputs"
+        raise InputError(said, path=options.data)
     chosen = options.images or _correct(network, images, labels, exact, options.correct, options.data)
     for index in chosen:
         if index >= len(images):
@@ -151,7 +126,6 @@ def generate(options: argparse.Namespace) -> int:
         if labels[index] >= network.output_size:
             said = f"the label is {labels[index]}, but the network has {network.output_size} outputs"
             raise InputError(said, path=options.data, place=f"image {index}")
-
     if options.name is not None and not _FILE_NAME.fullmatch(options.name):
         raise InputError(f"'{options.name}' is no file name of letters, digits, '_', '-' and '.'", place="--name")
     if options.name and len(chosen) * len(options.eps) != 1:
@@ -163,13 +137,12 @@ def generate(options: argparse.Namespace) -> int:
         raise InputError(f"the folder cannot be made: {error.strerror}", path=options.out) from None
     data_name = stem(options.data)
     written: list[Instance] = []
-    inputs, outputs = Variable("X", (1, *network.input_shape)), Variable("Y", (1, *network.output_shape))
+    inputs, outputs = Variable("X", (1, *network.source.input_shape)), Variable("Y", (1, *network.source.output_shape))
     relative = Path(os.path.relpath(net, options.out)).as_posix().removesuffix(".gz")
     for eps in options.eps:
         names = [options.name or f"{stem(net)}_{data_name}_{i}_eps{eps.numerator}_{eps.denominator}" for i in chosen]
-        balls = linf_properties(
-            images[chosen], labels[chosen], eps, network.output_size, names=names, decimals=DECIMALS
-        )
+        x, y = images[chosen], labels[chosen]
+        balls = linf_properties(x, y, eps, network.output_size, names=names, decimals=DECIMALS)
         for index, prop in zip(chosen, balls, strict=True):
             path = options.out / f"{prop.name}.vnnlib{'.gz' if options.gzip else ''}"
             comments = (
@@ -179,24 +152,17 @@ def generate(options: argparse.Namespace) -> int:
             )
             spec = SpecFile(path, options.version, (prop,), inputs, outputs, network=relative)
             write_vnnlib(spec, path, options.version, comments)
-            listed = options.out / f"{prop.name}.vnnlib"
-            written.append(Instance(options.out / relative, listed, options.timeout))
+            written.append(Instance(options.out / relative, options.out / f"{prop.name}.vnnlib", options.timeout))
     # Rows of the same properties are replaced.
     path, ours = options.out / "instances.csv", {instance.vnnlib for instance in written}
     older = [row for row in read_instances(path) if row.vnnlib not in ours] if path.exists() else []
     write_instances(path, [*older, *written])
-    return len(written)
+    print(f"{len(written)} properties written to {options.out}, listed in {path}")
+    return 0
 
 
 def named_data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The images and labels of a named data set or an ``.npz`` file.
-
-    Returns:
-        Images (n, …), labels (n,), and for each image (n,) whether it equals the official one.
-
-    Raises:
-        InputError: if the data set or the file is missing or damaged.
-    """
+    """Return images (n, …) and labels (n,) of a named data set or ``.npz`` file, and (n,) True for official images."""
     if not source.endswith(".npz"):
         from verifiable_relu.data import load
 
@@ -209,15 +175,15 @@ def named_data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndar
 def _correct(
     network: Network, images: np.ndarray, labels: np.ndarray, exact: np.ndarray, count: int, source: str
 ) -> list[int]:
-    """The indices of the first ``count`` official images that the network classifies correctly."""
+    """Return the indices of the first ``count`` official images that the network classifies correctly."""
     import torch
 
     found: list[int] = []
     for start in range(0, len(images), _BATCH):
         part = slice(start, start + _BATCH)
-        x = torch.as_tensor(images[part], dtype=torch.float32).reshape(-1, *network.input_shape)
+        x = torch.as_tensor(images[part], dtype=torch.float32).flatten(1)
         with torch.inference_mode():
-            classes = network(x).flatten(1).argmax(1).numpy()
+            classes = network(x).argmax(1).numpy()
         found += (start + np.flatnonzero((classes == labels[part]) & exact[part])).tolist()
         if len(found) >= count:
             return found[:count]

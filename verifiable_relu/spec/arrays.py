@@ -13,28 +13,14 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_bytes
 
 # What zipfile and numpy raise for damaged files; NotImplementedError is a RuntimeError.
-_DAMAGED = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    zlib.error,
-)
+_DAMAGED = ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError, zlib.error
 
 LARGEST = 256 << 20
 """The most bytes of the file, and of each array in it unpacked: 10,000 images of 3×32×32 float64 numbers fit."""
 
 
 def array_names(path: Path | str) -> list[str]:
-    """Return the names of the arrays in an ``.npz`` file.
-
-    Raises:
-        InputError: if the file is missing, too large or no ``.npz`` file.
-    """
+    """Return the names of the arrays in an ``.npz`` file; raises InputError."""
     try:
         with zipfile.ZipFile(io.BytesIO(read_bytes(path, LARGEST))) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
@@ -43,14 +29,9 @@ def array_names(path: Path | str) -> list[str]:
 
 
 def read_images(path: Path | str, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """Read the arrays ``images`` and ``labels`` of an ``.npz`` file; pickled objects are never loaded.
+    """Read images (n, …) in [0, 1] and labels (n,) ≥ 0 of an ``.npz`` file; pickled objects are never loaded.
 
-    Args:
-        path: the file.
-        prefix: what the names of both arrays begin with, such as ``test_``.
-
-    Returns:
-        Images (n, …), real numbers in [0, 1], and labels (n,), integers ≥ 0, with n ≥ 1.
+    The arrays are called ``images`` and ``labels`` with a ``prefix`` such as ``test_``.
 
     Raises:
         InputError: if the file is missing, damaged or too large, or if an array is missing or of another form.
@@ -82,9 +63,8 @@ def _arrays(path: Path | str, names: tuple[str, str]) -> list[np.ndarray]:
         with zipfile.ZipFile(io.BytesIO(read_bytes(path, LARGEST))) as archive:
             for name in names:
                 if f"{name}.npy" not in archive.namelist():
-                    raise InputError(
-                        f"there is no array '{name}'; '{names[0]}' and '{names[1]}' are expected", path=path
-                    )
+                    said = f"there is no array '{name}'; '{names[0]}' and '{names[1]}' are expected"
+                    raise InputError(said, path=path)
                 if archive.getinfo(f"{name}.npy").file_size > LARGEST:
                     raise InputError(f"the array '{name}' is larger than {LARGEST:,} bytes", path=path)
                 with archive.open(f"{name}.npy") as member:

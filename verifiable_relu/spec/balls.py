@@ -29,8 +29,7 @@ from verifiable_relu.spec.property import (
     round_up,
 )
 
-_BLOCK = 1 << 15
-"""The number of pixels that are computed at a time."""
+_BLOCK = 1 << 15  # pixels that are computed at a time
 
 
 def linf_property(
@@ -42,7 +41,7 @@ def linf_property(
     name: str = "linf",
     decimals: int | None = None,
 ) -> Property:
-    """The property of one image, a single sample of any shape; see :func:`linf_properties`."""
+    """Return the property of one image, a single sample of any shape (:func:`linf_properties`)."""
     return linf_properties(image[None], [label], eps, classes, clip, [name], decimals)[0]
 
 
@@ -55,7 +54,7 @@ def linf_properties(
     names: Sequence[str] | None = None,
     decimals: int | None = None,
 ) -> list[Property]:
-    """One property per image, which is *sat* if an input in the image's L∞ ball has another class than the image.
+    """Return a property per image, which is *sat* if an input of the image's L∞ ball has another class.
 
     The box of an image holds the inputs in which each pixel differs from the image's by at most ``eps`` and lies within
     ``clip``. The unsafe set for the label l is the union over j ≠ l of {y : y_l ≤ y_j}: a tie counts as violated.
@@ -63,13 +62,12 @@ def linf_properties(
     Args:
         images: floats (n, …), in the units of ``clip``; each number is taken as the exact rational that it is.
         labels: (n,), in 0 … classes − 1.
-        eps: the radius, ≥ 0; a ``Fraction`` such as ``Fraction(1, 255)`` stays exact. An array of radii has one
-            for each image, (n,), or for each pixel, in a shape that broadcasts to that of ``images``.
+        eps: the radius, ≥ 0; a ``Fraction`` stays exact. An array has a radius for each image, (n,), or for each
+            pixel, in a shape that broadcasts to that of ``images``.
         classes: the network's number of outputs, at least 2.
         clip: the least and the greatest valid value of a pixel.
-        names: the properties' names, one per image; ``linf_0``, ``linf_1`` … by default.
-        decimals: the number of decimals to which the box's bounds are rounded outward, for files; None keeps them
-            exact.
+        names: the properties' names; ``linf_0``, ``linf_1`` … by default.
+        decimals: decimals to which the box's bounds are rounded outward, for files; None keeps them exact.
 
     Raises:
         InputError: for a label, pixel, ``eps`` or ``clip`` out of range; the error names the image.
@@ -87,12 +85,9 @@ def linf_properties(
     outside = ~((flat >= round_down(low)) & (flat <= round_up(high)))
     if outside.any():
         image, pixel = np.argwhere(outside)[0]
-        said = (
-            f"a pixel is {float(flat[image, pixel])!r}, outside of the valid range [{_rounded(low)}, {_rounded(high)}]"
-        )
-        raise InputError(said, place=f"image {image}")
-    bad = next((i for i, label in enumerate(labels) if not 0 <= label < classes), None)
-    if bad is not None:
+        said = f"a pixel is {float(flat[image, pixel])!r}, outside of the valid range"
+        raise InputError(f"{said} [{_rounded(low)}, {_rounded(high)}]", place=f"image {image}")
+    for bad in (i for i, label in enumerate(labels) if not 0 <= label < classes):
         raise InputError(f"the label is {labels[bad]}, outside of 0 to {classes - 1}", place=f"image {bad}")
     # A tie counts as violated. Properties of one label share their unsafe set.
     unsafe = [tuple((_at_most(i, j),) for j in range(classes) if j != i) for i in range(classes)]
@@ -100,8 +95,7 @@ def linf_properties(
     # Blocks of images whose arrays fit in the processor's cache.
     step = max(1, _BLOCK // max(size, 1))
     # An upper bound min(x + ε, h) is −max(−x − ε, −h): the negated lower bound of the negated pixel.
-    texts: tuple[dict[tuple[float, int], str], ...] = {}, {}
-    ends = (1, low, texts[0]), (-1, -high, texts[1])
+    ends: tuple[tuple[int, Fraction, dict[tuple[float, int], str]], ...] = (1, low, {}), (-1, -high, {})
     for start in range(0, len(flat), step):
         pixels, indices = flat[start : start + step], level[start : start + step]
         sides = [_floors(sign * pixels, radii, indices, least, decimals) for sign, least, _ in ends]
@@ -116,14 +110,11 @@ def linf_properties(
 
 
 def _levels(eps: object, shape: tuple[int, ...]) -> tuple[list[Fraction], np.ndarray]:
-    """The different radii of a number or an array of radii, and the index of each pixel's radius.
-
-    Returns:
-        The radii, and their indices in the shape () for a single radius, or (n, pixels).
-    """
+    """Return the different radii, and each pixel's index into them: shape () for a single radius, or (n, pixels)."""
+    radii = [Fraction(0)]
+    level: np.ndarray = np.zeros((), dtype=np.int64)
     if not isinstance(eps, np.ndarray | list | tuple) or np.ndim(eps) == 0:
         radii = [exact_number(eps, "eps")]
-        level: np.ndarray = np.zeros((), dtype=np.int64)
     else:
         given = np.asarray(eps, dtype=object)
         if given.ndim == 1:
@@ -137,10 +128,9 @@ def _levels(eps: object, shape: tuple[int, ...]) -> tuple[list[Fraction], np.nda
             level = np.broadcast_to(np.array(numbers, dtype=np.int64).reshape(given.shape), shape)
         except ValueError:
             raise InputError(f"eps of shape {given.shape} does not fit images of shape {shape}") from None
-        radii, level = list(index) or [Fraction(0)], level.reshape(shape[0], math.prod(shape[1:]))
-    negative = next((radius for radius in radii if radius < 0), None)
-    if negative is not None:
-        raise InputError(f"eps is {_rounded(negative)}, below 0")
+        radii, level = list(index) or radii, level.reshape(shape[0], math.prod(shape[1:]))
+    if (smallest := min(radii)) < 0:
+        raise InputError(f"eps is {_rounded(smallest)}, below 0")
     return radii, level
 
 
@@ -155,12 +145,7 @@ def _floors(
     on that side, x − ε is s or lies strictly between both. The few other pixels (x is next to ε, or a number is huge)
     and ends with ``decimals`` are computed from the exact ends.
 
-    Args:
-        pixels: float64 (n, pixels), finite.
-        radii: the different radii.
-        level: (n, pixels), the index of each pixel's radius.
-        least: the least valid value; a smaller end becomes it.
-        decimals: as for ``linf_properties``.
+    Pixels are finite and have, as ``level``, the shape (n, pixels). An end below ``least`` becomes ``least``.
     """
     parts = np.array([_parts(radius) for radius in radii])
     first, second, size, side = (parts[:, i][level] if len(radii) > 1 else parts[0, i] for i in range(4))
@@ -195,7 +180,7 @@ def _floors(
 
 
 def _parts(radius: Fraction) -> tuple[float, float, float, float]:
-    """The floats r and q of a radius r + q + ρ, a float ≥ |ρ|, and the sign of −ρ."""
+    """Return the floats r and q of a radius r + q + ρ, a float ≥ |ρ|, and the sign of −ρ."""
     first = nearest(radius)
     second = nearest(radius - Fraction(first))
     rest = radius - Fraction(first) - Fraction(second)
@@ -206,19 +191,18 @@ def _parts(radius: Fraction) -> tuple[float, float, float, float]:
 
 
 def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rounded sum of float64 numbers, and its error."""
+    """Return the rounded sum of float64 numbers, and its error."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def _at_most(first: int, second: int) -> Row:
-    """The constraint y_first ≤ y_second."""
     return Row(tuple(sorted([(first, Fraction(1)), (second, Fraction(-1))])), Fraction(0))
 
 
 def exact_number(value: object, what: str) -> Fraction:
-    """The exact value of a number, of a text such as ``1/255``, or of an array or tensor without axes.
+    """Return the exact value of a number, a text such as ``1/255``, or an array or tensor without axes.
 
     Raises:
         InputError: for any other value, NaN and infinity; the message calls the value ``what``.
@@ -255,34 +239,24 @@ def _rounded(value: Fraction) -> str:
 
 def _shown(value: object) -> str:
     shape = getattr(value, "shape", None)
-    return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else f"{value!r:.60}"
+    return f"{value!r:.60}" if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
 
 
-Pair = tuple[Any, Any]
-"""A pair (A, b) of a matrix and a vector, which stands for A·y ≤ b."""
+Pair = tuple[Any, Any]  # a matrix and a vector (A, b), which stand for A·y ≤ b
 
 
 def targeted(target: int, classes: int) -> tuple[Polytope, ...]:
-    """The outputs with which a class is predicted: y_j ≤ y_target for every other class j."""
+    """Return the outputs with which a class is predicted: y_j ≤ y_target for every other class j."""
     return (tuple(_at_most(j, target) for j in range(classes) if j != target),)
 
 
 def within_balls(
     properties: Sequence[Property], images: np.ndarray, radii: Sequence[Fraction], order: int
 ) -> list[Property]:
-    """Properties of L∞ balls, asked for the L1 or L2 balls in them.
-
-    Args:
-        properties: those of the L∞ balls with the same radii.
-        images: (n, …), the centres.
-        radii: (n,).
-        order: 1 or 2.
-    """
+    """Return the properties of L∞ balls, asked for the L1 or L2 balls (``order``) with their centres and radii."""
     centers = np.asarray(images, dtype=np.float64).reshape(len(images), -1)
-    return [
-        replace(prop, ball=Ball(center, radius, order))
-        for prop, center, radius in zip(properties, centers, radii, strict=True)
-    ]
+    balls = (Ball(center, radius, order) for center, radius in zip(centers, radii, strict=True))
+    return [replace(prop, ball=ball) for prop, ball in zip(properties, balls, strict=True)]
 
 
 def box_property(
@@ -304,8 +278,7 @@ def box_property(
         name: the name in messages.
 
     Raises:
-        InputError: if shapes do not fit, a number is not finite, the box is empty, or if not one of ``unsafe`` and
-            ``safe`` is given.
+        InputError: if shapes do not fit, a number is not finite, the box is empty, or ``unsafe`` and ``safe`` given.
     """
     low, high = _exact(lower, "lower"), _exact(upper, "upper")
     if len(low) != len(high):
@@ -316,7 +289,7 @@ def box_property(
     if unsafe is None:
         polytopes = tuple((row.negated(),) for row in _rows(safe))
     else:
-        polytopes = tuple(_rows(pair) for pair in ([unsafe] if isinstance(unsafe, tuple) else unsafe))
+        polytopes = tuple(map(_rows, [unsafe] if isinstance(unsafe, tuple) else unsafe))
     return Property(Box.exact(low, high), polytopes, name)
 
 
@@ -329,7 +302,6 @@ def _exact(values: Any, what: str) -> list[Fraction]:
 
 
 def _rows(pair: Any) -> Polytope:
-    """The rows of a pair (A, b)."""
     try:
         matrix, bound = pair
         given = np.asarray(matrix, dtype=object)
@@ -338,8 +310,6 @@ def _rows(pair: Any) -> Polytope:
     bounds = _exact(bound, "b")
     if given.ndim != 2 or given.shape[0] != len(bounds):
         raise InputError(f"A has the shape {given.shape}, where ({len(bounds)}, outputs) is expected")
-    found = []
-    for row, limit in zip(given.tolist(), bounds, strict=True):
-        coefficients = [exact_number(value, "A") for value in row]
-        found.append(Row(tuple((i, c) for i, c in enumerate(coefficients) if c), limit))
-    return tuple(found)
+    coefficients = ([exact_number(value, "A") for value in row] for row in given.tolist())
+    pairs = zip(coefficients, bounds, strict=True)
+    return tuple(Row(tuple((i, c) for i, c in enumerate(row) if c), limit) for row, limit in pairs)

@@ -26,21 +26,18 @@ from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import KINDS, DeclaredNetwork, SpecFile, Variable, stem
 
 if TYPE_CHECKING:
-    from verifiable_relu.network.graph import Network
+    from verifiable_relu.ir.network import Network
 
-EXPECTED = ("sat", "unsat", "unknown", "")
-"""The expected verdicts that a fourth field may have; they are for the readers of answers."""
-
+_EXPECTED = ("sat", "unsat", "unknown", "")  # verdicts that a fourth field may have
 _NAME = r"""\(\s*['"]([^'"]*)['"]\s*,\s*['"]([^'"]*)['"]\s*,?\s*\)"""
 _NAMES = re.compile(rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*,?\s*\]")
 
 
 @dataclass(frozen=True)
 class Networks:
-    """The files of networks by the names with which a VNN-LIB 2.0 property declares them.
+    """The files of networks by the names with which a VNN-LIB 2.0 property declares them; ``folder / networks``, too.
 
-    As a text it is what the competition's lists have in the place of one file. ``folder / networks`` are the files in a
-    folder.
+    As a text it is what the competition's lists have in the place of one file.
     """
 
     files: tuple[tuple[str, Path], ...]
@@ -53,7 +50,7 @@ class Networks:
 
 
 def onnx_files(text: str) -> Path | Networks:
-    """Return the file, or the files of several networks, that a text names as the competition's lists do."""
+    """Return the file or files that a text names as the competition's lists do."""
     if _NAMES.fullmatch(text.strip()):
         return Networks(tuple((name, Path(file)) for name, file in re.findall(_NAME, text)))
     return Path(text)
@@ -64,7 +61,7 @@ def _named(onnx: Path | Networks | None) -> tuple[tuple[str, Path], ...]:
 
 
 def paths(onnx: Path | Networks | None) -> tuple[Path, ...]:
-    """Return all files of what an instance names as its network."""
+    """Return all files of a network."""
     return tuple(path for _, path in _named(onnx))
 
 
@@ -75,13 +72,9 @@ def named(onnx: str) -> str:
 
 @dataclass(frozen=True)
 class Instance:
-    """One row of an ``instances.csv``.
+    """One row of an ``instances.csv``: files joined to the table's folder, and the time limit in seconds.
 
-    Attributes:
-        onnx: the network's file, or those of several networks, joined to the folder of the table; only the file with
-            ``.gz`` appended may exist (:func:`verifiable_relu.files.on_disk`).
-        vnnlib: the property file, likewise.
-        timeout: the time limit in seconds.
+    Perhaps only a file with ``.gz`` appended exists (``files.on_disk``).
     """
 
     onnx: Path | Networks
@@ -90,35 +83,23 @@ class Instance:
 
 
 def read_instances(path: Path | str) -> list[Instance]:
-    """Read the rows of an ``instances.csv``, all at once, in their order (``each_instance``)."""
-    return list(each_instance(path))
+    """Read the rows of an ``instances.csv`` in their order but empty lines; raises InputError for a bad one."""
+    return list(_each_instance(Path(path)))
 
 
-def each_instance(path: Path | str) -> Iterator[Instance]:
-    """Yield the rows of an ``instances.csv`` in their order, read as they are asked for; empty lines are skipped.
-
-    Raises:
-        InputError: if the file is missing or no text, or if a row is not two file names and a number of seconds, when
-            that row is reached.
-    """
-    path = Path(path)
+def _each_instance(path: Path) -> Iterator[Instance]:
     reader = csv.reader(read_lines(path, limits.ROW), strict=True)
-    while True:
-        try:
-            row = next(reader, None)
-            if row is None:
-                return
-            found = _instance([field.strip(" \t\r\n") for field in row], path.parent) if row else None
-        except (csv.Error, InputError) as error:
-            if isinstance(error, InputError) and error.path is not None:
-                raise
-            raise InputError(str(error), path=path, place=f"line {reader.line_num}") from None
-        if found is not None:
-            yield found
+    try:
+        for row in filter(None, reader):
+            yield _instance([field.strip(" \t\r\n") for field in row], path.parent)
+    except (csv.Error, InputError) as error:
+        if isinstance(error, InputError) and error.path is not None:
+            raise
+        raise InputError(str(error), path=path, place=f"line {reader.line_num}") from None
 
 
 def _instance(row: list[str], folder: Path) -> Instance:
-    if len(row) != 3 and not (len(row) == 4 and row[3] in EXPECTED):
+    if len(row) != 3 and not (len(row) == 4 and row[3] in _EXPECTED):
         raise InputError(f"the row has {len(row)} fields where onnx, vnnlib and timeout are expected")
     onnx, vnnlib, timeout = row[:3]
     if not onnx or not vnnlib:
@@ -133,20 +114,13 @@ def _instance(row: list[str], folder: Path) -> Instance:
 
 
 def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | Networks | None, float | None]], int]:
-    """The instances of an ``instances.csv`` or a folder: property file, network's file and time limit in seconds.
+    """Return the instances of a table or folder (property, network, time limit in seconds), and their number.
 
-    A folder with an ``instances.csv`` has the instances that this table lists; any other folder has one for each
-    property file in it and below it, with None for the network's file and the time limit.
-
-    Args:
-        path: the table or the folder.
-
-    Returns:
-        The instances, which a table is read for as they are asked for, and their number; of a table, that of its lines
-        that are not empty.
+    A folder without ``instances.csv`` has one for each property file in or below it, without network and time limit. A
+    table is read as instances are asked for; its number of instances is that of its lines that are not empty.
 
     Raises:
-        InputError: if there are no instances, or if the table cannot be read; the iterator raises it for a bad row.
+        InputError: if there are no instances or the table cannot be read; the iterator raises it for a bad row.
     """
     # The methods of Path raise for a name that is too long.
     table = path / "instances.csv" if os.path.isdir(path) else path
@@ -154,7 +128,7 @@ def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | Networks | None, 
         count = sum(bool(line.strip()) for line in read_lines(table, limits.ROW))
         if not count:
             raise InputError("the table lists no instance", path=table)
-        return ((row.vnnlib, row.onnx, row.timeout) for row in each_instance(table)), count
+        return ((row.vnnlib, row.onnx, row.timeout) for row in _each_instance(table)), count
     found = sorted(file for pattern in ("*.vnnlib", "*.vnnlib.gz") for file in path.rglob(pattern))
     if not found:
         raise InputError("there is no property file in or below the folder", path=path)
@@ -162,11 +136,7 @@ def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | Networks | None, 
 
 
 def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
-    """Write an ``instances.csv``, with file names relative to its folder.
-
-    Raises:
-        InputError: if the file cannot be written.
-    """
+    """Write an ``instances.csv``, with file names relative to its folder; raises InputError."""
     path = Path(path)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -180,16 +150,13 @@ def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
         raise InputError(f"cannot be written: {error.strerror}", path=path) from None
 
 
-_FOLDERS = 3
-_LISTED = 5
+_FOLDERS, _LISTED = 3, 5
 
 
 def find_network(
-    spec: SpecFile,
-    net: Path | Networks | str | None = None,
-    networks: Mapping[str, Path | str] | None = None,
+    spec: SpecFile, net: Path | Networks | str | None = None, networks: Mapping[str, Path | str] | None = None
 ) -> Path | Networks:
-    """The ONNX file of a property file's network, or those of the networks that it declares; they exist.
+    """Return the ONNX file of a property file's network, or those of the networks that it declares; they exist.
 
     The first of these sources that names a file decides:
 
@@ -203,9 +170,8 @@ def find_network(
     A name ``x.onnx`` means ``x.onnx.gz`` where only that file exists.
 
     Raises:
-        InputError: if no source names a file (the message lists the sources), if the named file does not exist, if
-            ``networks`` has a name that the property file does not declare or a file other than the comment's, or if
-            rows of ``instances.csv`` name different networks.
+        InputError: if no source names a file, the file does not exist, rows of ``instances.csv`` name different ones,
+            or ``networks`` has a name that the property file does not declare or a file other than the comment's.
     """
     folder = spec.path.parent
     unknown = next((name for name in networks or {} if name not in spec.networks), None)
@@ -214,36 +180,28 @@ def find_network(
         raise InputError(f"no network '{unknown}' is declared; {declared}", path=spec.path)
     if net is not None:
         return _existing(Path(net) if isinstance(net, str) else net, "--net", spec)
-    named = Networks(tuple((name, Path(file)) for name, file in (networks or {}).items()))
-    chosen = _existing(named, "--network", spec) if named.files else None
+    files = Networks(tuple((name, Path(file)) for name, file in (networks or {}).items()))
+    chosen = _existing(files, "--network", spec) if files.files else None
     if spec.network is not None:
-        commented = folder / spec.network
-        _existing(commented, "the network comment", spec)
-        if chosen is not None and not all(on_disk(commented).samefile(path) for path in paths(chosen)):
-            raise InputError(
-                f"--network names {', '.join(str(path) for path in paths(named))}, but the network comment names "
-                f"{spec.network}; choose one with --net",
-                path=spec.path,
-            )
-        return on_disk(commented)
+        commented = _existing(folder / spec.network, "the network comment", spec)
+        if chosen is not None and not all(path.samefile(each) for each in paths(chosen) for path in paths(commented)):
+            said = f"--network names {', '.join(map(str, paths(files)))}, but the network comment names {spec.network}"
+            raise InputError(f"{said}; choose one with --net", path=spec.path)
+        return commented
     if chosen is not None:
         return chosen
-    listed, there = _in_instances(spec), _networks_in(folder)
+    listed, there = _in_instances(spec), sorted(folder.glob("*.onnx"))
+    there += [path for path in sorted(folder.glob("*.onnx.gz")) if path.with_suffix("") not in there]
     same = [path for path in there if stem(path) == stem(spec.path)] or there
     if listed is None and (not same or (len(there) > 1 and same is there)):
-        raise InputError(
-            "no network is named: neither --net, nor a '; network: file.onnx' comment, nor --network name=file, nor "
-            f"a row of instances.csv in {folder} or two folders above, nor is there {stem(spec.path)}.onnx or a single "
-            f".onnx beside it ({len(there)} there)",
-            path=spec.path,
-        )
+        said = "no network is named: neither --net, nor a '; network: file.onnx' comment, nor --network name=file"
+        said += f", nor a row of instances.csv in {folder} or two folders above, nor is there {stem(spec.path)}.onnx"
+        raise InputError(f"{said} or a single .onnx beside it ({len(there)} there)", path=spec.path)
     return listed or same[0]
 
 
 def assigned(spec: SpecFile, onnx: Path | Networks) -> list[Path]:
-    """The file of each network that a property file declares, in its order; in VNN-LIB 1.0 of the only one.
-
-    A network that is declared to equal another may have a file of its own (``queries`` compares the networks).
+    """Return the file of each network that a property file declares, in its order; in VNN-LIB 1.0 of the only one.
 
     Raises:
         InputError: if a network has no file, or a file is given that none has.
@@ -252,44 +210,33 @@ def assigned(spec: SpecFile, onnx: Path | Networks) -> list[Path]:
     given = paths(onnx)
     if not declared or not isinstance(onnx, Networks):
         own = [network.name for network in declared if not network.equal_to]
-        said = f"{len(own)} networks ({', '.join(own)})" if declared else "one network"
         if len(own) > 1 or len(given) != 1:
+            said = f"{len(own)} networks ({', '.join(own)})" if declared else "one network"
             raise InputError(f"the query is about {said}, and {len(given)} are given", path=spec.path)
         return [given[0]] * max(1, len(declared))
     files = dict(onnx.files)
-    if len(files) < len(given):
-        raise InputError("a network is named twice", path=spec.path, place="--network")
-    for name in files:
-        if name not in spec.networks:
-            raise InputError(f"the query declares no network '{name}'", path=spec.path, place="--network")
+    wrong = ["a network is named twice"] * (len(files) < len(given))
+    wrong += [f"the query declares no network '{name}'" for name in files if name not in spec.networks]
     found = [files.get(network.name) or files.get(network.equal_to) for network in declared]
-    for network, file in zip(declared, found, strict=True):
-        if file is None:
-            raise InputError(f"no file for the network '{network.name}'", path=spec.path, place="--network")
+    pairs = zip(declared, found, strict=True)
+    wrong += [f"no file for the network '{network.name}'" for network, file in pairs if file is None]
+    if wrong:
+        raise InputError(wrong[0], path=spec.path, place="--network")
     return [file for file in found if file is not None]
 
 
 def queries(spec: SpecFile, *networks: Network) -> list[Query]:
-    """The queries of a property file about networks, one for each of the file's properties.
+    """Return the queries of a property file: *sat* if any is *sat*, *unsat* if all are *unsat*.
 
-    The file's answer joins theirs: *sat* if any is *sat*, *unsat* if all are *unsat*.
-
-    VNN-LIB 1.0 numbers the elements of a network's input and output in row-major order, whatever their shapes. A 2.0
-    file declares shapes, which must be the network's; leading axes of length 1 do not count, because a network may have
-    a batch axis or none.
-
-    Args:
-        spec: the file's content.
-        networks: one for each that the file declares, in its order; for VNN-LIB 1.0 a single one.
+    There is a network for each that the file declares, in its order; for VNN-LIB 1.0 a single one, whose elements 1.0
+    numbers in row-major order. The shapes that 2.0 declares must be the network's but for leading axes of length 1.
 
     Raises:
-        InputError: if the file declares another number or another shape of inputs or outputs than a network has, or
-            networks as equal that are not.
+        InputError: if a network has another number or shape of inputs or outputs, or networks are wrongly called equal.
     """
     if spec.joined is None:
         (network,) = networks
-        _require(spec, network, "input", spec.inputs, network.input_shape)
-        _require(spec, network, "output", spec.outputs, network.output_shape)
+        _require_shapes(spec, network, spec.inputs, spec.outputs)
         return [Query(network, prop) for prop in spec.properties]
     declared = spec.joined.networks
     if len(networks) != len(declared):
@@ -303,35 +250,34 @@ def queries(spec: SpecFile, *networks: Network) -> list[Query]:
     whole = networks[0]
     if not spec.joined.alone:
         # Imported here: the reading and writing of property files must not wait for torch.
-        from verifiable_relu.network.product import NetworkPart, product
+        from verifiable_relu.execution.replay import replay
+        from verifiable_relu.ir.transform import NetworkPart, combine
 
-        parts = [NetworkPart(each.name, network, each.places) for each, network in zip(declared, networks, strict=True)]
-        whole = product(parts, spec.joined.size, spec.joined.passed, spec.joined.products)
+        pairs, joined = zip(declared, networks, strict=True), spec.joined
+        parts = [NetworkPart(each.name, network, each.places) for each, network in pairs]
+        whole = combine(parts, joined.size, replay, passed=joined.passed, products=joined.products)
     return [Query(whole, prop) for prop in spec.properties]
 
 
+# Names of types in onnxruntime.
 _TYPES = {"F16": "tensor(float16)", "F32": "tensor(float)", "F64": "tensor(double)"}
-"""What onnxruntime calls the types of elements."""
 
 
 def _require_fit(spec: SpecFile, network: Network, declared: DeclaredNetwork) -> None:
-    """Make certain that a network has the inputs and outputs that a file declares for it."""
     tensors = (*declared.inputs, *declared.given)
-    if network.onnx is not None and any(tensor.kind in _TYPES for tensor in tensors):
+    if network.source.onnx is not None and any(tensor.kind in _TYPES for tensor in tensors):
         # Imported here: the reading and writing of property files must not wait for onnxruntime.
         from verifiable_relu.runtime import kept_session
 
-        session = kept_session(network.onnx)
+        session = kept_session(network.source.onnx)
         kinds = [session.get_inputs()[0].type] * len(declared.inputs) + [session.get_outputs()[0].type] * len(tensors)
         for tensor, kind in zip(tensors, kinds, strict=False):
             if kind != _TYPES.get(tensor.kind, kind) and kind in _TYPES.values():
                 said = f"'{tensor.variable.name}' is declared as {KINDS[tensor.kind]}, but the file has {kind}"
                 raise InputError(said, path=spec.path)
-    if not network.ports and len(tensors) == 2:
-        _require(spec, network, "input", tensors[0].variable, network.input_shape)
-        _require(spec, network, "output", tensors[1].variable, network.output_shape)
-        return
-    ports = network.ports or {"input": network.input_shape, "output": network.output_shape}
+    if not network.source.ports and len(tensors) == 2:
+        return _require_shapes(spec, network, tensors[0].variable, tensors[1].variable)
+    ports = network.source.ports or {"input": network.source.input_shape, "output": network.source.output_shape}
     if len(ports) != len(tensors):
         counts = f"{len(tensors)} inputs, outputs and hidden nodes are declared, but the file has {len(ports)}"
         raise InputError(f"{counts}: {', '.join(ports)}", path=spec.path, place=f"network '{declared.name}'")
@@ -345,6 +291,11 @@ def _require_fit(spec: SpecFile, network: Network, declared: DeclaredNetwork) ->
             raise InputError(f"{said}: name all {role} as the file does, or none", path=spec.path)
 
 
+def _require_shapes(spec: SpecFile, network: Network, inputs: Variable, outputs: Variable) -> None:
+    _require(spec, network, "input", inputs, network.source.input_shape)
+    _require(spec, network, "output", outputs, network.source.output_shape)
+
+
 def _require(
     spec: SpecFile, network: Network, role: str, declared: Variable, shape: tuple[int, ...], name: str = ""
 ) -> None:
@@ -356,10 +307,8 @@ def _require(
     # A network may have a batch axis or none.
     first, second = (tuple(dropwhile(lambda extent: extent == 1, each)) for each in (declared.shape, shape))
     if spec.version != "1.0" and first != second:
-        raise InputError(
-            f"the {role} {declared.name} is declared with shape {list(declared.shape)}, but {of} has {list(shape)}",
-            path=spec.path,
-        )
+        said = f"the {role} {declared.name} is declared with shape {list(declared.shape)}"
+        raise InputError(f"{said}, but {of} has {list(shape)}", path=spec.path)
 
 
 def _existing(onnx: Path | Networks, source: str, spec: SpecFile) -> Path | Networks:
@@ -382,9 +331,8 @@ def _in_instances(spec: SpecFile) -> Path | Networks | None:
         named = list(dict.fromkeys(onnx for onnx, vnnlib in rows if _plain(vnnlib) == mine))
         if len(named) > 1:
             shown = ", ".join(path.name for onnx in named[:_LISTED] for path in paths(onnx))
-            shown += " …" if len(named) > _LISTED else ""
-            message = f"{csv} names {len(named)} networks for this property ({shown}); choose one with --net"
-            raise InputError(message, path=spec.path)
+            said = f"{csv} names {len(named)} networks for this property ({shown}{' …' * (len(named) > _LISTED)})"
+            raise InputError(f"{said}; choose one with --net", path=spec.path)
         if named:
             return _existing(named[0], str(csv), spec)
     return None
@@ -392,10 +340,7 @@ def _in_instances(spec: SpecFile) -> Path | Networks | None:
 
 @lru_cache(maxsize=_FOLDERS)
 def _listed(csv: Path, changed: int, size: int) -> dict[str, list[tuple[Path | Networks, Path]]]:
-    """The networks and properties of a table, by the properties' names, since resolving all paths takes long.
-
-    ``changed`` and ``size`` are the table's: another table at the same path is read again.
-    """
+    """Return a table's networks and properties by the properties' names, since resolving all paths takes long."""
     found: dict[str, list[tuple[Path | Networks, Path]]] = {}
     for row in read_instances(csv):
         found.setdefault(row.vnnlib.name.removesuffix(".gz"), []).append((row.onnx, row.vnnlib))
@@ -404,9 +349,3 @@ def _listed(csv: Path, changed: int, size: int) -> dict[str, list[tuple[Path | N
 
 def _plain(path: Path) -> Path:
     return path.resolve().with_name(path.name.removesuffix(".gz"))
-
-
-def _networks_in(folder: Path) -> list[Path]:
-    """Return the ONNX files in a folder; a gzipped file is left out where its unpacked form is there, too."""
-    plain = sorted(folder.glob("*.onnx"))
-    return plain + [path for path in sorted(folder.glob("*.onnx.gz")) if path.with_suffix("") not in plain]

@@ -78,30 +78,21 @@ def negate(formula: Formula) -> Formula:
 def flat(
     formula: Formula, positive: bool = True, kind: type[And] | type[Or] = And
 ) -> Iterator[tuple[InputBound | Row | And | Or, bool]]:
-    """Yield the parts of nested conjunctions (``kind`` And) or disjunctions (Or) in order.
+    """Yield the parts of nested conjunctions (``kind`` And) or disjunctions (Or) in order, and False for negated ones.
 
-    Args:
-        formula: the formula.
-        positive: False for the parts of its negation.
-        kind: what is flattened.
-
-    Yields:
-        A part, and True, or False if its negation is meant.
+    If not ``positive``, the parts are those of the formula's negation.
     """
     pending: list[tuple[Iterator[Formula], bool]] = [(iter((formula,)), positive)]
     while pending:
         parts, positive = pending[-1]
         for part in parts:
-            if isinstance(part, _LEAVES):
-                yield part, positive
-            elif isinstance(part, Not):
+            if isinstance(part, Not):
                 pending.append((iter((part.part,)), not positive))
                 break
-            elif isinstance(part, kind) is positive or len(part.parts) == 1:
+            if not isinstance(part, _LEAVES) and (isinstance(part, kind) is positive or len(part.parts) == 1):
                 pending.append((iter(part.parts), positive))
                 break
-            else:
-                yield part, positive
+            yield part, positive
         else:
             pending.pop()
 
@@ -111,17 +102,12 @@ def properties(
 ) -> tuple[Property, ...]:
     """Return the properties that a formula stands for: it is *sat* if any of them is, and *unsat* if all are.
 
-    The formula is brought into disjunctive normal form. Disjuncts with the same box become one property with several
-    polytopes. A disjunct with an empty box is left out, and so is one that a comparison of constants makes false. If
-    comparisons of constants have removed all disjuncts, the result is one property with an empty unsafe set. A formula
-    in which every disjunct's box is empty is refused, as an empty box is wherever it is written.
+    Disjuncts of the disjunctive normal form with the same box become one property with several polytopes. A disjunct
+    with an empty box is left out, and so is one that a comparison of constants makes false. If comparisons of constants
+    have removed all disjuncts, the result is one property with an empty unsafe set.
 
-    Args:
-        formula: the formula, over the inputs and outputs of one network.
-        size: the number of inputs.
-        input_name: the name of an input variable, by its index.
-        name: the name of the property; several properties are numbered.
-        place: the words with which messages name the place of a bound, by the bound's ``mark``.
+    The formula is over ``size`` inputs and the outputs of one network. ``input_name`` names an input by its index;
+    ``place`` gives the words for the place of a bound, by its ``mark``. Several properties are numbered.
 
     Raises:
         InputError: if the box of every disjunct is empty.
@@ -140,28 +126,24 @@ def properties(
         if common:
             own = {side: key for side, key in own.items() if key > common.get(side, _NONE)}
         if not common or all(form.agree(side, key, common) for side, key in own.items()):
-            sides = sorted(own)
-            same = tuple(sides), tuple(map(own.__getitem__, sides))
-            groups.setdefault(same, (own, []))[1].append(disjunct.rows)
+            sides = tuple(sorted(own))
+            groups.setdefault((sides, tuple(map(own.__getitem__, sides))), (own, []))[1].append(disjunct.rows)
     if len(groups) * size > limits.BOUNDS:
         raise UnsupportedError(f"{len(groups):,} boxes of {size:,} inputs are more than {limits.BOUNDS:,} inputs")
     if not groups and form.contradiction is not None:
         raise form.empty("in every case the box" if choices else "the box", input_name, place)
     keys = np.full(2 * size, _NONE)
     keys[list(common)] = list(common.values())
-    if not groups:
-        return (form.property(keys, (), name, input_name),)
     found = []
-    for number, (own, polytopes) in enumerate(groups.values()):
+    for number, (own, polytopes) in enumerate(groups.values() or [({}, [])]):
         mine = keys.copy()
         mine[list(own)] = list(own.values())
-        label = name if len(groups) == 1 else f"{name}#{number}"
+        label = name if len(groups) < 2 else f"{name}#{number}"
         found.append(form.property(mine, tuple(polytopes), label, input_name))
     return tuple(found)
 
 
-_NONE = -(1 << 60)
-"""The key where there is no bound."""
+_NONE = -(1 << 60)  # the key where there is no bound
 
 _Keys = dict[int, int]
 """Keys of the tightest bounds by side: 2i is the lower side of the input i, and 2i + 1 the upper one."""
@@ -171,8 +153,6 @@ _Choice = tuple[Or | And, bool]
 
 
 class _Conjunction(NamedTuple):
-    """A conjunction of bounds of inputs and rows over outputs."""
-
     keys: _Keys
     rows: Polytope
 
@@ -180,11 +160,8 @@ class _Conjunction(NamedTuple):
 class _NormalForm:
     """The construction of a formula's disjunctive normal form, whose size it counts.
 
-    Attributes:
-        bounds: the formula's bounds, equal objects once.
-        keys: side and key of each by its identity.
-        values: the numbers by rank.
-        contradiction: side and key of the first two bounds found that no value of their input satisfies.
+    ``bounds`` has the formula's bounds, ``keys`` side and key of each by its identity, ``values`` the numbers by rank,
+    ``contradiction`` side and key of the first two bounds found that no value of their input satisfies.
     """
 
     def __init__(self, formula: Formula) -> None:
@@ -200,37 +177,26 @@ class _NormalForm:
         # Floats are compared first, because fractions take ten times the time.
         numbers = {id(bound.value): bound.value for bound in self.bounds}
         ordered = sorted((round_down(value), value, place) for place, value in numbers.items())
-        self.values: list[Fraction] = []
-        floats: list[float] = []
-        ranks: dict[int, int] = {}
+        self.values, floats, ranks = list[Fraction](), list[float](), dict[int, int]()
         for rounded, value, place in ordered:
             if not floats or rounded != floats[-1] or value != self.values[-1]:
                 floats.append(rounded)
                 self.values.append(value)
             ranks[place] = len(floats) - 1
-        self._down = np.array(floats)
-        pairs = zip(floats, self.values, strict=True)
+        self._down, pairs = np.array(floats), zip(floats, self.values, strict=True)
         self._inexact = np.array([f.as_integer_ratio() != v.as_integer_ratio() for f, v in pairs], dtype=bool)
         self._up = np.where(self._inexact, above(self._down), self._down)
-        self.keys = {
-            id(b): (2 * b.variable + b.upper, b.strict + (-2 if b.upper else 2) * ranks[id(b.value)])
-            for b in self.bounds
-        }
+        signed = ((b, (-2 if b.upper else 2) * ranks[id(b.value)]) for b in self.bounds)
+        self.keys = {id(b): (2 * b.variable + b.upper, b.strict + key) for b, key in signed}
 
     def spend(self, constraints: int) -> None:
-        """Count constraints towards ``limits.DISJUNCTIVE``."""
         self._spent += constraints
         if self._spent > limits.DISJUNCTIVE:
             raise UnsupportedError(f"the disjunctive form has more than {limits.DISJUNCTIVE:,} constraints")
 
     def conjunction(self, formula: Formula, positive: bool) -> tuple[list[tuple[int, int]], list[Row], list[_Choice]]:
-        """Return the bounds, rows and disjunctions whose conjunction is ``formula`` or, if not positive, its negation.
-
-        Bounds are pairs of side and key.
-        """
-        bounds: list[tuple[int, int]] = []
-        rows: list[Row] = []
-        choices: list[_Choice] = []
+        """Return bounds (side and key), rows and disjunctions whose conjunction is ``formula`` or its negation."""
+        bounds, rows, choices = list[tuple[int, int]](), list[Row](), list[_Choice]()
         for part, kept in flat(formula, positive):
             if isinstance(part, InputBound):
                 side, key = pair = self.keys[id(part)]
@@ -261,12 +227,7 @@ class _NormalForm:
         return possible
 
     def distribute(self, found: list[_Conjunction], choices: Sequence[_Choice]) -> list[_Conjunction]:
-        """Return the disjuncts, without contradictions, of the conjunction of a normal form with disjunctions.
-
-        Args:
-            found: the disjuncts of the form.
-            choices: the disjunctions.
-        """
+        """Return the disjuncts, without contradictions, of the conjunction of disjuncts found with disjunctions."""
         for choice in choices:
             options: list[_Conjunction] = []
             for part, positive in flat(*choice, Or):
@@ -292,14 +253,7 @@ class _NormalForm:
     def property(
         self, keys: np.ndarray, unsafe: tuple[Polytope, ...], name: str, input_name: Callable[[int], str]
     ) -> Property:
-        """Return the property of a box; where a bound is missing, of a part of its inputs (``Property.partial``).
-
-        Args:
-            keys: (2·size,), by side.
-            unsafe: as of the property.
-            name: as of the property.
-            input_name: as of ``properties``.
-        """
+        """Return the property of a box with keys (2·size,) by side; partial where a bound is missing."""
         present = keys != _NONE
         ranks = np.where(present, np.where(np.arange(len(keys)) % 2, 1 - keys, keys) >> 1, 0)
         strict = present & (keys % 2 == 1)
@@ -318,14 +272,12 @@ class _NormalForm:
         least = np.minimum(np.minimum(high, 0.0) - 1, below(high))
         most = np.maximum(np.maximum(low, 0.0) + 1, above(low))
         low, high = np.where(np.isinf(low), least, low), np.where(np.isinf(high), most, high)
-        lower, upper = (
-            {i: self.values[ranks[2 * i + side]] for i in np.flatnonzero(exact[side::2]).tolist()} for side in (0, 1)
-        )
+        where = (np.flatnonzero(exact[side::2]).tolist() for side in (0, 1))
+        lower, upper = ({i: self.values[ranks[2 * i + side]] for i in each} for side, each in enumerate(where))
         strict_lower, strict_upper = (frozenset(np.flatnonzero(strict[side::2]).tolist()) for side in (0, 1))
         return Property(Box(low, high, lower, upper, strict_lower, strict_upper), unsafe, name, partial=partial)
 
     def empty(self, box: str, input_name: Callable[[int], str], place: Callable[[Any], str]) -> InputError:
-        """Return the error of a box that is empty by the first contradiction found."""
         texts, places = [], []
         for side, key in sorted(self.contradiction or (), key=lambda bound: bound[0]):
             # The bound is written so, or as the negation of another.
@@ -333,7 +285,5 @@ class _NormalForm:
             places.append(place(marks.get((side, key), marks.get((side ^ 1, 1 - key), 0))))
             texts += [repr(float(self.values[(1 - key if side % 2 else key) >> 1])), "<" if key % 2 else "<="]
         variable = input_name(side // 2)
-        return InputError(
-            f"{box} is empty: {texts[0]} {texts[1]} {variable} ({places[0]}) but {variable} {texts[3]} {texts[2]}",
-            place=places[1],
-        )
+        said = f"{texts[0]} {texts[1]} {variable} ({places[0]}) but {variable} {texts[3]} {texts[2]}"
+        return InputError(f"{box} is empty: {said}", place=places[1])

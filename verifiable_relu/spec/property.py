@@ -1,16 +1,12 @@
 """Properties: an input box, and a set of outputs that must not be reached from the box.
 
-The whole project has one sign convention: a property describes the *unsafe* set, as VNN-LIB does. The unsafe set is a
-union of polytopes {y : A·y ≤ b}. *sat* means that some x of the box is mapped into the unsafe set (x is a
-counterexample), *unsat* that no x is (the property is verified). The margin of an output y is
+A property describes the *unsafe* set, as VNN-LIB does, a union of polytopes {y : A·y ≤ b}. *sat* means that some x of
+the box is mapped into it (x is a counterexample), *unsat* that no x is (the property is verified). The margin of y is
 
     margin(y) = min over polytopes of max over the polytope's rows of (A_i·y − b_i).
 
-An output with margin > 0 is outside the unsafe set, so that a lower bound > 0 of the margin over the box proves
-*unsat*.
-
-Numbers in properties are exact rationals. ``Box.lower`` and ``Box.upper`` are these rounded outward to float64, from
-which bounds are computed; the exact values are kept beside them for the check of counterexamples.
+so that a lower bound > 0 of the margin over the box proves *unsat*. Numbers are exact rationals; bounds are computed
+from ``Box.lower`` and ``Box.upper``, these rounded outward to float64, and counterexamples checked exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,15 +25,11 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.rounding import LARGEST, LARGEST_SINGLE, above, below, not_above
 
 if TYPE_CHECKING:  # The reading and writing of property files must not wait for torch.
-    from verifiable_relu.network.graph import Network
+    from verifiable_relu.ir.network import Network
 
 
 def round_down(value: Fraction) -> float:
-    """The largest float64 that is not above ``value``.
-
-    Raises:
-        InputError: if ``value`` is beyond the range of float64.
-    """
+    """Return the largest float64 that is not above ``value``; raises InputError beyond the range of float64."""
     try:
         return not_above(value)
     except OverflowError:
@@ -45,12 +37,12 @@ def round_down(value: Fraction) -> float:
 
 
 def round_up(value: Fraction) -> float:
-    """The smallest float64 that is not below ``value``; raises like :func:`round_down`."""
+    """Return the smallest float64 that is not below ``value``; raises like :func:`round_down`."""
     return -round_down(-value)
 
 
 def nearest(value: Fraction | float) -> float:
-    """The float64 number nearest to a rational, ±the largest one beyond the range of float64; a float unchanged."""
+    """Return the float64 number nearest to a number, ±the largest one beyond the range of float64."""
     try:
         return float(value)
     except OverflowError:
@@ -58,29 +50,22 @@ def nearest(value: Fraction | float) -> float:
 
 
 def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:
-    """The exact max(center − radius, least), with the difference rounded down to ``decimals`` if they are given."""
+    """Return the exact max(center − radius, least), the difference rounded down to ``decimals`` if they are given."""
     end = Fraction(center) - radius
     return max(end if decimals is None else Fraction(math.floor(end * 10**decimals), 10**decimals), least)
 
 
-_MOST_TEXTS = 1 << 14
-"""The most bounds that are kept as text, about 100 bytes each, for balls with the same radii."""
+_MOST_TEXTS = 1 << 14  # bounds of balls with the same radii that are kept as text, about 100 bytes each
 
 
 @dataclass(frozen=True, eq=False)
 class BallBounds(Mapping[int, Fraction]):
     """The exact lower bounds of an L∞ ball that float64 does not represent, by variable, computed when asked for.
 
-    Attributes:
-        centers: float64 (n,).
-        inexact: bool (n,), the variables in question.
-        radii: the different radii.
-        level: (n,), the index of each variable's radius.
-        least: the least valid value.
-        decimals: as for ``lower_end``.
-        sign: −1 for the ball's upper bounds: the negated lower bounds of the ball around −centers.
-        texts: bounds as text, by center and level: what balls with the same radii have in common, since images have few
-            different numbers. None is added once there are ``_MOST_TEXTS``.
+    The variables in question are those where ``inexact`` (n,) is True; ``centers`` (n,) and ``least`` as ``lower_end``
+    has them, ``level`` (n,) the indices of radii. ``sign`` is −1 for the ball's upper bounds, the negated lower bounds
+    of the ball around −centers. Balls with the same radii share ``texts``, at most ``_MOST_TEXTS`` bounds as text by
+    center and level, since images have few different numbers.
     """
 
     centers: np.ndarray
@@ -163,16 +148,14 @@ class Box:
         with np.errstate(over="ignore"):
             smaller = below(self.upper)
         certain = self.lower <= self.upper
-        ends = (self.exact_lower, self.exact_upper)
-        certain &= all(isinstance(each, dict) for each in ends)
+        certain &= all(isinstance(each, dict) for each in (self.exact_lower, self.exact_upper))
         if certain.any():
             certain[list({*self.exact_lower, *self.exact_upper, *self.open_lower, *self.open_upper})] = False
         for i in np.flatnonzero((self.lower >= smaller) & ~certain):
             lower, upper = self.bounds(int(i))
             if lower > upper or (lower == upper and (i in self.open_lower or i in self.open_upper)):
-                raise InputError(
-                    f"the box is empty: X_{i} has lower bound {float(lower)!r} not below upper bound {float(upper)!r}"
-                )
+                said = f"X_{i} has lower bound {float(lower)!r} not below upper bound {float(upper)!r}"
+                raise InputError(f"the box is empty: {said}")
 
     @classmethod
     def exact(
@@ -190,37 +173,28 @@ class Box:
 
     @property
     def size(self) -> int:
-        """The number of input variables."""
+        """Number of inputs."""
         return len(self.lower)
 
     def bounds(self, i: int) -> tuple[Fraction, Fraction]:
-        """The exact lower and upper bound of variable i."""
-        lower = self.exact_lower.get(i)
-        upper = self.exact_upper.get(i)
-        return (
-            Fraction(float(self.lower[i])) if lower is None else lower,
-            Fraction(float(self.upper[i])) if upper is None else upper,
-        )
+        """Return the exact lower and upper bound of variable i."""
+        lower, upper = self.exact_lower.get(i), self.exact_upper.get(i)
+        lower = Fraction(float(self.lower[i])) if lower is None else lower
+        return lower, Fraction(float(self.upper[i])) if upper is None else upper
 
     def contains(self, x: Sequence[Fraction]) -> bool:
-        """Whether an exact point lies in the box and satisfies its strict bounds strictly."""
+        """Return True if an exact point lies in the box and satisfies its strict bounds strictly."""
         # Floats are compared as floats; what remains, and strict bounds, one by one.
         floats = [nearest(value) for value in x]
-        others = {
-            i for i, (a, b) in enumerate(zip(floats, x, strict=True)) if a.as_integer_ratio() != b.as_integer_ratio()
-        }
+        pairs = enumerate(zip(floats, x, strict=True))
+        others = {i for i, (a, b) in pairs if a.as_integer_ratio() != b.as_integer_ratio()}
         missed = np.logical_or(*self._missed(np.array(floats)))
         missed[list(others)] = False
-        if missed.any():
-            return False
-        for i in others | self.open_lower | self.open_upper:
-            value = x[i]
+        for i in () if missed.any() else others | self.open_lower | self.open_upper:
             lower, upper = self.bounds(i)
-            if not lower <= value <= upper:
-                return False
-            if (i in self.open_lower and value == lower) or (i in self.open_upper and value == upper):
-                return False
-        return True
+            missed[i] |= x[i] <= lower if i in self.open_lower else x[i] < lower
+            missed[i] |= x[i] >= upper if i in self.open_upper else x[i] > upper
+        return not missed.any()
 
     def witness(self, x: np.ndarray) -> tuple[Fraction, ...]:
         """An exact point of the closed box near a float point x of shape (n,).
@@ -232,11 +206,10 @@ class Box:
         x64 = np.clip(np.where(np.isnan(given), self.lower, given), self.lower, self.upper)
         # A coordinate beyond float32's range becomes the largest float32 number, and then the box's bound if need be.
         near = np.clip(x64, -LARGEST_SINGLE, LARGEST_SINGLE).astype(np.float32)
-        low, high = self._missed(near.astype(np.float64))
-        movable = np.abs(near) < LARGEST_SINGLE
+        low, high = (missed & (np.abs(near) < LARGEST_SINGLE) for missed in self._missed(near.astype(np.float64)))
         # The neighbours of numbers that stay may lie beyond float32's range.
         with np.errstate(over="ignore"):
-            near = np.where(movable & low, above(near), np.where(movable & high & ~low, below(near), near))
+            near = np.where(low, above(near), np.where(high & ~low, below(near), near))
         point = [Fraction(value) for value in near.tolist()]
         for i in np.flatnonzero(np.logical_or(*self._missed(near.astype(np.float64)))).tolist():
             lower, upper = self.bounds(i)
@@ -244,7 +217,7 @@ class Box:
         return tuple(point)
 
     def _missed(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where floats (n,) are below the exact lower bounds, and where they are above the exact upper bounds."""
+        """Return where floats (n,) are below the exact lower bounds, and where above the exact upper ones."""
         # The float64 bounds are the exact ones rounded outward: a float is at such a bound, or on the exact one's side.
         low, high = x < self.lower, x > self.upper
         for missed, ends, bound in ((low, self.exact_lower, self.lower), (high, self.exact_upper, self.upper)):
@@ -258,20 +231,14 @@ class Box:
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """An L1 or L2 ball {x : ‖x − center‖ ≤ radius} of the input variables.
-
-    Attributes:
-        center: float64 (n,), taken exactly.
-        radius: ≥ 0.
-        order: 1 or 2, the order of the norm.
-    """
+    """An L1 or L2 ball {x : ‖x − center‖ ≤ radius}: a center, float64 (n,), a radius ≥ 0 and the norm's order."""
 
     center: np.ndarray
     radius: Fraction
     order: int
 
     def contains(self, x: Sequence[Fraction]) -> bool:
-        """Whether an exact point lies in the ball."""
+        """Return True if an exact point lies in the ball."""
         apart = (abs(value - Fraction(float(c))) for value, c in zip(x, self.center, strict=True))
         return sum((d**self.order for d in apart), Fraction(0)) <= self.radius**self.order
 
@@ -308,11 +275,6 @@ class Row:
         """The value Σ coefficient·y_i − bound at an exact output y: ≤ 0 where the constraint holds (< 0 if strict)."""
         return sum((c * y[i] for i, c in self.coefficients), Fraction(0)) - self.bound
 
-    def holds(self, y: Sequence[Fraction]) -> bool:
-        """Whether an exact output y satisfies the constraint."""
-        slack = self.slack(y)
-        return slack < 0 if self.strict else slack <= 0
-
 
 Polytope = tuple[Row, ...]
 """A polytope as the conjunction of its rows; the empty tuple is the whole space."""
@@ -323,11 +285,10 @@ class Property:
     """An input box and the unsafe set of outputs, a union of polytopes.
 
     Args:
-        box: the set of inputs; with a ball, a box that contains all inputs asked about.
+        box: the set of inputs.
         unsafe: the polytopes of the union; the empty tuple is the empty set, which no input reaches.
         name: the name in messages and tables.
-        ball: if given, only the inputs that lie in the box and in this ball are asked about. A proof for the box holds
-            for them; a counterexample must lie in both (``admits``).
+        ball: if given, a counterexample must lie in the box and in this ball (``admits``); a proof for the box holds.
         partial: why the box is only a part of what is asked about, such as an input without a bound; empty where it is
             all. A counterexample in the part is one; that there is none there proves nothing.
     """
@@ -339,7 +300,7 @@ class Property:
     partial: str = ""
 
     def admits(self, x: Sequence[Fraction]) -> bool:
-        """Whether an exact point is one of the inputs asked about."""
+        """Return True if an exact point is one of the inputs asked about."""
         return self.box.contains(x) and (self.ball is None or self.ball.contains(x))
 
     @cached_property
@@ -349,39 +310,33 @@ class Property:
 
     @property
     def only_compares(self) -> bool:
-        """Whether every row of the unsafe set compares one output with another, Y_i ≤ Y_j or Y_i < Y_j."""
-        rows = (row for polytope in self.unsafe for row in polytope)
-        return all(
-            not row.bound and len(row.coefficients) == 2 and not sum(c for _, c in row.coefficients) for row in rows
-        )
+        """True if every row of the unsafe set compares one output with another, Y_i ≤ Y_j or Y_i < Y_j."""
+        rows = ((row.bound, [c for _, c in row.coefficients]) for polytope in self.unsafe for row in polytope)
+        return all(not bound and len(values) == 2 and not sum(values) for bound, values in rows)
 
     def violated(self, y: Sequence[Fraction]) -> bool:
-        """Whether an exact output y lies in the unsafe set, and satisfies strict rows strictly."""
-        return any(all(row.holds(y) for row in polytope) for polytope in self.unsafe)
+        """Return True if an exact output y lies in the unsafe set, and satisfies strict rows strictly."""
+        polytopes = (((row.slack(y), row.strict) for row in polytope) for polytope in self.unsafe)
+        return any(all(slack < 0 if strict else slack <= 0 for slack, strict in rows) for rows in polytopes)
 
     def margin(self, y: Sequence[Fraction]) -> Fraction | float:
         """The margin of an exact output y: +inf if the unsafe set is empty, −inf if it is the whole space."""
-        return min(
-            (max((row.slack(y) for row in polytope), default=-math.inf) for polytope in self.unsafe),
-            default=math.inf,
-        )
+        largest = (max((row.slack(y) for row in polytope), default=-math.inf) for polytope in self.unsafe)
+        return min(largest, default=math.inf)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the exact box, ball and unsafe set; a row times a positive number counts as the same row."""
         # Adding 0.0 turns −0.0 into 0.0.
         state = hashlib.sha256((self.box.lower + 0.0).tobytes() + (self.box.upper + 0.0).tobytes())
-        lower, upper = (
-            ends if isinstance(ends, BallBounds) else sorted(ends.items())
-            for ends in (self.box.exact_lower, self.box.exact_upper)
+        ends = (self.box.exact_lower, self.box.exact_upper)
+        texts = [repr(each if isinstance(each, BallBounds) else sorted(each.items())) for each in ends]
+        state.update(
+            f"({', '.join(texts)})({sorted(self.box.open_lower)!r}, {sorted(self.box.open_upper)!r}, ".encode()
         )
-        state.update(repr((lower, upper)).encode())
-        # The rows as a tuple of them is written.
-        state.update(f"({sorted(self.box.open_lower)!r}, {sorted(self.box.open_upper)!r}, (".encode())
-        for number, polytope in enumerate(self.unsafe):
-            rows = [row.text for row in polytope]
-            state.update(f"{', ' * (number > 0)}({', '.join(rows)}{',' * (len(rows) == 1)})".encode())
-        state.update(f"{',' * (len(self.unsafe) == 1)}))".encode())
+        # Rows as a tuple of tuples is written, with the rows' own cached texts.
+        polytopes = [f"({', '.join([row.text for row in each])}{',' * (len(each) == 1)})" for each in self.unsafe]
+        state.update(f"({', '.join(polytopes)}{',' * (len(polytopes) == 1)}))".encode())
         if self.ball is not None:
             state.update((self.ball.center + 0.0).tobytes() + repr((self.ball.radius, self.ball.order)).encode())
         state.update(self.partial.encode())
@@ -400,35 +355,33 @@ class Query:
     property: Property
 
     def __post_init__(self) -> None:
-        inputs, outputs = self.property.box.size, self.property.output_size
-        if inputs != self.network.input_size:
-            raise InputError(
-                f"the property has {inputs} inputs, but the network '{self.network.name}' has {self.network.input_size}"
-            )
-        if outputs > self.network.output_size:
-            raise InputError(
-                f"the property names Y_{outputs - 1}, but the network '{self.network.name}' has "
-                f"{self.network.output_size} outputs"
-            )
+        inputs, outputs, network = self.property.box.size, self.property.output_size, self.network
+        has = f"but the network '{network.name}' has"
+        if inputs != network.input_size:
+            raise InputError(f"the property has {inputs} inputs, {has} {network.input_size}")
+        if outputs > network.output_size:
+            raise InputError(f"the property names Y_{outputs - 1}, {has} {network.output_size} outputs")
 
     @cached_property
     def without_head(self) -> Query:
-        """The same question of the network without a head that keeps the order of its outputs.
+        """The question of the network without a head that keeps the order of its outputs, or the query itself.
 
-        The query itself, if its network has no such head or the property does not only compare outputs, or where what
-        runs the network rounds, which may make a tie of a difference. A counterexample is replayed in the whole
-        network's file.
+        It is the query itself, too, where what runs the network rounds, which may make a tie of a difference.
         """
         if not self.property.only_compares or self.network.arithmetic != "real":
             return self
-        # Imported here: the reading and writing of property files must not wait for torch.
-        from verifiable_relu.network.head import headless
-
-        whole = self.network
-        network = whole.once(headless, lambda: headless(whole))
+        network = _without_head(self.network)
         return self if network is None else Query(network, self.property)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over network and property, the key of caches and records; equal digests mean equal answers."""
         return hashlib.sha256((self.network.digest + self.property.digest).encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)
+def _without_head(network: Network) -> Network | None:
+    # Queries of one network are about one without its head, too. Property files must be read without torch.
+    from verifiable_relu.ir.transform import without_head
+
+    return without_head(network)

@@ -1,9 +1,7 @@
 """The reading of VNN-LIB files, whose content tells whether they are 1.0 or 2.0, and the reader of 1.0.
 
-VNN-LIB 1.0 is the subset of SMT-LIB in which properties of networks are written. The reader passes over the tokens
-once, with a stack of open parentheses: when a parenthesis closes, its content becomes a term, a formula or a command.
-Unlike in SMT-LIB, numbers may have a sign, an exponent, and no digits before or after the point (``-1e-5``, ``.5``,
-``1.``), since many property files have such numbers, whose meaning is clear.
+VNN-LIB 1.0 is a subset of SMT-LIB. The reader passes over the tokens once: when a parenthesis closes, its content
+becomes a term, a formula or a command. Unlike in SMT-LIB, numbers may be written as ``-1e-5``, ``.5`` or ``1.``.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ _NUMERAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})
 # A name may be written as a quoted symbol: |X_0| is X_0.
 _VARIABLE = re.compile(r"(\|?)(([XY])_(0|[1-9][0-9]*))\1")
 _LONGEST_INDEX = 9
+# The most words, and groups of three words, whose meaning is kept, because files repeat the same ones.
 _REMEMBERED = 500_000
-"""The most words, and groups of three words, whose meaning is kept, because files repeat the same ones."""
-_COMPARISONS = ("<=", "<", ">=", ">", "=")
+_COMPARISONS, _ARITHMETIC = ("<=", "<", ">=", ">", "=", "distinct"), ("+", "-", "*", "/")
 _IGNORED = {"set-logic", "set-info", "set-option"}
 _QUESTIONS = {"check-sat", "get-model", "get-value", "exit"}
 _COMMANDS = {"declare-const", "declare-fun", "assert", *_IGNORED, *_QUESTIONS}
@@ -40,22 +38,11 @@ _OF_2 = {"vnnlib-version", "declare-network"}
 
 
 class _Vnnlib1Reader:
-    """The state of reading one file.
-
-    Attributes:
-        source: the text.
-        arithmetic: the arithmetic of the file's terms.
-        stack: a frame for each open parenthesis: a list of its position and of its content so far.
-        terms: the term of each token that stands for a variable or a number.
-        groups: the meaning of three words in parentheses within an assertion.
-        declared: the indices of the declared variables, inputs under "X" and outputs under "Y".
-        asserted: the asserted formulas.
-        question: the first command that asks for an answer, such as "check-sat"; empty before it.
-    """
+    """The state of reading one file."""
 
     def __init__(self, source: PropertyText) -> None:
-        self.source = source
-        self.arithmetic = TermArithmetic()
+        self.source, self.arithmetic = source, TermArithmetic()
+        # A frame for each open parenthesis: its position, and its content so far.
         self.stack: list[list[Any]] = []
         self.terms: dict[str, LinearTerm] = {}
         self.groups: dict[Words, Any] = {}
@@ -76,7 +63,6 @@ class _Vnnlib1Reader:
         return SpecFile(path, "1.0", found, inputs, outputs, network=self.source.network, joined=joined)
 
     def evaluate(self) -> None:
-        """Execute all commands of the file."""
         place, stack = self.source.place, self.stack
         for token, start, end in self.source.tokens(limits.TOKENS, self.bounds):
             if token == "(":
@@ -88,11 +74,10 @@ class _Vnnlib1Reader:
             elif isinstance(token, tuple):
                 if stack and token[0] in _COMMANDS:
                     raise self.unclosed()
-                known = self.groups.get(token) if self.in_assertion else None
-                if known is None:
-                    self.close([start, *token], end)
-                else:
+                if self.in_assertion and (known := self.groups.get(token)) is not None:
                     stack[-1].append(known)
+                else:
+                    self.close([start, *token], end)
             elif not stack:
                 raise InputError(f"'{shortened(token)}' is outside of parentheses", place=place(start))
             else:
@@ -112,11 +97,9 @@ class _Vnnlib1Reader:
         """Read many bounds of inputs that follow each other; returns the position behind those that were read."""
         text = self.source.text
         while self.in_assertion and (run := _RUN.match(text, start)):
-            known = self.groups.get
+            known, found = self.groups.get, _BOUND.findall(text, *run.span())
             try:
-                self.stack[-1] += [
-                    known(words) or self.group(words, (start, words)) for words in _BOUND.findall(text, *run.span())
-                ]
+                self.stack[-1] += [known(words) or self.group(words, (start, words)) for words in found]
             except InputError:  # They are read one by one, which names the place.
                 break
             start = run.end()
@@ -125,12 +108,11 @@ class _Vnnlib1Reader:
     def place(self, mark: int | tuple[int, Words]) -> str:
         """Return line and column of a bound: its position, or the words of a bound behind a position."""
         if isinstance(mark, tuple):
-            position, words = mark
-            mark = next(each.start() for each in _BOUND.finditer(self.source.text, position) if each.groups() == words)
+            found = _BOUND.finditer(self.source.text, mark[0])
+            mark = next(each.start() for each in found if each.groups() == mark[1])
         return self.source.place(mark)
 
     def group(self, words: Words, position: int | tuple[int, Words]) -> LinearTerm | Formula:
-        """Return the term or formula of three words in parentheses."""
         found = self.groups.get(words)
         if found is None:
             found = self.value([position, *words])
@@ -139,7 +121,6 @@ class _Vnnlib1Reader:
         return found
 
     def close(self, frame: list[Any], end: int) -> None:
-        """Execute a complete frame as a command, or add its term or formula to the frame around it."""
         try:
             if not self.stack:
                 self.command(frame)
@@ -165,10 +146,8 @@ class _Vnnlib1Reader:
                 self.asserted.append(self.formula(body))
             case ["declare-const", str(name), str(sort)] | ["declare-fun", str(name), [_], str(sort)]:
                 self.declare(name, sort)
-            case [str(head), *_] if head in _IGNORED:
-                pass
-            case [str(head), *_] if head in _QUESTIONS:
-                self.question = head
+            case [str(head), *_] if head in _IGNORED | _QUESTIONS:
+                self.question = head if head in _QUESTIONS else self.question
             case [str(head), *_] if head in _COMMANDS:
                 raise InputError(f"'{head}' has the wrong number or kind of arguments")
             case [str(head), *_] if head in _OF_2:
@@ -207,36 +186,31 @@ class _Vnnlib1Reader:
         return Variable(kind, (len(numbers),))
 
     def value(self, frame: list[Any]) -> LinearTerm | Formula:
-        """Return the term or formula of a complete frame inside an assertion."""
         position, *words = frame
         if not (words and isinstance(words[0], str)):
             raise InputError("an operator is expected after '('")
         head, *arguments = words
-        if head in _COMPARISONS or head == "distinct":
-            if len(arguments) < 2:
-                raise InputError(f"'{head}' needs two arguments")
+        if head in _COMPARISONS and len(arguments) < 2:
+            raise InputError(f"'{head}' needs two arguments")
+        if not arguments and head in (*_ARITHMETIC, "and", "or", "=>"):
+            raise InputError(f"'{head}' needs an argument")
+        if head in _COMPARISONS or head in _ARITHMETIC:
             terms = [self.term(argument) for argument in arguments]
+            if head in _ARITHMETIC:
+                return self.arithmetic.apply(head, terms)
             if head == "distinct":
                 return self.arithmetic.distinct(terms, position)
             found = [self.arithmetic.compare(head, left, right, position) for left, right in pairwise(terms)]
             return found[0] if len(found) == 1 else And(found)
-        if not arguments and head in ("+", "-", "*", "/", "and", "or", "=>"):
-            raise InputError(f"'{head}' needs an argument")
-        if head in ("+", "-", "*", "/"):
-            return self.arithmetic.apply(head, [self.term(argument) for argument in arguments])
         if head not in ("and", "or", "not", "=>"):
             raise UnsupportedError(f"the operator '{shortened(head)}' is not supported")
         parts = [each if type(each) is InputBound else self.formula(each) for each in arguments]
-        match head, parts:
-            case "and", _:
-                return And(parts)
-            case "or", _:
-                return Or(parts)
-            case "not", [part]:
-                return negate(part)
-            case "=>", [*premises, conclusion] if premises:
-                return Or([*map(negate, premises), conclusion])
-        raise InputError(f"'{head}' has the wrong number of arguments")
+        if head in ("and", "or"):
+            return And(parts) if head == "and" else Or(parts)
+        if (head == "not") != (len(parts) == 1):
+            raise InputError(f"'{head}' has the wrong number of arguments")
+        *premises, last = parts
+        return negate(last) if head == "not" else Or([*map(negate, premises), last])
 
     def term(self, item: Any) -> LinearTerm:
         if isinstance(item, LinearTerm):
@@ -271,13 +245,9 @@ def _number(token: str) -> Fraction:
 
 
 def read_vnnlib(path: Path | str, text: str | None = None) -> SpecFile:
-    """Read a property file, ``.vnnlib`` or ``.vnnlib.gz``.
+    """Read a property file, ``.vnnlib`` or ``.vnnlib.gz``, or its ``text`` where that has been read.
 
     A file whose first command exists in VNN-LIB 2.0 only is read as 2.0, any other file as 1.0.
-
-    Args:
-        path: the file.
-        text: its text, where that has been read.
 
     Raises:
         InputError: if the file is no well-formed property or exceeds ``spec.limits``; with file, line and reason.
@@ -295,11 +265,7 @@ def read_vnnlib(path: Path | str, text: str | None = None) -> SpecFile:
 
 
 def parse(text: str, path: Path) -> SpecFile:
-    """Read the text of a property file; the properties are named after ``path``.
-
-    Raises:
-        InputError, UnsupportedError: as ``read_vnnlib`` does, but naming no file.
-    """
+    """Read the text of a property file; the properties are named after ``path``, errors name no file."""
     source = PropertyText.without_comments(text)
     match [token for token, _, _ in islice(source.tokens(limits.TOKENS), 2)]:
         case [(head, _, _), *_] | ["(", head] if head in _OF_2:

@@ -1,7 +1,7 @@
 """The rows of properties' unsafe sets in float64, as tensors, for bounds and searches.
 
-A property's coefficients are exact rationals, which float64 need not represent. A ``RowBatch`` describes a set that
-contains the unsafe set: a proof that its polytopes are not reached is a proof for the property.
+Coefficients are exact rationals, which float64 need not represent. A ``RowBatch`` describes a set that contains the
+unsafe set: a proof that its polytopes are not reached is a proof for the property.
 """
 
 from __future__ import annotations
@@ -20,25 +20,18 @@ if TYPE_CHECKING:  # The reading and writing of property files must not wait for
     from torch import Tensor
 
 
-def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """The members of chosen groups, those of the first choice first.
+def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return chosen groups' members (positions in ``group``, which ascends), and for each its choice.
 
-    Args:
-        group: (n,), ascending: the group of each of n members.
-        chosen: (m,) groups, with repetitions if wanted.
-        groups: the number of groups.
-
-    Returns:
-        The members' positions in ``group``, and for each the position in ``chosen`` of the choice that it belongs to.
+    Also returns by how much the first member of each choice lies further on in ``group`` than in the result.
     """
     import torch
 
     counts = torch.bincount(group, minlength=groups)
-    first = counts.cumsum(0) - counts
     taken = counts[chosen]
+    moved = (counts.cumsum(0) - counts)[chosen] - (taken.cumsum(0) - taken)
     choice = torch.repeat_interleave(torch.arange(len(chosen), device=chosen.device), taken)
-    within = torch.arange(len(choice), device=chosen.device) - (taken.cumsum(0) - taken)[choice]
-    return first[chosen][choice] + within, choice
+    return torch.arange(len(choice), device=chosen.device) + moved[choice], choice, moved
 
 
 _FloatRow = tuple[tuple[tuple[int, float], ...], float, float]
@@ -84,11 +77,7 @@ def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """The rows of several properties' polytopes in float64, one after the other.
-
-    Each property's unsafe set is contained in the union of the property's polytopes in the batch: rows are scaled to
-    integer coefficients and their bounds rounded up. A polytope with coefficients that float64 does not represent
-    becomes several.
+    """The rows of several properties' polytopes in float64, one after the other (``_float_rows``).
 
     Attributes:
         matrix: (rows, outputs), A of A·y ≤ b times ``scale``.
@@ -141,28 +130,21 @@ class RowBatch:
         return cls(matrix, b, s, i, j, k, m, len(properties))
 
     def to(self, like: Tensor) -> RowBatch:
-        """Return the rows on the device of a tensor, with numbers in the tensor's dtype."""
-        matrix, bound, scale = (each.to(like) for each in (self.matrix, self.bound, self.scale))
-        numbers = (self.sample, self.polytope, self.owner, self.origin)
-        sample, polytope, owner, origin = (each.to(like.device) for each in numbers)
-        return RowBatch(matrix, bound, scale, sample, polytope, owner, origin, self.samples)
+        """Return the rows on a tensor's device and in its dtype."""
+        values: dict[str, Any] = {name: getattr(self, name).to(like) for name in ("matrix", "bound", "scale")}
+        numbers = {name: getattr(self, name).to(like.device) for name in ("sample", "polytope", "owner", "origin")}
+        return replace(self, **values, **numbers)
 
     def take(self, samples: Tensor) -> RowBatch:
-        """The rows of the properties ``samples`` (n,), as a batch of n properties; repetitions are allowed."""
-        import torch
-
-        row, row_of = _members(self.sample, samples, self.samples)
-        chosen, polytope_of = _members(self.owner, samples, self.samples)
-        position = torch.zeros_like(samples)
-        counts = torch.bincount(self.owner, minlength=self.samples)
-        first = counts.cumsum(0) - counts
-        position[1:] = counts[samples].cumsum(0)[:-1]
-        polytope = self.polytope[row] - first[self.sample[row]] + position[row_of]
+        """Return the rows of the properties ``samples`` (n,), as n properties; repetitions are allowed."""
+        row, row_of, _ = _members(self.sample, samples, self.samples)
+        chosen, polytope_of, moved = _members(self.owner, samples, self.samples)
+        polytope = self.polytope[row] - moved[row_of]
         values = self.matrix[row], self.bound[row], self.scale[row]
         return RowBatch(*values, row_of, polytope, polytope_of, self.origin[chosen], len(samples))
 
     def sums(self, polytopes: Tensor, members: Tensor, weights: Tensor) -> RowBatch:
-        """A row for each of some polytopes: a weighted sum of its rows, which is at most 0 where all of these are.
+        """Return a weighted sum of the rows of each of some polytopes, at most 0 where all of these are.
 
         Coefficients are integers, as are weights, so that sums below 2⁵³ (in float64) are exact; polytopes with larger
         ones are left out. Bounds are rounded up. A sum's value divided by its scale Σ w·scale is a mean of the rows'
@@ -171,12 +153,8 @@ class RowBatch:
         Args:
             polytopes: (p,) their numbers.
             members: (p, r) rows of each.
-            weights: (p, r) their weights: integers, none negative; 0 where there is no such row.
-
-        Returns:
-            A batch with the samples and polytopes of this one, of which others have no row.
+            weights: (p, r) integers ≥ 0; 0 where there is no such row.
         """
-
         matrix = self.matrix[members]
         whole = 2 / epsilon(matrix.dtype)
         exact = ((weights[..., None] * matrix.abs()).sum(1).amax(1) < whole) & (weights.sum(1) > 0)
@@ -190,44 +168,28 @@ class RowBatch:
         """Return these rows, and behind them their ``sums``: a batch of which ``take`` takes none."""
         import torch
 
-        def both(name: str) -> Any:
-            return torch.cat([getattr(self, name), getattr(sums, name)])
-
-        return replace(self, **{name: both(name) for name in ("matrix", "bound", "scale", "sample", "polytope")})
+        names = ("matrix", "bound", "scale", "sample", "polytope")
+        both: dict[str, Any] = {name: torch.cat([getattr(self, name), getattr(sums, name)]) for name in names}
+        return replace(self, **both)
 
     def unscaled(self, row_values: Tensor) -> Tensor:
-        """The values (…, rows) of matrix·y − bound divided by ``scale``, rounded down: in the units of the margin."""
+        """Return values (…, rows) of matrix·y − bound divided by ``scale``, rounded down: in the margin's units."""
         import torch
 
         scale = self.scale.to(row_values)
         return torch.where(scale == 1, row_values, quotient_below(row_values, scale))
 
     def margins(self, row_values: Tensor) -> Tensor:
-        """The margins (…, samples) of values (…, rows) of matrix·y − bound: maximum over rows, minimum over polytopes.
-
-        Lower bounds of the values give lower bounds of the margins.
-        """
+        """Return margins (…, samples) of values (…, rows) of matrix·y − bound; lower bounds for lower bounds."""
         return self.least(self.largest(row_values))
 
     def largest(self, row_values: Tensor) -> Tensor:
-        """The largest value of each polytope's rows, (…, polytopes), divided by ``scale``.
-
-        Args:
-            row_values: values (…, rows) of matrix·y − bound.
-        """
+        """Return the largest value of each polytope's rows, (…, polytopes): (…, rows) divided by ``scale``."""
         row_values = self.unscaled(row_values)
         kept = row_values.new_full((*row_values.shape[:-1], len(self.owner)), -math.inf)
         return kept.scatter_reduce(-1, self.polytope.expand_as(row_values), row_values, "amax")
 
     def least(self, largest: Tensor) -> Tensor:
-        """The margins (…, samples): the least over each property's polytopes of values that ``largest`` returned."""
+        """Return margins (…, samples): the least of what ``largest`` returned over each property's polytopes."""
         worst = largest.new_full((*largest.shape[:-1], self.samples), math.inf)
         return worst.scatter_reduce(-1, self.owner.expand_as(largest), largest, "amin")
-
-    @property
-    def polytopes(self) -> list[int]:
-        """The number of polytopes of each property."""
-        import torch
-
-        counts: list[int] = torch.bincount(self.owner, minlength=self.samples).tolist()
-        return counts

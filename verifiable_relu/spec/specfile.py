@@ -1,8 +1,7 @@
 """A property file as the readers return it, and the writing of VNN-LIB files, 1.0 and 2.0.
 
-Every number is written as an exact decimal. A constraint with a number that no decimal equals, such as 1/255, is
-multiplied by the denominator: ``(<= (* 255.0 X_0) 1.0)``. Such a product of an input is exact and standard, but some
-simple readers do not know it; ``linf_properties(…, decimals=…)`` makes boxes that need no product.
+Numbers are written as exact decimals. A constraint with a number that no decimal equals, such as 1/255, is multiplied
+by the denominator: ``(<= (* 255.0 X_0) 1.0)``. ``linf_properties(…, decimals=…)`` makes boxes that need no product.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Variable:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
     def element(self, index: int, version: str) -> str:
@@ -43,23 +41,19 @@ class Variable:
         return f"{self.name}[{','.join(indices)}]" if indices else self.name
 
     def elements(self, version: str) -> list[str]:
-        """Return the names of all elements in row-major order."""
         return [self.element(index, version) for index in range(self.size)]
 
 
+# The types of real numbers by what the standard's parser calls them.
 KINDS = {"Real": "Real", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-"""The types of real numbers by what the standard's parser calls them."""
 
 
 @dataclass(frozen=True)
 class DeclaredTensor:
     """An input, output or hidden node of a network as a query of VNN-LIB 2.0 declares it.
 
-    Attributes:
-        variable: its name and shape.
-        kind: the type of its elements, one of ``KINDS``.
-        node: of a hidden node, the tensor of the ONNX file that it is. Inputs and outputs are the file's in its order:
-            the standard's parser knows no names for them. Empty for these.
+    The type ``kind`` of its elements is one of ``KINDS``. A hidden node is the tensor ``node`` of the ONNX file. Inputs
+    and outputs are the file's in its order: the standard's parser knows no names for them, and ``node`` is empty.
     """
 
     variable: Variable
@@ -69,17 +63,10 @@ class DeclaredTensor:
 
 @dataclass(frozen=True)
 class DeclaredNetwork:
-    """A network as a query of VNN-LIB 2.0 declares it.
+    """A network as a query of VNN-LIB 2.0 declares it; if it equals another, ``equal_to``, it shares its file.
 
-    Attributes:
-        name: its name in the query.
-        equal_to: the network that it equals, whose file is also this one's; empty if it has a file of its own.
-        inputs: its inputs.
-        hidden: nodes within it.
-        outputs: its outputs.
-        places: for each element of its inputs, one input after another, the input of the network asked about that it
-            is.
-        start: the output of the network asked about at which its outputs begin, which its hidden nodes follow.
+    Its inputs' elements, one input after another, are the inputs ``places`` of the network asked about; its outputs and
+    then its hidden nodes begin at the output ``start``.
     """
 
     name: str
@@ -105,15 +92,10 @@ class ProductFactor(NamedTuple):
 
 @dataclass(frozen=True)
 class JoinedNetwork:
-    """The network that a query of VNN-LIB 2.0 asks about, made of those that it declares.
+    """The network that a query of VNN-LIB 2.0 asks about, made of those that it declares, with ``size`` inputs.
 
-    Its outputs are those of the declared networks, then its inputs if they are passed on, and then products.
-
-    Attributes:
-        networks: the networks, in the order of their declarations.
-        size: the number of inputs.
-        passed: True if the inputs are passed on among the outputs.
-        products: the two factors of each, which are over the outputs before it.
+    Its outputs are those of the declared networks, then its inputs if they are ``passed`` on, and then products, each
+    with its two factors over the outputs before it.
     """
 
     networks: tuple[DeclaredNetwork, ...]
@@ -123,7 +105,6 @@ class JoinedNetwork:
 
     @property
     def alone(self) -> bool:
-        """True if it is the one network that is declared, as its file has it."""
         return len(self.networks) == 1 and not self.passed and self.networks[0].places == tuple(range(self.size))
 
 
@@ -133,15 +114,13 @@ class SpecFile:
 
     Attributes:
         path: the file.
-        version: the VNN-LIB version, "1.0" or "2.0".
+        version: "1.0" or "2.0".
         properties: at least one; the file is *sat* if any of them is, and *unsat* if all are.
-        inputs: the declared input; where there are several, all of them as one vector.
+        inputs: the declared input, or all of them as one vector.
         outputs: the declared output, or all of them as one vector.
-        networks: the names of the declared networks in 2.0; 1.0 declares none.
-        network: the file that a comment ``; network: file.onnx`` names, relative to the folder of ``path``; None
-            without such a comment.
-        joined: the network asked about as a 2.0 file declares it, or a 1.0 file that relates inputs or multiplies
-            variables; None in any other 1.0 file.
+        networks: the names of the networks that 2.0 declares.
+        network: the file that a comment ``; network: file.onnx`` names, relative to the folder of ``path``, or None.
+        joined: the network asked about as 2.0 declares it, or 1.0 that relates inputs or multiplies variables; or None.
     """
 
     path: Path
@@ -170,14 +149,14 @@ def write_vnnlib(
     """Write a property file; the properties that a reader gets from it have the same boxes and unsafe sets.
 
     Args:
-        spec: the properties. A ``SpecFile`` also has the shapes that 2.0 declares and the network's name; for a bare
-            ``Property``, a vector of inputs and one of outputs up to its largest output index are declared.
+        spec: the properties. A ``SpecFile`` also has the shapes that 2.0 declares and the network's name; a bare
+            ``Property`` declares vectors of its inputs, and of outputs up to its largest output index.
         path: the file, which is gzipped if the name ends in ``.gz``.
-        version: the VNN-LIB version, "1.0" or "2.0".
+        version: "1.0" or "2.0".
         comments: comments at the top of the file.
 
     Raises:
-        InputError: for an unknown version, or if the file cannot be written.
+        InputError: if the file cannot be written, and as ``vnnlib_text``.
     """
     path = Path(path)
     data = vnnlib_text(spec, version, comments).encode()
@@ -188,11 +167,10 @@ def write_vnnlib(
 
 
 def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Sequence[str] = ()) -> str:
-    """The text that :func:`write_vnnlib` writes.
+    """Return the text that :func:`write_vnnlib` writes.
 
     Raises:
-        InputError: for an unknown version, a property of a ball or of unbounded inputs, or one of several networks
-            or of products.
+        InputError: for an unknown version, a ball, unbounded inputs, several networks or products.
     """
     if version not in ("1.0", "2.0"):
         raise InputError(f"there is no VNN-LIB '{version}' to write, only 1.0 and 2.0")
@@ -201,9 +179,8 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
         spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
     if any(prop.ball is not None for prop in spec.properties):
         raise InputError("VNN-LIB's linear constraints describe no L1 or L2 ball")
-    for prop in spec.properties:
-        if prop.partial:
-            raise InputError(f"a property of unbounded inputs is not written: {prop.partial}")
+    if partial := next((prop.partial for prop in spec.properties if prop.partial), ""):
+        raise InputError(f"a property of unbounded inputs is not written: {partial}")
     if spec.joined is not None and not spec.joined.alone:
         raise InputError("a property of several networks, of related inputs or of products is not written")
     lines = [f"; {line}" for comment in comments for line in comment.splitlines()]
@@ -223,10 +200,7 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
 
 
 def _assertions(properties: Sequence[Property], inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
-    """Yield the bounds that all boxes share, and the disjunction of all properties' polytopes, as assertions.
-
-    A polytope comes in conjunction with those bounds of its property's box that not all boxes share.
-    """
+    """Yield the bounds that all boxes share and the disjunction of polytopes, each with its box's other bounds."""
     boxes = [list(_bounds(prop.box, inputs)) for prop in properties]
     shared = [len(set(same)) == 1 for same in zip(*boxes, strict=True)]
     conditions = [bound for bound, common in zip(boxes[0], shared, strict=True) if common]
@@ -237,15 +211,9 @@ def _assertions(properties: Sequence[Property], inputs: Sequence[str], outputs: 
     if len(cases) == 1:
         conditions += cases[0]
     else:
-        conditions.append(_combined("or", [_combined("and", case, TRUE) for case in cases], FALSE))
+        texts = [case[0] if len(case) == 1 else f"(and {' '.join(case)})" if case else TRUE for case in cases]
+        conditions.append("\n  ".join(["(or", *texts]) + ")" if texts else FALSE)
     return (f"(assert {condition})" for condition in conditions)
-
-
-def _combined(operator: str, parts: Sequence[str], empty: str) -> str:
-    if len(parts) < 2:
-        return parts[0] if parts else empty
-    separator = "\n  " if operator == "or" else " "
-    return f"({operator}{separator}{separator.join(parts)})"
 
 
 def _bounds(box: Box, names: Sequence[str]) -> Iterator[str]:
@@ -256,8 +224,7 @@ def _bounds(box: Box, names: Sequence[str]) -> Iterator[str]:
 
 
 def _bound(operator: str, name: str, value: Fraction) -> str:
-    number = decimal(value)
-    if number is not None:
+    if (number := decimal(value)) is not None:
         return f"({operator} {name} {number})"
     return f"({operator} (* {_integer(value.denominator)} {name}) {_integer(value.numerator)})"
 
@@ -274,20 +241,16 @@ def _row(row: Row, names: Sequence[str]) -> str:
         case ((i, c), (j, d)) if not row.bound and c == -d and abs(c) == 1:
             return f"({operator} {names[i]} {names[j]})" if c > 0 else f"({operator} {names[j]} {names[i]})"
     # A value without a decimal is an integer after the scaling, and too large for ``decimal``.
-    *factors, bound = (decimal(v) or _integer(v.numerator) for v in (*(c for _, c in row.coefficients), row.bound))
-    terms = [
-        names[i] if c == 1 else f"(* {factor} {names[i]})"
-        for (i, c), factor in zip(row.coefficients, factors, strict=True)
-    ]
+    pairs = [(names[i], c, decimal(c) or _integer(c.numerator)) for i, c in row.coefficients]
+    terms = [name if c == 1 else f"(* {factor} {name})" for name, c, factor in pairs]
     left = f"(+ {' '.join(terms)})" if len(terms) > 1 else terms[0] if terms else "0.0"
-    return f"({operator} {left} {bound})"
+    return f"({operator} {left} {decimal(row.bound) or _integer(row.bound.numerator)})"
 
 
 def decimal_places(value: Fraction) -> int | None:
-    """Return the number of places, at least 1, of the exact decimal of a rational.
+    """Return the number of places, at least 1, of the exact decimal of a rational; None without one.
 
-    The result is None if no finite decimal equals the rational, or none with at most 4,000 places and below 10³⁰⁰
-    (Python turns no integer of more than 4,300 digits into text).
+    It has at most 4,000 places and is below 10³⁰⁰ (Python turns no integer of more than 4,300 digits into text).
     """
     denominator = value.denominator
     twos = (denominator & -denominator).bit_length() - 1
@@ -300,24 +263,22 @@ def decimal_places(value: Fraction) -> int | None:
 
 
 def decimal(value: Fraction) -> str | None:
-    """The exact decimal of a rational, with a decimal point; None where ``decimal_places`` is."""
-    denominator, places = value.denominator, decimal_places(value)
-    if places is None:
+    """Return the exact decimal of a rational, with a decimal point; None where ``decimal_places`` is."""
+    if (places := decimal_places(value)) is None:
         return None
-    digits = str(abs(value.numerator) * 10**places // denominator).rjust(places + 1, "0")
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
     return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 def exact_text(value: Fraction) -> str:
-    """A rational in SMT-LIB's notation: ``decimal``, or a quotient ``(/ 1.0 3.0)`` where that is None."""
+    """Return a rational in SMT-LIB's notation: ``decimal``, or a quotient ``(/ 1.0 3.0)`` where that is None."""
     return decimal(value) or f"(/ {_integer(value.numerator)} {_integer(value.denominator)})"
 
 
 def decimal_near(value: Fraction, lower: Fraction, upper: Fraction) -> Fraction:
-    """A decimal strictly between two bounds, near to ``value``, which lies between them.
+    """Return a decimal strictly between two bounds, near to ``value``, which lies between them.
 
-    Decimals of 20 places are tried first, then of 40, 80 and so on. If none of at most ``_MOST_PLACES`` places lies
-    between the bounds, the result is ``value`` itself.
+    Decimals of 20 places are tried first, then of 40, 80 and so on; after ``_MOST_PLACES`` the result is ``value``.
     """
     places = 20
     while places <= _MOST_PLACES:
@@ -331,5 +292,4 @@ def decimal_near(value: Fraction, lower: Fraction, upper: Fraction) -> Fraction:
 
 
 def _integer(value: int) -> str:
-    """An integer of any length as a decimal with a decimal point."""
     return f"{Decimal(value):f}.0"

@@ -1,8 +1,7 @@
 """Exact linear terms of a property file, and the formulas that comparisons of them stand for.
 
 A property that relates inputs to each other or to outputs, or multiplies variables, is one of a network that passes its
-inputs on among its outputs, with products after them: what is said of these is said of outputs, which every method
-takes.
+inputs on among its outputs, with products after them.
 """
 
 from __future__ import annotations
@@ -26,33 +25,24 @@ _LARGEST_EXPONENT = 1022
 _COMFORTABLE_EXPONENT = 500
 _EXACT_IN_FLOAT32 = 1 << 24
 _LONG = f"a number has more than {limits.BITS:,} bits"
-_PASSES = 10
-"""The most passes over the constraints in which bounds of inputs are implied by those of others."""
+_PASSES = 10  # over the constraints in which bounds of inputs are implied by those of others, at most
 
 
 @dataclass(frozen=True, slots=True)
 class LinearTerm:
-    """The term Σ coefficient·variable + constant, without coefficients of zero.
-
-    The variable j ≥ 0 is the output j, and the variable ~i = −1 − i is the input i.
-    """
+    """The term Σ coefficient·variable + constant; the variable j ≥ 0 is the output j, ~i = −1 − i is the input i."""
 
     coefficients: Mapping[int, Fraction] = field(default_factory=dict)
     constant: Fraction = ZERO
 
     def scaled(self, factor: Fraction) -> LinearTerm:
-        """Return the term multiplied by a number."""
         if not factor:
             return LinearTerm()
         return LinearTerm({v: c * factor for v, c in self.coefficients.items()}, self.constant * factor)
 
 
 def number(lexeme: str) -> Fraction:
-    """Return the exact value of a decimal with or without an exponent.
-
-    Raises:
-        InputError: if it has more than ``limits.DIGITS`` characters.
-    """
+    """Return the exact value of a decimal with or without an exponent, of at most ``limits.DIGITS`` characters."""
     if len(lexeme) > limits.DIGITS:
         raise InputError(f"a number has {len(lexeme):,} characters, more than {limits.DIGITS:,}")
     return Fraction(Decimal(lexeme))
@@ -62,34 +52,18 @@ class TermArithmetic:
     """Sums, products and comparisons of one file's terms, whose cost is counted and limited.
 
     Every operation raises an InputError if a number exceeds ``limits.BITS`` or the file ``limits.ARITHMETIC`` steps.
-
-    Args:
-        outputs: the number of outputs of the network without what it passes on.
-        inputs: the number of inputs. The output ``outputs + i`` passes the input i on.
-
-    Attributes:
-        related: True once a formula speaks of an output that passes an input on, or of a product.
-        products: the factors of each product, the first of which is the output ``outputs + inputs``.
+    The output ``outputs + i`` passes the input i on; ``products``, by their factors, are the outputs behind these.
+    ``related`` is True once a formula speaks of either.
     """
 
     def __init__(self, outputs: int = 0, inputs: int = 0) -> None:
-        self.outputs, self.inputs = outputs, inputs
-        self.related = False
+        self.outputs, self.inputs, self.related = outputs, inputs, False
         self.products: dict[tuple[ProductFactor, ProductFactor], int] = {}
         self._degrees: dict[int, int] = {}
         self._steps = 0
 
     def apply(self, operator: str, terms: Sequence[LinearTerm]) -> LinearTerm:
-        """Return the result of an operator on one or more terms, from left to right; ``-`` of one term negates it.
-
-        Args:
-            operator: one of ``+ - * /``.
-            terms: the arguments of the operator.
-
-        Raises:
-            InputError: for a division by zero or of a single term.
-            UnsupportedError: for a division by a variable, or too many products.
-        """
+        """Return the result of one of ``+ - * /`` on terms, from left to right; ``-`` of one term negates it."""
         self._spend(*terms)
         result, *rest = terms
         if operator == "-":
@@ -111,22 +85,11 @@ class TermArithmetic:
         return result
 
     def compare(self, operator: str, left: LinearTerm, right: LinearTerm, mark: object) -> Formula:
-        """Return the formula ``left operator right``.
-
-        Args:
-            operator: one of ``<= < >= > = !=``.
-            left: a term.
-            right: a term.
-            mark: the place of the comparison in the file, which an ``InputBound`` keeps.
-
-        Raises:
-            InputError: for a number beyond the range of float64.
-        """
-        match operator:
-            case "=":
-                return And((self.compare("<=", left, right, mark), self.compare(">=", left, right, mark)))
-            case "!=":
-                return Or((self.compare("<", left, right, mark), self.compare(">", left, right, mark)))
+        """Return the formula ``left operator right``, one of ``<= < >= > = !=``; an ``InputBound`` keeps ``mark``."""
+        if operator in ("=", "!="):
+            pair = ("<=", ">=") if operator == "=" else ("<", ">")
+            parts = tuple(self.compare(each, left, right, mark) for each in pair)
+            return And(parts) if operator == "=" else Or(parts)
         if right.coefficients:
             if not left.coefficients:
                 return self.compare(_MIRRORED[operator], right, left, mark)
@@ -134,8 +97,7 @@ class TermArithmetic:
         upper, strict = operator[0] == "<", len(operator) == 1
         bound = right.constant - left.constant if left.constant else right.constant
         if not left.coefficients:
-            holds = bound > 0 if upper else bound < 0
-            return TRUE if holds or (bound == 0 and not strict) else FALSE
+            return TRUE if ((bound > 0) is upper if bound else not strict) else FALSE
         variable = min(left.coefficients)
         if len(left.coefficients) > 1 or variable >= 0:
             self.related |= variable < 0
@@ -149,12 +111,7 @@ class TermArithmetic:
         return InputBound(~variable, upper, bound, strict, mark)
 
     def distinct(self, terms: Sequence[LinearTerm], mark: object) -> Formula:
-        """Return the formula that no two of the terms are equal.
-
-        Raises:
-            InputError: as :meth:`compare` does.
-            UnsupportedError: for more pairs of terms than ``limits.PAIRS``.
-        """
+        """Return the formula that no two of the terms are equal; refuses more pairs than ``limits.PAIRS``."""
         if len(terms) * (len(terms) - 1) // 2 > limits.PAIRS:
             raise UnsupportedError(f"'distinct' of {len(terms):,} terms makes more than {limits.PAIRS:,} pairs")
         return And(tuple(self.compare("!=", left, right, mark) for left, right in combinations(terms, 2)))
@@ -177,10 +134,9 @@ class TermArithmetic:
                 for i, c in row.coefficients:
                     # c·x_i ≤ bound − Σ of the others, each at its least.
                     least = [(d, ends.get((j - self.outputs, d < 0))) for j, d in row.coefficients if j != i]
-                    key = (i - self.outputs, c > 0)
-                    if key not in ends and all(end is not None for _, end in least):
-                        value = (row.bound - sum((d * end for d, end in least if end is not None), ZERO)) / c
-                        ends[key] = found[key] = value
+                    key, known = (i - self.outputs, c > 0), [d * end for d, end in least if end is not None]
+                    if key not in ends and len(known) == len(least):
+                        ends[key] = found[key] = (row.bound - sum(known, ZERO)) / c
             if len(found) == before:
                 break
         return [InputBound(variable, upper, value, False, 0) for (variable, upper), value in found.items()]
@@ -205,7 +161,6 @@ class TermArithmetic:
         return row
 
     def _by_outputs(self, term: LinearTerm) -> dict[int, Fraction]:
-        """Return the coefficients of a term by outputs, those that pass inputs on included."""
         return {(self.outputs + ~v if v < 0 else v): c for v, c in term.coefficients.items()}
 
     def _product(self, a: LinearTerm, b: LinearTerm) -> LinearTerm:
@@ -215,9 +170,8 @@ class TermArithmetic:
             return b.scaled(a.constant)
         self.related = True
         (first, one), (second, other) = self._factor(a), self._factor(b)
-        if max(abs(c) for factor in (one, other) for c in (factor.constant, *dict(factor.coefficients).values())) >= (
-            _EXACT_IN_FLOAT32
-        ):
+        values = (c for factor in (one, other) for c in (factor.constant, *dict(factor.coefficients).values()))
+        if max(map(abs, values)) >= _EXACT_IN_FLOAT32:
             # Factors become weights, which are to be exact in every precision.
             pairs = [(c * d, x, y) for x, c in _parts(a) for y, d in _parts(b)]
             self._count(len(pairs))
@@ -240,14 +194,10 @@ class TermArithmetic:
         return unit, ProductFactor(tuple((i, int(c / unit)) for i, c in coefficients), int(term.constant / unit))
 
     def _spend(self, *terms: LinearTerm) -> None:
-        steps = 0
-        for term in terms:
-            for value in (*term.coefficients.values(), term.constant):
-                bits = _bits(value)
-                steps += 1 + bits // 64
-                if bits > limits.BITS:
-                    raise InputError(_LONG)
-        self._count(steps)
+        bits = [_bits(value) for term in terms for value in (*term.coefficients.values(), term.constant)]
+        if max(bits) > limits.BITS:
+            raise InputError(_LONG)
+        self._count(sum(1 + each // 64 for each in bits))
 
     def _count(self, steps: int) -> None:
         self._steps += steps

@@ -30,8 +30,7 @@ class PropertyText:
     """The text of a property file without its comments.
 
     Attributes:
-        text: the text in ASCII; every line end is a line feed, tokens have the lines and columns that they have in the
-            file, and white space at the end is cut off.
+        text: the text in ASCII with line feeds, in which tokens have the lines and columns that they have in the file.
         network: the file that a comment ``; network: file.onnx`` names; None without such a comment.
     """
 
@@ -40,16 +39,12 @@ class PropertyText:
 
     @classmethod
     def without_comments(cls, text: str) -> PropertyText:
-        """Remove the comments of a file.
+        """Remove the comments of a file, from a semicolon to the line's end, LF or CR (SMT-LIB 2.6, section 3.1).
 
-        A comment runs from a semicolon to the end of the line, which is a line feed or a carriage return, as SMT-LIB
-        2.6 (section 3.1) has it. A semicolon within a string or a quoted symbol begins no comment.
+        A semicolon within a string or a quoted symbol begins no comment.
 
         Raises:
-            InputError: for a text that does not begin with a parenthesis; a control character
-                (``files.require_plain``); a string or quoted symbol without end; a character outside of ASCII, other
-                than in comments, strings and quoted symbols; more than ``limits.OPAQUE`` comments, strings and quoted
-                symbols; or comments that name different networks.
+            InputError: for other text than printable ASCII, but in comments, strings and quoted symbols.
         """
         require_plain(text)
         if sum(map(text.count, ';"|')) > limits.OPAQUE:
@@ -82,14 +77,10 @@ class PropertyText:
     def tokens(
         self, most: int, bounds: Callable[[int], int] = lambda start: start
     ) -> Iterator[tuple[str | Words, int, int]]:
-        """Yield the tokens of the text: parentheses, words, strings and quoted symbols.
+        """Yield parentheses, words, strings and quoted symbols with the positions of beginning and end in ``text``.
 
-        Args:
-            most: how many there may be.
-            bounds: takes the position behind an ``and``, and returns one up to which the text is to be passed over.
-
-        Yields:
-            A token and the positions of its beginning and end in ``text``. Three words in parentheses are one token.
+        Three words in parentheses are one token. From the position behind an ``and``, ``bounds`` returns one up to
+        which the text is passed over.
 
         Raises:
             InputError: for more than ``most`` tokens, or more than ``limits.DEPTH`` parentheses open at once.

@@ -1,15 +1,14 @@
 """The reader of VNN-LIB 2.0, which uses the standard's own parser and type checker (the package ``vnnlib``).
 
-The parser's expressions are translated into a :class:`Formula`, with numbers taken from their text, so that decimals
-stay exact. The parser is a C++ library that crashes, and the process with it, on text that is nested too deeply or too
-long. It is therefore given text within known limits only. Comments are removed before, because the parser ends a
-comment at a line feed only, not at a carriage return.
+Numbers are taken from their text, so that decimals stay exact. The parser is a C++ library that crashes, and the
+process with it, on text that is nested too deeply or too long: it is given text within known limits, and without
+comments, because it ends these at a line feed only.
 
 A query of several networks, or one that relates inputs to each other or to outputs, becomes one of a single network
-(``network.product``). Inputs that the query makes equal, as in ``(== X_f[0] X_g[0])``, are one input. What else relates
-inputs to each other is a constraint on the product's outputs, among which the inputs are then passed on. Bounds that
-such a constraint implies for an input, as ``(<= X_f[0] X_g[0])`` does, bound its box. A product of variables is one
-more of the product's outputs, so that all constraints are linear in its outputs.
+(``ir.transform.combine``). Inputs that the query makes equal, as in ``(== X_f[0] X_g[0])``, are one input. What else
+relates inputs to each other is a constraint on the outputs, among which the inputs are then passed on. Bounds that such
+a constraint implies for an input, as ``(<= X_f[0] X_g[0])`` does, bound its box. A product of variables is one more
+output, so that all constraints are linear in outputs.
 """
 
 from __future__ import annotations
@@ -23,34 +22,19 @@ from typing import Any
 import vnnlib as standard
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.spec import limits
+from verifiable_relu.spec import limits, specfile
 from verifiable_relu.spec.formula import And, Formula, Or, properties
-from verifiable_relu.spec.specfile import (
-    KINDS,
-    DeclaredNetwork,
-    DeclaredTensor,
-    JoinedNetwork,
-    SpecFile,
-    Variable,
-    stem,
-)
+from verifiable_relu.spec.specfile import DeclaredNetwork, DeclaredTensor, JoinedNetwork, SpecFile, Variable
 from verifiable_relu.spec.terms import ONE, LinearTerm, TermArithmetic, number
 from verifiable_relu.spec.text import PropertyText
 
-_COMPARISONS = {
-    standard.LessEqual: "<=",
-    standard.LessThan: "<",
-    standard.GreaterEqual: ">=",
-    standard.GreaterThan: ">",
-    standard.Equal: "=",
-    standard.NotEqual: "!=",
-}
+_COMPARISONS = {standard.LessEqual: "<=", standard.LessThan: "<", standard.Equal: "=", standard.NotEqual: "!="}
+_COMPARISONS |= {standard.GreaterEqual: ">=", standard.GreaterThan: ">"}
 _OPERATORS = {standard.Negate: "-", standard.Plus: "+", standard.Minus: "-", standard.Multiply: "*"}
 # The standard's examples write Real, while its parser knows the type real. The parser accepts any unknown word as a
 # type, and then checks no types.
 _REAL = re.compile(r"(\(\s*declare-(?:input|hidden|output)\s+[^\s()]+\s+)Real\b")
-_SHOWN = 60
-"""The most characters of a token that a message quotes."""
+_SHOWN = 60  # characters of a token that a message quotes
 _SYNTAX = re.compile(r"syntax error at line (\d+), column \d+: '(.*)'", re.DOTALL)
 _LONG = re.compile(rf"[0-9.]{{{limits.DIGITS + 1}}}")
 # Some of the competition's files write the version without its brackets.
@@ -63,12 +47,8 @@ _LINE = "line {}".format
 
 
 def parse(source: PropertyText, path: Path) -> SpecFile:
-    """Read the text of a 2.0 file; the properties are named after ``path``.
-
-    Raises:
-        InputError, UnsupportedError: with the place in the file, but naming no file.
-    """
-    query = parsed(source)
+    """Read the text of a 2.0 file; the properties are named after ``path``, errors name no file."""
+    query = _parsed(source)
     inputs, given = dict[str, Variable](), dict[str, Variable]()
     for network in query.networks:
         inputs |= {one.name: _variable(one, source.text) for one in network.inputs}
@@ -94,18 +74,15 @@ def parse(source: PropertyText, path: Path) -> SpecFile:
         networks.append(DeclaredNetwork(network.name, network.equal_to, x, hidden, y, mine, start))
     arithmetic = translator.arithmetic
     joined = JoinedNetwork(tuple(networks), size, arithmetic.related, tuple(arithmetic.products))
-    found = properties(formula, size, names.__getitem__, stem(path), _LINE)
-    one, other = (
-        next(iter(each.values())) if len(each) == 1 else Variable(name, (count,))
-        for each, name, count in ((inputs, "X", size), (given, "Y", total))
-    )
+    found = properties(formula, size, names.__getitem__, specfile.stem(path), _LINE)
+    one = Variable("X", (size,)) if len(inputs) > 1 else next(iter(inputs.values()))
+    other = Variable("Y", (total,)) if len(given) > 1 else next(iter(given.values()))
     declared = tuple(network.name for network in networks)
     return SpecFile(path, "2.0", found, one, other, declared, source.network, joined)
 
 
 def _variable(declared: Any, text: str) -> Variable:
-    """Return a variable of real numbers that a network declares."""
-    if declared.dtype.name not in KINDS:
+    if declared.dtype.name not in specfile.KINDS:
         found = re.search(rf"declare-(?:input|hidden|output)\s+{re.escape(declared.name)}\s", text)
         line = text.count("\n", 0, found.start() if found else 0) + 1
         raise UnsupportedError(f"the element type of '{declared.name}' is not supported", place=_LINE(line))
@@ -116,12 +93,8 @@ def _tensor(one: Any) -> DeclaredTensor:
     return DeclaredTensor(Variable(one.name, tuple(one.shape)), one.dtype.name, (one.onnx_name or "").strip('"'))
 
 
-def parsed(source: PropertyText) -> Any:
-    """Return the query that the standard's parser makes of a text.
-
-    Raises:
-        InputError: with the place in the file, but naming no file.
-    """
+def _parsed(source: PropertyText) -> Any:
+    """Return the query that the standard's parser makes of a text."""
     text = source.text
     if len(text) > limits.BYTES_2:
         raise InputError(f"larger than {limits.BYTES_2:,} bytes")
@@ -147,10 +120,9 @@ def parsed(source: PropertyText) -> Any:
 
 
 def _explained(message: str, source: PropertyText) -> InputError:
-    """Return the error for a message of the standard's parser, in one line."""
     if match := _SYNTAX.search(message):
-        line, found = int(match[1]), match[2]
-        where = f"at '{found[:_SHOWN]}' in '{source.quoted_line(line)}'" if found else "the file ends too early"
+        line, found = int(match[1]), match[2][:_SHOWN]
+        where = f"at '{found}' in '{source.quoted_line(line)}'" if found else "the file ends too early"
         return InputError(f"syntax error: {where}", place=_LINE(line))
     try:
         first = json.loads(message)["errors"][0]
@@ -176,14 +148,8 @@ def _conjuncts(expression: Any) -> list[Any]:
 class _QueryTranslator:
     """The translation of the parser's expressions into terms and formulas.
 
-    Args:
-        source: the text.
-        inputs: the networks' inputs by name, in the order of their declarations.
-        given: the networks' outputs and hidden nodes.
-
-    Attributes:
-        places: for each element of a variable, by its name, the input or output of the network asked about that it is.
-        arithmetic: of the file's terms.
+    ``inputs`` are the networks' inputs by name, ``given`` their outputs and hidden nodes, in the order of declarations.
+    ``places`` has, by a variable's name, the input or output of the network asked about that each element is.
     """
 
     def __init__(self, source: PropertyText, inputs: dict[str, Variable], given: dict[str, Variable]) -> None:
@@ -200,10 +166,8 @@ class _QueryTranslator:
 
     def equal(self, condition: Any) -> bool:
         """Return True if a condition says that two inputs are equal, which is then known."""
-        if not isinstance(condition, standard.Equal):
-            return False
-        sides: tuple[Any, Any] = condition.lhs, condition.rhs
-        if not all(isinstance(side, standard.Var) and side.name in self.inputs for side in sides):
+        sides: Any = (condition.lhs, condition.rhs) if isinstance(condition, standard.Equal) else ()
+        if not (sides and all(isinstance(side, standard.Var) and side.name in self.inputs for side in sides)):
             return False
         try:
             least, other = sorted(self._least(self.places[side.name][self._position(side)]) for side in sides)
@@ -227,12 +191,9 @@ class _QueryTranslator:
         return element
 
     def value(self, root: Any) -> Any:
-        """Return the formula of a condition, or the linear term of an arithmetic expression.
-
-        The method keeps a stack of its own, because files may be nested more deeply than Python's calls.
-        """
-        done: list[Any] = []
-        pending = [(root, -1)]
+        """Return the formula of a condition, or the linear term of an arithmetic expression."""
+        # The method keeps a stack of its own, because files may be nested more deeply than Python's calls.
+        done, pending = list[Any](), [(root, -1)]
         while pending:
             expression, arguments = pending.pop()
             if arguments < 0 and (parts := _parts(expression)):

@@ -19,8 +19,8 @@ import verifiable_relu
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import write_whole
-from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import substitute_relu
+from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.runtime import load, session
 from verifiable_relu.train.loop import Training, accuracy, measure_swap, not_refuted
 from verifiable_relu.train.options import ARMS, Options, int8_file
@@ -85,7 +85,7 @@ def written(model: nn.Module, shape: tuple[int, ...]) -> bytes:
     """
     network = from_torch(model, shape)
     try:
-        return write_onnx(replace(network, onnx=None))
+        return write_onnx(replace(network, source=replace(network.source, onnx=None)))
     except UnsupportedError:
         return write_onnx(network)
 

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.arguments import imported
+from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn import LambdaSwish
 from verifiable_relu.train.options import Options
 
 if TYPE_CHECKING:
-    from verifiable_relu.bounds import Bounds, Relaxation
+    from verifiable_relu.bounds.backward import Relaxation
 
 SMALL_BOX = 0.4
 """The radius τ of SABR's box, as a fraction of ε."""
@@ -54,7 +55,7 @@ def objective(
         linear = 1 - fraction if options.certified_by == "crown-ibp" else 0.0
         loss = torch.lerp(loss, F.cross_entropy(worst_logits(bounds, y, linear), y), certified)
     if stability:
-        loss = loss + stability * instability(whole.pre.values())
+        loss = loss + stability * instability(preactivations(whole))
     return loss, logits
 
 
@@ -62,11 +63,9 @@ UNBOUNDED = (LambdaSwish, nn.SiLU)
 """The classes of smooth activations that losses bound as the ReLU which replaces them at the end."""
 
 
-def ball(x: Tensor, eps: float) -> Bounds:
+def ball(x: Tensor, eps: float) -> Interval:
     """Return the L∞ balls of radius ``eps`` around the images x, clipped to [0, 1]."""
-    from verifiable_relu.bounds import Bounds
-
-    return Bounds((x - eps).clamp_min(0), (x + eps).clamp_max(1))
+    return Interval((x - eps).clamp_min(0), (x + eps).clamp_max(1))
 
 
 def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, generator: torch.Generator) -> Tensor:
@@ -84,8 +83,8 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
     return point.detach()
 
 
-def bounded(model: nn.Module, box: Bounds) -> Relaxation:
-    """Return interval bounds of all nodes over boxes (batch, *input shape), differentiable in the weights and λ.
+def bounded(model: nn.Module, box: Interval) -> Relaxation:
+    """Return interval bounds of all ops over boxes (batch, *input shape), differentiable in the weights and λ.
 
     Activations are bounded in their present state, but for those of ``UNBOUNDED``. Batch normalisations are bounded
     with their running means and variances, although a training step computes with those of the batch.
@@ -94,8 +93,8 @@ def bounded(model: nn.Module, box: Bounds) -> Relaxation:
         UnsupportedError: if the model has a layer or an activation without bounds.
     """
     # Imported here: a training without a term of bounds loads neither the bounds nor the reader of modules.
-    from verifiable_relu.bounds import Relaxation
-    from verifiable_relu.network import from_torch
+    from verifiable_relu.bounds.backward import Relaxation
+    from verifiable_relu.readers import from_torch
 
     replaced = {id(module): nn.ReLU() for module in model.modules() if isinstance(module, UNBOUNDED)}
     if replaced:
@@ -104,9 +103,13 @@ def bounded(model: nn.Module, box: Bounds) -> Relaxation:
         model = deepcopy(model, {**shared, **replaced})
     # This is called for the same module at each step. The comparison with the module is made once, on export.
     network = from_torch(model, tuple(box.lower.shape[1:]), compared=False)
-    relaxation = Relaxation(network, box)
-    relaxation.advance(len(network.nodes) - 1)
-    return relaxation
+    return Relaxation(network, Interval(box.lower.flatten(1), box.upper.flatten(1)), rounded=False).advance()
+
+
+def preactivations(relaxation: Relaxation) -> list[Interval]:
+    """Return the intervals of the inputs of all activations, (batch, n) each."""
+    ops = relaxation.network.ops
+    return [relaxation.bounds[ops[index].inputs[0]].interval for index in relaxation.network.activations]
 
 
 def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tensor:
@@ -117,16 +120,18 @@ def worst_logits(relaxation: Relaxation, y: Tensor, linear: float = 0.0) -> Tens
     over the intervals (CROWN-IBP, Zhang et al., arXiv 1906.06316, section 3), or by a mean of both in which the linear
     bounds have the weight ``linear``.
     """
-    last = len(relaxation.network.nodes) - 1
-    one = torch.eye(relaxation.network.output_size).to(relaxation.box.lower)
-    rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
-    lower = relaxation.by_intervals(rows, rounded=False)
+    from verifiable_relu.ir.network import Affine
+
+    output, last = relaxation.network.ops[-1], len(relaxation.network.ops) - 1
+    one = torch.eye(output.size).to(relaxation.bounds[0].point)
+    rows = one[y].unsqueeze(1) - one
+    lower = relaxation.lower(last, rows, until=output.inputs[0] if isinstance(output, Affine) else last).value
     if linear != 0:
-        lower = torch.lerp(lower, relaxation.lower(last, rows, rounded=False)[0], linear)
-    return -lower.reshape(len(y), -1)
+        lower = torch.lerp(lower, relaxation.lower(last, rows).value, linear)
+    return -lower.to(rows)
 
 
-def instability(pre: Iterable[Bounds]) -> Tensor:
+def instability(pre: Iterable[Interval]) -> Tensor:
     """Return the mean of −tanh(1 + l·u) over bounds l, u of all activations' inputs, small where most are stable.
 
     Source: Xiao et al., Training for Faster Adversarial Robustness Verification via Inducing ReLU Stability,

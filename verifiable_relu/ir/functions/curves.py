@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,66 @@ from torch import Tensor
 
 from verifiable_relu.rounding import epsilon, tiny
 
-Value = Callable[[Tensor, float], Tensor]
+Value = Callable[[Tensor, Any], Tensor]
+
+
+_erf, _erfc = (np.vectorize(function, otypes=[np.float64]) for function in (math.erf, math.erfc))
+Array = np.ndarray
+_Slope = Callable[[Array, Array, float], Any]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A function f(x, α) on float64 arrays.
+
+    Attributes:
+        value: f, off by a few units in the last place and of what ``beside`` says.
+        slope: of (low, high, α), or a number: ≥ |f′(x, α)| for low ≤ x ≤ high, up to a few units in the last place.
+        beside: what the error of ``value`` is relative to, in addition to the value itself.
+        wide: whether ``value`` is as accurate in wider formats than float64.
+    """
+
+    value: Callable[[Array, float], Any]
+    slope: _Slope | float
+    beside: Callable[[Array], Array | float] = lambda x: 1.0
+    wide: bool = True
+
+    def steepest(self, low: Array, high: Array, alpha: float) -> Any:
+        """Return the largest slope between ``low`` and ``high``."""
+        return self.slope(low, high, alpha) if callable(self.slope) else self.slope
+
+
+def _numpy_sigmoid(x: Array) -> Any:
+    # Of a negative x all digits count: SiLU and its like are multiples of this.
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def _softplus(x: Array) -> Any:
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+def _largest(low: Array, high: Array) -> Any:
+    return np.maximum(np.abs(low), np.abs(high))
+
+
+def _inside(slope: Callable[[Array], Any]) -> _Slope:
+    """Return the largest slope of a function on (−1, 1) that is steepest at the ends: by 1 − x² there, inf beyond."""
+
+    def steepest(low: Array, high: Array, _: float) -> Any:
+        far = _largest(low, high)
+        return np.where(far < 1, slope(np.maximum((1 - far) * (1 + far), 0)), np.inf)
+
+    return steepest
+
+
+def _falling(slope: Callable[[Array, float], Any], least: float = 0.0) -> _Slope:
+    """Return the largest slope of a function that is steepest at the lower end: infinite from ``least`` down."""
+    return lambda low, high, alpha: np.where(low > least, slope(np.maximum(low, least), alpha), np.inf)
+
+
+def _reciprocal(low: Array, high: Array, _: float) -> Any:
+    return np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0) ** -2.0
 
 
 @dataclass(frozen=True)
@@ -47,11 +106,13 @@ class Curve:
         operator, versions, attribute: as of ``OnnxSpelling``; the attribute is the parameter, 1 by default.
         certified: as of ``Function``.
         torch: name of the operator of torch (aten).
+        checked: the function again, from its definition and apart from the fields above, whose claims it checks.
     """
 
     value: Value
     derivative: Value
     rising: tuple[bool | None, ...]
+    checked: Checked = field(kw_only=True)
     bends: tuple[float, ...] = ()
     turns: tuple[float, ...] = ()
     point: Callable[[Tensor, float, bool], Tensor] | None = None
@@ -189,11 +250,19 @@ def _arcsine_point(s: Tensor) -> Tensor:
     return torch.sqrt((s - 1) / s) * torch.sqrt((s + 1) / s)
 
 
-def _wave(value: Value, derivative: Value, bends: tuple[float, float], turns: tuple[float, float], name: str) -> Curve:
+def _wave(
+    value: Value,
+    derivative: Value,
+    bends: tuple[float, float],
+    turns: tuple[float, float],
+    name: str,
+    checked: Checked,
+) -> Curve:
     first = bends[0] == 0
     return Curve(
         value, derivative, (first, not first), bends, turns,
         absolute=1.0, period=2 * math.pi, least=-1.0, most=1.0, operator=name, versions=(7, 22), torch=name.lower(),
+        checked=checked,
     )  # fmt: skip
 
 
@@ -203,12 +272,15 @@ CURVES: dict[str, Curve] = {
         lambda x, _: torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * torch.sigmoid(-x), (True, False), (0.0,),
         point=lambda s, _, convex: _left(2 * _arcosh_root(4 * s), convex), increasing=True, least=0.0, most=1.0,
         operator="Sigmoid", versions=(6, 13), certified=("Sigmoid",), torch="sigmoid",
+        # Of a sigmoid what is lost is bounded absolutely, which is enough here: tanh(x/2)/2 + 1/2 overflows nowhere.
+        checked=Checked(lambda x, _: 0.5 + 0.5 * np.tanh(x / 2), 0.25),
     ),
     # tanh′ = 1 − tanh², without cancellation.
     "Tanh": Curve(
         lambda x, _: torch.tanh(x), lambda x, _: 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x), (True, False),
         (0.0,), point=lambda s, _, convex: _left(_arcosh_root(s), convex), increasing=True, least=-1.0, most=1.0,
         zero=0.0, operator="Tanh", versions=(6, 13), certified=("Tanh",), torch="tanh",
+        checked=Checked(lambda x, _: np.tanh(x), 1.0),
     ),
     # λ-GELU, x·Φ(λx), by erfc, since 1 + erf leaves nothing but rounding errors for negative x. A relative error u of
     # λx moves f by u·|x·f′(x)| ≤ u·(|f(x)| + 0.294/λ). Files may write it with the error function, whose outputs then
@@ -217,227 +289,156 @@ CURVES: dict[str, Curve] = {
         lambda x, lam: 0.5 * x * torch.special.erfc(x * (-lam * math.sqrt(0.5))), _gelu_slope,
         (-math.sqrt(2), math.sqrt(2)), -0.7517915246935645, reach=9.0, absolute=1.0, stretched=True, saturated=6.0,
         certified=("Gelu", "Erf"), torch="gelu",
+        # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of
+        # Φ has a relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
+        # The complementary error function keeps its relative accuracy in the tail.
+        checked=Checked(lambda x, lam: x * (0.5 * _erfc(-lam * x / math.sqrt(2))), 1.1290, np.abs, False),
     ),
     "SiLU": _rectifier(
         lambda x, _: x * torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * (1 + x * torch.sigmoid(-x)),
         (-2.3993572805154677, 2.3993572805154677), -1.2784645427610738, torch="silu",
+        checked=Checked(lambda x, _: x * _numpy_sigmoid(x), 1.0999),
     ),
     # P(x) = tanh(softplus(x)). With w = eˣ, 1 − P(x) = 2/(w² + 2w + 2) and P(−x) = (2w + 1)/(2w² + 2w + 1).
     "Mish": _rectifier(
         _mish, _mish_slope, (-2.2563763963607931, 1.4905711794854285), -1.1924312145154952,
         operator="Mish", versions=(18, 22), torch="mish",
+        checked=Checked(lambda x, _: x * np.tanh(_softplus(x)), 1.0889),
     ),
     "tanh-GELU": _rectifier(
         lambda x, _: x * torch.sigmoid(_inner(x)), _tanh_gelu_slope, (-1.4185040087908284, 1.4185040087908284),
         -0.75246142207101626, reach=9.0, absolute=1.0,
+        checked=Checked(
+            lambda x, _: x * _numpy_sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)), 1.1295, wide=False
+        ),
     ),
     # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
     "ELU": Curve(
         _elu, _elu_slope, (True, None), (0.0,), point=lambda s, alpha, _: torch.log(_positive(s / alpha)), absolute=1.0,
         kinked=True, increasing=True, zero=0.0, operator="Elu", versions=(6, 22), attribute="alpha",
+        checked=Checked(
+            lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+            lambda low, high, alpha: max(1.0, alpha),
+        ),
     ),
     "Softplus": Curve(
         lambda x, _: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())), lambda x, _: torch.sigmoid(x), (True,),
         point=lambda s, *_: _logit(s), increasing=True, least=0.0, operator="Softplus", versions=(1, 22),
         torch="softplus",
+        checked=Checked(lambda x, _: _softplus(x), 1.0),
     ),
     "Softsign": Curve(
         lambda x, _: x / (1 + x.abs()), lambda x, _: (1 + x.abs()) ** -2, (True, False), (0.0,),
         point=lambda s, _, convex: _left(_part(s) ** -0.5 - 1, convex), increasing=True, least=-1.0, most=1.0, zero=0.0,
         operator="Softsign", versions=(1, 22),
+        checked=Checked(lambda x, _: x / (1 + np.abs(x)), 1.0),
     ),
     "HardSwish": Curve(
         lambda x, _: x * (x + 3).clamp(0, 6) / 6, _hard_swish_slope, (None, True, None), (-3.0, 3.0), (-1.5,),
         point=lambda s, *_: 3 * s - 1.5, kinked=True, gated=True, zero=0.0,
         operator="HardSwish", versions=(14, 22), torch="hardswish",
+        checked=Checked(lambda x, _: x * np.clip(x + 3, 0, 6) / 6, 1.5),
     ),
     "Erf": Curve(
         lambda x, _: torch.erf(x), lambda x, _: 2 / math.sqrt(math.pi) * _bell(x), (True, False), (0.0,),
         point=lambda s, _, convex: _left(torch.sqrt(-torch.log(_part(s * (math.sqrt(math.pi) / 2)))), convex),
         increasing=True, least=-1.0, most=1.0, zero=0.0, operator="Erf", versions=(9, 13),
         torch="erf",
+        checked=Checked(lambda x, _: _erf(x), 1.1284, wide=False),
     ),
     "Atan": Curve(
         lambda x, _: torch.atan(x), lambda x, _: 1 / (1 + x * x), (True, False), (0.0,),
         point=lambda s, _, convex: _left(torch.sqrt((1 - _part(s)) / _part(s)), convex), increasing=True, zero=0.0,
         operator="Atan", versions=(7, 22), torch="atan",
+        checked=Checked(lambda x, _: np.arctan(x), 1.0),
     ),
     # Outside of [−1, 1], (−1, 1) or [1, ∞), where it is not defined, a function is NaN, and nothing is known of it.
     "Asin": Curve(
         lambda x, _: torch.asin(x), lambda x, _: 1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)), (False, True),
         (0.0,), point=lambda s, _, convex: _left(_arcsine_point(s), not convex), zero=0.0,
         operator="Asin", versions=(7, 22), torch="asin",
+        checked=Checked(lambda x, _: np.arcsin(x), _inside(lambda rest: 1 / np.sqrt(rest))),
     ),
     "Acos": Curve(
         lambda x, _: torch.acos(x), lambda x, _: -1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)), (True, False),
         (0.0,), point=lambda s, _, convex: _left(_arcsine_point(-s), convex), least=0.0,
         operator="Acos", versions=(7, 22), torch="acos",
+        checked=Checked(lambda x, _: np.arccos(x), _inside(lambda rest: 1 / np.sqrt(rest))),
     ),
     "Atanh": Curve(
         lambda x, _: torch.atanh(x), lambda x, _: 1 / ((1 - x) * (1 + x)).clamp(min=0), (False, True), (0.0,),
         point=lambda s, _, convex: _left(torch.sqrt((s.clamp(min=1) - 1) / s.clamp(min=1)), not convex), zero=0.0,
         operator="Atanh", versions=(9, 22), torch="atanh",
+        checked=Checked(lambda x, _: np.arctanh(x), _inside(lambda rest: 1 / rest)),
     ),
     "Acosh": Curve(
         _acosh, lambda x, _: 1 / (torch.sqrt((x - 1).clamp(min=0)) * torch.sqrt(x + 1)), (False,),
         point=lambda s, *_: torch.sqrt(1 + _positive(s) ** -2), least=0.0,
         operator="Acosh", versions=(9, 22), torch="acosh",
+        checked=Checked(lambda x, _: np.arccosh(x), _falling(lambda low, _: 1 / np.sqrt((low - 1) * (low + 1)), 1.0)),
     ),
     "Asinh": Curve(
         _asinh, lambda x, _: torch.where(x.abs() > _FAR, 1 / x.abs(), 1 / torch.sqrt(1 + x * x)), (True, False), (0.0,),
         point=lambda s, _, convex: _left(torch.sqrt((1 - _part(s)) * (1 + _part(s))) / _part(s), convex),
         increasing=True, zero=0.0, operator="Asinh", versions=(9, 22), torch="asinh",
+        checked=Checked(lambda x, _: np.arcsinh(x), 1.0),
     ),
     "Exp": Curve(
         lambda x, _: torch.exp(x), lambda x, _: torch.exp(x), (True,), point=lambda s, *_: torch.log(_positive(s)),
         increasing=True, least=0.0, one_from=0.0, operator="Exp", versions=(6, 13), torch="exp",
+        checked=Checked(lambda x, _: np.exp(x), lambda low, high, _: np.exp(high)),
     ),
     "Square": Curve(
         lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,), point=lambda s, *_: s / 2, least=0.0, power=2,
+        checked=Checked(lambda x, _: x * x, lambda low, high, _: 2 * _largest(low, high)),
     ),
     "Cube": Curve(
         lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), (0.0,),
         point=lambda s, _, convex: _left(torch.sqrt(s.clamp(min=0) / 3), not convex), increasing=True, zero=0.0,
         power=3,
+        checked=Checked(lambda x, _: x**3, lambda low, high, _: 3 * _largest(low, high) ** 2),
     ),
     "Log": Curve(
         lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), point=lambda s, *_: 1 / _positive(s), zero=1.0,
         operator="Log", versions=(6, 13), torch="log",
+        checked=Checked(lambda x, _: np.log(x), _falling(lambda low, _: 1 / low)),
     ),
     "Sqrt": Curve(
         lambda x, _: torch.sqrt(x), lambda x, _: 0.5 / torch.sqrt(x), (False,),
         point=lambda s, *_: (0.5 / _positive(s)) ** 2, least=0.0, operator="Sqrt", versions=(6, 13), torch="sqrt",
+        checked=Checked(lambda x, _: np.sqrt(x), _falling(lambda low, _: 0.5 / np.sqrt(low))),
     ),
     # At 0, nothing is known: an interval about 0 has NaN for an image.
     "Reciprocal": Curve(
         lambda x, _: torch.where(x == 0, torch.nan, 1 / x), lambda x, _: -1 / (x * x), (False, True), (0.0,), (0.0,),
         point=lambda s, _, convex: _left(_positive(-s) ** -0.5, not convex), kinked=True, zero=0.0, one_to=1.0,
         operator="Reciprocal", versions=(6, 13), torch="reciprocal",
+        checked=Checked(lambda x, _: 1 / x, _reciprocal),
     ),
     "InverseRoot": Curve(
         lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,),
         point=lambda s, *_: (2 * _positive(-s)) ** (-2 / 3), least=0.0, one_to=1.0, torch="rsqrt",
+        checked=Checked(lambda x, _: 1 / np.sqrt(x), _falling(lambda low, _: 0.5 * low**-1.5)),
     ),
     # x^p for x ≥ 0 and a p that is no whole number: above 1 it is convex, below 1 concave.
     "Power": Curve(
         _power, _power_slope, (True,), point=lambda s, p, _: (_positive(s) / p) ** (1 / (p - 1)), least=0.0,
+        checked=Checked(
+            lambda x, p: x**p, lambda low, high, p: np.where(low >= 0, p * np.maximum(high, 0) ** (p - 1), np.inf)
+        ),
     ),
     "Root": Curve(
         _power, _power_slope, (False,), point=lambda s, p, _: (_positive(s) / p) ** (1 / (p - 1)), least=0.0,
+        checked=Checked(lambda x, p: x**p, _falling(lambda low, p: p * low ** (p - 1))),
     ),
     "Sin": _wave(
         lambda x, _: torch.sin(x), lambda x, _: torch.cos(x), (0.0, math.pi), (math.pi / 2, 3 * math.pi / 2), "Sin",
+        checked=Checked(lambda x, _: np.sin(x), 1.0),
     ),
     "Cos": _wave(
         lambda x, _: torch.cos(x), lambda x, _: -torch.sin(x), (math.pi / 2, 3 * math.pi / 2), (0.0, math.pi), "Cos",
+        checked=Checked(lambda x, _: np.cos(x), 1.0),
     ),
 }
 # fmt: on
 """By kind."""
-
-
-_erf, _erfc = (np.vectorize(function, otypes=[np.float64]) for function in (math.erf, math.erfc))
-Array = np.ndarray
-_Slope = Callable[[Array, Array, float], Any]
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A function f(x, α) on float64 arrays.
-
-    Attributes:
-        value: f, off by a few units in the last place and of what ``beside`` says.
-        slope: of (low, high, α), or a number: ≥ |f′(x, α)| for low ≤ x ≤ high, up to a few units in the last place.
-        beside: what the error of ``value`` is relative to, in addition to the value itself.
-        wide: whether ``value`` is as accurate in wider formats than float64.
-    """
-
-    value: Callable[[Array, float], Any]
-    slope: _Slope | float
-    beside: Callable[[Array], Array | float] = lambda x: 1.0
-    wide: bool = True
-
-    def steepest(self, low: Array, high: Array, alpha: float) -> Any:
-        """Return the largest slope between ``low`` and ``high``."""
-        return self.slope(low, high, alpha) if callable(self.slope) else self.slope
-
-
-def _numpy_sigmoid(x: Array) -> Any:
-    # Of a negative x all digits count: SiLU and its like are multiples of this.
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
-
-
-def _softplus(x: Array) -> Any:
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-
-
-def _largest(low: Array, high: Array) -> Any:
-    return np.maximum(np.abs(low), np.abs(high))
-
-
-def _inside(slope: Callable[[Array], Any]) -> _Slope:
-    """Return the largest slope of a function on (−1, 1) that is steepest at the ends: by 1 − x² there, inf beyond."""
-
-    def steepest(low: Array, high: Array, _: float) -> Any:
-        far = _largest(low, high)
-        return np.where(far < 1, slope(np.maximum((1 - far) * (1 + far), 0)), np.inf)
-
-    return steepest
-
-
-def _falling(slope: Callable[[Array, float], Any], least: float = 0.0) -> _Slope:
-    """Return the largest slope of a function that is steepest at the lower end: infinite from ``least`` down."""
-    return lambda low, high, alpha: np.where(low > least, slope(np.maximum(low, least), alpha), np.inf)
-
-
-def _reciprocal(low: Array, high: Array, _: float) -> Any:
-    return np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0) ** -2.0
-
-
-CHECKED: dict[str, Checked] = {
-    # Of a sigmoid what is lost is bounded absolutely, which is enough here: tanh(x/2)/2 + 1/2 overflows nowhere.
-    "Sigmoid": Checked(lambda x, _: 0.5 + 0.5 * np.tanh(x / 2), 0.25),
-    "Tanh": Checked(lambda x, _: np.tanh(x), 1.0),
-    # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of Φ has
-    # a relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4. The
-    # complementary error function keeps its relative accuracy in the tail.
-    "GELU": Checked(lambda x, lam: x * (0.5 * _erfc(-lam * x / math.sqrt(2))), 1.1290, np.abs, False),
-    "SiLU": Checked(lambda x, _: x * _numpy_sigmoid(x), 1.0999),
-    "Mish": Checked(lambda x, _: x * np.tanh(_softplus(x)), 1.0889),
-    "tanh-GELU": Checked(
-        lambda x, _: x * _numpy_sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)), 1.1295, wide=False
-    ),
-    "ELU": Checked(
-        lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-        lambda low, high, alpha: max(1.0, alpha),
-    ),
-    "Softplus": Checked(lambda x, _: _softplus(x), 1.0),
-    "Softsign": Checked(lambda x, _: x / (1 + np.abs(x)), 1.0),
-    "HardSwish": Checked(lambda x, _: x * np.clip(x + 3, 0, 6) / 6, 1.5),
-    "Erf": Checked(lambda x, _: _erf(x), 1.1284, wide=False),
-    "Atan": Checked(lambda x, _: np.arctan(x), 1.0),
-    "Asin": Checked(lambda x, _: np.arcsin(x), _inside(lambda rest: 1 / np.sqrt(rest))),
-    "Acos": Checked(lambda x, _: np.arccos(x), _inside(lambda rest: 1 / np.sqrt(rest))),
-    "Atanh": Checked(lambda x, _: np.arctanh(x), _inside(lambda rest: 1 / rest)),
-    "Acosh": Checked(lambda x, _: np.arccosh(x), _falling(lambda low, _: 1 / np.sqrt((low - 1) * (low + 1)), 1.0)),
-    "Asinh": Checked(lambda x, _: np.arcsinh(x), 1.0),
-    "Sin": Checked(lambda x, _: np.sin(x), 1.0),
-    "Cos": Checked(lambda x, _: np.cos(x), 1.0),
-    "Exp": Checked(lambda x, _: np.exp(x), lambda low, high, _: np.exp(high)),
-    "Square": Checked(lambda x, _: x * x, lambda low, high, _: 2 * _largest(low, high)),
-    "Cube": Checked(lambda x, _: x**3, lambda low, high, _: 3 * _largest(low, high) ** 2),
-    "Log": Checked(lambda x, _: np.log(x), _falling(lambda low, _: 1 / low)),
-    "Reciprocal": Checked(lambda x, _: 1 / x, _reciprocal),
-    "InverseRoot": Checked(lambda x, _: 1 / np.sqrt(x), _falling(lambda low, _: 0.5 * low**-1.5)),
-    "Sqrt": Checked(lambda x, _: np.sqrt(x), _falling(lambda low, _: 0.5 / np.sqrt(low))),
-    "Power": Checked(
-        lambda x, p: x**p, lambda low, high, p: np.where(low >= 0, p * np.maximum(high, 0) ** (p - 1), np.inf)
-    ),
-    "Root": Checked(lambda x, p: x**p, _falling(lambda low, p: p * low ** (p - 1))),
-}
-"""By kind; the parameter is α of ELU, λ of GELU, the exponent of a power, and any number
-for the others.
-
-Written from the functions' definitions, apart from ``CURVES``, whose claims they serve to check.
-"""

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
-from verifiable_relu.ir.functions.curves import CHECKED, CURVES, Curve
+from verifiable_relu.ir.functions.curves import CURVES, Curve
 from verifiable_relu.ir.functions.function import UNDERFLOW, Function, OnnxSpelling, SlopeRange
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import (
@@ -51,6 +51,7 @@ from verifiable_relu.rounding import (
     divisor,
     epsilon,
     largest,
+    smooth_divisor,
     unit_roundoff,
 )
 
@@ -78,11 +79,17 @@ _PARTS = 16
 
 @dataclass(frozen=True, eq=False)
 class Smooth(Function):
-    """A function of ``CURVES`` with its parameter: α of ELU, λ of GELU, the exponent of a power; 1 for the others."""
+    """A function of ``CURVES`` with its parameter: α of ELU, λ of GELU, the exponent of a power; 1 for the others.
+
+    Attributes:
+        kind: its name there.
+        parameter: the number.
+        learned: the same as a tensor (), for gradients by it.
+    """
 
     kind: str
     parameter: float = 1.0
-    _tables: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)
+    learned: Tensor | None = None
 
     @property
     def curve(self) -> Curve:
@@ -117,21 +124,26 @@ class Smooth(Function):
 
     @property
     def wide(self) -> bool:  # type: ignore[override]
-        return CHECKED[self.kind].wide
+        return CURVES[self.kind].checked.wide
 
     @property
-    def _scale(self) -> float:
+    def _number(self) -> Any:
+        """The parameter, as a tensor where gradients by it are wanted."""
+        return self.parameter if self.learned is None else self.learned
+
+    @property
+    def _scale(self) -> Any:
         """What lengths and absolute errors are multiples of."""
-        return 1 / self.parameter if self.curve.stretched else 1.0
+        return 1 / self._number if self.curve.stretched else 1.0
 
     # What it computes
 
     def value(self, x: Tensor) -> Tensor:
-        return self.curve.value(x, self.parameter)
+        return self.curve.value(x, self._number)
 
     def derivative(self, x: Tensor) -> Tensor:
         """Return f′(x); at a kink the derivative of the piece that is not linear."""
-        return self.curve.derivative(x, self.parameter)
+        return self.curve.derivative(x, self._number)
 
     def exact(self, x: Dyadic, denominator: int) -> Dyadic | None:
         power = self.curve.power
@@ -139,7 +151,7 @@ class Smooth(Function):
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-        known, unit = CHECKED[self.kind], ENCLOSE_UNITS[x.dtype.type] if unit is None else unit
+        known, unit = CURVES[self.kind].checked, ENCLOSE_UNITS[x.dtype.type] if unit is None else unit
         y = known.value(x, self.parameter)
         steepest = known.steepest(x - error, x + error, self.parameter)
         found = steepest * error + ENCLOSE_ULPS * unit * (np.abs(y) + known.beside(x))
@@ -215,9 +227,29 @@ class Smooth(Function):
         size = value.abs() + term + curve.absolute * (scale + 2.0**-26 * reach)
         return unit * size + UNDERFLOW[value.dtype] * (1 + reach)
 
-    @torch.no_grad()
     def _support(self, x: Interval, at: Tensor, convex: bool) -> Tensor:
-        """Return the slope of the convex, or the concave, envelope of f on [l, u] at a point."""
+        """Return the slope of the convex, or the concave, envelope of f on [l, u] at a point.
+
+        A gradient is that of the line between the two points, which only moves with them where they are ends.
+        """
+        with torch.no_grad():
+            p, q, of_p, of_q = self._support_points(x, at, convex)
+        if torch.is_grad_enabled() and (x.lower.requires_grad or self.learned is not None):
+            p, q = self._attached(x, p), self._attached(x, q)
+            of_p, of_q = self.value(p), self.value(q)
+        sign, slope = 1 if convex else -1, (of_q - of_p) / smooth_divisor(q - p)
+        tangent, noise = self.derivative(at), 8 * epsilon(slope.dtype) * (of_p.abs() + of_q.abs())
+        joined = (sign * (self.value(at) - of_p - slope * (at - p)) > noise) | ~tangent.isfinite()
+        found = torch.where(joined, slope, tangent)
+        return found.masked_fill(self._is_whole(x), 0) if self.curve.period is not None else found
+
+    @staticmethod
+    def _attached(x: Interval, point: Tensor) -> Tensor:
+        """Return points of which those that are ends of the interval have the ends' gradients."""
+        return torch.where(point == x.lower, x.lower, torch.where(point == x.upper, x.upper, point))
+
+    def _support_points(self, x: Interval, at: Tensor, convex: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the points p ≤ ``at`` ≤ q between which the envelope is a line if f lies above it, and f there."""
         sign, pieces = 1 if convex else -1, self._pieces(x, convex)
         p, q = x.lower.expand_as(at), x.upper.expand_as(at)
         of_p, of_q = self.value(p), self.value(q)
@@ -233,10 +265,7 @@ class Smooth(Function):
                 q, of_q = torch.where(right, d, q), torch.where(right, of_d, of_q)
                 least = torch.minimum(least, depth)
             slope = (of_q - of_p) / divisor(q - p)
-        tangent, noise = self.derivative(at), 8 * epsilon(slope.dtype) * (of_p.abs() + of_q.abs())
-        joined = (sign * (self.value(at) - of_p - slope * (at - p)) > noise) | ~tangent.isfinite()
-        found = torch.where(joined, slope, tangent)
-        return found.masked_fill(self._is_whole(x), 0) if self.curve.period is not None else found
+        return p, q, of_p, of_q
 
     def _offset(self, x: Interval, slope: Tensor, convex: bool) -> Tensor:
         """Return the least (``convex``), or the largest, value of f(x) − slope·x on [l, u], but for rounding."""
@@ -247,6 +276,7 @@ class Smooth(Function):
         pieces = self._pieces(x, convex)
         if len(pieces[0]):
             d, gap = self._tangent(x, slope.detach(), sign, pieces)
+            d = self._attached(x, d) if torch.is_grad_enabled() and x.lower.requires_grad else d
             values.append(sign * (self.value(d) - slope * d) - gap)
         offset = sign * torch.cat(values).amin(0)
         if self.curve.period is None:
@@ -277,7 +307,7 @@ class Smooth(Function):
 
     def _within(self, x: Interval, points: tuple[float, ...]) -> list[Tensor]:
         """Return points of f, in order, those of all periods that matter, each moved to the nearest of [l, u]."""
-        lower, upper, period = x.lower.detach(), x.upper.detach(), self.curve.period
+        lower, upper, period = x.lower, x.upper, self.curve.period
         if period is None:
             return [torch.maximum(upper.clamp(max=point * self._scale), lower) for point in points]
         first = torch.floor(lower / period)
@@ -319,19 +349,40 @@ class Smooth(Function):
             found = curve.point(slope, self.parameter, convex)[None]
         else:
             chosen = (1,) if convex else (0, 2)
-            found = torch.stack([self._looked_up(slope, piece, fine) for piece in chosen])
+            found = torch.stack([_tables(self.kind).point(slope, piece, fine) for piece in chosen]) * self._scale
         return torch.minimum(torch.maximum(found, start), stop)
 
-    def _looked_up(self, slope: Tensor, piece: int, fine: bool) -> Tensor:
-        """Return the point with a slope of piece 0, 1 or 2 of a function that is concave, convex, concave."""
+    # What branching needs
+
+    def split_point(self, x: Interval) -> Tensor:
+        """As of ``Function``: where least area is left about the chords of both halves, of a few points and 0."""
+        shares = torch.arange(_PARTS + 1, dtype=x.lower.dtype, device=x.lower.device)
+        points = torch.lerp(x.lower, x.upper, (shares / _PARTS).reshape(-1, *(1,) * x.lower.ndim))
+        zero = points[_PARTS // 2].masked_fill((x.lower < 0) & (x.upper > 0), 0)
+        points = torch.cat([points, zero[None]]).sort(0).values
+        values = self.value(points)
+        halves = [_area(points[: k + 1], values[: k + 1]) + _area(points[k:], values[k:]) for k in range(1, _PARTS + 1)]
+        best = torch.stack(halves).nan_to_num(torch.inf).argmin(0) + 1
+        return points.gather(0, best[None])[0]
+
+
+class _PointTables:
+    """Points with given slopes of a function that is concave, convex, concave, with the parameter 1."""
+
+    def __init__(self, curve: Curve) -> None:
+        self.curve = curve
+        self._made: dict[Any, Tensor] = {}
+
+    def point(self, slope: Tensor, piece: int, fine: bool) -> Tensor:
+        """Return the point with a slope of piece 0, 1 or 2."""
         key = (piece, slope.dtype, slope.device)
-        if key not in self._tables:
-            self._tables[key] = self._tabulated(piece).to(slope)
-        points, steps, rates = self._tables[key]
+        if key not in self._made:
+            self._made[key] = self._tabulated(piece).to(slope)
+        points, steps, rates = self._made[key]
         place = self._place(slope, piece) * _CELLS
         cell = place.nan_to_num(0).long().clamp_(0, _CELLS - 1)
         found = points[cell] + (place - cell) * steps[cell]
-        return found - (self.derivative(found) - slope) * rates[cell] if fine else found
+        return found - (self.curve.derivative(found, 1.0) - slope) * rates[cell] if fine else found
 
     def _place(self, slope: Tensor, piece: int) -> Tensor:
         """Return a number in [0, 1] for each slope of a piece, of which the point with this slope is a smooth function.
@@ -347,7 +398,9 @@ class Smooth(Function):
 
     @cached_property
     def _slopes_at_bends(self) -> tuple[float, float]:
-        low, high = self.derivative(torch.tensor(self.curve.bends, dtype=torch.float64) * self._scale).tolist()
+        low, high = self.curve.derivative(
+            torch.tensor(self.curve.bends, dtype=torch.float64, device="cpu"), 1.0
+        ).tolist()
         return low, high
 
     def _tabulated(self, piece: int) -> Tensor:
@@ -361,26 +414,18 @@ class Smooth(Function):
         if piece == 1:
             slopes = (low + high) / 2 - (high - low) / 2 * torch.cos(math.pi * place)
             first, last = curve.bends
-        start, stop = (torch.full_like(place, end * self._scale) for end in (first, last))
+        start, stop = (torch.full_like(place, end) for end in (first, last))
         for _ in range(100):
             middle = start / 2 + stop / 2
-            before = (self.derivative(middle) < slopes) == bool(curve.rising[piece])
+            before = (self.curve.derivative(middle, 1.0) < slopes) == bool(curve.rising[piece])
             start, stop = torch.where(before, middle, start), torch.where(before, stop, middle)
         steps = start.diff()
         return torch.stack([start[:-1], steps, (steps / slopes.diff()).nan_to_num(0, 0, 0)])
 
-    # What branching needs
 
-    def split_point(self, x: Interval) -> Tensor:
-        """As of ``Function``: where least area is left about the chords of both halves, of a few points and 0."""
-        shares = torch.arange(_PARTS + 1, dtype=x.lower.dtype, device=x.lower.device)
-        points = torch.lerp(x.lower, x.upper, (shares / _PARTS).reshape(-1, *(1,) * x.lower.ndim))
-        zero = points[_PARTS // 2].masked_fill((x.lower < 0) & (x.upper > 0), 0)
-        points = torch.cat([points, zero[None]]).sort(0).values
-        values = self.value(points)
-        halves = [_area(points[: k + 1], values[: k + 1]) + _area(points[k:], values[k:]) for k in range(1, _PARTS + 1)]
-        best = torch.stack(halves).nan_to_num(torch.inf).argmin(0) + 1
-        return points.gather(0, best[None])[0]
+@cache
+def _tables(kind: str) -> _PointTables:
+    return _PointTables(CURVES[kind])
 
 
 def _area(x: Tensor, y: Tensor) -> Tensor:

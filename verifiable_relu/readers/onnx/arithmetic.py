@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.readers.builder import Value, tensor
+from verifiable_relu.readers.builder import Value, paired, tensor
 from verifiable_relu.readers.derived import deviations, scaled
 from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts, operands
 
@@ -24,24 +24,26 @@ MAX_TERMS = 1 << 24
 # Element by element
 
 
+def constant_last(call: Call, left: Result | None, right: Result | None) -> tuple[Value, Value | Tensor]:
+    """Return two operands of which one is computed at least, a constant second."""
+    x, y = operands(call.build, left, right)
+    x, y = (x, y) if isinstance(x, Value) else (y, x)
+    assert isinstance(x, Value)
+    return x, y
+
+
 def added(call: Call, left: Result | None, right: Result | None, *, error: float = 0.0) -> Value:
     """Return the sum of two operands of which one is computed at least; ``error``: relative, of a constant."""
-    x, y = operands(call.build, left, right)
-    if isinstance(x, Value) and isinstance(y, Value):
-        return call.build.sum(x, y)
-    value, constant = (x, y) if isinstance(x, Value) else (y, x)
-    assert isinstance(value, Value) and isinstance(constant, Tensor)
-    return call.build.scale(value, shift=constant, shift_error=error)
+    x, y = constant_last(call, left, right)
+    if isinstance(y, Tensor):
+        return call.build.scale(x, shift=y, shift_error=error)
+    return call.build.sum(x, y)
 
 
 def times(call: Call, left: Result | None, right: Result | None) -> Value:
     """Return the product of two operands of which one is computed at least."""
-    x, y = operands(call.build, left, right)
-    if isinstance(x, Value) and isinstance(y, Value):
-        return call.build.product(x, y)
-    value, constant = (x, y) if isinstance(x, Value) else (y, x)
-    assert isinstance(value, Value) and isinstance(constant, Tensor)
-    return call.build.scale(value, constant)
+    x, y = constant_last(call, left, right)
+    return call.build.scale(x, y) if isinstance(y, Tensor) else call.build.product(x, y)
 
 
 def negative(call: Call, x: Value) -> Value:
@@ -168,12 +170,8 @@ def _product(
 ) -> Value:
     """Return alpha times the matrix product of two operands of which one is computed at least.
 
-    Args:
-        call: the node that is read.
-        left, right: the operands.
-        alpha: a float32 number; 1 where a constant operand has more axes than a matrix.
-        bias: added to each row, where the right operand is a constant matrix.
-        bias_error: the relative error of the bias.
+    Alpha, a float32 number, is 1 where a constant has more axes than a matrix. The bias, of a relative error, is added
+    to each row, where the right operand is a constant matrix.
     """
     build = call.build
     if isinstance(left, Value) and isinstance(right, np.ndarray):
@@ -204,94 +202,51 @@ def _without_ones(weight: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _contracted(call: Call, x: Value, weight: np.ndarray, first: bool) -> Value:
-    """Return the matrix product of x and a constant of any shape, as ``numpy.matmul`` has it, term by term.
-
-    Args:
-        call: the node that is read.
-        x: the computed operand.
-        weight: the constant operand.
-        first: whether the constant comes first.
-    """
+    """Return the matrix product of x and a constant, ``first`` or second, as ``numpy.matmul`` has it, term by term."""
     places = np.arange(x.size).reshape(x.shape)
     left, right = (weight, places) if first else (places, weight)
     shape = np.matmul(np.empty(left.shape, np.bool_), np.empty(right.shape, np.bool_)).shape
     if left.shape[-1] * int(np.prod(shape)) > MAX_TERMS:
         raise UnsupportedError(f"more than {MAX_TERMS} products of weights and values")
-    rows = left[None, :] if left.ndim == 1 else left
-    columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
-    pairs = np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
+    pairs = paired(left, right)
     index, numbers = reversed(pairs) if first else pairs
     return call.build.sparse(x, index, numbers, shape)
 
 
 @converts("Einsum", 12, 28)
 def _einsum(call: Call) -> Value:
-    """Read a contraction of one computed value, with at most one constant, or a product of two computed ones."""
-    equation = call.get("equation", b"").decode().replace(" ", "")
-    given = call.given()
+    """Read a contraction of one or two tensors: a sum of products over the labels that the result has not."""
+    equation, given = call.get("equation", b"").decode().replace(" ", ""), call.given()
     left, arrow, right = equation.partition("->")
     labels = left.split(",")
     if not (equation.replace(",", "").replace("->", "").isalpha() and len(labels) == len(given)):
         raise UnsupportedError(f"its attribute equation = {equation}")
-    values = [i for i, one in enumerate(given) if isinstance(one, Value)]
-    if len(values) == 2 == len(given):
-        return _product_of_axes(call, labels, right if arrow else None)
-    if len(values) != 1 or len(given) > 2:
-        raise UnsupportedError("the product of two computed values, or of several constants")
+    if len(given) > 2:
+        raise UnsupportedError("the product of more than two tensors")
     everything = "".join(labels)
-    names = "".join(sorted(set(everything)))
+    names = sorted(set(everything))
     result = right if arrow else "".join(name for name in names if everything.count(name) == 1)
     order = [*result, *(name for name in names if name not in result)]
     if len(set(result)) < len(result) or not set(result) <= set(names):
         raise InputError(f"its attribute equation = {equation}")
-    x = given[values[0]]
-    assert isinstance(x, Value)
     arrays = [one if isinstance(one, np.ndarray) else np.arange(one.size).reshape(one.shape) for one in given]
     sizes: dict[str, int] = {}
-    for names_of, array in zip(labels, arrays, strict=True):
-        if len(names_of) != array.ndim or any(
-            sizes.setdefault(n, s) != s for n, s in zip(names_of, array.shape, strict=True)
-        ):
+    for own, array in zip(labels, arrays, strict=True):
+        if len(own) != array.ndim or any(sizes.setdefault(n, s) != s for n, s in zip(own, array.shape, strict=True)):
             raise InputError(f"its attribute equation = {equation} for shapes {[a.shape for a in arrays]}")
     full = tuple(sizes[name] for name in order)
     if math.prod(full) > MAX_TERMS:
         raise UnsupportedError(f"more than {MAX_TERMS} products of weights and values")
-    spread = [np.broadcast_to(_along(array, one, order), full) for array, one in zip(arrays, labels, strict=True)]
-    weight = np.ones(full, np.float32) if len(given) == 1 else spread[1 - values[0]]
-    return call.build.sparse(x, spread[values[0]], weight, full[: len(result)])
-
-
-def _product_of_axes(call: Call, labels: Sequence[str], result: str | None) -> Value:
-    """Return a contraction of two computed values as one product of matrices.
-
-    Args:
-        call: the node that is read.
-        labels: of the axes of both.
-        result: labels of the result; by default those that only one of both has, in the order of the alphabet.
-    """
-    (first, second), (x, y), build = labels, (call.value(0), call.value(1)), call.build
-    if result is None:
-        result = "".join(sorted(set(first) ^ set(second)))
-    both, left, right = (
-        [name for name in result if name in first and name in second],
-        [name for name in result if name in first and name not in second],
-        [name for name in result if name in second and name not in first],
-    )
-    inner = [name for name in first if name in second and name not in result]
-    sides = (sorted([*both, *left, *inner]), sorted([*both, *inner, *right]))
-    if len({*both, *left, *right}) < len(result) or (sorted(first), sorted(second)) != sides:
-        raise UnsupportedError("labels that are no product of matrices")
-    sizes = {**dict(zip(second, y.shape, strict=True)), **dict(zip(first, x.shape, strict=True))}
-    if any(sizes[name] != size for name, size in zip(second, y.shape, strict=True)):
-        raise InputError(f"the shapes {x.shape} and {y.shape}")
-
-    def side(value: Value, own: str, *groups: Sequence[str]) -> Value:
-        ordered = build.transposed(value, [own.index(name) for group in groups for name in group])
-        return ordered.reshaped([math.prod(sizes[name] for name in group) for group in groups])
-
-    product = build.matmul(side(x, first, both, left, inner), side(y, second, both, inner, right))
-    found = [*both, *left, *right]
-    return build.transposed(product.reshaped([sizes[name] for name in found]), [found.index(name) for name in result])
+    spread = [np.broadcast_to(_along(array, own, order), full) for array, own in zip(arrays, labels, strict=True)]
+    shape = full[: len(result)]
+    match given:
+        case [Value() as x, Value() as y]:
+            product = call.build.product(call.build.moved(x, spread[0]), call.build.moved(y, spread[1]))
+            return call.build.added_up(product.reshaped((*shape, math.prod(full[len(result) :]))))
+        case [Value() as x]:
+            return call.build.sparse(x, spread[0], np.ones(full, np.float32), shape)
+    place = 0 if isinstance(given[0], Value) else 1
+    return call.build.sparse(call.value(place), spread[place], spread[1 - place], shape)
 
 
 def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:

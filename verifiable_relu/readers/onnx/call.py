@@ -45,55 +45,35 @@ class Call:
         return self.attributes.get(attribute, default)
 
     def value(self, position: int = 0) -> Value:
-        """Return an input that must be computed.
-
-        Raises:
-            UnsupportedError: if it is a constant or left out.
-        """
+        """Return an input that must be computed."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if not isinstance(found, Value):
             raise UnsupportedError(f"its input {position} is a constant")
         return found
 
     def constant(self, position: int) -> np.ndarray:
-        """Return an input that must be constant.
-
-        Raises:
-            UnsupportedError: if it is computed or left out.
-        """
+        """Return an input that must be constant."""
         found = self.optional(position)
         if found is None:
             raise UnsupportedError(f"its input {position} is missing")
         return found
 
     def optional(self, position: int) -> np.ndarray | None:
-        """Return an input that must be constant if it is there.
-
-        Raises:
-            UnsupportedError: if it is computed.
-        """
+        """Return an input that must be constant if it is there."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if isinstance(found, Value):
             raise UnsupportedError(f"its input {position} is not a constant")
         return found
 
     def given(self) -> list[Result]:
-        """Return all inputs.
-
-        Raises:
-            UnsupportedError: if one is left out.
-        """
+        """Return all inputs, of which none may be left out."""
         found = [value for value in self.inputs if value is not None]
         if len(found) < len(self.inputs):
             raise UnsupportedError("an input is missing")
         return found
 
     def refuse(self, **expected: Any) -> None:
-        """Refuse attributes that are there with another value than the one expected.
-
-        Raises:
-            UnsupportedError: naming the attribute.
-        """
+        """Refuse attributes that are there with another value than the one expected."""
         for attribute, value in expected.items():
             if (found := self.get(attribute, value)) != value:
                 raise UnsupportedError(f"its attribute {attribute} = {found}")
@@ -101,13 +81,7 @@ class Call:
     def as_operator(
         self, operator: str, version: int, inputs: Sequence[Result | None], attributes: dict[str, Any] | None = None
     ) -> Value:
-        """Return the one result of another operator of the standard.
-
-        Args:
-            operator, version: what reads it.
-            inputs: its inputs.
-            attributes: its attributes; by default the node's.
-        """
+        """Return the one result of another operator of the standard, by default with the node's attributes."""
         given = self.attributes if attributes is None else attributes
         node = onnx.helper.make_node(operator, self.node.input, self.node.output)
         node.attribute.extend(self.node.attribute)
@@ -119,11 +93,7 @@ class Call:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return an axis counted from the front.
-
-    Raises:
-        InputError: if there is no such axis.
-    """
+    """Return an axis counted from the front."""
     if not -rank <= axis < rank:
         raise InputError(f"the axis {axis} of {rank} axes")
     return axis % rank
@@ -138,12 +108,7 @@ Operand = Value | Tensor
 
 
 def operands(build: Builder, left: Result | None, right: Result | None) -> tuple[Operand, Operand]:
-    """Return two operands of which one is computed at least, computed ones in the shape of the result.
-
-    Raises:
-        InputError: if their shapes do not fit.
-        UnsupportedError: if one is missing.
-    """
+    """Return two operands of which one is computed at least, computed ones in the shape of the result."""
     if left is None or right is None:
         raise UnsupportedError("an operand is missing")
     try:

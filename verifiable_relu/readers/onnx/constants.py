@@ -27,13 +27,11 @@ from verifiable_relu.readers.derived import (
     exponential,
     linear,
     logarithm,
-    negative,
     reciprocal,
     root,
     selected,
     settled,
 )
-from verifiable_relu.readers.onnx.model import array
 
 Constant = np.ndarray | Derived
 """A constant of the file: an array of its numbers, or numbers that no array of floats holds."""
@@ -45,48 +43,30 @@ MAX_ELEMENTS = 1 << 24
 """Most elements of a constant that a file computes."""
 
 MAX_SLOW_ELEMENTS = 1 << 18
-"""Most elements of a constant that the reference evaluator computes element by element."""
+"""Most elements of a constant that is computed element by element."""
 
-_ELEMENTWISE = {
-    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "DequantizeLinear", "Div", "Equal", "Erf", "Exp",
-    "Floor", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Mean",
-    "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softmax",
-    "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor", "QuantizeLinear",
-}  # fmt: skip
 _MOVING = {
     "Concat", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike", "Flatten", "Gather", "OneHot", "Pad", "Range",
     "Reshape", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
 }  # fmt: skip
-_SUMMING = {
-    "ArgMax", "ArgMin", "CumSum", "Gemm", "MatMul", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin",
-    "ReduceProd", "ReduceSum", "ReduceSumSquare",
+_SLOW = {"Compress", "GatherElements", "GatherND", "NonZero", "ReverseSequence", "ScatterElements", "ScatterND"}
+
+FOLDED = _MOVING | _SLOW | {
+    "Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "CumSum", "DequantizeLinear",
+    "Div", "Equal", "Exp", "Floor", "Gemm", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "Log", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "QuantizeLinear",
+    "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+    "ReduceSumSquare", "Relu", "Round", "Sigmoid", "Sign", "Softmax", "Sqrt", "Sub", "Sum", "Tanh", "Where",
+    "Xor",
 }  # fmt: skip
-SLOW = {"Compress", "GatherElements", "GatherND", "NonZero", "ReverseSequence", "ScatterElements", "ScatterND"}
-"""Operators that the reference evaluator computes element by element."""
+"""Operators that are computed where all their inputs are constant.
 
-FOLDED = _ELEMENTWISE | _MOVING | _SUMMING | SLOW
-"""Operators that are computed where all their inputs are constant."""
-
-
-def written(attributes: dict[str, Any], place: str) -> np.ndarray:
-    """The value of a ``Constant`` node.
-
-    Raises:
-        InputError: if its bytes do not fit its type and shape.
-        UnsupportedError: if it is no dense tensor of numbers.
-    """
-    for attribute, value in attributes.items():
-        if attribute == "value":
-            return array(value, place)
-        if attribute in ("value_float", "value_floats"):
-            return np.array(value, np.float32)
-        if attribute in ("value_int", "value_ints"):
-            return np.array(value, np.int64)
-    raise UnsupportedError("a constant that is no tensor of numbers", place=place)
+Those that round, and for which no rule of ``_ARITHMETIC`` tells how far, are not among them.
+"""
 
 
-def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) -> list[Constant]:
-    """The results of a node whose inputs are all constant, in real arithmetic.
+def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) -> Sequence[Constant]:
+    """Return the results of a node whose inputs are all constant, in real arithmetic.
 
     Args:
         node: of the standard's operators.
@@ -107,53 +87,42 @@ def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) 
         for value in inputs:
             if isinstance(value, np.ndarray) and value.dtype.kind not in "fi":
                 limits(value.dtype)
-    if any(_is_floating(value) for value in inputs):
-        derived = any(isinstance(value, Derived) for value in inputs)
-        if operator == "CastLike" and isinstance(inputs[0], Derived) and isinstance(inputs[1], np.ndarray):
-            return [cast(inputs[0], inputs[1].dtype)]
-        if operator == "Cast" and isinstance(inputs[0], Derived):
-            return [cast(inputs[0], onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))]
-        if operator in ARITHMETIC and (derived or operator not in _CHOOSING):
-            return [_arithmetic(node, inputs, attributes, opset)]
-        if derived:
-            return _moved(node, inputs, attributes, opset)
+    derived = any(isinstance(value, Derived) for value in inputs)
+    if isinstance(inputs[0] if inputs else None, Derived):
+        if operator == "CastLike" and isinstance(inputs[1], np.ndarray):
+            return [cast(inputs[0], inputs[1].dtype)]  # type: ignore[arg-type]
+        if operator == "Cast":
+            return [cast(inputs[0], onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))]  # type: ignore[arg-type]
+    if operator in _ARITHMETIC and (derived or (operator not in _CHOOSING and any(map(_is_floating, inputs)))):
+        return [_arithmetic(node, inputs, attributes, opset)]
+    if derived:
+        return _moved(node, inputs, attributes, opset)
     arrays = [value for value in inputs if not isinstance(value, Derived)]
-    results = evaluated(node, _one_type(arrays), opset)
-    given = arrays[0] if arrays else None
-    if operator in ("Cast", "CastLike") and given is not None and not _is_defined(given, results[0].dtype):
-        raise UnsupportedError("casts a constant to whole numbers that cannot hold it")
-    return list(results)
-
-
-def _is_defined(value: np.ndarray, target: np.dtype) -> bool:
-    """Return True if the cast of an array to a type has a result that all implementations agree on."""
-    if not np.issubdtype(target, np.integer) or not np.issubdtype(value.dtype, np.floating):
-        return True
-    info = np.iinfo(target)
-    return bool((np.isfinite(value) & (value > info.min - 1.0) & (value < info.max)).all())
+    # The result of a sum may be wider than the file says: all floats have the widest of their types.
+    widest = np.result_type(np.float16, *(value.dtype for value in arrays if value is not None and _is_floating(value)))
+    results = evaluated(node, [v.astype(widest) if v is not None and _is_floating(v) else v for v in arrays], opset)
+    if operator in ("Cast", "CastLike") and arrays and arrays[0] is not None and results[0].dtype.kind in "iu":
+        given, info = arrays[0], np.iinfo(results[0].dtype)
+        inside = np.isfinite(given) & (given > info.min - 1.0) & (given < info.max) if _is_floating(given) else True
+        if not np.all(inside):
+            raise UnsupportedError("casts a constant to whole numbers that cannot hold it")
+    return results
 
 
 def _is_floating(value: Constant | None) -> bool:
     return isinstance(value, Derived) or (value is not None and np.issubdtype(value.dtype, np.floating))
 
 
-def _one_type(inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Arrays of floats in the widest of their types: the result of a sum may be wider than the file says."""
-    floats = [value.dtype for value in inputs if value is not None and _is_floating(value)]
-    widest = np.result_type(*floats) if floats else None
-    return [value.astype(widest) if value is not None and _is_floating(value) else value for value in inputs]
-
-
 def _moved(
     node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], opset: int
 ) -> list[Constant]:
-    """The results of a node that moves numbers, by what it does to the numbers' places, counted from 1."""
+    """Return the results of a node that moves numbers, by what it does to the numbers' places."""
     if node.op_type not in _MOVED or attributes.get("reduction", b"none") != b"none" or "value" in attributes:
         raise UnsupportedError("computes with constants that no float64 number is")
     parts = [Derived.of(value) for value in inputs if value is not None and _is_floating(value)]
     numbers = np.concatenate([np.array([Fraction(0)]), *(part.values.reshape(-1) for part in parts)])
-    error = max(part.error for part in parts)
     places = numbered_places(node, inputs, [_is_floating(value) for value in inputs], opset)
+    error = max(part.error for part in parts)
     return [settled(Derived(np.asarray(numbers[at]), error), np.dtype(np.float32)) for at in places]
 
 
@@ -177,7 +146,7 @@ def numbered_places(node: onnx.NodeProto, inputs: Sequence[Any], moved: Sequence
 def _arithmetic(
     node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], opset: int
 ) -> Constant:
-    """The result of a node that computes with numbers, in rational arithmetic."""
+    """Return the result of a node that computes with numbers, in rational arithmetic."""
     kinds = [value.dtype for value in inputs if value is not None and not isinstance(value, Derived)]
     like = np.result_type(np.float16, *(kind for kind in kinds if np.issubdtype(kind, np.floating)))
     if node.op_type != "Range":
@@ -186,9 +155,9 @@ def _arithmetic(
         size = _elements(model, node, shaped)  # type: ignore[arg-type]
         size = max(size, *(math.prod(value.shape) for value in inputs if value is not None))
         if size > MAX_SLOW_ELEMENTS:
-            return _large(node, inputs, attributes, like, size)
+            return _large(node.op_type, inputs, attributes, like, size)
     try:
-        found = ARITHMETIC[node.op_type](attributes, *(None if v is None else Derived.of(v) for v in inputs))
+        found = _ARITHMETIC[node.op_type](attributes, *(None if v is None else Derived.of(v) for v in inputs))
     except InputError:
         raise
     except (ArithmeticError, TypeError, ValueError, IndexError) as error:
@@ -199,21 +168,18 @@ def _arithmetic(
 
 
 def _large(
-    node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], like: np.dtype, size: int
+    operator: str, inputs: Sequence[Constant | None], attributes: dict[str, Any], like: np.dtype, size: int
 ) -> np.ndarray:
-    """The result of a node with many numbers, which float64 holds exactly."""
-    arrays = [value for value in inputs if isinstance(value, np.ndarray)]
-    found = None
-    if size <= MAX_ELEMENTS and len(arrays) == len(inputs) and node.op_type in ("Add", "Sub", "Mul"):
-        first, second = arrays
-        if node.op_type == "Mul":
-            found = exact_product(first, second)
-        else:
-            found = exact_sum(first, second if node.op_type == "Add" else -second)
-    elif size <= MAX_ELEMENTS and node.op_type == "DequantizeLinear" and len(arrays) == len(inputs):
-        # Differences of short integers are integers of at most 17 bits.
-        scale, zero = (along(part, arrays[0].shape, attributes) for part in (*arrays[1:], np.zeros((), np.int8))[:2])
-        if arrays[0].dtype.itemsize <= 2 and scale.dtype in (np.float16, np.float32):
+    """Return the result of an operator on many numbers, which float64 holds exactly."""
+    arrays, found = [value for value in inputs if isinstance(value, np.ndarray)], None
+    if size <= MAX_ELEMENTS and len(arrays) == len(inputs):
+        if operator == "Mul":
+            found = exact_product(*arrays)
+        elif operator in ("Add", "Sub"):
+            found = exact_sum(arrays[0], arrays[1] if operator == "Add" else -arrays[1])
+        elif operator == "DequantizeLinear" and arrays[0].dtype.itemsize <= 2 and arrays[1].dtype != np.float64:
+            # Differences of short integers are integers of at most 17 bits.
+            scale, zero, *_ = (along(v, arrays[0].shape, attributes) for v in (*arrays[1:], np.zeros((), np.int8)))
             found = (arrays[0].astype(np.float64) - zero.astype(np.float64)) * scale.astype(np.float64)
     if found is None:
         raise UnsupportedError(f"computes a constant of {size} numbers that are rounded, more than {MAX_SLOW_ELEMENTS}")
@@ -223,7 +189,7 @@ def _large(
 
 
 def along(values: Any, shape: Sequence[int], attributes: dict[str, Any]) -> Any:
-    """Parameters of a quantisation of numbers of some shape, which they broadcast against.
+    """Return parameters of a quantisation in a shape that broadcasts against that of the numbers.
 
     Raises:
         InputError: if they are neither one for all numbers, nor one for each place or each block of an axis.
@@ -234,27 +200,25 @@ def along(values: Any, shape: Sequence[int], attributes: dict[str, Any]) -> Any:
     if block and values.ndim == len(shape):
         values = np.repeat(values, block, axis).take(range(shape[axis]), axis)
     elif values.ndim == 1 and not block:
-        values = values.reshape([size if i == axis % len(shape) else 1 for i, size in enumerate(shape)])
+        values = values.reshape([values.size if i == axis % len(shape) else 1 for i in range(len(shape))])
     if values.ndim != len(shape) or any(a not in (1, b) for a, b in zip(values.shape, shape, strict=True)):
         raise InputError(f"scales or zero points of shape {values.shape} for numbers of shape {tuple(shape)}")
     return values
 
 
 def limits(dtype: np.dtype) -> tuple[int, int]:
-    """The least and the largest whole number of a type.
-
-    Raises:
-        UnsupportedError: if it is no type of whole numbers.
-    """
+    """Return the least and the largest whole number of a type; other types are refused."""
     name, _, bits = str(dtype).rpartition("int")
     if not bits.isdigit() or name not in ("", "u"):
         raise UnsupportedError(f"quantised to {dtype}")
     return (0, 2 ** int(bits) - 1) if name else (-(2 ** (int(bits) - 1)), 2 ** (int(bits) - 1) - 1)
 
 
-Attributes = dict[str, Any]
+# Rules: from a node's attributes and inputs, None where one is left out, to its result
+
 Rule = Callable[..., Derived]
-"""From a node's attributes and inputs, None where one is left out, to its result."""
+_ONE = Derived.of(np.ones((), np.float32))
+_MAX_POWER = 64
 
 
 def _product(x: Derived, y: Derived) -> Derived:
@@ -269,78 +233,56 @@ def _scaled(x: Derived, factor: Fraction | float) -> Derived:
     return x.moved(lambda values: values * Fraction(factor))
 
 
-def _power(_: Attributes, x: Derived, y: Derived) -> Derived:
+def _power(_: Any, x: Derived, y: Derived) -> Derived:
     exponents = {Fraction(v) for v in y.values.flat}
     if y.error or len(exponents) != 1 or y.values.size > 1:
         raise UnsupportedError("powers of constants with different exponents")
     exponent = exponents.pop()
+    base = x if exponent >= 0 else reciprocal(x)
     if abs(exponent) == Fraction(1, 2):
-        return root(x if exponent > 0 else reciprocal(x))
-    whole = int(exponent)
-    if whole != exponent or abs(whole) > _MAX_POWER:
+        return root(base)
+    if exponent.denominator > 1 or abs(exponent) > _MAX_POWER:
         raise UnsupportedError(f"a constant to the power of {float(exponent):g}")
-    base = x if whole >= 0 else reciprocal(x)
-    return base.moved(lambda v: v**0) if whole == 0 else functools.reduce(_product, [base] * abs(whole))
+    return functools.reduce(_product, [base] * abs(int(exponent))) if exponent else base.moved(lambda v: v**0)
 
 
-_MAX_POWER = 64
-
-
-def _gemm(attributes: Attributes, a: Derived, b: Derived, c: Derived | None = None) -> Derived:
-    left, right = (
-        x.moved(np.transpose) if attributes.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB"))
-    )
+def _gemm(attributes: dict[str, Any], a: Derived, b: Derived, c: Derived | None = None) -> Derived:
+    left = a.moved(np.transpose) if attributes.get("transA", 0) else a
+    right = b.moved(np.transpose) if attributes.get("transB", 0) else b
     found = _scaled(linear(np.matmul, left, right), attributes.get("alpha", 1.0))
     return found if c is None else _sum(found, _scaled(c, attributes.get("beta", 1.0)))
 
 
-def _axes(attributes: Attributes, x: Derived, axes: Derived | None) -> tuple[int, ...] | None:
-    """The axes along which a node reduces; None for no axes at all."""
-    named = attributes.get("axes") if axes is None else [int(axis) for axis in axes.values.flat]
-    if not named:
-        return None if attributes.get("noop_with_empty_axes", 0) else tuple(range(x.values.ndim))
-    return tuple(named)
+def _reduction(kind: str) -> Rule:
+    def reduced(attributes: dict[str, Any], x: Derived, named: Derived | None = None) -> Derived:
+        axes = attributes.get("axes") if named is None else [int(axis) for axis in named.values.flat]
+        axes = tuple(axes or (() if attributes.get("noop_with_empty_axes", 0) else range(x.values.ndim)))
+        along_axes: dict[str, Any] = {"axis": axes, "keepdims": bool(attributes.get("keepdims", 1))}
+        if kind == "Prod":
+            if x.error:
+                raise UnsupportedError("the product of constants that are known up to rounding only")
+            return x.moved(lambda v: np.prod(v, **along_axes))
+        terms = x.moved(np.abs) if kind == "L1" else _product(x, x) if kind in ("L2", "SumSquare") else x
+        total = linear(lambda v: np.sum(v, **along_axes), terms)
+        if kind == "Mean":
+            return _scaled(total, Fraction(1, math.prod(x.shape[axis] for axis in axes)))
+        return root(total) if kind == "L2" else total
+
+    return reduced
 
 
-def _reduction(before: Callable[[Derived], Derived], mean: bool, after: Callable[[Derived], Derived]) -> Rule:
-    def reduce(attributes: Attributes, x: Derived, named: Derived | None = None) -> Derived:
-        axes, terms = _axes(attributes, x, named), before(x)
-        if axes is None:
-            return after(terms)
-        total = linear(lambda v: np.sum(v, axis=axes, keepdims=bool(attributes.get("keepdims", 1))), terms)
-        count = math.prod(x.shape[axis] for axis in axes)
-        return after(_scaled(total, Fraction(1, count)) if mean else total)
-
-    return reduce
-
-
-def _as_it_is(x: Derived) -> Derived:
-    return x
-
-
-def _size(x: Derived) -> Derived:
-    return x.moved(np.abs)
-
-
-def _prod(attributes: Attributes, x: Derived, named: Derived | None = None) -> Derived:
-    axes = _axes(attributes, x, named)
-    if x.error:
-        raise UnsupportedError("the product of constants that are known up to rounding only")
-    return x if axes is None else x.moved(lambda v: np.prod(v, axis=axes, keepdims=bool(attributes.get("keepdims", 1))))
-
-
-def _cumulative(attributes: Attributes, x: Derived, axis: Derived) -> Derived:
+def _cumulative(attributes: dict[str, Any], x: Derived, axis: Derived) -> Derived:
     if attributes.get("exclusive", 0) or attributes.get("reverse", 0):
         raise UnsupportedError("its attributes exclusive and reverse")
     return linear(lambda v: np.cumsum(v, axis=int(axis.values.item())), x)
 
 
-def _dequantised(attributes: Attributes, x: Derived, scale: Derived, zero: Derived | None = None) -> Derived:
-    moved = x if zero is None else _sum(x, negative(zero.moved(lambda v: along(v, x.shape, attributes))))
+def _dequantised(attributes: dict[str, Any], x: Derived, scale: Derived, zero: Derived | None = None) -> Derived:
+    moved = x if zero is None else _sum(x, zero.moved(lambda v: -along(v, x.shape, attributes)))
     return _product(moved, scale.moved(lambda v: along(v, x.shape, attributes)))
 
 
-def _range(_: Attributes, start: Derived, limit: Derived, step: Derived) -> Derived:
+def _range(_: Any, start: Derived, limit: Derived, step: Derived) -> Derived:
     if start.error or limit.error or step.error:
         raise UnsupportedError("a range whose ends are known up to rounding only")
     first, end, by = (x.values.item() for x in (start, limit, step))
@@ -352,37 +294,27 @@ def _range(_: Attributes, start: Derived, limit: Derived, step: Derived) -> Deri
     return Derived(found)
 
 
-def _modulo(attributes: Attributes, x: Derived, y: Derived) -> Derived:
+def _modulo(attributes: dict[str, Any], x: Derived, y: Derived) -> Derived:
     whole = math.trunc if attributes.get("fmod", 0) else math.floor
     return selected(lambda a, b: a - b * whole(a / b), x, y)
 
 
-def _sigmoid(x: Derived) -> Derived:
-    return reciprocal(_sum(_ONE, exponential(negative(x))))
-
-
-def _tanh(x: Derived) -> Derived:
+def _tanh(_: Any, x: Derived) -> Derived:
     power = exponential(_scaled(x, 2))
-    return _product(_sum(power, negative(_ONE)), reciprocal(_sum(power, _ONE)))
+    return _product(_sum(power, _scaled(_ONE, -1)), reciprocal(_sum(power, _ONE)))
 
 
-_ONE = Derived.of(np.ones((), np.float32))
-
-
-def _softmax(attributes: Attributes, x: Derived) -> Derived:
-    axis = attributes.get("axis", -1)
-    if x.values.ndim > 1 and axis not in (-1, x.values.ndim - 1):
+def _softmax(attributes: dict[str, Any], x: Derived) -> Derived:
+    if x.values.ndim > 1 and attributes.get("axis", -1) not in (-1, x.values.ndim - 1):
         raise UnsupportedError("a softmax of constants along another axis than the last")
     largest = x.moved(lambda v: np.max(v, axis=-1, keepdims=True))
     powers = exponential(selected(lambda a, b: a - b, x, largest))
     return _product(powers, reciprocal(linear(lambda v: np.sum(v, axis=-1, keepdims=True), powers)))
 
 
-def _refused(_: Attributes, *inputs: Derived | None) -> Derived:
-    raise UnsupportedError("of constants alone is not supported: how far its result is off is not known")
-
-
-def _clipped(attributes: Attributes, x: Derived, low: Derived | None = None, high: Derived | None = None) -> Derived:
+def _clipped(
+    attributes: dict[str, Any], x: Derived, low: Derived | None = None, high: Derived | None = None
+) -> Derived:
     for end, name, function in ((low, "min", max), (high, "max", min)):
         given = Derived.of(np.asarray(attributes[name], np.float32)) if end is None and name in attributes else end
         x = x if given is None else selected(function, x, given)
@@ -393,8 +325,8 @@ def _joined(function: Callable[..., Any]) -> Rule:
     return lambda _, *inputs: selected(lambda *values: function(values), *inputs)
 
 
-ARITHMETIC: dict[str, Rule] = {
-    "Abs": lambda _, x: _size(x),
+_ARITHMETIC: dict[str, Rule] = {
+    "Abs": lambda _, x: x.moved(np.abs),
     "Add": lambda _, x, y: _sum(x, y),
     "Clip": _clipped,
     "CumSum": _cumulative,
@@ -409,31 +341,28 @@ ARITHMETIC: dict[str, Rule] = {
     "Min": _joined(min),
     "Mod": _modulo,
     "Mul": lambda _, x, y: _product(x, y),
-    "Neg": lambda _, x: negative(x),
+    "Neg": lambda _, x: _scaled(x, -1),
     "Pow": _power,
     "Range": _range,
     "Reciprocal": lambda _, x: reciprocal(x),
-    "ReduceL1": _reduction(_size, False, _as_it_is),
-    "ReduceL2": _reduction(lambda x: _product(x, x), False, root),
-    "ReduceMean": _reduction(_as_it_is, True, _as_it_is),
-    "ReduceProd": _prod,
-    "ReduceSum": _reduction(_as_it_is, False, _as_it_is),
-    "ReduceSumSquare": _reduction(lambda x: _product(x, x), False, _as_it_is),
+    **{f"Reduce{kind}": _reduction(kind) for kind in ("L1", "L2", "Mean", "Prod", "Sum", "SumSquare")},
     "Relu": lambda _, x: x.moved(lambda v: (v > 0) * v),
-    "Sigmoid": lambda _, x: _sigmoid(x),
+    "Sigmoid": lambda _, x: reciprocal(_sum(_ONE, exponential(_scaled(x, -1)))),
     "Softmax": _softmax,
     "Sqrt": lambda _, x: root(x),
-    "Sub": lambda _, x, y: _sum(x, negative(y)),
+    "Sub": lambda _, x, y: _sum(x, _scaled(y, -1)),
     "Sum": lambda _, *terms: _sum(*terms),
-    "Tanh": lambda _, x: _tanh(x),
-    **dict.fromkeys(("Cos", "Erf", "Sin"), _refused),
+    "Tanh": _tanh,
 }
 """Arithmetic of operators on floating-point constants. All others give some of these, or whole numbers."""
 
 _CHOOSING = {"Abs", "Clip", "Max", "Min", "Neg", "Relu"}
 """Operators that round nothing where floats hold their inputs."""
 
-_MOVED = (_MOVING | SLOW | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
+_MOVED = (_MOVING | _SLOW | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
+
+
+# The standard's reference evaluator
 
 
 def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
@@ -454,7 +383,7 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
     if node.op_type == "Pad":
         node, inputs = _cropped(node, inputs)
     model, feeds = _alone(node, inputs, opset)
-    size, most = _elements(model, node, inputs), MAX_SLOW_ELEMENTS if node.op_type in SLOW else MAX_ELEMENTS
+    size, most = _elements(model, node, inputs), MAX_SLOW_ELEMENTS if node.op_type in _SLOW else MAX_ELEMENTS
     if size > most:
         raise UnsupportedError(f"computes a constant of {size} elements, more than {most}")
     try:
@@ -470,32 +399,31 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
 def _cropped(
     node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]
 ) -> tuple[onnx.NodeProto, Sequence[np.ndarray | None]]:
-    """A Pad and its inputs without what negative pads take off, before anything is padded: the evaluator knows none."""
+    """Take off what the negative pads of a Pad do, before anything is padded: the evaluator knows none."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
-    written = [attribute for attribute in made.attribute if attribute.name == "pads"]
-    data, pads, *others = (*inputs, None) if written else inputs
-    pads = np.array(written[0].ints) if written else pads
-    if data is None or pads is None or not (np.asarray(pads) < 0).any():
+    written = next((attribute for attribute in made.attribute if attribute.name == "pads"), None)
+    data, *others = inputs
+    pads = np.array(written.ints) if written else others[0] if others else None
+    if data is None or pads is None or not (pads < 0).any():
         return node, inputs
-    named = others[1] if len(others) > 1 else None
+    named = others[2] if len(others) > 2 else None
     axes = range(data.ndim) if named is None else [int(axis) % data.ndim for axis in named]
-    part = [slice(None)] * data.ndim
     for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-        part[axis] = slice(max(0, -int(before)), data.shape[axis] + min(0, int(after)))
-        if part[axis].start > part[axis].stop:
+        kept = range(max(0, -int(before)), data.shape[axis] + min(0, int(after)))
+        if kept.start > kept.stop:
             raise UnsupportedError("negative pads take off more than there is")
-    data, pads = data[tuple(part)], np.maximum(pads, 0)
+        data = data.take(kept, axis)
     if written:
-        written[0].ints[:] = pads.tolist()
-        return made, [data, *inputs[1:]]
-    return node, [data, pads, *others]
+        written.ints[:] = np.maximum(pads, 0).tolist()
+        return made, [data, *others]
+    return node, [data, np.maximum(pads, 0), *others[1:]]
 
 
 def _alone(
     node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model of one node, of which short inputs are constants, since its output's shape may depend on them."""
+    """Return a model of one node, of which short inputs are constants, since its output's shape may depend on them."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     if node.domain == RUNTIME:
@@ -504,26 +432,20 @@ def _alone(
     del made.input[:], made.output[:]
     made.input.extend("" if value is None else f"x{position}" for position, value in enumerate(inputs))
     made.output.extend(name and f"y{position}" for position, name in enumerate(node.output))
-    known, constant, feeds = [], [], {}
-    for name, value in zip(made.input, inputs, strict=True):
-        if value is None:
-            continue
-        if value.size <= _SHORT:
-            constant.append(onnx.numpy_helper.from_array(value, name))
-        else:
-            kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            known.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
-            feeds[name] = value
+    given = {name: value for name, value in zip(made.input, inputs, strict=True) if value is not None}
+    feeds = {name: value for name, value in given.items() if value.size > 1 << 10}
+    known = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feeds.items()
+    ]
+    constant = [onnx.numpy_helper.from_array(value, name) for name, value in given.items() if name not in feeds]
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in made.output if name]
     graph = onnx.helper.make_graph([made], "constants", known, results, constant)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)]), feeds
 
 
-_SHORT = 1 << 10
-
-
 def _elements(model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> int:
-    """An upper bound of the number of elements of a node's results, and of the products that are summed for them."""
+    """Return an upper bound of the elements of a node's results, and of the products that are summed for them."""
     given = [value for value in inputs if value is not None]
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=True, data_prop=True)
@@ -534,7 +456,8 @@ def _elements(model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.
         dims = output.type.tensor_type.shape.dim
         if output.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
             total += math.prod(dim.dim_value for dim in dims)
-        elif node.op_type in _NO_LARGER:
+        elif node.op_type in ("Compress", "Concat", "NonZero", "Reshape", "Squeeze"):
+            # Their results have no more elements than their inputs, whatever shape inference says.
             total += sum(value.size * max(1, value.ndim) for value in given)
         else:
             raise UnsupportedError("computes a constant whose size is not known")
@@ -542,7 +465,3 @@ def _elements(model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.
         # The smaller input's columns, of which each element of the result is a sum.
         return max(total, total * min(max(value.shape, default=1) for value in given) >> 8)
     return total
-
-
-_NO_LARGER = {"Compress", "Concat", "NonZero", "Reshape", "Squeeze"}
-"""Operators whose results have no more elements than their inputs, whatever shape inference says."""

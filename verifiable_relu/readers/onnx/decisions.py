@@ -45,41 +45,42 @@ _COUNTS = _DECIDES | _MOVES | _WRAPS | _INTEGER | {
 }  # fmt: skip
 
 
-def counts(operator: str) -> bool:
-    """Return True if an operator means the same for numbers of an integer type, or truth values, as for others."""
-    return operator in _COUNTS or operator.startswith("QLinear")
-
-
-def is_short(operator: str, given: bool) -> bool:
-    """Return True if a result of whole numbers has few bits, so that sums of them wrap around.
-
-    Raises:
-        UnsupportedError: for an operator that may compute with them beyond their range.
-    """
-    if given and operator in _WRAPS:
-        raise UnsupportedError("of computed whole numbers of few bits, which wrap around")
-    return operator not in _DECIDES | _INTEGER | {"Cast"} and (given or operator[0] == "Q")
-
-
-def is_counted(node: onnx.NodeProto, inputs: Sequence[Result | None], kinds: Sequence[bool]) -> bool:
-    """Return True if a node's result is of an integer type or of truth values.
+def note_whole(node: onnx.NodeProto, inputs: Sequence[Result | None], whole: set[str], short: set[str]) -> None:
+    """Note if a node's result is of whole numbers or truth values.
 
     Args:
         node: that is read.
         inputs: constants and values.
-        kinds: which of these are computed, and of such a type themselves.
+        whole: names of computed tensors of such numbers; the node's are added.
+        short: those of few bits, sums of which wrap around.
+
+    Raises:
+        UnsupportedError: for an operator that may mean something else of such numbers, such as a division, or leave
+            the range of short ones.
     """
-    if node.op_type == "Cast":
-        (to,) = (attribute.i for attribute in node.attribute if attribute.name == "to")
-        return to not in FLOATS
-    if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
-        return node.op_type[0] == "Q"
-    if node.op_type == "QGemm":
-        return len(inputs) > 7 and inputs[7] is not None
-    if node.op_type in ("OneHot", "Where"):
+    operator = node.op_type
+    kinds = [isinstance(value, Value) and name in whole for name, value in zip(node.input, inputs, strict=True)]
+    if any(kinds) and operator not in _COUNTS and not operator.startswith("QLinear"):
+        raise UnsupportedError("of computed whole numbers is not supported")
+    if operator == "Cast":
+        is_whole = not any(attribute.name == "to" and attribute.i in FLOATS for attribute in node.attribute)
+    elif operator in ("DequantizeLinear", "QuantizeLinear"):
+        is_whole = operator[0] == "Q"
+    elif operator == "QGemm":
+        is_whole = len(inputs) > 7 and inputs[7] is not None
+    elif operator in ("OneHot", "Where"):
         last = inputs[2]
-        return kinds[2] if isinstance(last, Value) or last is None else last.dtype.kind in "iub"
-    return node.op_type in _DECIDES or any(kinds)
+        is_whole = last.dtype.kind in "iub" if isinstance(last, np.ndarray) else kinds[2]
+    else:
+        is_whole = operator in _DECIDES or any(kinds)
+    if not is_whole:
+        return
+    whole.update(node.output)
+    few = not short.isdisjoint(node.input)
+    if few and operator in _WRAPS:
+        raise UnsupportedError("of computed whole numbers of few bits, which wrap around")
+    if operator not in _DECIDES | _INTEGER | {"Cast"} and (few or operator[0] == "Q"):
+        short.update(node.output)
 
 
 def _not(call: Call, x: Value) -> Value:
@@ -182,20 +183,18 @@ def _origin(build: Builder, x: Value) -> Value:
 
     They are the same numbers in other places, or an increasing function makes those of x of them.
     """
-    while True:
+    while (x.numbers >= 0).all():
         op = build.ops[x.op]
-        if x.index is not None and (x.index < 0).any():
-            return x
-        before = Value(op.inputs[0], (op.size,)) if op.inputs else x
         if isinstance(op, Affine) and isinstance(op.map, Gather) and op.is_exact and op.bias is None:
             numbers = op.map.index.numpy()[x.numbers]
             if (numbers < 0).any():
-                return x
+                break
             x = Value(op.inputs[0], x.shape, numbers.reshape(-1))
         elif isinstance(op, Elementwise) and op.function.increasing:
-            x = Value(before.op, x.shape, x.index)
+            x = Value(op.inputs[0], x.shape, x.index)
         else:
-            return x
+            break
+    return x
 
 
 def _extreme_place(call: Call, sign: int) -> Result:

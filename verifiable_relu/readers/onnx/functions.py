@@ -91,9 +91,7 @@ def _scaled(call: Call, x: Value, factor: float) -> Value:
     return x if factor == 1 else call.build.scale(x, factor)
 
 
-POWERS: dict[float, str | None] = {
-    -1.0: "Reciprocal", -0.5: "InverseRoot", 0.5: "Sqrt", 1.0: None, 2.0: "Square", 3.0: "Cube",
-}  # fmt: skip
+_POWERS = {-1.0: "Reciprocal", -0.5: "InverseRoot", 0.5: "Sqrt", 1.0: None, 2.0: "Square", 3.0: "Cube"}
 """The functions that are powers, by their exponents."""
 
 MAX_POWER = 64
@@ -109,8 +107,8 @@ def _pow(call: Call) -> Value:
     if len(set(given.reshape(-1).tolist())) != 1 or given.ndim > len(x.shape):
         raise UnsupportedError("different exponents, or an exponent that enlarges its base")
     exponent = float(given.reshape(-1)[0])
-    if exponent in POWERS:
-        kind = POWERS[exponent]
+    if exponent in _POWERS:
+        kind = _POWERS[exponent]
         return x if kind is None else build.function(x, kind)
     if not 0 < abs(exponent) <= MAX_POWER:
         raise UnsupportedError(f"the exponent {exponent:g}, where numbers up to ±{MAX_POWER} are read")
@@ -156,9 +154,6 @@ def bounded(call: Call, x: Value, end: Any, sign: int) -> Value:
     """Return max(x, end), or min(x, end) for ``sign`` −1, the end being broadcast to the shape of x.
 
     Ends that bound nothing are allowed for: −inf of a maximum, inf of a minimum.
-
-    Raises:
-        UnsupportedError: for other ends that are not finite.
     """
     end = torch.as_tensor(end, dtype=None if isinstance(end, torch.Tensor) else torch.float32)
     if bool((end == -sign * torch.inf).all()):

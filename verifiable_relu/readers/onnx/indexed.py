@@ -22,7 +22,7 @@ from verifiable_relu.readers.builder import Value
 from verifiable_relu.readers.derived import exact_sum
 from verifiable_relu.readers.onnx.arithmetic import added, times
 from verifiable_relu.readers.onnx.call import Call, Result
-from verifiable_relu.readers.onnx.constants import Constant, evaluated
+from verifiable_relu.readers.onnx.constants import Constant, numbered_places
 from verifiable_relu.readers.onnx.decisions import is_zero
 from verifiable_relu.readers.onnx.functions import bounded
 
@@ -67,12 +67,12 @@ def followed(node: onnx.NodeProto, inputs: Sequence[Any], opset: int) -> Whole |
         return Whole(np.broadcast_to(given[0].key, offset.shape), offset)
     if node.op_type not in _KEEPS:
         return None
-    moved = given if node.op_type == "Concat" else given[:1]
-    starts = itertools.accumulate((each.key.size for each in moved), initial=0)
-    places = [np.arange(s, s + each.key.size).reshape(each.key.shape) for s, each in zip(starts, moved, strict=False)]
-    (at,) = evaluated(node, [*places, *(each.offset for each in given[len(moved) :])], opset)
-    keys, offsets = (np.concatenate([getattr(m, name).reshape(-1) for m in moved]) for name in ("key", "offset"))
-    return Whole(keys[at], offsets[at])
+    moved = [number == 0 or node.op_type == "Concat" for number in range(len(given))]
+    inputs = [each.key if moves else each.offset for each, moves in zip(given, moved, strict=True)]
+    (at,) = numbered_places(node, inputs, moved, opset)
+    sources = [each for each, moves in zip(given, moved, strict=True) if moves]
+    keys, offsets = (np.concatenate([getattr(m, name).reshape(-1) for m in sources]) for name in ("key", "offset"))
+    return Whole(keys[at - 1], offsets[at - 1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +164,6 @@ def selected(call: Call, table: ValueTable) -> Value:
     """Return a table as a computed tensor: its most frequent array, and the difference for every other choice made.
 
     Where float64 rounds a difference, it is the sum over all choices of what it is, if that is made.
-
-    Raises:
-        UnsupportedError: if its shape depends on the numbers, or there are too many choices.
     """
     shape = table.arrays[0].shape
     if any(array.shape != shape for array in table.arrays):
@@ -202,12 +199,7 @@ def selected(call: Call, table: ValueTable) -> Value:
 def _hits(call: Call, key: int, low: int, high: int, same: np.ndarray, count: int) -> Value:
     """Return for each of some sets whether it has a computed whole number, (count,).
 
-    Args:
-        call: the node that is read.
-        key: the number's op.
-        low, high: the numbers that are told apart; the ends of their range count for what is beyond.
-        same: (range,) in which of the sets each number is.
-        count: of the sets.
+    The numbers from ``low`` to ``high``, whose ends count for what is beyond, are in the sets ``same``, (range,).
     """
     within = bounded(call, bounded(call, Value(key, (1,)), float(low), 1), float(high), -1)
     size = high - low + 1

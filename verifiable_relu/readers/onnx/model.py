@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,74 +28,6 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
 from verifiable_relu.ir.network import Shape
 from verifiable_relu.supervisor.forks import survives
-
-
-def load_external(tensors: Iterable[tuple[str, TensorProto]], folder: Path | None, limit: int) -> bool:
-    """Put the numbers that lie in other files into the tensors themselves.
-
-    Args:
-        tensors: with how messages name them.
-        folder: of the ONNX file; None if it has none.
-        limit: most bytes of all these files together, and of all tensors.
-
-    Returns:
-        Whether there were any.
-
-    Raises:
-        InputError: if a file is missing, too large, not in the folder, or shorter than a tensor says.
-        UnsupportedError: if there is no folder.
-    """
-    held: dict[str, bytes] = {}
-    total = 0
-    for place, tensor in tensors:
-        if tensor.data_location != TensorProto.EXTERNAL:
-            if tensor.external_data:
-                raise InputError("names a file for its data, which it holds itself", place=place)
-            continue
-        if folder is None:
-            raise UnsupportedError("its data lies in another file, and where is not known", place=place)
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        if location not in held:
-            rest = limit - sum(len(part) for part in held.values())
-            try:
-                held[location] = read_bytes(_beside(folder, location), rest)
-            except InputError as error:
-                raise InputError(f"its data: {error}", place=place) from None
-        part = _part(held[location], entries, place)
-        total += len(part)
-        if total > limit:
-            raise InputError(f"tensors of more than {limit:,} bytes together", place=place)
-        tensor.raw_data = part
-        del tensor.external_data[:]
-        tensor.data_location = TensorProto.DEFAULT
-    return bool(held)
-
-
-def _beside(folder: Path, location: str) -> Path:
-    """The path of a file in a folder."""
-    named = PurePosixPath(location)
-    if not location or "\0" in location or named.is_absolute() or PureWindowsPath(location).anchor:
-        raise InputError(f"'{location}' is no name of a file beside the network's")
-    if ".." in named.parts or "\\" in location or location.endswith(".gz"):
-        raise InputError(f"'{location}' is no name of a file beside the network's")
-    found = folder / named
-    if not found.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"'{location}' leads out of the network's folder")
-    return found
-
-
-def _part(data: bytes, entries: dict[str, str], place: str) -> bytes:
-    """The bytes of one tensor in a file."""
-    numbers = [entries.get("offset", "0"), entries.get("length", "")]
-    if not all(number.isascii() and (number.isdigit() or not number) and len(number) < 20 for number in numbers):
-        raise InputError(f"its data lies at {numbers[0]!r} with a length of {numbers[1]!r}", place=place)
-    start = int(numbers[0] or 0)
-    end = start + int(numbers[1]) if numbers[1] else len(data)
-    if not start <= end <= len(data):
-        raise InputError(f"bytes {start} to {end} of a file of {len(data)} bytes", place=place)
-    return data[start:end]
-
 
 OLDEST_IR, NEWEST_IR = 3, onnx.IR_VERSION
 """The versions of the file format that are read."""
@@ -107,9 +40,6 @@ MAX_NODES = 100_000
 
 _FIRST = {bytes([tag]) for tag in (0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2)}
 """First bytes of the fields of ``ModelProto``, as protobuf writes their numbers and types."""
-
-_DOMAINS = ("", "ai.onnx")
-
 
 _PLAIN = {
     "Abs", "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Constant", "Conv", "Div", "Dropout", "Elu",
@@ -133,13 +63,12 @@ def load_model(
     Args:
         data: the file's bytes, unpacked.
         folder: where the file lies, for data beside it.
-        read: what will be done with the model. Both this and the check are tried in a process of its own first where
-            the file has operators at which the standard's library may crash.
+        read: what will be done with the model. This and the check are tried in a process of its own first where the
+            file has operators at which the standard's library may crash.
 
     Returns:
         A model with one flat graph of standard operators, which holds all its tensors, sorted and with outputs that
-        have types and shapes; the bytes: those of the file, unless tensors lay in another one; and what the file has
-        that the standard does not allow, and how it was read: a sentence each.
+        have types and shapes; its bytes; and a sentence for each thing that the standard does not allow.
 
     Raises:
         InputError: if the bytes are no ONNX file, or one that the standard's checker refuses, or data beside it cannot
@@ -160,7 +89,7 @@ def load_model(
     if len({(entry.domain or "ai.onnx", entry.version) for entry in model.opset_import}) < len(model.opset_import):
         mended.append("a set of operators is imported twice, in one version")
     # This comes before the checker, which would follow references to other files.
-    if load_external(_tensors(model.graph), folder, MAX_BYTES - len(data)):
+    if _load_external(model.graph, folder, MAX_BYTES - len(data)):
         data = model.SerializeToString()
     checked = model.SerializeToString() if mended else data
     if any(node.op_type not in _PLAIN or node.domain for node in model.graph.node):
@@ -172,13 +101,75 @@ def load_model(
 
         if not survives(tried):
             raise InputError(_CRASHES)
-    try:
-        onnx.checker.check_model(checked, full_check=True)
-    except onnx.checker.ValidationError as error:
-        raise InputError(f"the ONNX checker refuses the file: {error}") from None
-    except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
-        raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
+    _checked(lambda: onnx.checker.check_model(checked, full_check=True))
     return model, data, mended
+
+
+def _checked(work: Callable[[], Any]) -> Any:
+    """Return what the standard's library makes of a file, or raise why it refuses it."""
+    try:
+        return work()
+    except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
+        kind = "" if isinstance(error, onnx.checker.ValidationError) else f"{type(error).__name__}: "
+        raise InputError(f"the ONNX checker refuses the file: {kind}{error}") from None
+
+
+def _load_external(graph: onnx.GraphProto, folder: Path | None, limit: int) -> bool:
+    """Put numbers that lie in other files into the tensors themselves; returns True if there were any.
+
+    Args:
+        graph: whose tensors are changed in place.
+        folder: of the ONNX file; None if it has none.
+        limit: most bytes of all these files together, and of all tensors.
+    """
+    held: dict[str, bytes] = {}
+    total = 0
+    for place, tensor in _tensors(graph):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            if tensor.external_data:
+                raise InputError("names a file for its data, which it holds itself", place=place)
+            continue
+        if folder is None:
+            raise UnsupportedError("its data lies in another file, and where is not known", place=place)
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location, numbers = entries.get("location", ""), [entries.get("offset", "0"), entries.get("length", "")]
+        if location not in held:
+            try:
+                held[location] = read_bytes(_beside(folder, location), limit - sum(map(len, held.values())))
+            except InputError as error:
+                raise InputError(f"its data: {error}", place=place) from None
+        if not all(number.isascii() and (number.isdigit() or not number) and len(number) < 20 for number in numbers):
+            raise InputError(f"its data lies at {numbers[0]!r} with a length of {numbers[1]!r}", place=place)
+        start, size = int(numbers[0] or 0), len(held[location])
+        end = start + int(numbers[1]) if numbers[1] else size
+        if not start <= end <= size:
+            raise InputError(f"bytes {start} to {end} of a file of {size} bytes", place=place)
+        total += end - start
+        if total > limit:
+            raise InputError(f"tensors of more than {limit:,} bytes together", place=place)
+        tensor.raw_data = held[location][start:end]
+        del tensor.external_data[:]
+        tensor.data_location = TensorProto.DEFAULT
+    return bool(held)
+
+
+def _beside(folder: Path, location: str) -> Path:
+    """Return the path of a file in a folder, which it does not leave."""
+    named = PurePosixPath(location)
+    absolute = named.is_absolute() or PureWindowsPath(location).anchor
+    if (
+        not location
+        or "\0" in location
+        or absolute
+        or ".." in named.parts
+        or "\\" in location
+        or location.endswith(".gz")
+    ):
+        raise InputError(f"'{location}' is no name of a file beside the network's")
+    found = folder / named
+    if not found.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"'{location}' leads out of the network's folder")
+    return found
 
 
 def sort(graph: onnx.GraphProto) -> bool:
@@ -208,16 +199,8 @@ def sort(graph: onnx.GraphProto) -> bool:
                 heapq.heappush(ready, user)
     if len(order) < len(needs):
         raise InputError("its nodes need each other in a circle")
-    nodes = [graph.node[number] for number in order]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    _replace(graph.node, [graph.node[number] for number in order])
     return True
-
-
-def _is_told(info: onnx.ValueInfoProto) -> bool:
-    """Return True if a file says what type a value has and, if it is a tensor, what shape."""
-    kind = info.type.WhichOneof("value")
-    return kind is not None and (kind != "tensor_type" or info.type.tensor_type.HasField("shape"))
 
 
 def _complete(model: onnx.ModelProto) -> Iterator[str]:
@@ -226,46 +209,41 @@ def _complete(model: onnx.ModelProto) -> Iterator[str]:
     told = [info for info in graph.value_info if info.HasField("type")]
     if len(told) < len(graph.value_info):
         yield f"{len(graph.value_info) - len(told)} tensors are named without a type: that is left out"
-        del graph.value_info[:]
-        graph.value_info.extend(told)
-    lacking = [output for output in graph.output if not _is_told(output)]
+        _replace(graph.value_info, told)
+    kinds = [output.type.WhichOneof("value") for output in graph.output]
+    lacking = [
+        output
+        for output, kind in zip(graph.output, kinds, strict=True)
+        if kind is None or (kind == "tensor_type" and not output.type.tensor_type.HasField("shape"))
+    ]
     if not lacking:
         return
-
-    def inferred() -> onnx.ModelProto:
-        return onnx.shape_inference.infer_shapes(model)
-
-    if not survives(inferred):
+    if not survives(lambda: onnx.shape_inference.infer_shapes(model)):
         raise InputError(_CRASHES)
-    try:
-        types = {output.name: output for output in inferred().graph.output}
-    except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
-        raise InputError(f"the ONNX checker refuses the file: {type(error).__name__}: {error}") from None
+    inferred = _checked(lambda: onnx.shape_inference.infer_shapes(model))
+    types = {output.name: output for output in inferred.graph.output}
     for output in lacking:
         output.CopyFrom(types[output.name])
         yield f"output '{output.name}' has no type or no shape: those that follow from the operators are taken"
 
 
 def require_onnx(start: bytes) -> None:
-    """Refuse a file whose first bytes are no ONNX file's.
-
-    Raises:
-        InputError: if the first field is none of those that a model may have.
-    """
+    """Refuse a file whose first bytes are no ONNX file's: the first field is one of a model's."""
     if start[:1] not in _FIRST:
         raise InputError("not an ONNX file")
 
 
 def opset_of(model: onnx.ModelProto, domain: str = "") -> int:
-    """The version of the operators of a domain that a model is written in; by default of the standard ones.
+    """Return the version of the operators of a domain that a model imports; by default of the standard ones.
 
     Raises:
         InputError: if the model names none, or several; skl2onnx names one twice.
     """
-    names = _DOMAINS if domain in _DOMAINS else (domain,)
+    standard = domain in ("", "ai.onnx")
+    names = ("", "ai.onnx") if standard else (domain,)
     versions = {entry.version for entry in model.opset_import if entry.domain in names}
     if len(versions) != 1:
-        which = "the standard operators" if domain in _DOMAINS else f"the operators of {domain}"
+        which = "the standard operators" if standard else f"the operators of {domain}"
         raise InputError(f"the file imports {len(versions)} versions of {which} where one is expected")
     return int(versions.pop())
 
@@ -286,7 +264,7 @@ def _refuse_unread_parts(model: onnx.ModelProto) -> None:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """All tensors of a graph, with how messages name them."""
+    """Yield all tensors of a graph, with how messages name them."""
     for initializer in graph.initializer:
         yield f"initializer '{initializer.name}'", initializer
     for node in graph.node:
@@ -301,14 +279,9 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
 
 
 def array(tensor: TensorProto, place: str) -> np.ndarray:
-    """A tensor of the file as an array.
-
-    Raises:
-        InputError: if its bytes do not fit its type and shape.
-    """
+    """Return a tensor of the file as an array; bytes that do not fit its type and shape are refused."""
     try:
-        found: np.ndarray = numpy_helper.to_array(tensor)
-        return found
+        return numpy_helper.to_array(tensor)
     except Exception as error:  # whatever the bytes make numpy say
         raise InputError(f"malformed: {error}", place=place) from error
 
@@ -342,13 +315,13 @@ EVERYTHING = Chosen()
 
 
 def declared_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs of a file: old files list initializers among them, too, which are none."""
+    """Return the inputs of a file: old files list initializers among them, too, which are none."""
     initial = {initializer.name for initializer in model.graph.initializer}
     return [declared for declared in model.graph.input if declared.name not in initial]
 
 
 def input_shape(declared: onnx.ValueInfoProto) -> tuple[Shape, bool]:
-    """The shape of one sample, and whether the file has a batch axis before it.
+    """Return the shape of one sample, and whether the file has a batch axis before it.
 
     Raises:
         UnsupportedError: if the input is no tensor of floating-point numbers, or more of its dimensions than a
@@ -388,55 +361,70 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[tuple[s
     """
     graph = model.graph
     inputs = _inputs(model, chosen)
-    outputs = _outputs(graph, chosen)
-    as_declared = len(outputs) == 1 and outputs == [declared.name for declared in graph.output]
+    # A map's numbers are what a ZipMap makes it of. Their type is not declared; what is read of them shows it.
+    maps = {name: node.input[0] for node in graph.node if node.op_type == "ZipMap" for name in node.output}
+    outputs = _outputs(graph, maps, chosen)
+    as_declared = outputs == [declared.name for declared in graph.output] and len(outputs) == 1
     if len(inputs) == 1 and as_declared:
         return (), []
-    maps = {name: node.input[0] for node in graph.node if node.op_type == "ZipMap" for name in node.output}
     left = [declared.name for declared in graph.output if not chosen.outputs and declared.name not in outputs]
     instead = {True: "is a map, of which the numbers are taken", False: "has no floating-point numbers and is left out"}
     said = [f"output '{name}' {instead[name in maps]}" for name in left]
     names = (*(declared.name for declared in inputs), *outputs)
-    _keep_needed(graph, outputs)
+    needed, kept = set(outputs), []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            kept.append(node)
+    _replace(graph.node, kept[::-1])
     taken = {name for node in graph.node for name in (*node.input, *node.output)} | set(names)
     taken |= {initializer.name for initializer in graph.initializer}
+
+    def free(base: str) -> str:
+        while base in taken:
+            base += "_"
+        taken.add(base)
+        return base
+
     if len(inputs) > 1:
-        _take_from_one(graph, inputs, taken)
+        _take_from_one(graph, inputs, free)
     if not as_declared:
-        _give_as_one(graph, outputs, taken)
+        _give_as_one(graph, outputs, free)
     return names, said
 
 
+def _replace(field: Any, by: Sequence[Any]) -> None:
+    del field[:]
+    field.extend(by)
+
+
+def _require_one_type(kinds: Iterable[int], what: str) -> None:
+    names = sorted({TensorProto.DataType.Name(kind).lower() for kind in kinds})
+    if len(names) > 1:
+        raise UnsupportedError(f"{what} of different types, {' and '.join(names)}: convert one of them")
+
+
 def _inputs(model: onnx.ModelProto, chosen: Chosen) -> list[onnx.ValueInfoProto]:
-    """The inputs in the order in which the network takes them."""
+    """Return the inputs in the order in which the network takes them."""
     found = {declared.name: declared for declared in declared_inputs(model)}
     if not found:
         raise UnsupportedError("no input")
     if chosen.inputs and sorted(chosen.inputs) != sorted(found):
         raise InputError(f"the inputs are {_listed(found)}, not {_listed(chosen.inputs)}")
-    ordered = [found[name] for name in chosen.inputs or found]
-    types = {declared.type.tensor_type.elem_type for declared in ordered}
-    if len(types) > 1 and types <= set(FLOATS):
-        shown = " and ".join(sorted(onnx.TensorProto.DataType.Name(kind).lower() for kind in types))
-        raise UnsupportedError(f"inputs of different types, {shown}: convert one of them")
-    return ordered
+    kinds = {declared.type.tensor_type.elem_type for declared in found.values()}
+    if kinds <= set(FLOATS):
+        _require_one_type(kinds, "inputs")
+    return [found[name] for name in chosen.inputs or found]
 
 
-def _outputs(graph: onnx.GraphProto, chosen: Chosen) -> list[str]:
-    """The names of the tensors that the network gives, in order."""
-    computed = {name for node in graph.node for name in node.output if name}
-    # What a map's numbers are is not declared; what is read of them shows whether they are floating-point numbers.
-    maps = {name: node.input[0] for node in graph.node if node.op_type == "ZipMap" for name in node.output}
-    floats, whole = (
-        [
-            maps.get(declared.name, declared.name)
-            for declared in graph.output
-            if (declared.name in maps and kinds is FLOATS) or declared.type.tensor_type.elem_type in kinds
-        ]
-        for kinds in (FLOATS, WHOLE)
-    )
+def _outputs(graph: onnx.GraphProto, maps: dict[str, str], chosen: Chosen) -> list[str]:
+    """Return the names of the tensors that the network gives, in order; ``maps``: of maps those of their numbers."""
+    types = {one.name: one.type.tensor_type.elem_type for one in graph.output if one.name not in maps}
+    floats = [maps.get(one.name, one.name) for one in graph.output if types.get(one.name, FLOATS[0]) in FLOATS]
+    whole = [name for name, kind in types.items() if kind in WHOLE]
     if not graph.output or not (floats or whole or chosen.outputs):
         raise UnsupportedError("no output is a tensor of numbers or truth values")
+    computed = {name for node in graph.node for name in node.output if name}
     for name in chosen.outputs:
         if name not in floats + whole:
             raise InputError(f"no output '{name}' of numbers; there are {_listed(floats + whole)}")
@@ -444,10 +432,7 @@ def _outputs(graph: onnx.GraphProto, chosen: Chosen) -> list[str]:
         if name not in computed:
             raise InputError(f"no node computes a tensor '{name}'")
     found = [*(chosen.outputs or floats or whole), *chosen.hidden]
-    types = {one.name: one.type.tensor_type.elem_type for one in graph.output if one.name not in maps}
-    if len(kinds := {types[name] for name in found if name in types}) > 1:
-        shown = " and ".join(sorted(onnx.TensorProto.DataType.Name(kind).lower() for kind in kinds))
-        raise UnsupportedError(f"outputs of different types, {shown}: convert one of them")
+    _require_one_type({types[name] for name in found if name in types}, "outputs")
     if len(set(found)) < len(found):
         raise InputError(f"a tensor is named twice among {_listed(found)}")
     return found
@@ -457,55 +442,28 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
 
 
-def _keep_needed(graph: onnx.GraphProto, outputs: Sequence[str]) -> None:
-    """Drop the nodes that no output depends on."""
-    needed = set(outputs)
-    kept = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(node.input)
-            kept.append(node)
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
-
-
-def _free(base: str, taken: set[str]) -> str:
-    """A name that no tensor has, which is taken from now on."""
-    name = base
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
-
-
-def _take_from_one(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto], taken: set[str]) -> None:
-    """Put one input in the place of several, from which each is gathered."""
-    whole, start, nodes = _free("inputs", taken), 0, []
+def _take_from_one(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto], free: Callable[[str], str]) -> None:
+    """Put one input in the place of several, from which each is gathered; ``free`` makes a name that nothing has."""
+    whole, start, nodes = free("inputs"), 0, []
     for declared in inputs:
         shape, batched = input_shape(declared)
-        size = math.prod(shape)
-        places = np.arange(start, start + size).reshape((1,) * batched + shape)
-        indices = numpy_helper.from_array(places, _free(f"{declared.name}/places", taken))
+        places = np.arange(start, start + math.prod(shape)).reshape((1,) * batched + shape)
+        indices = numpy_helper.from_array(places, free(f"{declared.name}/places"))
         graph.initializer.append(indices)
         nodes.append(onnx.helper.make_node("Gather", [whole, indices.name], [declared.name], name=declared.name))
-        start += size
-    kind = inputs[0].type.tensor_type.elem_type
+        start += math.prod(shape)
+    one = onnx.helper.make_tensor_value_info(whole, inputs[0].type.tensor_type.elem_type, [start])
     listed = {declared.name for declared in inputs}
-    rest = [declared for declared in graph.input if declared.name not in listed]
-    del graph.input[:]
-    graph.input.extend([onnx.helper.make_tensor_value_info(whole, kind, [start]), *rest])
-    nodes += graph.node
-    del graph.node[:]
-    graph.node.extend(nodes)
+    _replace(graph.input, [one, *(declared for declared in graph.input if declared.name not in listed)])
+    _replace(graph.node, [*nodes, *graph.node])
 
 
-def _give_as_one(graph: onnx.GraphProto, outputs: Sequence[str], taken: set[str]) -> None:
+def _give_as_one(graph: onnx.GraphProto, outputs: Sequence[str], free: Callable[[str], str]) -> None:
     """Put one output in the place of several, in which they follow each other."""
-    kind = next((o.type.tensor_type.elem_type for o in graph.output if o.name in outputs), onnx.TensorProto.FLOAT)
-    rows = [_free(f"{name}/row", taken) for name in outputs]
-    whole = _free("outputs", taken)
+    kind = next((o.type.tensor_type.elem_type for o in graph.output if o.name in outputs), TensorProto.FLOAT)
+    rows = [free(f"{name}/row") for name in outputs]
+    whole = free("outputs")
     for name, row in zip(outputs, rows, strict=True):
         graph.node.append(onnx.helper.make_node("Flatten", [name], [row], name=row, axis=0))
     graph.node.append(onnx.helper.make_node("Concat", rows, [whole], name=whole, axis=1))
-    del graph.output[:]
-    graph.output.append(onnx.helper.make_tensor_value_info(whole, kind, [1, "outputs"]))
+    _replace(graph.output, [onnx.helper.make_tensor_value_info(whole, kind, [1, "outputs"])])

@@ -25,12 +25,7 @@ SINCE_21 = (21, 23, 24, 25)
 def moved(call: Call, data: Sequence[int]) -> list[Result]:
     """Return the results of an operator that moves elements, by what it does to the elements' numbers, from 1 on.
 
-    Args:
-        call: the node that is read.
-        data: the places of the inputs whose elements are moved; the others must be constants. −1: all of them.
-
-    Raises:
-        UnsupportedError: if it combines elements.
+    ``data`` are the places of the inputs whose elements are moved, −1 for all; the others must be constants.
     """
     if call.get("reduction", b"none") != b"none":
         raise UnsupportedError(f"its attribute reduction = {call.get('reduction', None)}")
@@ -52,6 +47,9 @@ def moved(call: Call, data: Sequence[int]) -> list[Result]:
 
 def _placed(call: Call, sources: Sequence[Result], numbers: np.ndarray) -> Result:
     """Return the tensor of the elements with these numbers, 0 standing for the node's own number."""
+    source = sources[0]
+    if isinstance(source, Value) and np.array_equal(numbers.reshape(-1), np.arange(1, source.size + 1)):
+        return source.reshaped(numbers.shape)
     starts = list(itertools.accumulate((math.prod(given.shape) for given in sources), initial=0))
     if numbers.dtype.kind not in "iu" or (numbers.size and not 0 <= numbers.min() <= numbers.max() <= starts[-1]):
         raise UnsupportedError("combines numbers where it is expected to move them")
@@ -74,6 +72,8 @@ def _moves(operator: str, *versions: int, data: Sequence[int] = (0,)) -> None:
 
 _moves("Concat", 1, 4, 11, 13, data=(-1,))
 _moves("Slice", 1, 10, 11, 13)
+_moves("Flatten", 1, 9, 11, 13, *SINCE_21)
+_moves("Transpose", 1, 13, *SINCE_21)
 _moves("Split", 2, 11, 13, 18)
 _moves("Gather", 1, 11, 13)
 _moves("GatherElements", 11, 13)
@@ -108,16 +108,6 @@ def _dropout(call: Call) -> Value:
     return call.value()
 
 
-@converts("Flatten", 1, 9, 11, 13, *SINCE_21)
-def _flatten(call: Call) -> Value:
-    shape, axis = call.value().shape, call.get("axis", 1)
-    rank = len(shape)
-    if not -rank <= axis <= rank or (axis < 0 and call.version < 11):
-        raise InputError(f"the axis {axis} of {rank} axes")
-    axis += rank if axis < 0 else 0
-    return call.value().reshaped((math.prod(shape[:axis]), math.prod(shape[axis:])))
-
-
 @converts("Reshape", 1, 5, 13, 14, 19, *SINCE_21)
 def _reshape(call: Call) -> Value:
     shape = call.value().shape
@@ -128,6 +118,9 @@ def _reshape(call: Call) -> Value:
     if -1 in sizes:
         sizes[sizes.index(-1)] = math.prod(shape) // max(1, -math.prod(sizes))
     return call.value().reshaped(sizes)
+
+
+# The evaluator takes axes that are not sorted for others.
 
 
 def _axes(call: Call) -> list[int] | None:
@@ -156,9 +149,3 @@ def _unsqueeze(call: Call) -> Value:
         raise InputError(f"the axes {given} name one axis twice")
     rest = iter(call.value().shape)
     return call.value().reshaped([1 if i in axes else next(rest) for i in range(rank)])
-
-
-@converts("Transpose", 1, 13, *SINCE_21)
-def _transpose(call: Call) -> Value:
-    x = call.value()
-    return call.build.transposed(x, tuple(call.get("perm", None) or reversed(range(len(x.shape)))))

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.linear import Diagonal
@@ -34,11 +33,7 @@ MAX_ROW = 1 << 12
 
 
 class Rows:
-    """x as a matrix whose rows are the numbers that are taken together.
-
-    Attributes:
-        values: the matrix, (count, length).
-    """
+    """A matrix ``values``, (count, length), whose rows are the numbers of x that are taken together."""
 
     def __init__(self, call: Call, x: Value, axes: Sequence[int]) -> None:
         self.values = rows_along(call, x, axes)
@@ -107,11 +102,9 @@ def _masked(call: Call, x: Value) -> tuple[Value, np.ndarray | None]:
 
 
 class _Exponentials:
-    """The parts of a softmax.
+    """The parts of a softmax: the ``rows`` of x, and where they are ``there``: 0 where −inf was added to x, else 1.
 
-    Attributes:
-        rows: of x.
-        there: (count, length) 0 where −inf was added to x, else 1; None if it was added nowhere.
+    ``there``, (count, length), is None if −inf was added nowhere.
     """
 
     def __init__(self, call: Call) -> None:
@@ -156,7 +149,8 @@ def _softmax(call: Call) -> Value:
         return rows.back(parts.visible(build.function(sums, "Reciprocal")))
     _, powers, total = parts.shifted()
     found = build.product(powers, rows.repeated(build.function(total, "Reciprocal")))
-    return rows.back(_within(call, found, 0.0, 1.0))
+    # Bounds of products do not know it.
+    return rows.back(clipped(call, found, float32(0.0), float32(1.0)))
 
 
 @converts("LogSoftmax", 1, 11, 13, group="smooth")
@@ -176,11 +170,6 @@ def _log_softmax(call: Call) -> Value:
     return rows.back(build.sum(shifted, rows.repeated(logarithm)))
 
 
-def _within(call: Call, x: Value, low: float, high: float) -> Value:
-    """Return values that are known to lie in [low, high]: bounds of products do not know it."""
-    return clipped(call, x, float32(low), float32(high))
-
-
 def _normalised(call: Call, x: Value, axes: Sequence[int], centred: bool) -> Value:
     """Return x, perhaps without its mean, divided by the root of ε + the mean of its squares along some axes."""
     # An attribute is a float32 number, its default too.
@@ -194,16 +183,13 @@ def _normalised(call: Call, x: Value, axes: Sequence[int], centred: bool) -> Val
     found = build.product(values, rows.repeated(root))
     # d_i² is at most n times the mean of all squares, and n − 1 times where the numbers add up to 0.
     most = float(above(np.float32(math.sqrt(rows.length - centred))))
-    return rows.back(_within(call, found, -most, most))
+    return rows.back(clipped(call, found, float32(-most), float32(most)))
 
 
-def _stretched(call: Call, x: Value, scale: Tensor | None, shift: Tensor | None) -> Value:
+def _stretched(call: Call, x: Value, *positions: int) -> Value:
+    """Return x times the first of some optional inputs, plus the second."""
+    scale, shift, *_ = (*(None if (v := call.optional(i)) is None else tensor(v) for i in positions), None, None)
     return x if scale is None and shift is None else call.build.scale(x, scale, shift=shift)
-
-
-def _optional(call: Call, position: int) -> Tensor | None:
-    given = call.optional(position)
-    return None if given is None else tensor(given)
 
 
 def _last_axes(call: Call) -> range:
@@ -214,18 +200,19 @@ def _last_axes(call: Call) -> range:
 @converts("LayerNormalization", 17, group="products")
 def _layer_normalisation(call: Call) -> Value:
     found = _normalised(call, call.value(), _last_axes(call), centred=True)
-    return _stretched(call, found, _optional(call, 1), _optional(call, 2))
+    return _stretched(call, found, 1, 2)
 
 
 @converts("RMSNormalization", 23, group="products")
 def _root_mean_square_normalisation(call: Call) -> Value:
     found = _normalised(call, call.value(), _last_axes(call), centred=False)
-    return _stretched(call, found, _optional(call, 1), None)
+    return _stretched(call, found, 1)
 
 
 def _by_channel(call: Call, x: Value) -> Value:
     channels = (-1, *(1,) * (len(x.shape) - 2))
-    return _stretched(call, x, *(tensor(call.constant(i)).reshape(channels) for i in (1, 2)))
+    scale, shift = (tensor(call.constant(i)).reshape(channels) for i in (1, 2))
+    return call.build.scale(x, scale, shift=shift)
 
 
 @converts("InstanceNormalization", 1, 6, 22, group="products")

@@ -10,7 +10,6 @@ onnxruntime defines them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,9 +64,6 @@ def _quantised(
         scale, zero: a number, or one for each place of an axis, or for each block of one.
         dtype: of the result, where there is no zero point.
         attributes: those that say which axis and which blocks.
-
-    Raises:
-        UnsupportedError: for another type than one of whole numbers.
     """
     low, high = limits(zero.dtype if zero is not None else dtype or np.dtype(np.uint8))
     build, given = call.build, attributes or {}
@@ -93,11 +89,8 @@ def _dequantised(
     if turned and x.index is None and isinstance(op, Affine) and op.is_exact:
         # high − r less the zero point is −(r − (high − zero)).
         high = 0.0 if op.bias is None else op.bias.reshape(x.shape)
-        x, center, factor = (
-            Value(op.inputs[0], x.shape),
-            high - build.constant(center, x.shape).reshape(x.shape),
-            -factor,
-        )
+        center, factor = high - build.constant(center, x.shape).reshape(x.shape), -factor
+        x = Value(op.inputs[0], x.shape)
     # A whole number less another is exact: of what runs, the product with the scale alone is rounded.
     return build.scale(build.scale(x, center=center), factor)
 
@@ -117,11 +110,7 @@ def _tensor(numbers: np.ndarray) -> Tensor:
 
 
 def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the exact product of scales, or of whole numbers and a scale.
-
-    Raises:
-        UnsupportedError: if float64 may not hold it.
-    """
+    """Return the product of scales, or of whole numbers and a scale, which float64 must hold exactly."""
     whole = first.astype(np.int32) if first.dtype.kind in "iu" else first
     if whole.dtype.kind == "i" and np.abs(whole).max(initial=0) < 1 << 24:
         whole = whole.astype(np.float32)
@@ -141,13 +130,11 @@ def _result(call: Call, whole: Value, scale: np.ndarray, start: int) -> Value:
 
 def _columns(numbers: np.ndarray | None) -> np.ndarray:
     """Return numbers for the columns of a matrix: one for all without axes, and zero where there are none."""
-    if numbers is None:
-        return np.zeros((), np.int32)
-    return numbers.reshape(()) if numbers.size == 1 else numbers
+    found = np.zeros((), np.int32) if numbers is None else numbers
+    return found.reshape(()) if found.size == 1 else found
 
 
 def _rows(numbers: np.ndarray | None) -> np.ndarray:
-    """Return numbers for the rows of a matrix."""
     found = _columns(numbers)
     return found[:, None] if found.ndim == 1 else found
 
@@ -203,18 +190,15 @@ def _qlinear_conv(call: Call) -> Value:
     return _result(call, whole, scale.reshape(-1, *(1,) * (len(whole.shape) - 2)), 6)
 
 
-def _between(call: Call, operator: str, version: int, operands: int) -> Value:
-    """Read an operator of the standard on the numbers for which whole ones stand, its result quantised."""
+def _requantised(call: Call, operator: str, version: int, first: int, last: int | None, start: int) -> Value:
+    """Read an operator of the standard on the numbers for which whole ones stand, and quantise its result.
+
+    Its operands are triples of numbers, scale and zero point from input ``first`` to ``last``; the result's scale and
+    zero point are the inputs from ``start`` on.
+    """
     call.refuse(channels_last=0)
-    triples = [call.inputs[3 * i : 3 * i + 3] for i in range(operands)]
-    return _requantised(call, operator, version, triples, 3 * operands)
-
-
-def _requantised(
-    call: Call, operator: str, version: int, triples: Sequence[Sequence[Result | None]], start: int
-) -> Value:
-    inputs = []
-    for x, scale, zero in triples:
+    inputs, operands = [], call.inputs[first:last]
+    for x, scale, zero in zip(operands[0::3], operands[1::3], (*operands[2::3], None), strict=False):
         if x is None or not isinstance(scale, np.ndarray) or isinstance(zero, Value):
             raise UnsupportedError("a scale or a zero point that is not a constant")
         inputs.append(_dequantised(call, x, scale, zero))
@@ -222,20 +206,16 @@ def _requantised(
     return _quantised(call, found, call.constant(start), call.optional(start + 1))
 
 
-@converts(f"{RUNTIME}.QLinearConcat", 1, group="steps")
-def _qlinear_concat(call: Call) -> Value:
-    triples = [call.inputs[i : i + 3] for i in range(2, len(call.inputs), 3)]
-    return _requantised(call, "Concat", 13, triples, 0)
-
-
-for _name, _version, _operands, _group in (
-    ("Add", 14, 2, "steps"),
-    ("Mul", 14, 2, "products"),
-    ("Sigmoid", 13, 1, "smooth"),
-    ("LeakyRelu", 16, 1, "steps"),
-    ("AveragePool", 11, 1, "steps"),
-    ("GlobalAveragePool", 1, 1, "steps"),
+for _name, _version, _places, _group in (
+    ("Add", 14, (0, 6, 6), "steps"),
+    ("Mul", 14, (0, 6, 6), "products"),
+    ("Sigmoid", 13, (0, 3, 3), "smooth"),
+    ("LeakyRelu", 16, (0, 3, 3), "steps"),
+    ("AveragePool", 11, (0, 3, 3), "steps"),
+    ("GlobalAveragePool", 1, (0, 3, 3), "steps"),
+    ("Concat", 13, (2, None, 0), "steps"),
 ):
+    _first, _last, _start = _places
     converts(f"{RUNTIME}.QLinear{_name}", 1, group=_group)(
-        functools.partial(_between, operator=_name, version=_version, operands=_operands)
+        functools.partial(_requantised, operator=_name, version=_version, first=_first, last=_last, start=_start)
     )

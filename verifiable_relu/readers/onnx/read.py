@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -36,7 +36,7 @@ from verifiable_relu.readers.onnx import (  # noqa: F401 -- importing these modu
     windows,
 )
 from verifiable_relu.readers.onnx.call import CONVERTERS, Call, Result
-from verifiable_relu.readers.onnx.constants import RUNTIME, folded, written
+from verifiable_relu.readers.onnx.constants import RUNTIME, folded
 from verifiable_relu.readers.onnx.indexed import INDEXED, ValueTable, Whole
 from verifiable_relu.readers.onnx.model import (
     EVERYTHING,
@@ -128,20 +128,14 @@ def _with_error(op: Op, off: float) -> Op:
     """Return an op whose weights and bias are off by a part of themselves more."""
     if not isinstance(op, Affine):
         return op
-    error, bias_error = both(op.weight_error, off), op.bias_error
-    if op.bias is not None:
-        known = op.bias.double().abs() if bias_error is None else op.bias.double().abs() + bias_error
-        more = torch.from_numpy(np.where(known == 0, 0.0, above(off * known.numpy())))
-        bias_error = more if bias_error is None else torch.from_numpy(above((more + bias_error).numpy()))
     # What is moved has no weight.
-    return replace(op, weight_error=op.weight_error if isinstance(op.map, Gather) else error, bias_error=bias_error)
-
-
-class Observer(Protocol):
-    """A listener to a reading."""
-
-    def __call__(self, reading: Reading, node: onnx.NodeProto, first: int, /) -> None:
-        """Learn of a node that has been read, of which the ops from number ``first`` on were made."""
+    error, bias_error = op.weight_error if isinstance(op.map, Gather) else both(op.weight_error, off), op.bias_error
+    if op.bias is not None:
+        before = torch.zeros(()) if bias_error is None else bias_error
+        known = (op.bias.double().abs() + before).numpy()
+        more = np.where(known == 0, 0.0, above(off * known))
+        bias_error = torch.from_numpy(more if bias_error is None else above(more + before.numpy()))
+    return replace(op, weight_error=error, bias_error=bias_error)
 
 
 @dataclass
@@ -149,7 +143,7 @@ class Reading:
     """A model, node by node, without any merging: ``build`` has the ops of each that computes something.
 
     Attributes:
-        observer: learns of each node once it has been read.
+        observer: called with the reading, each node that has been read, and the number of the first op made for it.
         tensors: what each name of the file stands for.
         input_shape, batched: the shape of one sample, and whether the file's input has a batch axis before it.
         output: what the graph's output stands for.
@@ -160,7 +154,7 @@ class Reading:
     """
 
     model: onnx.ModelProto
-    observer: Observer | None = None
+    observer: Callable[[Reading, onnx.NodeProto, int], None] | None = None
     tensors: dict[str, Named] = field(default_factory=dict)
     off: float = 0.0
     whole: set[str] = field(default_factory=set)
@@ -198,13 +192,11 @@ class Reading:
 
     def shapes(self, names: Sequence[str]) -> dict[str, Shape]:
         """Return the ONNX shape of each of some tensors, with a batch of 1."""
-        found = {}
+        computed = self.computed()
         for name in names:
-            tensor = self.tensors[name]
-            if not isinstance(tensor, Value):
+            if name not in computed:
                 raise InputError("it is not computed from the input", place=f"output '{name}'")
-            found[name] = tensor.shape
-        return found
+        return {name: computed[name].shape for name in names}
 
     def computed(self) -> dict[str, Value]:
         """Return the computed tensors by their names, in the order of the file."""
@@ -218,12 +210,7 @@ class Reading:
                 yield f"negative pads of '{node.name or node.output[0]}' take elements off"
 
     def take(self, node: onnx.NodeProto, label: str) -> None:
-        """Read one node.
-
-        Args:
-            node: the node.
-            label: what to call it.
-        """
+        """Read one node, which is called ``label``."""
         place = f"node '{label}' ({node.op_type})"
         known, self.off, self.build.name = len(self.build.ops), 0.0, label
         try:
@@ -263,19 +250,20 @@ class Reading:
             return softplus
         found: tuple[Any, ...] = tuple(self._lookup(name) for name in node.input)
         if node.op_type == "Constant":
-            return written(_attributes(node), f"node '{self.build.name}' (Constant)")
+            return _written(_attributes(node), f"node '{self.build.name}' (Constant)")
         if node.op_type in ("Shape", "Size") and found:
             if isinstance(found[0], ValueTable):
                 return indexed.computed(found[:1], lambda case: [_shape(node, case[0])])
             return _shape(node, found[0])
         if node.op_type == "CastLike" and len(found) == 2:
-            return self._cast_like(node, found[0], found[1])
+            node, found = self._as_cast(node, found[1]), found[:1]
         if node.op_type == "Greater" and isinstance(found[1], np.ndarray) and found[1].size == 1:
             self.thresholds[node.output[0]] = found[0], float(found[1].item())
         places = INDEXED.get(node.op_type, ())
-        say = [p for p, name in enumerate(node.input) if p in places and name in self.wheres]
-        if say or any(isinstance(value, ValueTable) for value in found):
-            return self._chosen(node, [self._where(node, found, p) if p in say else v for p, v in enumerate(found)])
+        given = [self._where(node, found, p) if p in places and name in self.wheres else found[p]
+                 for p, name in enumerate(node.input[: len(found)])]  # fmt: skip
+        if any(isinstance(value, ValueTable) for value in given):
+            return self._chosen(node, given)
         return self._made(node, found)
 
     def _call(self, node: onnx.NodeProto, inputs: tuple[Result | None, ...], version: int = 1) -> Call:
@@ -295,10 +283,7 @@ class Reading:
             version = onnx.defs.get_schema(node.op_type, opset, domain).since_version if known else 1
         except onnx.defs.SchemaError:
             raise UnsupportedError(f"no operator of opset {opset}") from None
-        if self._counts(node, inputs):
-            self.whole.update(node.output)
-            if decisions.is_short(node.op_type, not self.short.isdisjoint(node.input)):
-                self.short.update(node.output)
+        decisions.note_whole(node, inputs, self.whole, self.short)
         converter = CONVERTERS.get((operator, version))
         if converter is None:
             others = sorted(v for op, v in CONVERTERS if op == operator)
@@ -324,18 +309,6 @@ class Reading:
             inputs.append(value)
         return tuple(inputs)
 
-    def _counts(self, node: onnx.NodeProto, inputs: Sequence[Result | None]) -> bool:
-        """Return True if a node's result is of whole numbers or truth values.
-
-        Raises:
-            UnsupportedError: for an operator that may mean something else of whole numbers, such as a division.
-        """
-        pairs = zip(node.input, inputs, strict=True)
-        kinds = [isinstance(value, Value) and name in self.whole for name, value in pairs]
-        if any(kinds) and not decisions.counts(node.op_type):
-            raise UnsupportedError("of computed whole numbers is not supported")
-        return decisions.is_counted(node, inputs, kinds)
-
     def _lookup(self, name: str) -> Named | None:
         if not name:
             return None
@@ -350,16 +323,14 @@ class Reading:
         graph = onnx.shape_inference.infer_shapes(self.model).graph
         return {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
 
-    def _cast_like(self, node: onnx.NodeProto, given: Named | None, like: Named | None) -> Any:
-        """Return a tensor in the number type of another."""
-        if given is None or like is None:
-            raise InputError("an input is missing")
+    def _as_cast(self, node: onnx.NodeProto, like: Named | None) -> onnx.NodeProto:
+        """Return the Cast that a CastLike is."""
         kind = self.types.get(node.input[1])
-        if not kind and not isinstance(like, np.ndarray):
-            raise UnsupportedError("of an unknown type")
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind) if kind else cast(np.ndarray, like).dtype
-        to = onnx.helper.np_dtype_to_tensor_dtype(dtype)
-        return self._converted(onnx.helper.make_node("Cast", node.input[:1], node.output, to=to))
+        if not kind:
+            if not isinstance(like, np.ndarray):
+                raise UnsupportedError("of an unknown type")
+            kind = onnx.helper.np_dtype_to_tensor_dtype(like.dtype)
+        return onnx.helper.make_node("Cast", node.input[:1], node.output, to=kind)
 
     def _softplus(self, node: onnx.NodeProto) -> Value | None:
         """Return softplus(x) where a Where is softplus(x) for x ≤ c and x for x > c ≥ 20, as exporters spell it.
@@ -422,8 +393,7 @@ class Reading:
                 return cast(Result, result)
 
             return indexed.chosen(call, given, single_result)
-        values = [indexed.selected(call, value) if isinstance(value, ValueTable) else value for value in given]
-        return self._made(node, values)
+        return self._made(node, [indexed.selected(call, v) if isinstance(v, ValueTable) else v for v in given])
 
 
 def _shape(node: onnx.NodeProto, of: Result | Derived | None) -> np.ndarray:
@@ -433,3 +403,15 @@ def _shape(node: onnx.NodeProto, of: Result | Derived | None) -> np.ndarray:
     given = _attributes(node)
     shape = np.array(of.shape[given.get("start", 0) : given.get("end")], np.int64)
     return shape if node.op_type == "Shape" else np.asarray(shape.prod(dtype=np.int64))
+
+
+def _written(attributes: dict[str, Any], place: str) -> np.ndarray:
+    """Return the value of a Constant."""
+    for attribute, value in attributes.items():
+        if attribute == "value":
+            return array(value, place)
+        if attribute in ("value_float", "value_floats"):
+            return np.array(value, np.float32)
+        if attribute in ("value_int", "value_ints"):
+            return np.array(value, np.int64)
+    raise UnsupportedError("a constant that is no tensor of numbers", place=place)

@@ -12,18 +12,15 @@ from torch import Tensor
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.readers.builder import Value, tensor
 from verifiable_relu.readers.derived import share
-from verifiable_relu.readers.onnx.arithmetic import negative
-from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts, float32, operands
+from verifiable_relu.readers.onnx.arithmetic import constant_last, negative
+from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts, float32
 from verifiable_relu.readers.onnx.functions import bounded
 from verifiable_relu.rounding import largest
 
 
 def _larger(call: Call, left: Result, right: Result, sign: int) -> Value:
     """Return max(left, right), or min for ``sign`` −1, of two operands of which one is computed at least."""
-    x, y = operands(call.build, left, right)
-    if not isinstance(x, Value):
-        x, y = y, x
-    assert isinstance(x, Value)
+    x, y = constant_last(call, left, right)
     if isinstance(y, Tensor):
         return bounded(call, x, y, sign)
     if sign > 0:
@@ -39,23 +36,17 @@ def _extreme_of_values(call: Call, sign: int) -> Result:
 @converts("Clip", 6, 11, 12, 13, group="maxima")
 def _clip(call: Call) -> Value:
     ends = [call.get("min", None), call.get("max", None)] if call.version < 11 else [call.optional(1), call.optional(2)]
-    nothing = (-np.inf, np.inf)
     low, high = (
-        tensor(
-            np.asarray(none if end is None else end, None if isinstance(end, np.ndarray) else np.float32).reshape(())
-        )
-        for end, none in zip(ends, nothing, strict=True)
+        tensor(np.asarray(end, end.dtype if isinstance(end, np.ndarray) else np.float32).reshape(()))
+        for end in (none if end is None else end for end, none in zip(ends, (-np.inf, np.inf), strict=True))
     )
     return clipped(call, call.value(), low, high)
 
 
 def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
-    """Return min(max(x, low), high) for numbers low ≤ high.
+    """Return min(max(x, low), high) for numbers low ≤ high; others mean different things in versions of the operator.
 
     The largest number of an end's type, which stands for infinity in many files, bounds nothing, nor does its negative.
-
-    Raises:
-        UnsupportedError: for low > high, of which the versions of the operator say different things.
     """
     if bool((low > high).any()):
         raise UnsupportedError(f"clips to nothing, [{float(low)}, {float(high)}]")
@@ -70,11 +61,7 @@ def _hard_sigmoid(call: Call) -> Value:
 
 
 def axes_of(call: Call) -> tuple[int, ...]:
-    """Return the axes along which a node reduces: an attribute, or since opset 13 or 18 an input; all if none is named.
-
-    Raises:
-        InputError: if there is no such axis.
-    """
+    """Return the axes along which a node reduces, by an attribute or an input; all if none is named."""
     rank, given, constant = len(call.value().shape), call.get("axes", None), call.optional(1)
     if constant is not None:
         given = constant.reshape(-1).tolist()
@@ -123,11 +110,10 @@ def _sum_of_sizes(call: Call) -> Value:
 
 def _sum_of_function(call: Call, before: str | None, after: str | None) -> Value:
     """Return a function of the sum along axes of a function."""
-    x = call.value() if before is None else call.build.function(call.value(), before)
     if not axes_of(call):
         raise UnsupportedError("along no axes")
-    total = summed(call, x)
-    return total if after is None else call.build.function(total, after)
+    total = summed(call, call.build.function(call.value(), before) if before else call.value())
+    return call.build.function(total, after) if after else total
 
 
 for _operator, _later, _before, _after in (

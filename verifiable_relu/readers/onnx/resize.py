@@ -80,7 +80,7 @@ def _resize(call: Call) -> Value:
     mode, where = call.get("mode", b"nearest"), call.get("coordinate_transformation_mode", b"half_pixel")
     if where not in PLACES:
         raise UnsupportedError(f"its attribute coordinate_transformation_mode = {where!r}")
-    x, shape = call.value(), call.value().shape
+    shape = call.value().shape
     axes = [axis_of(axis, len(shape)) for axis in call.get("axes", range(len(shape)))]
     scales, sizes = (None if given is None or not given.size else given for given in map(call.optional, (2, 3)))
     if (scales is None) == (sizes is None) or len(set(axes)) < len(axes):
@@ -88,26 +88,18 @@ def _resize(call: Call) -> Value:
     given = (scales if sizes is None else sizes).reshape(-1).tolist()  # type: ignore[union-attr]
     if len(given) != len(axes):
         raise InputError(f"{len(given)} factors or sizes for {len(axes)} axes")
-    resized = [Axis(size, size, Fraction(1)) for size in shape]
+    factors = [Fraction(1)] * len(shape)
     for axis, value in zip(axes, given, strict=True):
-        factor = Fraction(value) if sizes is None else Fraction(int(value), shape[axis])
-        resized[axis] = Axis(shape[axis], math.floor(factor * shape[axis]), factor)
+        factors[axis] = Fraction(value) if sizes is None else Fraction(int(value), shape[axis])
+    resized = [Axis(size, math.floor(factor * size), factor) for size, factor in zip(shape, factors, strict=True)]
     if where == b"align_corners" and any(axis.scale * axis.before != axis.after for axis in resized):
         # The standard's own test cases and onnxruntime take different lengths for the result's.
         raise UnsupportedError("aligns corners of a result of no whole length")
-    if mode == b"nearest":
-        nearest = NEAREST.get(call.get("nearest_mode", b"round_prefer_floor"))
-        if nearest is None:
-            raise UnsupportedError(f"its attribute nearest_mode = {call.get('nearest_mode', None)!r}")
-        return _interpolated(call, x, resized, where, lambda place: [(nearest(place), Fraction(1))])
     if mode == b"linear":
         call.refuse(exclude_outside=0)
-        return _interpolated(call, x, resized, where, _linear)
-    if mode != b"cubic":
-        raise UnsupportedError(f"its attribute mode = {mode!r}")
-    a = Fraction(float(np.float32(call.get("cubic_coeff_a", -0.75))))
-    inside = bool(call.get("exclude_outside", 0))
-    return _interpolated(call, x, resized, where, lambda place: _cubic(place, a), inside)
+    inside = mode == b"cubic" and bool(call.get("exclude_outside", 0))
+    terms = _terms(call, mode, (b"linear", b"cubic"), call.get("nearest_mode", b"round_prefer_floor"))
+    return _interpolated(call, call.value(), resized, where, terms, inside)
 
 
 @converts("Upsample", 7, 9)
@@ -119,12 +111,21 @@ def _upsample(call: Call) -> Value:
         raise InputError(f"{len(scales)} factors for {len(shape)} axes")
     factors = [Fraction(float(scale)) for scale in scales]
     axes = [Axis(size, math.floor(factor * size), factor) for size, factor in zip(shape, factors, strict=True)]
-    mode = call.get("mode", b"nearest")
+    terms = _terms(call, call.get("mode", b"nearest"), (b"linear", b"bilinear"), b"floor")
+    return _interpolated(call, x, axes, b"asymmetric", terms)
+
+
+def _terms(call: Call, mode: bytes, others: Sequence[bytes], rounds: bytes) -> Callable[[Fraction], Terms]:
+    """Return the terms of a place in a mode: nearest, which ``rounds``, or one of some others."""
     if mode == b"nearest":
-        return _interpolated(call, x, axes, b"asymmetric", lambda place: [(math.floor(place), Fraction(1))])
-    if mode not in (b"linear", b"bilinear"):
+        nearest = NEAREST.get(rounds)
+        if nearest is None:
+            raise UnsupportedError(f"its attribute nearest_mode = {rounds!r}")
+        return lambda place: [(nearest(place), Fraction(1))]
+    if mode not in others:
         raise UnsupportedError(f"its attribute mode = {mode!r}")
-    return _interpolated(call, x, axes, b"asymmetric", _linear)
+    a = Fraction(float(np.float32(call.get("cubic_coeff_a", -0.75))))
+    return (lambda place: _cubic(place, a)) if mode == b"cubic" else _linear
 
 
 def _interpolated(
@@ -135,12 +136,9 @@ def _interpolated(
     terms: Callable[[Fraction], Terms],
     inside: bool = False,
 ) -> Value:
-    """Return x resized along its axes.
+    """Return x resized along all its axes.
 
     Args:
-        call: the node that is read.
-        x: the input.
-        axes: all of them.
         where: a key of ``PLACES``.
         terms: of a place between inputs. Inputs beyond an end are the one at the end.
         inside: leave these out instead, the other weights made larger so that their sum is 1.
@@ -159,7 +157,8 @@ def _interpolated(
         index = index * axes[d].before + places.reshape(size)
         rounded_shares, off = rounded(Derived(shares))
         weight = weight * rounded_shares.numpy().reshape(size)
-        short = short and _are_short(shares, 48 // dims)
+        # Weights of few binary places.
+        short &= all(w.denominator & (w.denominator - 1) == 0 and w.denominator <= 1 << 48 // dims for w in shares.flat)
         # Each product rounds once more, unless all its factors are short.
         error = both(both(error, off), 0.0 if short else float(UNIT))
     full = (*(len(places) for places, _ in lines), *shape)
@@ -170,11 +169,6 @@ def _interpolated(
     if bool(((wide != 0) & (np.abs(wide) < LEAST_WEIGHT)).any()):
         raise UnsupportedError("weights next to 0")
     return call.build.sparse(x, rows, wide, shape, error=error)
-
-
-def _are_short(weights: np.ndarray, bits: int) -> bool:
-    """Return True if weights have no more than so many binary places."""
-    return all(w.denominator & (w.denominator - 1) == 0 and w.denominator <= 1 << bits for w in weights.flat)
 
 
 def _line(axis: Axis, where: bytes, terms: Callable[[Fraction], Terms], inside: bool) -> tuple[np.ndarray, np.ndarray]:

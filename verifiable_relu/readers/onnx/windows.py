@@ -41,11 +41,7 @@ class Windows:
     def cells(self, padded: bool = False) -> np.ndarray:
         """Return the number of each cell in the grid, (windows, cells of a window); −1 outside it.
 
-        Args:
-            padded: whether cells of the padding are told apart from those beyond it: −2 stands for them.
-
-        Raises:
-            UnsupportedError: if there are more than ``MAX_CELLS``.
+        With ``padded``, −2 stands for cells of the padding.
         """
         if math.prod(self.outputs) * math.prod(self.kernel) > MAX_CELLS:
             raise UnsupportedError(f"windows with more than {MAX_CELLS} cells together")
@@ -64,12 +60,7 @@ class Windows:
 
 
 def windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
-    """Return the windows of a node over a grid, by its attributes.
-
-    Raises:
-        InputError: if the attributes are malformed, contradict each other, or leave no window.
-        UnsupportedError: for an unknown ``auto_pad``.
-    """
+    """Return the windows of a node over a grid, by its attributes."""
     dims, rounds_up = len(sizes), bool(call.get("ceil_mode", 0))
     strides, dilations = (_numbers(call, name, (1,) * dims, 1) for name in ("strides", "dilations"))
     if len(kernel) != dims or min(kernel) < 1:
@@ -93,11 +84,7 @@ def windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
 
 
 def _numbers(call: Call, attribute: str, default: Sequence[int], least: int) -> tuple[int, ...]:
-    """Return an attribute of as many whole numbers as its default has, none below ``least``.
-
-    Raises:
-        InputError: if it is anything else.
-    """
+    """Return an attribute of as many whole numbers as its default has, none below ``least``."""
     sizes = tuple(int(size) for size in call.get(attribute, default))
     if len(sizes) != len(default) or min(sizes) < least:
         raise InputError(f"its attribute {attribute} = {list(sizes)}")
@@ -113,12 +100,7 @@ def _halves(totals: Sequence[int], more_first: bool) -> tuple[tuple[int, ...], t
 def _padding(
     call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the cells of padding before and after a grid.
-
-    Raises:
-        InputError: if pads are malformed, or stand next to an ``auto_pad`` that makes them.
-        UnsupportedError: for an unknown ``auto_pad``.
-    """
+    """Return the cells of padding before and after a grid."""
     dims = len(sizes)
     pads = _numbers(call, "pads", (0,) * 2 * dims, 0)
     mode = call.get("auto_pad", b"NOTSET")
@@ -154,12 +136,7 @@ def _require(call: Call, shape: Sequence[int], weight: np.ndarray) -> None:
 
 
 def _convolved(call: Call, x: Value, weight: np.ndarray, seen: Windows) -> Value:
-    """Return the convolution of x with a kernel (out, in / groups, …) of the windows' size, and the node's bias.
-
-    Raises:
-        InputError: if the channels do not fit the groups.
-        UnsupportedError: for more than two dimensions, if it has more than ``MAX_CELLS`` products.
-    """
+    """Return the convolution of x with a kernel (out, in / groups, …) of the windows' size, and the node's bias."""
     bias = None if (b := call.optional(2)) is None else tensor(b)
     groups, dims = call.get("group", 1), len(seen.sizes)
     out, channels = weight.shape[:2]
@@ -206,8 +183,8 @@ def _conv_transpose(call: Call) -> Value:
     frame = [(span - 1 - before, span - 1 - after) for span, before, after in zip(reach, begins, ends, strict=True)]
     around = [(0, 0), (0, 0), *((max(0, b), max(0, a)) for b, a in frame)]
     spread = np.pad(spread, around, constant_values=-1)
-    inner = (slice(max(0, -b), spread.shape[2 + d] - max(0, -a)) for d, (b, a) in enumerate(frame))
-    spread = spread[(slice(None), slice(None), *inner)]
+    for axis, (before, after) in enumerate(frame, 2):
+        spread = spread.take(range(max(0, -before), spread.shape[axis] - max(0, -after)), axis)
     if groups < 1 or weight.shape[0] != x.shape[1] or x.shape[1] % groups:
         raise InputError(f"a kernel of shape {weight.shape} in {groups} groups does not fit inputs {x.shape}")
     parts = np.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)

@@ -19,6 +19,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class TreeBegun:
+    """A tree is to exclude a polytope; of several trees of one polytope, one that is proven suffices.
+
+    Attributes:
+        relaxation: by which the tree's other events name it.
+        polytope: its number, as ``RowBatch`` counts polytopes.
+        order: (rows,) which row of the polytope each row of the relaxation is; the first is the objective.
+        scale: (rows,) the factors of the rows.
+    """
+
+    relaxation: TreeRelaxation
+    polytope: int
+    order: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TreeEnded:
+    """A tree has ended, or was given up; if it ``is_proved``, the nodes that were closed exclude its polytope."""
+
+    relaxation: TreeRelaxation
+    is_proved: bool
+
+
+@dataclass(frozen=True, eq=False)
 class NodesClosed:
     """Nodes of a tree that are proven.
 
@@ -78,5 +103,5 @@ class IntervalsTightened:
     relaxation: TreeRelaxation
 
 
-Event = NodesClosed | NeuronsSplit | IntervalsTightened
+Event = TreeBegun | TreeEnded | NodesClosed | NeuronsSplit | IntervalsTightened
 Observer = Callable[[Event], None]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from verifiable_relu.search.bab.events import Observer
+from verifiable_relu.search.bab.events import Observer, TreeBegun, TreeEnded
 from verifiable_relu.search.bab.loop import State, TreeProgress
 from verifiable_relu.search.bab.query import ReducedQuery
 from verifiable_relu.search.bab.tree import Branching, PhaseTree
@@ -183,7 +183,10 @@ class TreeScheduler:
         reached = lambda e, *descend: witness.reached(query.system.point(e), *descend)  # noqa: E731
         decide = witness.decider(polytope, query.system.places) if witness.decider is not None else None
         rest = (self._budget.left, self._options, self._memory, decide, self._observer)
-        self._trees[polytope] = PhaseTree(query.relaxation(polytope), query.parts[polytope].scale, reached, *rest)
+        part, relaxation = query.parts[polytope], query.relaxation(polytope)
+        if self._observer is not None:
+            self._observer(TreeBegun(relaxation, polytope, part.order, part.scale))
+        self._trees[polytope] = PhaseTree(relaxation, part.scale, reached, *rest)
         self._take_note(polytope)
 
     def _take_note(self, polytope: int) -> None:
@@ -193,6 +196,8 @@ class TreeScheduler:
         if now.state is State.PROVED:
             self.lower[polytope] = tree.lower
         if now.state is not State.OPEN:
+            if self._observer is not None:
+                self._observer(TreeEnded(tree.loop.relaxation, now.state is State.PROVED))
             self._ended.add(now.state)
             del self._trees[polytope]
         if self._trees:

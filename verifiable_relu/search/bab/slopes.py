@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.bounds.crown import Adam
+from verifiable_relu.bounds.alpha import Adam
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.search.bab.cuts import BlockCuts, CutSearch, HullCuts
 from verifiable_relu.search.bab.forms import AffineForms, Block, Replacement
@@ -75,7 +75,7 @@ class SlopeSearch:
             if total.requires_grad:
                 (gradient,) = torch.autograd.grad(total, value)
                 # Where float32 overflows, nothing is known of where to go.
-                adam.step(torch.where(gradient.isfinite(), gradient, 0.0), rate, counts=False)
+                adam.step(torch.where(gradient.isfinite(), gradient, 0.0), rate)
             rate *= self.decay
         return found, best
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.linear_bounds import bound_by_crown
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Gather, Sparse
@@ -76,3 +78,19 @@ def tournament_intervals(
         # The winners' op is the last of the four of a round.
         found.setdefault(index + 3, Interval(*(torch.maximum(*end) for end in ends)))
     return found
+
+
+def bound_differences(
+    network: Network, box: Interval, intervals: Mapping[int, Interval], stop: Callable[[], bool]
+) -> dict[int, Interval]:
+    """Return tighter intervals of what feeds elementwise ops: CROWN bounds differences of candidates.
+
+    Candidates read nearly the same inputs, so that their difference varies far less than their intervals say.
+
+    Args:
+        network, box, intervals: without maxima, the box (1, inputs), and what is known, (1, size).
+        stop: once it returns True, the rest keeps what is known.
+    """
+    relaxation = Relaxation(network, box, known=intervals, stop=stop)
+    bound_by_crown(relaxation)
+    return {index: interval.intersect(relaxation.bounds[index].interval) for index, interval in intervals.items()}

@@ -123,8 +123,10 @@ class PhaseTree:
         weight = torch.where(segments.kinked & ~relaxation.over, on_side, first.abs())
         matter = weight.topk(min(size, options.adaptive)).indices
         self._ascent = DualAscent(relaxation, none.index_fill(0, matter, True), torch.float32)
-        self._at_root = float(self._prove(self._ascent.run(Nodes.roots(relaxation), options.finishing))[0])
-        self.loop.begin(Nodes.roots(relaxation))
+        root = self._ascent.run(Nodes.roots(relaxation), options.finishing)
+        self._at_root = float(self._prove(root)[0])
+        # All nodes begin with the root's multipliers.
+        self.loop.begin(root.nodes)
 
     @property
     def lower(self) -> float:

@@ -78,12 +78,12 @@ class Bab:
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
         """As of ``CompleteMethod``."""
-        within = replace(
-            budget, memory=budget.memory // 2, solo_work=self.alone, processes=most_shares(budget.processes)
-        )
+        # A device other than the CPU works for one process.
+        processes = most_shares(budget.processes) if torch.device(budget.device).type == "cpu" else 1
+        within = replace(budget, memory=budget.memory // 2, solo_work=self.alone, processes=processes)
         witness = WitnessCheck(query.network, query.prop, self.name)
         with torch.no_grad():
-            reduced = query.reduced(budget.over)
+            reduced = query.reduced(budget.over, budget.device)
             if reduced is None:
                 # A polytope without rows is the whole space.
                 return witness.anywhere()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -25,15 +25,12 @@ from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Shape, Source, Sum
 from verifiable_relu.rounding import epsilon
 from verifiable_relu.search.bab.tournament import without_maxima
-from verifiable_relu.search.batch import QueryBatch
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
-from verifiable_relu.search.question import BoundedQuery, decide_one_by_one
+from verifiable_relu.search.question import BoundedQuery, CompleteMethod
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
-
-_METHODS = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 
 _ENTRIES = 1 << 24
 """The most weights of a map that the library is given as a matrix."""
@@ -42,7 +39,7 @@ Traced = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class AutoLirpa:
+class AutoLirpa(CompleteMethod):
     """Verification by a bound of auto_LiRPA, in a process of ``process_memory`` bytes (None: half of the machine's)."""
 
     bound: Literal["ibp", "crown", "alpha-crown"] = "alpha-crown"
@@ -54,19 +51,13 @@ class AutoLirpa:
     def name(self) -> str:
         return f"auto_lirpa-{self.bound}"
 
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
-        return decide_one_by_one(self, batch)
-
     def require(self, network: Network) -> None:
-        """As of ``CompleteMethod``: the library says itself what it does not take."""
+        """The library says itself what it does not take."""
 
     def start(self) -> None:
-        """As of ``CompleteMethod``."""
         AUTO_LIRPA.start()
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        """As of ``CompleteMethod``; intervals of the query are not used."""
         network, prop = query.network, query.prop
         task = self.bound, network.ops, network.source.input_shape, prop, torch.get_num_threads()
         margin = AUTO_LIRPA.call(task, budget.left() + PATIENCE, self.process_memory)
@@ -104,7 +95,7 @@ def lower_bound(task: tuple[str, tuple[Op, ...], Shape, Property, int]) -> float
     return f"auto_LiRPA fails on this network of {', '.join(sorted(kinds))}: {failure}"
 
 
-AUTO_LIRPA = Worker(f"{__name__}:{lower_bound.__name__}", library=f"{__package__}.auto_lirpa_import")
+AUTO_LIRPA = Worker(f"{__name__}:lower_bound", library=f"{__package__}.auto_lirpa_import")
 
 
 def _lower_bounds(bound: str, traced: TracedNetwork, prop: Property, rows: RowBatch, mode: str) -> Tensor:
@@ -116,7 +107,7 @@ def _lower_bounds(bound: str, traced: TracedNetwork, prop: Property, rows: RowBa
     dense = {"sparse_features_alpha": False, "sparse_spec_alpha": False}
     settings = {"conv_mode": mode, "optimize_bound_args": {"lr_alpha": 0.5, **search}, **dense}
     low, high = (torch.from_numpy(end).reshape(1, *traced.shape) for end in (prop.box.lower, prop.box.upper))
-    center, method = low + (high - low) / 2, _METHODS[bound]
+    center, method = low + (high - low) / 2, bound.upper().replace("ALPHA", "alpha")
     with library_settings(torch.float64), torch.set_grad_enabled(method == "alpha-CROWN"):
         module = library.BoundedModule(traced, torch.zeros_like(center), settings, device="cpu")
         x = library.BoundedTensor(center, library.PerturbationLpNorm(norm=np.inf, x_L=low, x_U=high))
@@ -207,10 +198,8 @@ class TracedNetwork(nn.Module):
         if isinstance(linear, Convolution):
             return self._convolution(op, linear)
         if isinstance(linear, Diagonal):
-            weight, shift = (
-                self._constant(linear.weight, shape),
-                self._constant(torch.zeros(1) if bias is None else bias, shape),
-            )
+            numbers = linear.weight, torch.zeros(1) if bias is None else bias
+            weight, shift = (self._constant(each, shape) for each in numbers)
             if len(shape) == 3 and weight.shape[1:] == shift.shape[1:] == (1, 1):
                 kernel = self._constant(torch.diag(weight.flatten())[:, :, None, None])
                 offset = self._constant(shift.flatten())

@@ -58,13 +58,11 @@ class ExactEncoding:
     """A piecewise-linear network without maxima, as exact affine forms.
 
     Args:
-        network: the network.
         phases: as ``phases_of`` returns them.
         size: returns bounds (size,) of the magnitude of an op's value over the box, by its number; needed where stored
             weights are not those that the file means.
 
     Attributes:
-        network: the network.
         places: the elementwise op of each unstable neuron, and its number there.
         slopes: of the unstable neurons, below 0.
     """
@@ -76,15 +74,11 @@ class ExactEncoding:
         self.network, self._phases, self._size = network, phases, size
         self._unstable = {index: np.flatnonzero(phase == 0) for index, phase in phases.items()}
         self.places = [(index, int(j)) for index, chosen in self._unstable.items() for j in chosen]
-        self._below = {index: self._slopes(index) for index in phases}
+        functions = {index: op.function for index in phases if isinstance(op := network.ops[index], Elementwise)}
+        self._below = {i: Dyadic.of(slopes_below(f, network.ops[i].size).numpy()) for i, f in functions.items()}
         self._entries: dict[int, tuple[np.ndarray, ...]] = {}
         none = Dyadic(np.zeros(0, dtype=object), 0)
         self.slopes = _joined(none, *(Dyadic(s.numbers[self._unstable[i]], s.exponent) for i, s in self._below.items()))
-
-    def _slopes(self, index: int) -> Dyadic:
-        op = self.network.ops[index]
-        assert isinstance(op, Elementwise)
-        return Dyadic.of(slopes_below(op.function, op.size).numpy())
 
     def neurons(self) -> Iterator[tuple[int, ExactForms]]:
         """Yield the pre-activations of all unstable neurons in chunks: the first one's number, and forms."""
@@ -112,10 +106,8 @@ class ExactEncoding:
                 inputs = a
             elif isinstance(op, Elementwise):
                 kept[index] = Dyadic(a.numbers[:, self._unstable[index]], a.exponent)
-                active, inactive = (
-                    Dyadic(np.where(self._phases[index] == s, a.numbers, 0), a.exponent) for s in (1, -1)
-                )
-                a = active + inactive * self._below[index]
+                up, down = (Dyadic(np.where(self._phases[index] == s, a.numbers, 0), a.exponent) for s in (1, -1))
+                a = up + down * self._below[index]
             elif isinstance(op, Affine):
                 if op.bias is not None:
                     bias = Dyadic.of(op.bias.detach().cpu().double().numpy())
@@ -145,14 +137,12 @@ class ExactEncoding:
         if isinstance(linear, Dense):
 
             def dense(digits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-                found: np.ndarray = rows.reshape(len(rows), linear.copies, -1) @ digits
-                return found.reshape(len(rows), -1)
+                return np.matmul(rows.reshape(len(rows), linear.copies, -1), digits).reshape(len(rows), -1)
 
             return a.weighed(linear.weight.detach().cpu().double().numpy(), terms, dense)
         if index not in self._entries:
-            self._entries[index] = tuple(
-                part.double().numpy() if part.is_floating_point() else part.numpy() for part in linear.entries()
-            )
+            parts = linear.entries()
+            self._entries[index] = tuple((x.double() if x.is_floating_point() else x).numpy() for x in parts)
         row, column, weight = self._entries[index]
 
         def product(digits: np.ndarray, rows: np.ndarray) -> np.ndarray:

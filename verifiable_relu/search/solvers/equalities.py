@@ -66,9 +66,8 @@ class _Solving:
         self._pieces, _ = without_maxima(network)
         self._equal = equalities(polytope)
         self._matrix = torch.zeros(len(polytope), network.output_size, dtype=torch.float64)
-        for number, row in enumerate(polytope):
-            for i, c in row.coefficients:
-                self._matrix[number, i] = float(c)
+        for number, i, c in ((number, *entry) for number, row in enumerate(polytope) for entry in row.coefficients):
+            self._matrix[number, i] = float(c)
         self._bound = torch.tensor([float(row.bound) for row in polytope], dtype=torch.float64)
 
     def point(self, start: np.ndarray) -> Point | None:
@@ -82,7 +81,6 @@ class _Solving:
         return None
 
     def _slacks(self, x: Tensor) -> Tensor:
-        """The rows' values, (rows,), at a point."""
         return self._matrix @ self._network(x[None])[0] - self._bound
 
     def _missing(self, x: np.ndarray) -> np.ndarray:
@@ -138,9 +136,8 @@ class _Solving:
     def _piece(self, x: Point, near: np.ndarray) -> tuple[list[Fraction], dict[int, np.ndarray]]:
         """Return the outputs that rows name, and their derivatives, at a point of the linear piece at a float point."""
         net = self._pieces
-        with torch.no_grad():
-            values = net.values(torch.from_numpy(near)[None])
-        phases = {i: np.where(values[net.ops[i].inputs[0]][0].numpy() >= 0, 1, -1) for i in net.activations}
+        values = net.values(torch.from_numpy(near)[None])
+        phases = {i: np.where(values[net.ops[i].inputs[0]][0].detach().numpy() >= 0, 1, -1) for i in net.activations}
         used = sorted({i for row in self._polytope for i, _ in row.coefficients})
         unit = np.zeros((len(used), net.output_size), dtype=object)
         unit[np.arange(len(used)), used] = 1

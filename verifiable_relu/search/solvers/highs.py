@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,11 @@ from verifiable_relu.supervisor.workers import Worker
 if TYPE_CHECKING:
     import highspy
 
-HIGHS = Worker(f"{__name__}:solve", library="highspy")
-"""The process of HiGHS, whose function takes a ``HighsTask``, and for a conversation a ``HighsJudge``."""
+SMALL = 1e-12
+"""Heuristic: HiGHS ignores coefficients up to this."""
 
-HighsJudge = Callable[[np.ndarray], bool]
-"""Takes the values (columns,) of each better solution of an integer program; True ends the search."""
+HIGHS = Worker(f"{__name__}:solve", library="highspy")
+"""The process of HiGHS."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,27 +42,21 @@ class MixedIntegerProgram:
 
 @dataclass(frozen=True, eq=False)
 class HighsTask:
-    """One call of HiGHS.
+    """A program, HiGHS's tolerance of feasibility, and the seconds after which it is told to stop.
 
-    Attributes:
-        program: the program to solve.
-        options: HiGHS's, by its names.
-        seconds: the time after which it is told to stop (its own ``time_limit`` goes by a clock that may be set).
+    HiGHS's own ``time_limit`` goes by a clock that may be set.
     """
 
     program: MixedIntegerProgram
-    options: Mapping[str, bool | int | float]
+    tolerance: float
     seconds: float
 
 
 @dataclass(frozen=True, eq=False)
 class HighsResult:
-    """HiGHS's answer.
+    """HiGHS's ``HighsModelStatus``, its last solution (columns,), empty if there is none, and the solution's cost.
 
-    Attributes:
-        status: HiGHS's ``HighsModelStatus``: ``kInterrupt`` where it was told to stop, ``kSolveError`` where it failed.
-        values: (columns,) the last solution; empty if there is none.
-        objective: its cost.
+    The status is ``kInterrupt`` where it was told to stop, ``kSolveError`` where it failed.
     """
 
     status: str
@@ -70,13 +64,19 @@ class HighsResult:
     objective: float
 
 
-def solve(task: HighsTask, judge: HighsJudge | None = None) -> HighsResult:
-    """Solve a program; of a run that failed, nothing is returned but the status ``kSolveError``."""
+def solve(task: HighsTask, judge: Callable[[np.ndarray], bool] | None = None) -> HighsResult:
+    """Solve a program; of a run that failed, nothing is returned but the status ``kSolveError``.
+
+    ``judge`` takes the values (columns,) of each better solution of an integer program; True ends the search.
+    """
     import highspy
     from highspy import HighsModelStatus, HighsStatus
 
     end, solver, stopped = time.perf_counter() + task.seconds, highspy.Highs(), False
-    for option, value in task.options.items():
+    options: dict[str, float] = {"output_flag": False, "log_to_console": False, "threads": 1, "random_seed": 0}
+    options |= {"small_matrix_value": SMALL, "mip_rel_gap": 0.0, "mip_abs_gap": 0.0}
+    options |= {f"{kind}_feasibility_tolerance": task.tolerance for kind in ("primal", "dual", "mip")}
+    for option, value in options.items():
         if solver.setOptionValue(option, value) != HighsStatus.kOk:
             raise ValueError(f"HiGHS does not take {value!r} for its option '{option}'")
     if solver.passModel(_model(task.program)) == HighsStatus.kError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,52 +16,36 @@ import numpy as np
 import torch
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bab.forms import AffineForms
 from verifiable_relu.search.bab.system import ReducedSystem
 from verifiable_relu.search.bab.witness import WitnessCheck
-from verifiable_relu.search.batch import QueryBatch
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
-from verifiable_relu.search.question import BoundedQuery, decide_one_by_one, require_piecewise_linear
+from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.program import system_slopes
 from verifiable_relu.supervisor.workers import Worker
 
 
 @dataclass(frozen=True)
-class Marabou:
+class Marabou(CompleteMethod):
     """Verification by Marabou."""
 
     ascent_steps: int = 6
 
     name: ClassVar[str] = "marabou"
 
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
-        return decide_one_by_one(self, batch)
-
-    def require(self, network: Network) -> None:
-        """As of ``CompleteMethod``."""
-        require_piecewise_linear(network)
-
     def start(self) -> None:
-        """As of ``CompleteMethod``."""
         MARABOU.start()
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        """As of ``CompleteMethod``."""
         witness = WitnessCheck(query.network, query.prop, self.name)
-        result = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, 0.0, detail="it is Marabou's word")
+        proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, 0.0, detail="it is Marabou's word")
         with torch.no_grad():
             reduced = query.reduced(budget.over)
             if reduced is None:
                 return witness.anywhere()
-            for part in reduced.parts.values():
-                outcome = self._reach(reduced.system, part.rows, witness, budget)
-                if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
-                    return outcome
-                result = outcome if outcome.verdict is Verdict.UNKNOWN else result
-        return result
+            parts = reduced.parts.values()
+            return all_excluded((self._reach(reduced.system, part.rows, witness, budget) for part in parts), proved)
 
     def _reach(self, system: ReducedSystem, rows: AffineForms, witness: WitnessCheck, budget: TimeBudget) -> Outcome:
         # Rows are loosened, so that tolerances exclude no point; then tightened where float64 denies Marabou's point.
@@ -84,9 +67,6 @@ def _constraints(system: ReducedSystem, rows: AffineForms, loose: float) -> tupl
 
     Variables are scaled inputs, pre-activations of unstable neurons, and their values. Returned are their bounds
     (variables, 2), the slopes, and matrix and right-hand side of equations, and of rows that are at most that.
-
-    Raises:
-        UnsupportedError: for other slopes than from 0 to 1, or huge numbers.
     """
     slopes, lower, upper = system_slopes(system).numpy(), system.lower.numpy(), system.upper.numpy()
     if not ((slopes >= 0) & (slopes < 1)).all():
@@ -136,4 +116,4 @@ def solve(task: tuple[Any, ...]) -> tuple[str, np.ndarray]:
     return answer, np.array([values[i] for i in range(inputs)] if answer == "sat" else [])
 
 
-MARABOU = Worker(f"{__name__}:{solve.__name__}", library="maraboupy.MarabouCore")
+MARABOU = Worker(f"{__name__}:solve", library="maraboupy.MarabouCore")

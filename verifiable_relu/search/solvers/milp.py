@@ -15,7 +15,6 @@ does not succeed in a part of the time left, *unsat* is HiGHS's word, and labell
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,32 +22,20 @@ import numpy as np
 import torch
 
 from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bab.forms import AffineForms
 from verifiable_relu.search.bab.query import ReducedQuery
 from verifiable_relu.search.bab.search import QuerySearch, Schedule
 from verifiable_relu.search.bab.tree import Branching
 from verifiable_relu.search.bab.witness import WitnessCheck
-from verifiable_relu.search.batch import QueryBatch
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
-from verifiable_relu.search.question import BoundedQuery, decide_one_by_one, require_piecewise_linear
+from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.highs import HIGHS, HighsResult, HighsTask
-from verifiable_relu.search.solvers.program import SMALL, mixed_integer_program
-
-_OPTIONS = {
-    "output_flag": False,
-    "log_to_console": False,
-    "threads": 1,
-    "random_seed": 0,
-    "small_matrix_value": SMALL,
-    "mip_rel_gap": 0.0,
-    "mip_abs_gap": 0.0,
-}
+from verifiable_relu.search.solvers.program import mixed_integer_program
 
 
 @dataclass(frozen=True)
-class Milp:
+class Milp(CompleteMethod):
     """Verification by HiGHS.
 
     Attributes:
@@ -70,26 +57,17 @@ class Milp:
 
     name: ClassVar[str] = "milp"
 
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
-        return decide_one_by_one(self, batch)
-
-    def require(self, network: Network) -> None:
-        """As of ``CompleteMethod``."""
-        require_piecewise_linear(network)
-
     def start(self) -> None:
-        """As of ``CompleteMethod``."""
         HIGHS.start()
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        """As of ``CompleteMethod``."""
         witness = WitnessCheck(query.network, query.prop, self.name)
         with torch.no_grad():
             system = query.reduced(budget.over)
             if system is None:
                 return witness.anywhere()
-            outcome = self._excluded(system, witness, budget)
+            parts = (self._excluded(system, part.rows, witness, budget) for part in system.parts.values())
+            outcome = all_excluded(parts, Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT))
             if outcome.verdict is not Verdict.UNSAT:
                 return outcome
             within = replace(budget.share(self.again), memory=budget.memory // 2, processes=1)
@@ -101,27 +79,19 @@ class Milp:
             return replace(outcome, trust=query.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
         return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
 
-    def _excluded(self, query: ReducedQuery, witness: WitnessCheck, budget: TimeBudget) -> Outcome:
-        """Go through the open polytopes; sat ends the search, unsat needs all of them excluded."""
-        result = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT)
-        for part in query.parts.values():
-            outcome = self._reach(query, part.rows, witness, budget, self.loose)
-            if outcome.reason is Reason.INCOMPLETE:
-                # Loose rows have solutions that the network has not. The rows as they are exclude nothing for certain.
-                exactly = self._reach(query, part.rows, witness, budget, None)
-                outcome = exactly if exactly.verdict is Verdict.SAT else outcome
-            if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
-                return outcome
-            if outcome.verdict is Verdict.UNKNOWN and result.verdict is Verdict.UNSAT:
-                result = outcome
-        return result
+    def _excluded(self, query: ReducedQuery, rows: AffineForms, witness: WitnessCheck, budget: TimeBudget) -> Outcome:
+        outcome = self._reach(query, rows, witness, budget, self.loose)
+        if outcome.reason is Reason.INCOMPLETE:
+            # Loose rows have solutions that the network has not. The rows as they are exclude nothing for certain.
+            exactly = self._reach(query, rows, witness, budget, None)
+            outcome = exactly if exactly.verdict is Verdict.SAT else outcome
+        return outcome
 
     def _reach(
         self, query: ReducedQuery, rows: AffineForms, witness: WitnessCheck, budget: TimeBudget, loose: float | None
     ) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""
-        system = query.system
-        program = mixed_integer_program(system, rows, self.slack, loose)
+        system, program = query.system, mixed_integer_program(query.system, rows, self.slack, loose)
         if (seconds := budget.left()) <= 0:
             return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
 
@@ -130,9 +100,7 @@ class Milp:
             return witness.near(system.point(inputs[None]))
 
         try:
-            kinds = ("primal", "dual", "mip")
-            options = _OPTIONS | {f"{kind}_feasibility_tolerance": self.tolerance for kind in kinds}
-            task = HighsTask(program, options, seconds)
+            task = HighsTask(program, self.tolerance, seconds)
             solved: HighsResult = HIGHS.call(task, seconds + PATIENCE, self.process_memory, judge)
         except (OutOfTime, MemoryError, CallFailed) as error:
             # A counterexample that was met on the way stands, however the search ended.

@@ -21,10 +21,7 @@ from verifiable_relu.rounding import OWN, SCALED_LOST
 from verifiable_relu.search.bab.forms import AffineForms
 from verifiable_relu.search.bab.system import ReducedSystem
 from verifiable_relu.search.question import slopes_below
-from verifiable_relu.search.solvers.highs import MixedIntegerProgram
-
-SMALL = 1e-12
-"""Heuristic: coefficients below are left out, and their rows loosened instead; HiGHS would ignore them."""
+from verifiable_relu.search.solvers.highs import SMALL, MixedIntegerProgram
 
 _FAR = 1e15
 """Ends of rows beyond are set to this: from 1e20 on HiGHS would take them for none."""
@@ -76,36 +73,39 @@ def mixed_integer_program(
     )
     if not all(np.isfinite(part).all() for part in (matrix.data, constant, error, ends)):
         raise UnsupportedError("the numbers of the program are beyond float64")
-    free = np.full(count + 2 * m, np.inf)
-    row_lower = np.concatenate([constant[:m], -free])
+    row_lower = np.concatenate([constant[:m], np.full(count + 2 * m, -np.inf)])
     row_upper = np.concatenate([constant, np.zeros(m), ends[m:]])
-    small = np.abs(matrix.data) <= SMALL
-    lost = np.bincount(sparse.coo_array(matrix).coords[0][small], np.abs(matrix.data[small]), len(row_lower))
-    matrix.data[small] = 0.0
-    matrix.eliminate_zeros()
+    lost = _leave_out_small(matrix)
     if loose is not None:
         outward = OWN * np.concatenate([error, np.zeros(2 * m)]) + 2 * lost + SCALED_LOST + loose
         row_lower, row_upper = row_lower - outward, row_upper + outward
-    is_binary = np.arange(n + 3 * m + 1) >= n + 2 * m
-    is_binary[-1] = False
+
+    def finite(ends: np.ndarray) -> np.ndarray:
+        # Rows themselves are sums of numbers of size 1 at most.
+        return np.where(np.isinf(ends), ends, np.clip(ends, -_FAR, _FAR))
+
     return MixedIntegerProgram(
         cost=np.append(np.zeros(n + 3 * m), 1.0),
         lower=np.concatenate([-np.ones(n), np.zeros(3 * m), [-1.0]]),
         upper=np.concatenate([np.ones(n), ends, np.ones(m), [most]]),
-        row_lower=_finite(row_lower),
-        row_upper=_finite(row_upper),
+        row_lower=finite(row_lower),
+        row_upper=finite(row_upper),
         starts=matrix.indptr,
         columns=matrix.indices,
         entries=matrix.data,
-        integral=is_binary,
+        integral=np.repeat([False, True, False], [n + 2 * m, m, 1]),
     )
+
+
+def _leave_out_small(matrix: sparse.csr_array) -> np.ndarray:
+    """Make coefficients 0 that HiGHS would ignore, and return the sum of their sizes in each row."""
+    small = np.abs(matrix.data) <= SMALL
+    lost = np.bincount(sparse.coo_array(matrix).coords[0][small], np.abs(matrix.data[small]), matrix.shape[0])
+    matrix.data[small] = 0.0
+    matrix.eliminate_zeros()
+    return lost
 
 
 def _exponent(sizes: np.ndarray) -> np.ndarray:
     """Return k of the least power of two 2^k above each size; 0 for a size of 0."""
     return np.frexp(sizes)[1]
-
-
-def _finite(ends: np.ndarray) -> np.ndarray:
-    """Return row ends that HiGHS takes for finite numbers: rows themselves are sums of numbers of size 1 at most."""
-    return np.where(np.isinf(ends), ends, np.clip(ends, -_FAR, _FAR))

@@ -16,10 +16,10 @@ stable neurons (``encoding``) and nothing else: chords or intervals as further c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -28,16 +28,14 @@ from torch import Tensor
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
-from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bab.elimination import Elimination
 from verifiable_relu.search.bab.search import QuerySearch, Schedule
 from verifiable_relu.search.bab.tree import Branching, Decide
 from verifiable_relu.search.bab.witness import WitnessCheck
-from verifiable_relu.search.batch import QueryBatch
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.claims import exact_claim
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, fault
-from verifiable_relu.search.question import BoundedQuery, decide_one_by_one, require_piecewise_linear
+from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.encoding import ExactEncoding, ExactForms, phases_of
 from verifiable_relu.search.solvers.z3 import Z3, Z3Answer, Z3Task
 from verifiable_relu.spec.property import Polytope
@@ -49,7 +47,7 @@ _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
 
 
 @dataclass(frozen=True)
-class Smt:
+class Smt(CompleteMethod):
     """Verification by z3.
 
     Attributes:
@@ -70,35 +68,21 @@ class Smt:
     def name(self) -> str:
         return "smt-exact" if self.whole else "smt"
 
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
-        return decide_one_by_one(self, batch)
-
-    def require(self, network: Network) -> None:
-        """As of ``CompleteMethod``."""
-        require_piecewise_linear(network)
-
     def start(self) -> None:
-        """As of ``CompleteMethod``."""
         Z3.start()
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        """As of ``CompleteMethod``."""
         with torch.no_grad():
             solver = _Asked(self, query, budget)
             return self._all_at_once(solver) if self.whole else self._in_trees(solver)
 
     def _all_at_once(self, solver: _Asked) -> Outcome:
-        """Go through the open polytopes, the least excluded one first; unsat needs all of them excluded."""
-        query, result = solver.query, Outcome(Verdict.UNSAT, Reason.PROVED, self.name, solver.query.trust, 0.0)
+        """Go through the open polytopes, the least excluded one first."""
+        query = solver.query
         order = sorted((value, part) for part, value in enumerate(query.bounds()) if not value > 0)
-        for number in dict.fromkeys(int(query.rows.origin[part]) for _, part in order):
-            outcome = solver.reach(query.prop.unsafe[number])
-            if outcome.verdict is Verdict.SAT or outcome.reason is Reason.TIMEOUT:
-                return outcome
-            if outcome.verdict is Verdict.UNKNOWN and result.verdict is Verdict.UNSAT:
-                result = outcome
-        return result
+        numbers = dict.fromkeys(int(query.rows.origin[part]) for _, part in order)
+        proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, query.trust, 0.0)
+        return all_excluded((solver.reach(query.prop.unsafe[number]) for number in numbers), proved)
 
     def _in_trees(self, solver: _Asked) -> Outcome:
         query, budget, witness = solver.query, solver.budget, solver.witness
@@ -124,7 +108,6 @@ class _Asked:
     """z3, asked about one query and about sub-problems of it.
 
     Attributes:
-        query, budget: the arguments.
         witness: tests points that trees come across; z3's counterexamples are among them.
         decided: the number of sub-problems that z3 has excluded.
         missed: an exact counterexample that is none in floating point.
@@ -152,16 +135,14 @@ class _Asked:
         return decide
 
     def _excluded(self, outcome: Outcome) -> bool | None:
-        if outcome.verdict is Verdict.UNSAT:
-            self.decided += 1
-            return True
         if outcome.verdict is Verdict.SAT:
             self.witness.found = outcome
         elif outcome.reason is Reason.UNCONFIRMED:
             self.missed = outcome
-        else:
+        elif outcome.verdict is Verdict.UNKNOWN:
             return None
-        return False
+        self.decided += outcome.verdict is Verdict.UNSAT
+        return outcome.verdict is Verdict.UNSAT
 
     def reach(self, polytope: Polytope, more: str = "") -> Outcome:
         """Look for a point that reaches a polytope and satisfies more assertions; only z3 says *unsat*."""
@@ -169,7 +150,7 @@ class _Asked:
         if self.budget.over():
             return Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out")
         deeper = [f"(assert (>= gap {_number(depth)}))\n" for depth in _DEPTHS]
-        assertions = formula.shared() + formula.unsafe(polytope) + more
+        assertions = formula.shared + formula.unsafe(polytope) + more
         seconds = max(0.0, self.budget.left())
         task = Z3Task(formula.declarations, assertions, formula.pairs, deeper, seconds)
         try:
@@ -209,19 +190,19 @@ class SmtFormula:
     def __init__(self, query: BoundedQuery, budget: TimeBudget) -> None:
         network, intervals = query.without_maxima
         self._query, self._budget = query, budget
-        self._encoding = ExactEncoding(network, phases_of(network, intervals), lambda index: self._size(index))
+        size = cache(lambda: Elimination(network, query.box, intervals, budget.over).sizes)
+        self._encoding = ExactEncoding(network, phases_of(network, intervals), lambda index: size()[index])
         self.pairs = [(f"p_{i}_{j}", f"n_{i}_{j}") for i, j in self._encoding.places]
         self._inputs = network.input_size
         parts = (pair[side] for side in range(2) for pair in self.pairs)
         self._names = [*(f"x_{i}" for i in range(self._inputs)), *parts]
         self.declarations = "".join(f"(declare-const {name} Real)\n" for name in [*self._names, "gap"])
-        self._shared = ""
         self._unsafe: dict[Polytope, str] = {}
 
+    @cached_property
     def shared(self) -> str:
-        """Return what is asserted for all polytopes: box, unstable neurons, and that the gap is not negative."""
-        self._shared = self._shared or _asserted([*self._box(), *self._neurons(), "(>= gap 0.0)"])
-        return self._shared
+        """The assertions for all polytopes: box, unstable neurons, and that the gap is not negative."""
+        return _asserted([*self._box(), *self._neurons(), "(>= gap 0.0)"])
 
     def unsafe(self, polytope: Polytope) -> str:
         """Return the assertions of a polytope's rows, each with ``gap``, which may be zero, on its smaller side."""
@@ -242,14 +223,8 @@ class SmtFormula:
         return self._unsafe.get(polytope, "")
 
     def point(self, model: Mapping[str, Fraction]) -> Witness:
-        """Return the input that a model describes."""
         box = self._query.prop.box
         return tuple(model.get(f"x_{i}", box.bounds(i)[0]) for i in range(box.size))
-
-    @cached_property
-    def _size(self) -> Callable[[int], Tensor]:
-        network, intervals = self._query.without_maxima
-        return Elimination(network, self._query.box, intervals, self._budget.over).sizes.__getitem__
 
     def _box(self) -> Iterator[str]:
         box = self._query.prop.box

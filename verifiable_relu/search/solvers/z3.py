@@ -18,16 +18,15 @@ _LONGEST = 2**31
 """Milliseconds that z3 takes for a limit; more would be none."""
 
 Z3 = Worker(f"{__name__}:solve", library="z3")
-"""The process of z3, whose function takes a ``Z3Task``."""
+"""The process of z3."""
 
 
 @dataclass(frozen=True)
 class Z3Task:
-    """A formula, of which a model is sought, and then another with the same signs.
+    """A formula in SMT-LIB, for which a model is sought, and then another with the same signs.
 
     Attributes:
-        declarations: of all constants, in SMT-LIB.
-        assertions: in SMT-LIB.
+        declarations, assertions: the formula.
         pairs: the names of constants of which one is zero.
         deeper: further assertions, to be tried in turn once there is a model; each keeps the pairs' zeros.
         seconds: the time after which z3 is told to stop.
@@ -42,12 +41,9 @@ class Z3Task:
 
 @dataclass(frozen=True)
 class Z3Answer:
-    """z3's answer.
+    """z3's answer; for *sat* a model, and the first one with further assertions, if any; for *unknown* a reason.
 
-    Attributes:
-        answer: *sat* if the assertions have a model.
-        models: a model, and the first one with further assertions, if any. Constants that it lacks may have any value.
-        reason: why the answer is unknown.
+    Constants that a model lacks may have any value.
     """
 
     answer: Literal["sat", "unsat", "unknown"]

@@ -91,13 +91,14 @@ class BoxBounder:
         self.batch = self._most = max(1, min(suits, memory // each))
         self._fed = sorted({source for i in self._new for source in network.ops[i].inputs})
 
-    def over(self, box: Interval, known: Known, first: bool, stop: Callable[[], bool]) -> BoxBounds:
+    def over(self, box: Interval, known: Known, first: bool, is_bounded: bool, stop: Callable[[], bool]) -> BoxBounds:
         """Bound a batch of boxes (batch, inputs).
 
         Args:
             box: the boxes.
             known: intervals over larger boxes.
-            first: whether ``known`` is CROWN's over these very boxes.
+            first: whether these boxes are the first.
+            is_bounded: whether ``known`` is CROWN's over these very boxes.
             stop: returns True once time is over.
         """
         forms = (
@@ -117,8 +118,8 @@ class BoxBounder:
         relaxation = Relaxation(self._network, box, known=known, memory=self._memory, stop=stop)
         if self.by_intervals:
             return BoxBounds(relaxation.advance(), box, {}, self._varying[:0], by_intervals=True)
-        most = None if known else self._max_unstable
-        bound_by_crown(relaxation, by_rows=not (first and known), max_unstable=most)
+        most = None if known and (is_bounded or not first) else self._max_unstable
+        bound_by_crown(relaxation, by_rows=not is_bounded, max_unstable=most)
         inputs = {i: relaxation.bounds[i].interval for i in self._fed}
         return BoxBounds(relaxation, box, inputs, self._unstable(inputs).sum()[None])
 

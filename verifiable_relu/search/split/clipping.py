@@ -73,11 +73,16 @@ def clip(lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficien
     return Clipped(new_low, new_high, (new_low > new_high).any(1), margin, torch.stack([rest_low, rest_high]))
 
 
-def clipping_rows(rows: BoxRows, clipped: Clipped) -> Tensor:
-    """Return the row that cuts off most of a polytope at the lower and the upper end, (2, batch, polytopes, inputs)."""
+def clipping_rows(rows: BoxRows, clipped: Clipped) -> tuple[Tensor, Tensor]:
+    """Return the rows that cut off most of a polytope at the lower and the upper end, and these ends.
+
+    Returns:
+        (2, batch, polytopes, inputs) each.
+    """
     member = rows.polytope[:, None] == torch.arange(rows.exists.shape[1], device=rows.polytope.device)[:, None]
     low, high = (
         torch.where(member[..., None], end[:, None], worst)
         for end, worst in zip(clipped.ends, (-torch.inf, torch.inf), strict=True)
     )
-    return torch.stack([low.argmax(2), high.argmin(2)])
+    (least, at_least), (most, at_most) = low.max(2), high.min(2)
+    return torch.stack([at_least, at_most]), torch.stack([least, most])

@@ -46,11 +46,14 @@ class BoxesClipped:
 
     Attributes:
         rest: what is left of the boxes; ends that cross where nothing is left.
-        row: (2, boxes, polytopes, inputs) the row that cuts a polytope off below the lower and above the upper end.
+        row: (2, boxes, polytopes, inputs) the row that cuts most of a polytope off below the lower and above the upper
+            end.
+        ends: likewise, these ends: what the rows leave of each polytope.
     """
 
     rest: SubBoxes
     row: Tensor
+    ends: Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,7 @@ from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.claims import claim
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.search.property_rows import BoxRows, input_box
+from verifiable_relu.search.root_bounds import RootBounds
 from verifiable_relu.search.split.bounding import BoxBounder, bound_rows, coefficient_error
 from verifiable_relu.search.split.boxes import NO_BOUNDS, Frontier, KnownBounds, SubBoxes
 from verifiable_relu.search.split.clipping import clip, clipping_rows
@@ -102,8 +103,7 @@ class InputSplit:
                 # Bounds are known of the ops of the network that was asked about.
                 device = torch.device(part.budget.device)
                 known = part.bounds_cache.known(list(part.queries), device) if network is part.network else None
-                intervals = {} if known is None or known.reached < math.inf else dict(known.intervals)
-                search = BoxSearch(self, part, network, intervals)
+                search = BoxSearch(self, part, network, known)
             while len(search.now.frontier):
                 try:
                     with neutral(), torch.no_grad():
@@ -146,10 +146,10 @@ class BoxSearch:
         options: of the method.
         batch: the queries.
         network: the network of the queries, as it is bounded.
-        known: intervals over the queries' boxes by the number of the op that feeds a nonlinear op, (queries, size).
+        known: bounds over the queries' boxes, if there are any.
     """
 
-    def __init__(self, options: InputSplit, batch: QueryBatch, network: Network, known: dict[int, Interval]) -> None:
+    def __init__(self, options: InputSplit, batch: QueryBatch, network: Network, known: RootBounds | None) -> None:
         self._options, self._batch, self._budget, self._network = options, batch, batch.budget, network
         self._name = options.name
         self._observer: Observer = ignore if batch.observer is None else partial(batch.observer, list(batch.queries))
@@ -170,7 +170,9 @@ class BoxSearch:
         self.bounder = BoxBounder(network, moving.nonzero().squeeze(1), *limits, self._points)
         self._rows = BoxRows.from_properties(properties, network.output_size, box.lower)
         self._known, owner = KnownBounds(memory // (16 * neurons)), torch.arange(count, device=device)
-        within = self._known.keep(known) if known and not self._points else torch.full_like(owner, NO_BOUNDS)
+        within, self._is_bounded = torch.full_like(owner, NO_BOUNDS), known is not None and known.reached == math.inf
+        if known is not None and known.intervals and not self._points:
+            within = self._known.keep(dict(known.intervals))
         frontier = Frontier(SubBoxes(box.lower, box.upper, owner, owner.clone(), within))
         nothing = box.lower.new_full((count,), torch.inf)
         self.now = Progress(frontier, nothing, [1] * count, [0] * count, number=count)
@@ -293,8 +295,10 @@ class BoxSearch:
         Raises:
             OutOfTime: if the time of their queries ends meanwhile; then none was put back.
         """
-        rows, count = self._rows.take(boxes.owner), len(self._queries)
-        bounds = self.bounder.over(boxes.interval, self._known.over(boxes.within), self._steps == 1, stop)
+        rows, count, first = self._rows.take(boxes.owner), len(self._queries), self._steps == 1
+        bounds = self.bounder.over(
+            boxes.interval, self._known.over(boxes.within), first, first and self._is_bounded, stop
+        )
         with_sums = self._has_joint_rows and (self._steps <= self._sums_until or not self._steps % _SUMS_EVERY)
         found = bound_rows(bounds, boxes, rows, with_sums, self._observer)
         margins = found.rows.margins(found.values)
@@ -339,7 +343,7 @@ class BoxSearch:
         self._charge(taken)
         self._attack_queries([local for local in long if local not in self.now.outcomes], stop)
         if self._observer is not ignore:
-            self._observer(BoxesClipped(rest, clipping_rows(found.rows, clipped)))
+            self._observer(BoxesClipped(rest, *clipping_rows(found.rows, clipped)))
         chosen = order[len(order) - sum(kept) :]
         if len(chosen):
             serial = self._known.keep({i: x.pick(chosen) for i, x in bounds.inputs.items()}) if bounds.inputs else None

@@ -1,4 +1,4 @@
-"""``python -m verifiable_relu.network.onnx`` prints the page docs/operators.md: every operator that is read."""
+"""``python -m verifiable_relu.readers.onnx`` prints the page docs/operators.md: every operator that is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLES = {
 
 HEAD = """# Operators that are read from ONNX files
 
-Printed by `python -m verifiable_relu.network.onnx`. A number is the opset in which a definition of the operator began
+Printed by `python -m verifiable_relu.readers.onnx`. A number is the opset in which a definition of the operator began
 that is read; a definition that is not listed is refused by name, and so is an operator that is not. What a file makes
 of constants alone is computed when the file is read, by the standard's reference evaluator, for any of the operators at
 the end.

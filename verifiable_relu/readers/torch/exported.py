@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.trace import Trace, TracedCall, exchanged, tensors
-from verifiable_relu.network.onnx import read_onnx
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.readers.torch.trace import Trace, TracedCall, exchanged, tensors
 
 
 def exported(trace: Trace, name: str) -> Network:

@@ -5,7 +5,7 @@ A trace with operators that the table does not have is read by way of torch's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -16,15 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.ir.enclosure import sample_points
-from verifiable_relu.network.agreement import parting
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.module.exported import exported
-from verifiable_relu.network.module.operators import ModuleTranslator, NotTranslated
-from verifiable_relu.network.module.trace import trace
-from verifiable_relu.network.nodes import Shape
+from verifiable_relu.ir.enclosure import find_difference, sample_points
+from verifiable_relu.ir.network import Network, Op, Shape
+from verifiable_relu.readers.torch.exported import exported
+from verifiable_relu.readers.torch.operators import ModuleTranslator, NotTranslated
+from verifiable_relu.readers.torch.trace import trace
 from verifiable_relu.rounding import unit_roundoff
-from verifiable_relu.settings import as_given
+from verifiable_relu.settings import as_given, neutral
 
 
 def from_torch(
@@ -101,8 +99,8 @@ def _read(module: _Called, shape: Shape, name: str, compared: bool, exact: bool)
     points = sample_points(shape, first.dtype).to(first.device)
     several, one = points[::3], points[1:2]
     try:
-        network, observed = ModuleTranslator(trace(module, several.clone(), exact), exact).network(name)
-        _require_agreement(network, several, observed, "the module is not the network that was read from it")
+        network, ops, observed = ModuleTranslator(trace(module, several.clone(), exact), exact).network(name)
+        _require_agreement(ops, several, observed, "the module is not the network that was read from it")
         _require_outputs(module, network, several, one)
     except NotTranslated as refusal:
         try:
@@ -122,19 +120,18 @@ def _require_outputs(module: nn.Module, network: Network, *batches: Tensor) -> N
     for x in batches:
         with torch.no_grad():
             output = module(x.clone())
-        shapes = {(len(x), *network.output_shape)} | ({(len(x),)} if network.output_shape == (1,) else set())
+        shape = network.source.output_shape
+        shapes = {(len(x), *shape)} | ({(len(x),)} if shape == (1,) else set())
         if not isinstance(output, Tensor) or output.shape not in shapes:
             raise UnsupportedError(f"{said}: a {type(output).__name__} of another shape")
-        _require_agreement(network, x, {len(network.nodes) - 1: output}, said)
+        _require_agreement(network.ops, x, {len(network.ops) - 1: output.reshape(len(x), -1)}, said)
 
 
-def _require_agreement(network: Network, x: Tensor, seen: dict[int, Tensor], said: str) -> None:
-    """Make certain that nodes are what the module was seen to compute, to within rounding; else say so."""
-    # What has no axis but that of samples is a vector of one in a network.
-    shaped = {index: value.reshape(len(x), *network.nodes[index].shape) for index, value in seen.items()}
-    found = parting(network.nodes, x, shaped, unit_roundoff(x.dtype))
+def _require_agreement(ops: Sequence[Op], x: Tensor, seen: dict[int, Tensor], said: str) -> None:
+    """Make certain that ops are what the module was seen to compute, to within rounding; else say so."""
+    found = find_difference(ops, x.flatten(1), seen, unit_roundoff(x.dtype))
     if found is not None:
-        raise UnsupportedError(f"{said}: {found}", place=found.node.place)
+        raise UnsupportedError(f"{said}: {found}", place=found.op.place)
 
 
 def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor], Tensor]:
@@ -146,7 +143,7 @@ def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor],
 
     @torch.no_grad()
     def run(x: Tensor) -> Tensor:
-        with as_given(), _evaluating(module):
+        with _evaluating(module):
             made: Tensor = _Called(module, argument)(x.to(_first(module)))
             return made.cpu()
 
@@ -175,17 +172,16 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     modules = [m for m in module.modules() if hasattr(m, "training")]
     flags = [m.training for m in modules]
     buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
-    precision, fused = torch.get_float32_matmul_precision(), torch._C._get_mkldnn_enabled()
+    fused = torch._C._get_mkldnn_enabled()
     cudnn = torch.backends.cudnn.flags(enabled=False)
-    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), cudnn:
+    # ``neutral`` sees to the precision of products: to put back the user's here would undo what a block around has set.
+    with neutral(), as_given(), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), cudnn:
         try:
-            torch.set_float32_matmul_precision("highest")
             torch._C._set_mkldnn_enabled(False)
             if any(flags):
                 module.eval()
             yield
         finally:
-            torch.set_float32_matmul_precision(precision)
             torch._C._set_mkldnn_enabled(fused)
             for m, was in zip(modules, flags, strict=True):
                 # Parents first: ``train`` also sets the flags of what is inside.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,39 +12,34 @@ from torch import Tensor
 
 from verifiable_relu import runtime
 from verifiable_relu.errors import InputError
-from verifiable_relu.ir.enclosure import sample_points
-from verifiable_relu.network.agreement import Parting, parting
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Node
+from verifiable_relu.ir.enclosure import Difference, find_difference, sample_points
+from verifiable_relu.ir.network import Network, Op
 from verifiable_relu.readers.onnx.model import declared_inputs
-from verifiable_relu.rounding import unit_roundoff
+from verifiable_relu.rounding import ARITHMETICS, unit_roundoff
 
 _COMPLAINT = "the network that was read does not compute what the file does"
 
 
-Unmerged = Callable[[], tuple[Sequence[Node], Mapping[str, int]]]
-"""Makes the nodes that were read, before anything was merged, and the node behind each computed tensor of the file."""
-
-
-def compare(network: Network, unmerged: Unmerged) -> None:
+def compare(network: Network, ops: Sequence[Op], places: Mapping[str, int]) -> None:
     """Evaluate a network and the file it came from at points that suit any network.
 
     Args:
         network: as it was read, with the file's bytes.
-        unmerged: called where the two differ, to find the node at which they part.
+        ops: as they were read, before anything was merged.
+        places: the number of the op behind each computed tensor of the file.
 
     Raises:
         InputError: if onnxruntime refuses the file, or the two differ by more than rounding explains; it names the
             first node of the file at which they part.
     """
-    assert network.onnx is not None
-    source = _FileRun(network.onnx)
-    points = sample_points(network.input_shape, source.dtype)
-    found = _outputs(source, points, network.batched)
+    assert network.source.onnx is not None
+    source = _FileRun(network.source.onnx)
+    points = sample_points(network.source.input_shape, source.dtype)
+    found = _outputs(source, points, network.source.batched)
     if not bool(torch.isfinite(found).any()):
         raise InputError("no output is finite where the network is compared with its file")
-    if _output_parting(network, points, found, source.unit) is not None:
-        raise _explained(network, *unmerged(), points)
+    if _output_difference(network, points, found, source.unit) is not None:
+        raise _explained(network, ops, places, points)
 
 
 def require_runs(data: bytes) -> None:
@@ -62,50 +57,52 @@ def compare_at(network: Network, points: np.ndarray) -> None:
     A quantised file as it runs is compared with what a session of onnxruntime with default options makes of it, too.
 
     Args:
-        network: as it was read from a file; one that was not is not compared.
+        network: as it was read from a file; one that was not is not compared, nor one in an arithmetic that rounds
+            weights, in which no session runs.
         points: (batch, input size), rounded to float32 here; those beyond its range are left out.
 
     Raises:
         InputError: if the two differ by more than rounding explains.
     """
-    if network.onnx is None:
+    arithmetic = ARITHMETICS.get(network.arithmetic)
+    if network.source.onnx is None or (arithmetic is not None and arithmetic.result):
         return
     with np.errstate(over="ignore"):
         narrow = torch.from_numpy(points.astype(np.float32))
     narrow = narrow[torch.isfinite(narrow).all(1)]
     complaints = {False: _COMPLAINT}
-    if network.arithmetic != "real" and is_quantised(network.onnx):
+    if network.arithmetic != "real" and is_quantised(network.source.onnx):
         complaints[True] = "with default options onnxruntime computes something else than the operators of the file"
     for default, complaint in complaints.items() if len(narrow) else ():
         try:
-            source = _FileRun(network.onnx, default)
+            source = _FileRun(network.source.onnx, default)
         except InputError:
             if default:
                 # Version 1.31 refuses some files that it runs as they are written: there is nothing to compare.
                 continue
             raise
-        inputs = narrow.to(source.dtype).reshape(-1, *network.input_shape)
-        found = _output_parting(network, inputs, _outputs(source, inputs, network.batched), source.unit)
+        inputs = narrow.to(source.dtype).reshape(-1, *network.source.input_shape)
+        found = _output_difference(network, inputs, _outputs(source, inputs, network.source.batched), source.unit)
         if found is not None:
             raise InputError(f"{complaint} at a point of the property's box: {found}")
 
 
-def _output_parting(network: Network, points: Tensor, found: Tensor, unit: float) -> Parting | None:
-    """Where the outputs that the file computes are not the network's."""
+def _output_difference(network: Network, points: Tensor, found: Tensor, unit: float) -> Difference | None:
+    """Return where the outputs that the file computes are not the network's."""
     if found.shape[1] != network.output_size:
         raise InputError(f"{found.shape[1]} outputs are computed where {network.output_size} were read")
-    last = len(network.nodes) - 1
-    return _parting(network.nodes, points, {last: found.reshape(-1, *network.output_shape)}, unit)
+    return _difference(network.ops, points, {len(network.ops) - 1: found}, unit)
 
 
-def _parting(nodes: Sequence[Node], points: Tensor, seen: Mapping[int, Tensor], unit: float) -> Parting | None:
-    """Where a source of unit roundoff ``unit`` differs from the nodes.
+def _difference(ops: Sequence[Op], points: Tensor, seen: Mapping[int, Tensor], unit: float) -> Difference | None:
+    """Return where a source of unit roundoff ``unit`` differs from the ops.
 
     Float32, which takes half the time, is believed where it finds no difference: a bound of an error may underflow in
     it, which makes the comparison too strict, not too lax.
     """
-    quick = parting(nodes, points, seen, 2 * unit, points.dtype)
-    return None if quick is None else parting(nodes, points, seen, unit, torch.float64)
+    x = points.flatten(1)
+    quick = find_difference(ops, x, seen, 2 * unit, x.dtype)
+    return None if quick is None else find_difference(ops, x, seen, unit, torch.float64)
 
 
 _TYPES = {
@@ -123,9 +120,6 @@ class _FileRun:
     Attributes:
         dtype: in which the file's numbers are compared.
         unit: the unit roundoff in which it computes.
-
-    Raises:
-        InputError: if the file is refused.
     """
 
     def __init__(self, data: bytes, default: bool = False) -> None:
@@ -194,22 +188,23 @@ def _outputs(source: _FileRun, points: Tensor, batched: bool) -> Tensor:
     return torch.from_numpy(np.stack(found)).to(points.dtype)
 
 
-def _explained(network: Network, nodes: Sequence[Node], names: Mapping[str, int], points: Tensor) -> InputError:
-    """The complaint about a network that is not its file, with the first node of the file at which the two part."""
-    assert network.onnx is not None
-    model = onnx.load_model_from_string(network.onnx)
+def _explained(network: Network, ops: Sequence[Op], places: Mapping[str, int], points: Tensor) -> InputError:
+    """Return the complaint about a network that is not its file, with the first node of the file where they differ."""
+    assert network.source.onnx is not None
+    model = onnx.load_model_from_string(network.source.onnx)
     computed = {output for node in model.graph.node for output in node.output}
     shown = {output.name for output in model.graph.output}
-    watched = {name: index for name, index in names.items() if name in computed and index > 0}
+    watched = {name: index for name, index in places.items() if name in computed and index > 0}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched if name not in shown)
     source = _FileRun(model.SerializeToString())
     order = [output.name for output in model.graph.output]
-    runs = [dict(zip(order, source.run(x[None] if network.batched else x), strict=True)) for x in points.numpy()]
+    samples = [x[None] if network.source.batched else x for x in points.numpy()]
+    runs = [dict(zip(order, source.run(x), strict=True)) for x in samples]
     seen = {
-        index: torch.from_numpy(np.stack([run[name].reshape(nodes[index].shape) for run in runs])).to(points.dtype)
+        index: torch.from_numpy(np.stack([run[name].reshape(-1) for run in runs])).to(points.dtype)
         for name, index in watched.items()
     }
-    found = _parting(nodes, points, seen, source.unit)
+    found = _difference(ops, points, seen, source.unit)
     if found is None:
         return InputError(f"{_COMPLAINT}, though each of its nodes by itself does")
-    return InputError(f"{_COMPLAINT}: {found}", place=f"node '{found.node.name}'")
+    return InputError(f"{_COMPLAINT}: {found}", place=f"node '{found.op.name}'")

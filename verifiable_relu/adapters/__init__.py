@@ -1,1 +1,0 @@
-"""Verifiers of other projects as methods; their verdicts are not verified here, and labelled ``float``."""
