@@ -18,7 +18,7 @@ from benchmarks.common.records import Record, Records, of, read_records
 from benchmarks.verification import competition, competition_asking, competition_instances, competition_tables
 from benchmarks.verification.competition_asking import Ran
 from verifiable_relu.campaign import Result, Store
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+from verifiable_relu.search.outcomes import Reason, Trust, Verdict
 
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from benchmarks.study.training import HARDNESSES, joint, measure, numbers
 from verifiable_relu.data import Dataset
-from verifiable_relu.network import Network, from_torch
+from verifiable_relu.ir.network import Network
 from verifiable_relu.nn import mlp
+from verifiable_relu.readers import from_torch
 
 EPS = "1/20"
 

@@ -23,7 +23,7 @@ from verifiable_relu.certify import main
 from verifiable_relu.check import Refused
 from verifiable_relu.check import __main__ as check
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx, write_onnx
+from verifiable_relu.readers import read_onnx, write_onnx
 from verifiable_relu.report import __main__ as report
 from verifiable_relu.spec.property import Box, Property
 from verifiable_relu.spec.specfile import vnnlib_text
@@ -81,6 +81,17 @@ def test_joint_verdicts_get_certificates_for_the_whole_family(
         (line,) = csv.DictReader(file)
     assert "λ ≥ 160, 160," in line["detail"]
     assert b'"joint": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
+
+
+@pytest.mark.parametrize("asked", [["--joint", "50"], ["--arithmetic", "float32"]])
+def test_trees_of_a_family_and_of_what_runs_are_accepted(
+    asked: list[str], instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, net = str(instances.parent / "splits.vnnlib"), str(instances.parent / "net.onnx")
+    assert main(["--spec", spec, "--net", net, *asked, "--certificates", str(tmp_path / "kept")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "unsat\n" and ", checked" in shown.err
+    assert check.main([str(tmp_path / "kept")]) == 0
 
 
 @pytest.mark.parametrize("other", ["Abs", "MaxPool", "Sigmoid"])
@@ -153,7 +164,7 @@ def test_the_checker_reads_files_as_tools_write_them_and_the_summary_says_how(
 ) -> None:
     (tmp_path / "net.onnx").write_bytes(lax(LAX[sentence]).SerializeToString())
     network = read_onnx(tmp_path / "net.onnx")
-    assert len(network.mended) == len({sentence, NEGATIVE})
+    assert len(network.source.repairs) == len({sentence, NEGATIVE})
     box = ball(np.zeros(3), 1.0)
     rng = np.random.default_rng(0)
     at = torch.from_numpy(np.concatenate([rng.uniform(-1, 1, (4000, 3)), rng.choice([-1.0, 1.0], (99, 3))]))
@@ -165,7 +176,7 @@ def test_the_checker_reads_files_as_tools_write_them_and_the_summary_says_how(
     said = capsys.readouterr()
     assert said.out == "unsat\n" and "checked" in said.err
     assert [line for line in said.err.splitlines() if line.startswith("  file      ") and sentence in line]
-    assert read_results(tmp_path / "out")[0].mended == network.mended
+    assert read_results(tmp_path / "out")[0].mended == network.source.repairs
     (file,) = (tmp_path / "c").glob("*.jsonl.gz")
     certificate = gzip.decompress(file.read_bytes())
     assert b'"split"' in certificate
@@ -251,12 +262,24 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refusing")
-@pytest.mark.parametrize("name", ["bounds", "sat"])
-@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
-def test_a_refused_certificate_makes_the_verdict_unknown_and_is_never_quiet(
-    name: str, quiet: list[str], instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_unsat_stands_where_its_hints_fall_short(
+    instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = ["--spec", str(instances.parent / f"{name}.vnnlib"), "--net", str(instances.parent / "net.onnx")]
+    spec = ["--spec", str(instances.parent / "bounds.vnnlib"), "--net", str(instances.parent / "net.onnx")]
+    assert main([*spec, "--certificates", str(tmp_path / "c"), "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "unsat\n" and ", rounded)" in shown.err
+    assert "no certificate: the checker refuses it: record 3: it proves nothing" in shown.err
+    (result,) = read_results(tmp_path / "out")
+    assert not result.disputed and result.trust == "rounded" and result.margin is not None
+
+
+@pytest.mark.usefixtures("refusing")
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_a_refused_counterexample_makes_the_verdict_unknown_and_is_never_quiet(
+    quiet: list[str], instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = ["--spec", str(instances.parent / "sat.vnnlib"), "--net", str(instances.parent / "net.onnx")]
     # The answer of the second run is that of the record.
     for _ in range(2):
         command = [*spec, "--certificates", str(tmp_path / "c"), "--out", str(tmp_path / "out"), *quiet]
@@ -264,7 +287,7 @@ def test_a_refused_certificate_makes_the_verdict_unknown_and_is_never_quiet(
         shown = capsys.readouterr()
         assert shown.out == "unknown\n"
         first = shown.err.splitlines()[0]
-        assert f"{name}.vnnlib" in first and "the checker refuses the certificate" in first
+        assert "sat.vnnlib" in first and "the checker refuses the certificate" in first
         assert "record 3: it proves nothing" in first
         assert first.startswith("certify: ") == bool(quiet)
     (result,) = read_results(tmp_path / "out")
@@ -279,14 +302,15 @@ def test_a_campaign_goes_on_after_a_refused_certificate_and_its_page_warns(
     command = ["--spec", str(instances), "--method", "auto", "--jobs", "1", "--out", str(out)]
     assert main([*command, "--certificates", str(tmp_path / "c")]) == 3
     shown = capsys.readouterr()
-    assert [line.split(",")[2] for line in shown.out.splitlines()] == ["unknown"] * 4
-    assert shown.err.startswith("certify: ") and shown.err.count("the checker refuses the certificate") == 4
+    assert [line.split(",")[2] for line in shown.out.splitlines()] == ["unsat", "unsat", "unknown", "unsat"]
+    assert shown.err.startswith("certify: ") and shown.err.count("the checker refuses the certificate") == 1
     with (out / "results.csv").open() as file:
-        assert [(row["answer"], row["reason"]) for row in csv.DictReader(file)] == [("unknown", "unconfirmed")] * 4
+        answers = [(row["answer"], row["reason"]) for row in csv.DictReader(file)]
+    assert answers[2] == ("unknown", "unconfirmed") and {answers[i] for i in (0, 1, 3)} == {("unsat", "proved")}
     with (tmp_path / "c" / "certificates.csv").open() as file:
         assert [row["checked"] for row in csv.DictReader(file)] == ["false"] * 4
     assert report.main([str(out)]) == 0
-    assert "Verifier and checker disagree on 4 instances" in (out / "report.html").read_text()
+    assert "Verifier and checker disagree on 1 instance" in (out / "report.html").read_text()
 
 
 def test_names_of_certificates_are_harmless_whatever_the_property_is_called(instances: Path, tmp_path: Path) -> None:

@@ -15,22 +15,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.asking import claims
 from tests.support.draws import draws
+from tests.support.flat_nets import relu_layers
 from tests.support.processes import Process, environment, run
 from tests.support.scripted import Scripted
 from tests.unit.test_campaign import known
 from verifiable_relu.campaign import inputs
 from verifiable_relu.certify import main
-from verifiable_relu.network import read_onnx, write_onnx
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Input, Linear, Relu
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx, write_onnx
+from verifiable_relu.search.incomplete import Ibp
+from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
 from verifiable_relu.spec import Box, Property, Query, Row, SpecFile, Variable, read_vnnlib, write_vnnlib
-from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
-from verifiable_relu.verifiers.incomplete import Ibp
 
 
 def spec(unsafe: str, low: str = "0.0", high: str = "1.0", inputs: int = 2, outputs: int = 2, head: str = "") -> str:
@@ -52,14 +51,7 @@ TWO = """(vnnlib-version <2.0>)
 
 def network(bias: float = 0.0) -> Network:
     """The network y_0 = relu(x_0) + relu(x_1) + bias, y_1 = relu(x_0) − relu(x_1)."""
-    weight = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
-    nodes = (
-        Input(name="x", inputs=(), shape=(2,)),
-        Linear(name="l", inputs=(0,), shape=(2,), weight=torch.eye(2), bias=torch.zeros(2)),
-        Relu(name="r", inputs=(1,), shape=(2,)),
-        Linear(name="m", inputs=(2,), shape=(2,), weight=weight, bias=torch.tensor([bias, 0.0])),
-    )
-    return Network(nodes)
+    return relu_layers(([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0]), ([[1.0, 1.0], [1.0, -1.0]], [bias, 0.0]))
 
 
 @pytest.fixture

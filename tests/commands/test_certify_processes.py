@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.processes import Process
 from tests.support.solver_cases import mlp
-from verifiable_relu.network import write_onnx
+from verifiable_relu.readers import write_onnx
 
 METHODS = ("milp", "smt-exact")
 INPUTS = 20

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from tests.support.solver_cases import ball, mlp, row
+from tests.support.solver_cases import ball, row
 from verifiable_relu.check.__main__ import main as checker
 from verifiable_relu.compare import main
-from verifiable_relu.network import write_onnx
+from verifiable_relu.nn import mlp
+from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.runtime import session
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.specfile import vnnlib_text
@@ -24,13 +27,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network, the same with weights that are off by a thousandth, its int8 file, and one of another shape."""
     folder = tmp_path_factory.mktemp("compare")
     rng = np.random.default_rng(4)
-    network = mlp(rng, (6, 10, 10, 3))
-    write_onnx(network, folder / "a.onnx")
-    moved = tuple(node.map_tensors(lambda t: t * 1.001) for node in network.nodes)
-    write_onnx(type(network)(moved, name="b"), folder / "b.onnx")
+    torch.manual_seed(4)
+    network = mlp([6, 10, 10, 3], nn.ReLU)
+    write_onnx(from_torch(network, (6,)), folder / "a.onnx")
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter *= 1.001
+    write_onnx(from_torch(network, (6,)), folder / "b.onnx")
     seen = rng.random((200, 6)).astype(np.float32)
     (folder / "int8.onnx").write_bytes(quantize((folder / "a.onnx").read_bytes(), seen))
-    write_onnx(mlp(rng, (5, 4, 3)), folder / "other.onnx")
+    write_onnx(from_torch(mlp([5, 4, 3], nn.ReLU), (5,)), folder / "other.onnx")
     np.savez(folder / "images.npz", images=IMAGES, labels=np.zeros(4, np.int64))
     for name, eps in (("p", 0.25), ("near", 0.05)):
         box = Property(ball(IMAGES[0].astype(float), eps), ((row({0: 1}, 0),),))

@@ -13,7 +13,7 @@ import pytest
 from tests.support.examples import Block, blocks, commands, fits, problems
 from tests.support.processes import environment
 from verifiable_relu.data import DATASETS
-from verifiable_relu.verifiers.registry import methods
+from verifiable_relu.search.registry import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -52,8 +52,8 @@ def test_what_docstrings_name_exists() -> None:
         ("`verify(model, images, labels, eps=0.1, tolerance=1)`", ["verify(eps, tolerance)"]),
         ("`network.hardend`, `verifiable_relu.spec.reed` and `bounds/chunks.py`",
          ["network.hardend", "verifiable_relu.spec.reed", "bounds/chunks.py"]),
-        ("`verify(…, joint=160)`, `TimeBudget(processes=2)`, `network.hardened`, `Result.certificate`, "
-         "`bounds/crown.py`, `records.jsonl`, `torch.nn.GELU`, `nn.GELU`, `Conv(x=1)`", []),
+        ("`verify(…, joint=160)`, `TimeBudget(processes=2)`, `families.harden`, `Result.certificate`, "
+         "`bounds/alpha.py`, `records.jsonl`, `torch.nn.GELU`, `nn.GELU`, `Conv(x=1)`", []),
         ("```\n`Auto(processes=2)`\n```\n", []),
     ],
 )  # fmt: skip
@@ -70,7 +70,7 @@ def test_what_a_page_names_and_is_gone_is_found(text: str, found: list[str]) -> 
          ["last_convolution", "benchmarks/bounds_speed.py", "Docketed"]),
         ("``benchmarks.training.arms``, ``_no_such``, ``TimeBudget(jobs=2)``",
          ["benchmarks.training.arms", "_no_such", "TimeBudget(jobs)"]),
-        ("``tuning.groups``, ``benchmarks/speed/bounds_speed.py``, ``QueryBatch``, ``np.ndarray``, ``own.field``", []),
+        ("``differences``, ``benchmarks/speed/bounds_speed.py``, ``QueryBatch``, ``np.ndarray``, ``own.field``", []),
     ],
 )  # fmt: skip
 def test_what_a_docstring_names_and_is_gone_is_found(text: str, found: list[str]) -> None:

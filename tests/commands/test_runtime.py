@@ -48,7 +48,7 @@ def left_behind(code: str, folder: Path, *arguments: str) -> tuple[list[str], su
 def violated(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A property whose counterexample is replayed by onnxruntime."""
     from tests.commands.test_certify import VIOLATED, network, spec
-    from verifiable_relu.network import write_onnx
+    from verifiable_relu.readers import write_onnx
 
     folder = tmp_path_factory.mktemp("instance")
     write_onnx(network(), folder / "net.onnx")

@@ -18,9 +18,8 @@ from torch import nn
 from tests.support.processes import run
 from verifiable_relu import __version__
 from verifiable_relu.certify import main as certify
-from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.network.product import NetworkPart, product
 from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.solver import THEORIES, main
 from verifiable_relu.spec.find import Instance, Networks, write_instances
 
@@ -112,31 +111,6 @@ def test_the_swap_of_an_activation_is_a_question_of_two_networks(
     far = f"(assert (>= V[0] (+ Y[0] {0.17 / 40 * weight + 0.05:.6f})))"
     text = PAIR.format(relation="", more=SHARED + far)
     assert asked(tmp_path, text, capsys, f="f.onnx", g="g.onnx") == ["unsat"]
-
-
-def test_a_product_computes_what_its_parts_do() -> None:
-    torch.manual_seed(0)
-    image = from_torch(nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 3)), (1, 2, 2))
-    line = from_torch(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,))
-    parts = [
-        NetworkPart("a", image, [4, 0, 1, 0]),
-        NetworkPart("b", line, [2, 3, 4]),
-        NetworkPart("c", line, [0, 1, 2]),
-    ]
-    joined = product(parts, 5, passed=True)
-    x = torch.rand(7, 5)
-    wanted = [part.network(x[:, list(part.inputs)].reshape(-1, *part.network.input_shape)) for part in parts]
-    torch.testing.assert_close(joined(x), torch.cat([*wanted, x], 1))
-
-
-def test_parts_of_a_product_may_have_numbers_of_both_precisions() -> None:
-    """A batch norm's factors are in float64 where its file's numbers are in float32."""
-    torch.manual_seed(0)
-    double = from_torch(nn.Linear(2, 3).double(), (2,))
-    both = from_torch(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()).eval(), (2,))
-    joined = product([NetworkPart("a", double, [0, 1]), NetworkPart("b", both, [1, 2])], 3)
-    x = torch.rand(7, 3, dtype=torch.float64)
-    torch.testing.assert_close(joined(x), torch.cat([double(x[:, :2]), both(x[:, 1:])], 1))
 
 
 def test_serialised_assignments_and_both_versions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

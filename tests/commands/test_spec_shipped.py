@@ -14,7 +14,8 @@ from tests.support.draws import some
 from verifiable_relu.certify import main as certify
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.files import on_disk, read_text
-from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx
 from verifiable_relu.spec import Query, find_network, limits, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.__main__ import DECIMALS
 from verifiable_relu.spec.find import Instance, read_instances
@@ -57,7 +58,7 @@ def test_a_property_fits_its_network_and_the_image_it_names(row: Instance, reque
     assert test.exact[index] and test.labels[index] == label
     image = test.images[index]
     with torch.inference_mode():
-        assert network(found)(torch.from_numpy(image[None])).argmax() == label
+        assert network(found)(torch.from_numpy(image.reshape(1, -1))).argmax() == label
     (ball,) = linf_properties(image[None], [label], eps, 10, decimals=DECIMALS)
     assert query.digest == Query(query.network, ball).digest
 

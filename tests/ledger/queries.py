@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from tests.support import nets
-from verifiable_relu.network import write_onnx
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Gelu
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import write_onnx
 from verifiable_relu.spec import SpecFile, Variable, read_instances, write_vnnlib
 from verifiable_relu.spec.find import Instance, write_instances
 from verifiable_relu.spec.property import Box, Property, Row
@@ -86,7 +85,7 @@ def _smooth(folder: Path) -> Iterator[Instance]:
     rng = np.random.default_rng(39)
     for number in range(2):
         draw = nets.gaussian(rng)
-        for network in (*nets.smooth(rng, draw), nets.image(rng, draw, Gelu)):
+        for network in (*nets.smooth(rng, draw), nets.image(rng, draw, "GELU")):
             yield from _asked(network, rng, folder, f"smooth{number}-{network.name}")
 
 
@@ -99,7 +98,7 @@ def _asked(network: Network, rng: np.random.Generator, folder: Path, name: str) 
     radius = np.where(rng.permutation(network.input_size) < 6, float(rng.choice([1 / 16, 1 / 4])), 0.0)
     points = center - radius + 2 * radius * rng.random((512, network.input_size))
     with torch.no_grad():
-        y = network(torch.from_numpy(points.reshape(-1, *network.input_shape))).flatten(1).numpy()
+        y = network(torch.from_numpy(points)).numpy()
     row = {0: 1, 1: -1} if network.output_size > 1 else {0: 1}
     value = sum(c * y[:, i] for i, c in row.items())
     least, spread = float(value.min()), float(value.std()) + 2**-8

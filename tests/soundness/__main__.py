@@ -9,23 +9,19 @@ from .faults import FAULTS, KINDS, caught_by
 
 HEAD = """# Soundness tests and the faults that they catch
 
-Made by `python -m tests.soundness`. Each fault puts something wrong in the place of a public function of the library
-(`faults_in_bounds.py`, `faults_in_verifiers.py`, `faults_in_numbers.py`, by the hooks of `tests/support/hooks.py`).
-Each kind of test (`kinds.py`) is then run in its quick form (`faults.py`): *yes* means that the test fails, as it
-should, a dash that it was not tried. `test_faults.py` holds each fault against the kind that it names.
+Made by `python -m tests.soundness`. Each fault puts something wrong in the place of a function of the library
+(`faults.py`, by the hooks of `tests/support/hooks.py`). Each kind of test is then run in its quick form: *yes* means
+that the test fails, as it should, a dash that it was not tried. `test_faults.py` holds each fault against the kind that
+it names.
 
-- **corners**: exact rational values at box corners, which no bound of any node may exclude
+- **engine**: bounds, steps and sums of the relaxation engine against fractions (`unit/test_engine_soundness.py`)
+- **corners**: exact values at box corners, which no bound of any op may exclude: rows, affine forms, intervals
 - **points**: boxes of one point, margins of exactly zero and ± next to nothing
 - **planted**: hidden counterexamples that may never be denied, under small budgets too
 - **agreement**: random networks and properties near their decision boundary, all methods against each other
 - **boundary**: counterexamples planted exactly at the boundary, at scales from 1e-30 to 1e30, with slopes of any size,
   rescaled layers, and weights that are known up to an error (`boundary.py`)
-- **trees**: every leaf of branch and bound proved again in rational arithmetic, and so are proofs from multipliers at
-  random; the leaves are a cover (`trees.py`)
-- **segments**: nodes of branch and bound over smooth neurons, split again and again, against values at points that lie
-  in them, to 80 digits (`segments.py`)
-- **repeats**: networks in which neurons repeat or mirror others, exactly or nearly, against exact values at corners
-  (`repeats.py`)
+- **programs**: exact values of networks are solutions of the programs that HiGHS gets (`programs.py`)
 - **magnitudes**: ONNX files whose numbers are derived from others, at scales from 1e-300 to 1e300 and near rounding,
   asked about their exact value at a point, just before it and just behind (`magnitudes.py`)
 - **factors**: the same of batch normalisations and spelled GELUs alone, of which few have a factor that vanishes

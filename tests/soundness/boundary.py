@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -18,20 +18,12 @@ import numpy as np
 import torch
 
 from tests.support.exact import DIGITS, exact_outputs
+from tests.support.families import least_lambdas, member
 from tests.support.nets import Chain, as_fractions
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Activation,
-    Add,
-    Affine,
-    Gelu,
-    Hardened,
-    LeakyRelu,
-    Linear,
-    Relu,
-    Sigmoid,
-    Tanh,
-)
+from verifiable_relu.ir.functions import Function, Hardened, Smooth, function
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.linear import Dense
+from verifiable_relu.ir.network import Affine, Network, Op
 from verifiable_relu.spec.property import Box, Property, Query, Row
 
 from .judge import Case
@@ -42,40 +34,28 @@ SLOPES = (0.0, *(sign * size for size in SIZES for sign in (1, -1)))
 STEEP = (1e8, 1e16, 1e30, 1e100)
 LAMBDAS = (1e-3, 1.0, 5.0, 160.0, 1e6)
 
-Kind = Callable[[np.random.Generator, int], tuple[type[Activation], dict[str, torch.Tensor]]]
-"""An activation over so many neurons: its type and parameters."""
-
-
-def _leaky(rng: np.random.Generator, size: int) -> tuple[type[Activation], dict[str, torch.Tensor]]:
-    return LeakyRelu, {"slope": torch.tensor(float(rng.choice(SLOPES)), dtype=torch.float64)}
-
-
-def _prelu(rng: np.random.Generator, size: int) -> tuple[type[Activation], dict[str, torch.Tensor]]:
-    slopes = rng.choice(SLOPES, size=size) * rng.choice([1.0, 1.0, 1 / 3], size=size)
-    return LeakyRelu, {"slope": torch.tensor(slopes, dtype=torch.float64)}
-
-
-def _steep(rng: np.random.Generator, size: int) -> tuple[type[Activation], dict[str, torch.Tensor]]:
-    slopes = rng.choice(STEEP, size=size) * rng.choice([1, -1], size=size)
-    return LeakyRelu, {"slope": torch.tensor(slopes, dtype=torch.float64)}
-
-
-def _with_lambda(kind: type[Activation]) -> Kind:
-    return lambda rng, size: (kind, {"lam": torch.tensor(float(rng.choice(LAMBDAS)), dtype=torch.float64)})
-
-
-KINDS: dict[str, Kind] = {
-    "Relu": lambda rng, size: (Relu, {}),
-    "LeakyRelu": _leaky,
-    "PRelu": _prelu,
-    "SteepPRelu": _steep,
-    "Sigmoid": lambda rng, size: (Sigmoid, {}),
-    "Tanh": lambda rng, size: (Tanh, {}),
-    "Gelu": _with_lambda(Gelu),
-    "Hardened": _with_lambda(Hardened),
-}
-LINEAR = ("Relu", "LeakyRelu", "PRelu", "SteepPRelu")
+KINDS = ("Relu", "LeakyRelu", "PRelu", "SteepPRelu", "Sigmoid", "Tanh", "GELU", "Hardened")
+LINEAR = KINDS[:4]
 """Kinds whose layers can be rescaled, and which MILP and SMT take."""
+
+
+def drawn_function(rng: np.random.Generator, kind: str, size: int) -> Function:
+    """A function of a kind over so many neurons, with extreme parameters."""
+
+    def slopes(numbers: np.ndarray | float) -> Kinked:
+        return Kinked(torch.tensor(numbers, dtype=torch.float64))
+
+    match kind:
+        case "LeakyRelu":
+            return slopes(float(rng.choice(SLOPES)))
+        case "PRelu":
+            return slopes(rng.choice(SLOPES, size=size) * rng.choice([1.0, 1.0, 1 / 3], size=size))
+        case "SteepPRelu":
+            return slopes(rng.choice(STEEP, size=size) * rng.choice([1, -1], size=size))
+        case "GELU" | "Hardened":
+            gelu = Smooth("GELU", float(rng.choice(LAMBDAS)))
+            return gelu if kind == "GELU" else Hardened(gelu)
+    return function(kind)
 
 
 def _scales(rng: np.random.Generator, size: int, most: int) -> np.ndarray:
@@ -89,11 +69,8 @@ def _scales(rng: np.random.Generator, size: int, most: int) -> np.ndarray:
 
 
 def network(rng: np.random.Generator, kind: str, widths: Sequence[int]) -> tuple[Network, float]:
-    """A random network of one kind of activation, and the size of its inputs.
-
-    Weights are float32 numbers times powers of two. Layers of piecewise-linear kinds are rescaled by up to 2^±40.
-    """
-    chain = Chain((widths[0],))
+    """A network whose layers have any scale, and that of its inputs."""
+    chain = Chain(widths[0])
     input_scale, output_scale = (int(s) for s in rng.choice([0, 0, -100, -30, 30, 100], size=2))
     before = np.full(widths[0], input_scale)
     for layer, (fan, out) in enumerate(itertools.pairwise(widths)):
@@ -103,15 +80,11 @@ def network(rng: np.random.Generator, kind: str, widths: Sequence[int]) -> tuple
         bias = np.float32(rng.normal(size=out) * 0.5).astype(float)
         if kind not in LINEAR and not last:
             weight, bias = (a * 2.0 ** int(rng.choice([0, 0, 3, 10, -30])) for a in (weight, bias))
-        chain.add(
-            Linear,
-            (out,),
-            weight=torch.from_numpy(np.ldexp(weight, after[:, None] - before)),
-            bias=torch.from_numpy(np.ldexp(bias, after)),
+        chain.linear(
+            *(torch.from_numpy(each) for each in (np.ldexp(weight, after[:, None] - before), np.ldexp(bias, after)))
         )
         if not last:
-            made, parameters = KINDS[kind](rng, out)
-            chain.add(made, (out,), **parameters)
+            chain.act(drawn_function(rng, kind, out))
         before = after
     return chain.network(f"{kind} {'-'.join(map(str, widths))}"), 2.0**input_scale
 
@@ -119,30 +92,23 @@ def network(rng: np.random.Generator, kind: str, widths: Sequence[int]) -> tuple
 def kink(rng: np.random.Generator, kind: str) -> tuple[Network, np.ndarray, np.ndarray]:
     """Neurons w·x, their activations and x itself, over a box whose ends lie at very different distances from zero.
 
-    What a neuron does with the nearer end is small beside the other, however steep it is there: so its lines must be
+    What a neuron does with the nearer end is small next to the other, however steep it is there: so its lines must be
     right to the last digit.
     """
-    chain, size = Chain((1,)), int(rng.integers(1, 4))
+    chain, size = Chain(1), int(rng.integers(1, 4))
     far = float(rng.choice([1.0, 1e-30, 1e30, rng.uniform(0.5, 2)]))
-    made, parameters = KINDS[kind](rng, size)
-    steep = max(1.0, float(parameters["slope"].abs().max())) if "slope" in parameters else 1.0
+    made = drawn_function(rng, kind, size)
+    steep = max(1.0, float(made.slope_below.abs().max())) if isinstance(made, Kinked) else 1.0
     near = far / steep * 2.0 ** -int(rng.integers(0, 12))
     sign = float(rng.choice([1, 1, -1]))
-    weight = sign * np.abs(rng.choice([1.0, 1.0, 0.25, rng.uniform(0.5, 2)], size=(size, 1)))
-    chain.add(Linear, (size,), weight=torch.from_numpy(weight), bias=torch.zeros(size, dtype=torch.float64))
-    chain.add(made, (size,), **parameters)
+    chain.linear(torch.from_numpy(sign * np.abs(rng.choice([1.0, 1.0, 0.25, rng.uniform(0.5, 2)], size=(size, 1)))))
+    chain.act(made)
     out = rng.choice([1.0, -1.0, 0.5, 0.0], size=(1, size))
     out[0, 0] = out[0, 0] or 1.0
-    chain.add(Linear, (1,), weight=torch.from_numpy(out), bias=torch.zeros(1, dtype=torch.float64))
+    y = chain.linear(torch.from_numpy(out))
     if rng.random() < 0.5:
-        other = chain.add(
-            Linear,
-            (1,),
-            0,
-            weight=torch.tensor([[float(rng.choice([-2.0, 1.0, 0.5]))]], dtype=torch.float64),
-            bias=torch.zeros(1, dtype=torch.float64),
-        )
-        chain.add(Add, (1,), other - 1, other)
+        by = torch.tensor([[float(rng.choice([-2.0, 1.0, 0.5]))]], dtype=torch.float64)
+        chain.add(y, chain.linear(by, x=chain.input))
     ends = np.array([[-near], [far]]) if sign > 0 else np.array([[-far], [near]])
     return chain.network(f"{kind}, one kink"), ends[0], ends[1]
 
@@ -152,50 +118,47 @@ def steep(rng: np.random.Generator) -> tuple[Network, np.ndarray, np.ndarray]:
 
     No weights come before: the rounding of w·x, times the slope, would be more than a wrong line may be off by.
     """
-    kind, size = "SteepPRelu", int(rng.integers(1, 4))
-    made, parameters = KINDS[kind](rng, size)
+    size = int(rng.integers(1, 4))
+    made = drawn_function(rng, "SteepPRelu", size)
+    assert isinstance(made, Kinked)
     far = rng.choice([1.0, 1e-30, 1e30, rng.uniform(0.5, 2)], size=size)
-    near = far / parameters["slope"].abs().numpy() * 2.0 ** -rng.integers(0, 12, size=size)
-    chain = Chain((size,))
-    chain.add(made, (size,), **parameters)
-    out = torch.from_numpy(rng.choice([1.0, -1.0, 0.5, -0.5], size=(1, size)))
-    chain.add(Linear, (1,), weight=out, bias=torch.zeros(1, dtype=torch.float64))
-    return chain.network(f"{kind} of the inputs"), -near, far
+    near = far / made.slope_below.abs().numpy() * 2.0 ** -rng.integers(0, 12, size=size)
+    chain = Chain(size)
+    chain.act(made)
+    chain.linear(torch.from_numpy(rng.choice([1.0, -1.0, 0.5, -0.5], size=(1, size))))
+    return chain.network("SteepPRelu of the inputs"), -near, far
 
 
-def member(rng: np.random.Generator, family: Network) -> Network:
+def drawn_member(rng: np.random.Generator, family: Network) -> Network:
     """One of the networks that a network with ``Hardened`` activations stands for."""
-    if not any(isinstance(node, Hardened) for node in family.nodes) or rng.random() < 0.5:
+    lams = least_lambdas(family)
+    if not lams or rng.random() < 0.5:
         return family.limit
-    nodes = [
-        Gelu(name=n.name, inputs=n.inputs, shape=n.shape, lam=n.lam * float(rng.choice([1, 2, 100])))
-        if isinstance(n, Hardened)
-        else n
-        for n in family.nodes
-    ]
-    return replace(family, nodes=tuple(nodes))
+    return member(family, [lam * float(rng.choice([1, 2, 100])) for lam in lams])
 
 
 def inexact(rng: np.random.Generator, true: Network) -> Network:
-    """The network as a reader stores it that must round its weights, with a ``weight_error`` that says by how much."""
+    """The network as a reader stores it that must round its weights, with errors that say by how much."""
 
-    def stored(node: Affine) -> Affine:
+    def stored(op: Op) -> Op:
+        if not isinstance(op, Affine) or not isinstance(op.map, Dense):
+            return op
         error = 2.0 ** -int(rng.choice([12, 30, 52]))
-        changed = node.map_tensors(
-            lambda t: t * (1 + error / 4 * torch.from_numpy(rng.choice([-1, 1], tuple(t.shape))))
+        weight, bias = (
+            None if t is None else t.double() * (1 + error / 4 * torch.from_numpy(rng.choice([-1, 1], tuple(t.shape))))
+            for t in (op.map.weight, op.bias)
         )
-        return replace(changed, weight_error=error)  # type: ignore[type-var]
+        off = None if bias is None else error * bias.abs() + 1e-320
+        return replace(op, map=Dense(weight), bias=bias, weight_error=error, bias_error=off)  # type: ignore[arg-type]
 
-    nodes = (stored(node) if isinstance(node, Affine) else node for node in true.nodes)
-    return replace(true, nodes=tuple(nodes), name=f"{true.name}, inexact")
+    return replace(true, ops=tuple(map(stored, true.ops)), name=f"{true.name}, inexact")
 
 
 def _worst(rng: np.random.Generator, net: Network, row: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """The point of a box at which row·y is least, of many samples and corners, improved coordinate by coordinate."""
 
     def values(x: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            found = (net(torch.from_numpy(x)) * torch.from_numpy(row)).sum(1).numpy()
+        found = (net(torch.from_numpy(x)) * torch.from_numpy(row)).sum(1).numpy()
         return np.where(np.isnan(found), np.inf, found)
 
     unit = rng.random((512, len(lower)))
@@ -205,21 +168,21 @@ def _worst(rng: np.random.Generator, net: Network, row: np.ndarray, lower: np.nd
     for _ in range(2):
         for i in range(len(lower)):
             moved = np.repeat(best[None], 18, 0)
-            moved[:, i] = np.clip(np.concatenate([np.linspace(lower[i], upper[i], 17), [0.0]]), lower[i], upper[i])
+            moved[:, i] = np.clip(np.append(np.linspace(lower[i], upper[i], 17), 0.0), lower[i], upper[i])
             tried = np.concatenate([best[None], moved])
             best = tried[values(tried).argmin()]
     return best
 
 
 def _box(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """A box about zero or elsewhere: wide, narrow, beside its centre by next to nothing, or a point."""
+    """A box about zero or elsewhere: wide, narrow, next to its centre by next to nothing, or a point."""
     center = rng.normal(size=size) * rng.choice([0, 1])
     reach = rng.choice([1.0, 1.0, 1e-6, 0.0], size=(2, 1)) * rng.uniform(0, 1, size=(2, size))
     reach = np.where(rng.random((2, size)) < 0.2, 2.0**-20, reach) if reach.any() else reach
     return center - reach[0], center + reach[1]
 
 
-def cases(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> Iterator[Case]:
+def cases(seed: int, count: int, kinds: Sequence[str] = KINDS) -> Iterator[Case]:
     """So many cases, the kinds of activation in turn."""
     rng = np.random.default_rng(seed)
     shapes = ((1, 1, 1), (1, 2, 1), (2, 3, 2), (3, 5, 4, 2), (8, 8, 6, 1))
@@ -232,7 +195,7 @@ def cases(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> Iterato
         else:
             net, size = network(rng, kind, shapes[int(rng.integers(len(shapes)))])
             lower, upper = (side * size for side in _box(rng, net.input_size))
-        true = member(rng, net)
+        true = drawn_member(rng, net)
         if kind in LINEAR and rng.random() < 0.25:
             net = inexact(rng, true)
         row = np.where(rng.random(net.output_size) < 0.7, rng.choice([-1.0, 1.0, 0.5, -3.0], net.output_size), 0.0)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.hooks import Hook
-from verifiable_relu.network.nodes import Node
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class Fault:
 
     Attributes:
         name: what is wrong.
-        best: the kind of test to ask first.
+        best: the kind of test that sees it.
         hooks: what is replaced: the mistake, and what gives the occasion for it where it needs one.
     """
 
@@ -34,6 +33,6 @@ class Fault:
             yield
 
 
-def instead(path: str, wrong: Callable[..., Any], kind: type[Node] = Node) -> tuple[Hook, ...]:
+def instead(path: str, wrong: Callable[..., Any], here: bool = False) -> tuple[Hook, ...]:
     """The hooks of a fault that has one."""
-    return (Hook(path, wrong, kind),)
+    return (Hook(path, wrong, here=here),)

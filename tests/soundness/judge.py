@@ -1,4 +1,4 @@
-"""What a verifier may say about a case, given what exact arithmetic knows of it."""
+"""What a method may say about a case, given what exact arithmetic knows of it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any
 
 from tests.support.asking import claims
 from tests.support.exact import DIGITS, exact_outputs, margin, violated
-from verifiable_relu.bounds import MEMORY
-from verifiable_relu.network.graph import Network
+from verifiable_relu.ir.network import Network
+from verifiable_relu.search.bab.verifier import Bab
+from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
+from verifiable_relu.search.registry import make
+from verifiable_relu.search.root_bounds import BoundsCache
 from verifiable_relu.spec.property import Query
-from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.batch import QueryBatch
-from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.registry import make
-from verifiable_relu.verifiers.root_bounds import BoundsCache
 
 LIRPA = ("auto_lirpa-ibp", "auto_lirpa-crown", "auto_lirpa-alpha-crown")
 """The methods of a library without outward rounding, whose verdicts are labelled ``float``."""
@@ -68,14 +67,13 @@ class Case:
     @cached_property
     def truth(self) -> Verdict | None:
         """sat if the point is a counterexample, unsat if it is none and the only point, else None."""
-        assert self.query.property.box.contains(self.point)
+        box = self.query.property.box
+        assert box.contains(self.point)
         if self.doubt and abs(self.margin) <= self.doubt * scale(*self.outputs):
             return None
         if violated(self.query.property, self.outputs):
             return Verdict.SAT
-        box = self.query.property.box
-        single = all(low == high for low, high in map(box.bounds, range(box.size)))
-        return Verdict.UNSAT if single else None
+        return Verdict.UNSAT if all(low == high for low, high in map(box.bounds, range(box.size))) else None
 
 
 class Caught(Exception):
@@ -101,6 +99,10 @@ class Report:
         if self.stop_at_first:
             raise Caught(self.problems[0])
 
+    def verdicts(self, method: str) -> set[Verdict]:
+        """What a method decided, *unknown* left out."""
+        return {verdict for name, verdict in self.decided if name == method} - {Verdict.UNKNOWN}
+
 
 def nearest(value: Fraction | float) -> float:
     """The nearest finite float."""
@@ -115,8 +117,7 @@ def scale(*values: Fraction | float) -> float:
 
 def judge(case: Case, method: str, outcome: Outcome, report: Report) -> Verdict | None:
     """Hold one answer against exact arithmetic; returns the verdict if it may be held against other methods'."""
-    where = f"{method} on {case.name}"
-    unrounded = method in LIRPA
+    where, unrounded = f"{method} on {case.name}", method in LIRPA
     slack = (FLOAT_SLACK if unrounded else case.doubt) * scale(*case.outputs)
     limit = case.margin + Fraction(slack) if isinstance(case.margin, Fraction) else case.margin
     report.decided[method, outcome.verdict] += 1
@@ -127,21 +128,20 @@ def judge(case: Case, method: str, outcome: Outcome, report: Report) -> Verdict 
             report.note(where, f"unknown, and yet {outcome.reason} with trust {outcome.trust}")
     elif outcome.trust is None:
         report.note(where, f"{outcome.verdict} without saying how far it can be trusted")
-    if outcome.verdict is not Verdict.SAT and outcome.margin is not None and not outcome.margin <= limit:
+    if outcome.verdict is Verdict.SAT:
+        return _judge_witness(case, method, outcome, where, report)
+    if outcome.margin is not None and not outcome.margin <= limit:
         report.note(
             where, f"lower bound {outcome.margin!r} of the margin, which is {nearest(case.margin)!r} at a point"
         )
-    match outcome.verdict:
-        case Verdict.UNSAT:
-            if outcome.margin is not None and not outcome.margin >= 0:
-                report.note(where, f"unsat with margin {outcome.margin!r}")
-            # What plain floating point says within its own error is no more than its label promises.
-            if case.truth is Verdict.SAT and not (unrounded and -slack < case.margin < 0):
-                report.note(where, f"unsat, but the margin is {nearest(case.margin)!r} at a point")
-            return None if unrounded else outcome.verdict
-        case Verdict.SAT:
-            return _judge_witness(case, method, outcome, where, report)
-    return None
+    if outcome.verdict is Verdict.UNKNOWN:
+        return None
+    if outcome.margin is not None and not outcome.margin >= 0:
+        report.note(where, f"unsat with margin {outcome.margin!r}")
+    # What plain floating point says within its own error is no more than its label promises.
+    if case.truth is Verdict.SAT and not (unrounded and -slack < case.margin < 0):
+        report.note(where, f"unsat, but the margin is {nearest(case.margin)!r} at a point")
+    return None if unrounded else outcome.verdict
 
 
 def _judge_witness(case: Case, method: str, outcome: Outcome, where: str, report: Report) -> Verdict | None:
@@ -153,11 +153,10 @@ def _judge_witness(case: Case, method: str, outcome: Outcome, where: str, report
     limit = case.query.network.limit
     y = exact_outputs(case.network if limit is case.query.network else limit, outcome.witness)
     at_witness, reached = margin(prop, y), violated(prop, y)
-    # Only `auto` confirms its witnesses; the others claim, in float64, what the campaign confirms.
+    # Only `auto` confirms its witnesses; what others claim in float64 is confirmed later (``QueryBatch.judge``), and
+    # what is claimed of a network that stands for others need not hold for each of them.
     claimed = method != "auto" and outcome.trust is Trust.FLOAT
-    # What is claimed of a network that stands for others need not hold for each of them.
-    claim = 1e-6 if case.true is None else math.inf
-    allowed = (claim if claimed else case.doubt) * scale(*y)
+    allowed = ((1e-6 if case.true is None else math.inf) if claimed else case.doubt) * scale(*y)
     if not reached and not (allowed and at_witness <= allowed):
         report.note(where, f"sat with a witness of margin {nearest(at_witness)!r}, which is no counterexample")
     return Verdict.SAT if reached and (not case.doubt or at_witness < -case.doubt * scale(*y)) else None
@@ -187,7 +186,7 @@ class HandedOn:
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
         """As ``Verifier.claims``."""
-        known = batch.part(list(batch.queries), bounds_cache=BoundsCache(MEMORY))
+        known = batch.part(list(batch.queries), bounds_cache=BoundsCache(1 << 28))
         for _ in Crown().claims(known):
             pass
         yield from Bab().claims(known)
@@ -212,10 +211,9 @@ def _ask(cases: Sequence[Case], methods: Mapping[str, float], report: Report) ->
     said: list[dict[Verdict, list[str]]] = [{} for _ in cases]
     for method, seconds in methods.items():
         asked = HandedOn() if method == HandedOn.name else make(method)
-        outcomes = claims(asked, [case.query for case in cases], seconds)
-        if len(outcomes) != len(cases):
-            report.note(method, f"{len(outcomes)} outcomes for {len(cases)} queries")
-        for case, outcome, known in zip(cases, outcomes, said, strict=True):
+        for case, outcome, known in zip(
+            cases, claims(asked, [case.query for case in cases], seconds), said, strict=True
+        ):
             verdict = judge(case, method, outcome, report)
             if verdict is not None:
                 known.setdefault(verdict, []).append(method)

@@ -1,4 +1,4 @@
-"""The five kinds of soundness test, as functions that return what they found.
+"""The kinds of soundness test, as functions that report what they found.
 
 Each takes the methods to ask, with the seconds they have for a case, and the report to write to.
 """
@@ -6,45 +6,53 @@ Each takes the methods to ask, with the seconds they have for a case, and the re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tests.support import nets
-from tests.support.bounds import linear_lower_bounds
-from tests.support.exact import DIGITS, exact_outputs, exact_values, rational
-from verifiable_relu.bounds import TUNING, Tuning, input_box, interval_bounds, preactivation_bounds
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Linear
+from tests.support.exact import DIGITS, exact_outputs, exact_values
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
+from verifiable_relu.bounds.zonotopes import Zonotopes
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.network import Network
+from verifiable_relu.ir.transform import NetworkPart, combine, without_repeated
+from verifiable_relu.search.property_rows import input_box
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
 from .boundary import KINDS, cases
 from .judge import Case, Report, ask
 
-# ---------------------------------------------------------------- agreement near the decision boundary
+# Agreement near the decision boundary
 
 
-def _samples(rng: np.random.Generator, lower: np.ndarray, upper: np.ndarray, count: int) -> np.ndarray:
+def samples(rng: np.random.Generator, box: Box, count: int) -> np.ndarray:
     """Points of a box, half of them with many coordinates at its faces, the first ones corners."""
-    unit = rng.random((count, len(lower)))
+    unit = rng.random((count, box.size))
     faces = unit[: count // 2]
-    snapped = rng.random(faces.shape) < rng.random((len(faces), 1))
-    unit[: count // 2] = np.where(snapped, faces.round(), faces)
+    unit[: count // 2] = np.where(rng.random(faces.shape) < rng.random((len(faces), 1)), faces.round(), faces)
     unit[:64] = unit[:64].round()
-    return np.clip(lower + unit * (upper - lower), lower, upper)
+    return np.clip(box.lower + unit * (box.upper - box.lower), box.lower, box.upper)
+
+
+def low_points(rng: np.random.Generator, network: Network, box: Box, row: Tensor, count: int = 6) -> np.ndarray:
+    """Points of a box, (count, inputs): those at which row·y is least of a few hundred, and two others."""
+    x = samples(rng, box, 300)
+    y = network(torch.from_numpy(x)) @ row
+    return x[np.concatenate([y.argsort()[: count - 2], rng.integers(0, len(x), 2)])]
 
 
 def _rows(rng: np.random.Generator, outputs: int, count: int) -> list[dict[int, Fraction]]:
     """Coefficients with one decimal, as property files have them."""
-    rows = []
+    rows: list[dict[int, Fraction]] = []
     while len(rows) < count:
-        row = {i: Fraction(int(rng.integers(-20, 21)), 10) for i in range(outputs)}
-        if any(row.values()):
-            rows.append({i: c for i, c in row.items() if c})
+        row = {i: Fraction(int(c), 10) for i in range(outputs) if (c := rng.integers(-20, 21))}
+        rows += [row] if row else []
     return rows
 
 
@@ -63,14 +71,13 @@ def boundary_cases(
         boxes: per network; all but ``free`` inputs of each are fixed.
         free: number of inputs with a width.
     """
-    cases = []
+    made = []
     for network, which in itertools.product(networks, range(boxes)):
         center = rng.normal(size=network.input_size) * 0.7
         radius = np.where(rng.permutation(network.input_size) < free, rng.uniform(0.05, 0.6), 0)
-        lower, upper = (np.float32(center - radius).astype(float), np.float32(center + radius).astype(float))
-        x = _samples(rng, lower, upper, 4096)
-        with torch.no_grad():
-            y = network(torch.from_numpy(x).reshape(-1, *network.input_shape)).flatten(1).numpy()
+        box = Box(*(np.float32(center + sign * radius).astype(float) for sign in (-1, 1)))
+        x = samples(rng, box, 4096)
+        y = network(torch.from_numpy(x)).numpy()
         shape = [(1,), (2,), (1, 1), (2, 1)][int(rng.integers(4))]
         polytopes = [_rows(rng, network.output_size, size) for size in shape]
         values = [[sum(float(c) * y[:, i] for i, c in row.items()) for row in rows] for rows in polytopes]
@@ -88,9 +95,9 @@ def boundary_cases(
                 )
                 for rows, bs in zip(polytopes, start, strict=True)
             )
-            query = Query(network, Property(Box(lower, upper), unsafe))
-            cases.append(Case(f"{network.name} box {which} offset {offset:g}", query, nets.as_fractions(x[best])))
-    return cases
+            query = Query(network, Property(box, unsafe))
+            made.append(Case(f"{network.name} box {which} offset {offset:g}", query, nets.as_fractions(x[best])))
+    return made
 
 
 def agreement(
@@ -108,8 +115,7 @@ def agreement(
     return ask(boundary_cases(rng, networks, offsets, boxes=boxes), methods, report or Report())
 
 
-# ---------------------------------------------------------------- boxes of one point
-
+# Boxes of one point
 
 STEPS = (Fraction(0), Fraction(1, 2**45), Fraction(1, 10**12))
 """The margins asked for, with both signs, strict and not."""
@@ -122,13 +128,11 @@ def point_cases(rng: np.random.Generator, *, decimal: bool = False) -> list[Case
         rng: of networks and points.
         decimal: whether the point's coordinates are k/10, which no float is, instead of k/8.
     """
-    cases = []
+    made = []
     for network in nets.pieces(rng, nets.eighths(rng)):
-        if any(getattr(node, "slope", None) is not None for node in network.nodes):
-            network = Network(
-                tuple(n.map_tensors(lambda t: t if t.dim() else torch.tensor(0.25)) for n in network.nodes),
-                name=network.name,
-            )
+        network = nets.with_functions(
+            network, lambda f, _: f if f.kind == "Relu" or f.slope_below.ndim else Kinked(torch.tensor(0.25))
+        )
         x = [Fraction(int(k), 10 if decimal else 8) for k in rng.integers(-12, 13, size=network.input_size)]
         y = exact_outputs(network, x)
         box = Box.exact(x, x)
@@ -144,8 +148,8 @@ def point_cases(rng: np.random.Generator, *, decimal: bool = False) -> list[Case
             if rng.random() < 0.5:
                 unsafe.insert(int(rng.integers(2)), (Row(tuple(far.items()), distant - 1),))
             name = f"{network.name} at a point, margin {float(sign * step):g}{' strict' * strict}"
-            cases.append(Case(name, Query(network, Property(box, tuple(unsafe))), tuple(x)))
-    return cases
+            made.append(Case(name, Query(network, Property(box, tuple(unsafe))), tuple(x)))
+    return made
 
 
 def points(
@@ -155,7 +159,7 @@ def points(
     return ask(point_cases(np.random.default_rng(seed), decimal=decimal), methods, report or Report())
 
 
-# ---------------------------------------------------------------- planted at the boundary
+# Planted counterexamples
 
 
 def boundary(
@@ -163,19 +167,16 @@ def boundary(
     *,
     seed: int = 0,
     count: int = 56,
-    kinds: Sequence[str] = tuple(KINDS),
+    kinds: Sequence[str] = KINDS,
     report: Report | None = None,
 ) -> Report:
     """Counterexamples at the boundary of the unsafe set, at all scales, which no method may deny."""
     return ask(cases(seed, count, kinds), methods, report or Report())
 
 
-# ---------------------------------------------------------------- planted witnesses
-
-
 def planted_cases(rng: np.random.Generator, sizes: Sequence[int] = (3, 6)) -> list[Case]:
     """Networks that hide one counterexample: inside or in a corner, deep, shallow, or touching the border exactly."""
-    cases = []
+    made = []
     for n, front in itertools.product(sizes, ("plain", "scale", "conv", "residual")):
         for depth, corner, decoys in ((0.0, False, 0), (2**-12, True, 3), (0.5, False, 4)):
             point = nets.dyadic(rng, n, 20)
@@ -186,10 +187,9 @@ def planted_cases(rng: np.random.Generator, sizes: Sequence[int] = (3, 6)) -> li
             radius = 2.0**-6 if depth else 2.0**-4
             network = nets.needle(rng, point, radius, 1 + depth, decoys=decoys, front=front)
             prop = Property(Box(lower, upper), ((Row(((0, Fraction(1)),), Fraction(0)),),))
-            where = "in a corner" if corner else "inside"
-            name = f"{network.name}, {n} inputs, depth {depth:g} {where}"
-            cases.append(Case(name, Query(network, prop), nets.as_fractions(point)))
-    return cases
+            name = f"{network.name}, {n} inputs, depth {depth:g} {'in a corner' if corner else 'inside'}"
+            made.append(Case(name, Query(network, prop), nets.as_fractions(point)))
+    return made
 
 
 def planted(
@@ -199,51 +199,74 @@ def planted(
     return ask(planted_cases(np.random.default_rng(seed), sizes), methods, report or Report())
 
 
-# ---------------------------------------------------------------- exact values at corners
+# Exact values at corners
 
 
-def _active(network: Network, reach: float) -> Network:
-    """The network with biases so large that every neuron is active on inputs of magnitude ≤ reach."""
-    nodes, bound = [], reach
-    for node in network.nodes:
-        if isinstance(node, Linear):
-            span = float(node.weight.abs().sum(1).max()) * bound
-            node = Linear(
-                name=node.name,
-                inputs=node.inputs,
-                shape=node.shape,
-                weight=node.weight,
-                bias=torch.full_like(node.bias, 1.25 * span),
-            )
-            bound = 2.5 * span
-        nodes.append(node)
-    return Network(tuple(nodes), name=f"{network.name}-active")
+def _copied(rng: np.random.Generator, rows: Tensor) -> Tensor:
+    """The rows, most of them replaced by copies of others: the same, negated, scaled, zero, or nearly the same."""
+    rows = rows.clone()
+    for target in range(len(rows)):
+        source, kind = int(rng.integers(len(rows))), rng.random()
+        copy = rows[source].clone()
+        if kind < 0.15:
+            continue
+        if kind < 0.4:
+            copy = -copy if kind > 0.2 else torch.zeros_like(copy)
+        elif kind < 0.5:
+            copy = 2 * copy
+        elif kind < 0.7:
+            at = int(rng.integers(len(copy)))
+            copy[at] = torch.nextafter(copy[at], copy.new_tensor(float(rng.choice([-np.inf, np.inf]))))
+        elif kind < 0.75:
+            copy[-1] = -copy[-1]
+        rows[target] = copy
+    return rows
+
+
+def copies(rng: np.random.Generator) -> Network:
+    """A fully connected network in which neurons repeat and mirror others, exactly or nearly."""
+    dyadic, chain = rng.random() < 0.4, nets.Chain(2)
+    draw = nets.eighths(rng) if dyadic else nets.uneven(rng, int(rng.choice([0, 12, 45])))
+    dtype = torch.float64 if rng.random() < 0.5 else torch.float32
+    layers = int(rng.integers(2, 5))
+    for layer in range(layers):
+        fan, out = chain.last.size, int(rng.integers(2, 7))
+        rows = torch.cat([draw((out, fan), fan), draw((out, 1), 4)], 1).to(dtype)
+        if not dyadic:
+            # Float64 weights have as many bits as they can.
+            rows *= 1 + torch.from_numpy(rng.uniform(size=rows.shape) * 2.0**-24).to(dtype)
+        rows = _copied(rng, rows)
+        chain.linear(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
+        if rng.random() < (0.5 if layer == layers - 1 else 0.7):
+            chain.act()
+    return chain.network(f"copies-{layers}")
+
+
+def pair(rng: np.random.Generator, kind: str, share: float) -> Network:
+    """The difference of two networks of the same inputs, whose weights differ by a share of themselves."""
+    first = nets.mlp(rng, nets.gaussian(rng), kind)
+    parts = [NetworkPart(name, net, range(3)) for name, net in (("f", first), ("g", nets.changed(first, share)))]
+    return combine(parts, 3, lambda network, x: network(torch.from_numpy(x)[None])[0].numpy())
 
 
 def corner_networks(rng: np.random.Generator, smooth: bool) -> list[Network]:
     """Networks whose bounds are attained at corners, so that nothing but rounding is between them, and others."""
     if smooth:
-        return nets.smooth(rng, nets.gaussian(rng))
-    # First those in which most of what is computed for images alone shows.
-    images = [
-        *(nets.image(rng, nets.uneven(rng, spread)) for spread in (0, 0, 3, 10)),
-        *(nets.windows(rng, nets.uneven(rng, spread)) for spread in (0, 2)),
-    ]
-    uneven = nets.uneven(rng)
-    pieces = [
-        *nets.pieces(rng, uneven),
-        *nets.pieces(rng, nets.uneven(rng, 3)),
-        *nets.pieces(rng, nets.uneven(rng, 6, positive=True)),
-        *(_active(nets.mlp(rng, nets.uneven(rng, spread), widths=(4, 6, 5, 3)), 4.0) for spread in (1, 4, 10)),
-        nets.mlp(rng, uneven, widths=(4, 5)),
-    ]
+        pairs = [pair(rng, kind, share) for kind in ("Tanh", "GELU") for share in (1e-3, 1.0)]
+        return [*nets.smooth(rng, nets.gaussian(rng)), *(nets.mixed(rng, kind) for kind in nets.SMOOTH), *pairs]
+    uneven = [nets.uneven(rng, spread) for spread in (0, 3, 10)]
     return [
-        *images,
-        *(nets.opposed(rng, nets.uneven(rng, 0), *of) for of in itertools.product((False, True), repeat=2)),
-        *pieces,
-        nets.mlp(rng, nets.uneven(rng, 0), widths=(24, 12)),
-        *(nets.maxima(rng, nets.uneven(rng, spread)) for spread in (0, 3)),
-        *(nets.extremes(rng, nets.uneven(rng, spread)) for spread in (0, 3)),
+        *(nets.image(rng, draw) for draw in uneven),
+        *(nets.windows(rng, draw) for draw in uneven),
+        *(nets.opposed(rng, uneven[0], *of) for of in itertools.product((False, True), repeat=2)),
+        *nets.pieces(rng, uneven[2]),
+        *nets.pieces(rng, uneven[1]),
+        *nets.pieces(rng, nets.uneven(rng, 6, positive=True)),
+        nets.mlp(rng, uneven[2], widths=(4, 5)),
+        nets.mlp(rng, uneven[0], widths=(24, 12)),
+        *(make(rng, draw) for make in (nets.maxima, nets.extremes, nets.polynomials) for draw in uneven[:2]),
+        *(pair(rng, "LeakyRelu", share) for share in (0.0, 1e-6, 1.0)),
+        *(copies(rng) for _ in range(8)),
     ]
 
 
@@ -257,129 +280,96 @@ def _corner_boxes(rng: np.random.Generator, size: int) -> list[Ends]:
     for magnitude in (1.0, 2.0**-20, 0.0):
         center = rng.uniform(-2, 2, size=size) * 2.0 ** rng.integers(-8, 1, size=size)
         radius = np.where(rng.permutation(size) < 3, magnitude * rng.random(size), 0)
-        boxes.append(
-            [(Fraction(low), Fraction(high)) for low, high in zip(center - radius, center + radius, strict=True)]
-        )
+        boxes.append([(Fraction(a), Fraction(b)) for a, b in zip(center - radius, center + radius, strict=True)])
     middle = [Fraction(int(k), 10) for k in rng.integers(-20, 21, size=size)]
     reach = [Fraction(int(k), 1000) for k in np.where(rng.permutation(size) < 3, rng.integers(1, 100, size=size), 0)]
     boxes.append([(m - r, m + r) for m, r in zip(middle, reach, strict=True)])
     return boxes
 
 
-def _corners_of(rng: np.random.Generator, ends: Ends) -> list[list[Fraction]]:
-    """All corners of a box and a few points inside it, exactly."""
+def _corners_of(rng: np.random.Generator, ends: Ends) -> Iterator[list[Fraction]]:
+    """All corners of a box and two points inside it, exactly."""
     free = [i for i, (low, high) in enumerate(ends) if low < high]
     sides = [list(side) for side in itertools.product((Fraction(0), Fraction(1)), repeat=len(free))]
-    sides += [[Fraction(float(t)) for t in rng.random(len(free))] for _ in range(4 if free else 0)]
-    points = []
+    sides += [[Fraction(float(t)) for t in rng.random(len(free))] for _ in range(2 if free else 0)]
     for side in sides:
         point = [low for low, _ in ends]
         for i, t in zip(free, side, strict=True):
             point[i] += t * (ends[i][1] - ends[i][0])
-        points.append(point)
-    return points
+        yield point
 
 
 class _Known:
-    """Exact values of one node at one point, against which bounds are held.
+    """Exact values of one op at one point, against which bounds are held.
 
     Most bounds are told by their float64 numbers alone: a bound that lies beyond the float64 number next to the
     nearest one of the exact value is on the right side of the exact value, too. Only the others are compared exactly.
     """
 
     def __init__(self, exact: np.ndarray, doubt: float) -> None:
-        self.exact, self.doubt = exact.reshape(-1), doubt
-        nearest = self.exact.astype(float)
+        self.exact, self.doubt = exact, doubt
+        nearest = exact.astype(float)
         self.below, self.above = np.nextafter(nearest, -np.inf), np.nextafter(nearest, np.inf)
 
-    def hold(self, report: Report, where: str, lower: np.ndarray, upper: np.ndarray | float = np.inf) -> None:
+    def hold(self, report: Report, where: str, lower: Tensor, upper: Tensor | None = None) -> None:
         """Note each neuron whose exact value is outside its bounds, by more than its own evaluation may be off."""
-        upper = np.broadcast_to(upper, lower.shape)
-        for i in np.flatnonzero(~((lower < self.below) & (upper > self.above))):
-            low, value, high = float(lower[i]), self.exact[i], float(upper[i])
+        low_ends = lower.double().numpy()
+        high_ends = np.full_like(low_ends, np.inf) if upper is None else upper.double().numpy()
+        for i in np.flatnonzero(~((low_ends < self.below) & (high_ends > self.above))):
+            low, value, high = float(low_ends[i]), self.exact[i], float(high_ends[i])
             slack = Fraction(self.doubt) * (1 + abs(value)) if self.doubt else 0
-            if not low <= value + slack or not high >= value - slack:
+            # What is not a number says nothing.
+            if low > value + slack or high < value - slack:
                 report.note(where, f"neuron {i}: [{low!r}, {high!r}] without {float(value)!r}")
 
 
-def _flat(bounds: torch.Tensor) -> np.ndarray:
-    """Bounds of a batch of boxes as float64 numbers, a row for each box."""
-    return bounds.double().flatten(1).numpy()
-
-
-@dataclass(frozen=True)
-class _Question:
-    """The boxes of one network, the rows asked about its outputs, and what exact arithmetic knows of both.
-
-    Attributes:
-        boxes: of the network's inputs.
-        matrix: (rows, outputs), the linear forms of the outputs.
-        values: the exact values for each box, point and node.
-        forms: those of the linear forms for each box and point.
-    """
-
-    boxes: list[Ends]
-    matrix: torch.Tensor
-    values: list[list[list[_Known]]]
-    forms: list[list[_Known]]
-
-
 @cache
-def _question(seed: int, smooth: bool, number: int) -> _Question:
-    """What is asked of a network of a seed.
-
-    Exact values take longest and are the same for each fault, so they are kept. Networks and boxes are made anew for
-    each fault: they carry what the library has computed for them.
-    """
-    rng = np.random.default_rng([seed, number])
+def _question(seed: int, smooth: bool, number: int) -> tuple[Network, list[Ends], Tensor, list[list[list[_Known]]]]:
+    """A network, boxes, rows of its outputs, and the exact values of ops, and last of the rows, by box and point."""
     network = corner_networks(np.random.default_rng(seed), smooth)[number]
-    boxes = _corner_boxes(rng, network.input_size)
-    outputs = network.output_size
-    rows = [[float(10 * row.get(i, 0)) for i in range(outputs)] for row in _rows(rng, outputs, 4)]
-    matrix = torch.cat([torch.eye(outputs), -torch.eye(outputs), torch.tensor(rows)]).double()
-    exact_matrix = rational(matrix, matrix.shape)
-    doubt = 0.0 if network.piecewise_linear else 10.0 ** (5 - DIGITS)
-    found = _Question(boxes, matrix, [], [])
-    for box in boxes:
-        values = [exact_values(network, point) for point in _corners_of(rng, box)]
-        found.values.append([[_Known(value, doubt) for value in at] for at in values])
-        found.forms.append([_Known(exact_matrix @ at[-1].reshape(-1), doubt) for at in values])
-    return found
+    rng = np.random.default_rng([seed, number])
+    boxes, doubt = _corner_boxes(rng, network.input_size), 10.0 ** (5 - DIGITS) if smooth else 0.0
+    matrix = rng.integers(-3, 4, size=(4, network.output_size)).astype(float)
+    values = []
+    for ends in boxes:
+        at = [exact_values(network, x) for x in _corners_of(rng, ends)]
+        exactly = np.vectorize(Fraction, otypes=[object])(matrix)
+        values.append([[_Known(v, doubt) for v in (*each, exactly @ each[-1])] for each in at])
+    return network, boxes, torch.from_numpy(matrix), values
 
 
-def corners(*, seed: int = 0, smooth: bool = False, tuning: Tuning = TUNING, report: Report | None = None) -> Report:
-    """No bound of any node, pre-activation or linear form of the outputs may exclude its exact value at a corner."""
+@torch.no_grad()
+def corners(*, seed: int = 0, smooth: bool = False, report: Report | None = None) -> Report:
+    """No bound of any op, by rows, forms or intervals, and of rows of the outputs may exclude an exact value."""
     report = report or Report()
-    networks = corner_networks(np.random.default_rng(seed), smooth)
-    for number, network in report.of(enumerate(networks)):
-        asked = _question(seed, smooth, number)
-        boxes = [Box.exact(*zip(*ends, strict=True)) for ends in asked.boxes]
-        properties = [Property(box, ()) for box in boxes]
+    count = len(corner_networks(np.random.default_rng(seed), smooth))
+    for number in report.of(range(count)):
+        network, boxes, matrix, values = _question(seed, smooth, number)
+        properties = [Property(Box.exact(*zip(*ends, strict=True)), ()) for ends in boxes]
+        box = input_box(properties, torch.float64, "cpu")
         for dtype in (torch.float64, torch.float32):
-            net, box = network.to(dtype), input_box(properties, network, dtype)
-            with torch.no_grad():
-                pre = preactivation_bounds(net, box, tuning=tuning)
-                sample = torch.arange(len(boxes)).repeat_interleave(len(asked.matrix))
-                every = asked.matrix.repeat(len(boxes), 1)
-                linear = {
-                    name: linear_lower_bounds(net, box, pre, every, sample, intervals=intervals, tuning=tuning)
-                    for name, intervals in (("crown", False), ("ibp", True))
-                }
-                found = [
-                    (f"interval of node {index}", index, _flat(bound.lower), _flat(bound.upper))
-                    for index, bound in enumerate(interval_bounds(net, box))
-                ]
-            found += [
-                (f"pre-activation of node {index}", network.nodes[index].inputs[0], _flat(b.lower), _flat(b.upper))
-                for index, b in pre.items()
-            ]
-            for which, (values, forms) in enumerate(zip(asked.values, asked.forms, strict=True)):
-                place = f"{network.name}, box {which}, {dtype}".replace("torch.", "")
-                for what, index, low, high in found:
-                    for at in values:
-                        at[index].hold(report, f"{place}: {what}", low[which], high[which])
-                for name, lows in linear.items():
-                    for form in forms:
-                        low = _flat(lows.reshape(len(boxes), -1))[which]
-                        form.hold(report, f"{place}: {name} of the outputs", low)
+            where = f"{network.name}, {dtype}".replace("torch.", "")
+            found = [(f"{where}, intervals", _held(Relaxation(network, box, dtype=dtype).advance()), None)]
+            relaxation = bound_by_crown(Relaxation(network, box, dtype=dtype))
+            lower = lower_of_rows(relaxation, matrix.repeat(len(boxes), 1))[0].view(len(boxes), -1)
+            found.append((f"{where}, rows", _held(relaxation), lower))
+            forms = Zonotopes(network, box, (box.lower < box.upper).any(0).nonzero().squeeze(1), dtype=dtype)
+            ends = {**forms.inputs, len(network.ops) - 1: forms.output.interval()}
+            rows = forms.rows(matrix.repeat(len(boxes), 1, 1)).lower
+            found.append((f"{where}, affine forms", [(i, x.lower, x.upper) for i, x in ends.items()], rows))
+            for (place, held, low), (which, at) in itertools.product(found, enumerate(values)):
+                for known in at:
+                    for index, lows, highs in held:
+                        known[index].hold(report, f"{place} of op {index}, box {which}", lows[which], highs[which])
+                    if low is not None:
+                        known[-1].hold(report, f"{place} of the outputs, box {which}", low[which])
+        smaller = without_repeated(network)
+        if smaller is not network:
+            for x in itertools.chain(*(_corners_of(np.random.default_rng(0), ends) for ends in boxes)):
+                if exact_outputs(smaller, x) != exact_outputs(network, x):
+                    report.note(network.name, "another function without repeated neurons")
     return report
+
+
+def _held(relaxation: Relaxation) -> list[tuple[int, Tensor, Tensor]]:
+    return [(i, x.interval.lower, x.interval.upper) for i, x in enumerate(relaxation.bounds)]

@@ -22,10 +22,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.asking import claims as ask
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.search.outcomes import Trust, Verdict
+from verifiable_relu.search.registry import make
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Trust, Verdict
-from verifiable_relu.verifiers.registry import make
 
 from .judge import Report
 from .onnx_exact import Evaluator, Value, _root, objects

@@ -30,8 +30,9 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.trust.exact import evaluable, evaluate_exact
+from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
+from verifiable_relu.ir.network import Affine, Network
+from verifiable_relu.readers import read_onnx
 
 from . import onnx_exact
 from .onnx_graphs import Case, graph
@@ -219,17 +220,17 @@ def differences(network: Network, source: Source, seed: int, compared: Counter[s
     if min(shape, default=1) < 1:
         yield Disagreement("read though a size is not positive", shape)
         return
-    if tuple(network.input_shape) != (shape[1:] if network.batched else shape):
-        yield Disagreement("another input shape", f"{network.input_shape}, of the file {shape}")
+    if network.source.input_shape != (shape[1:] if network.source.batched else shape):
+        yield Disagreement("another input shape", f"{network.source.input_shape}, of the file {shape}")
         return
-    if sum(math.prod(node.shape) for node in network.nodes) > LARGEST:
+    if sum(op.size for op in network.ops) > LARGEST:
         compared["too large"] += 1
         return
     xs = points(shape, seed)
-    ours = network(torch.from_numpy(xs.reshape(len(xs), *network.input_shape))).double().numpy()
+    ours = network(torch.from_numpy(xs.reshape(len(xs), -1))).double().numpy()
     unit = 2.0**-53 if source.double and source.runner == "onnxruntime" else 2.0**-24
     least, most = (1e-280, 1e290) if source.double else (1e-34, 1e37)
-    for x, mine in zip(xs, ours.reshape(len(xs), -1), strict=True):
+    for x, mine in zip(xs, ours, strict=True):
         try:
             size = onnx_exact.magnitudes(source.model, {source.inputs[0].name: x})
             true = onnx_exact.exact(source.model, {source.inputs[0].name: x})
@@ -283,14 +284,14 @@ def differences(network: Network, source: Source, seed: int, compared: Counter[s
                     return
         if smallest > 1e-280 and largest < 1e290:
             compared["float64"] += 1
-            error = network.weight_error
+            error = doubt(network)
             if error > 1e-12:
                 yield Disagreement("weights are known too roughly", error)
             if detail := furthest(mine, ROUNDINGS * (2.0**-53 + min(error, 1e-12)) * reach):
                 kind = "another value" if furthest(mine, ROUNDINGS * 2.0**-24 * reach) else "a value to fewer digits"
                 yield Disagreement(kind, f"at {x.reshape(-1).tolist()[:6]}: {detail}")
                 return
-        if evaluable(network):
+        if is_evaluable(network):
             compared["exact"] += 1
             found = evaluate_exact(network, [Fraction(float(v)) for v in x.reshape(-1)])
             wrong = [(p, q) for p, q in zip(found, expected, strict=True) if p != q]
@@ -301,6 +302,17 @@ def differences(network: Network, source: Source, seed: int, compared: Counter[s
                 difference = float(abs(wrong[0][0] - wrong[0][1])) if wrong else 0.0
                 yield Disagreement(what, f"off by {difference:.3g}")
                 return
+
+
+def doubt(network: Network) -> float:
+    """The largest relative error of a weight or bias."""
+    found = [0.0]
+    for op in network.ops:
+        if isinstance(op, Affine):
+            found.append(op.weight_error)
+            if op.bias is not None and op.bias_error is not None:
+                found.append(float((op.bias_error / op.bias.double().abs().clamp(min=1e-300)).max()))
+    return max(found)
 
 
 def several(network: Network, source: Source, seed: int, compared: Counter[str]) -> Iterator[Disagreement]:
@@ -314,7 +326,7 @@ def several(network: Network, source: Source, seed: int, compared: Counter[str])
     for x in points((network.input_size,), seed):
         parts = zip(source.inputs, shapes, np.split(x, ends), strict=True)
         feed = {declared.name: part.reshape(shape).astype(source.dtype) for declared, shape, part in parts}
-        mine = network(torch.from_numpy(x.reshape(1, *network.input_shape))).double().numpy().reshape(-1)
+        mine = network(torch.from_numpy(x.reshape(1, -1))).double().numpy().reshape(-1)
         try:
             with np.errstate(all="ignore"):
                 made = (source.session or source.reference()).run(outputs, feed)

@@ -1,6 +1,6 @@
 """ONNX files evaluated in rational arithmetic, operator by operator, from the definitions in the ONNX standard.
 
-The evaluator is a referee for ``verifiable_relu.network.read_onnx``: it shares no code with the package and reads files
+The evaluator is a referee for ``verifiable_relu.readers.read_onnx``: it shares no code with the package and reads files
 through ``onnx``'s own classes. It knows the operators of opset 7 and later that the package reads, and those of which
 exporters make constants (shapes, mostly). Numbers are ``Fraction`` in numpy arrays of dtype object. Where a value is
 irrational (``Sigmoid``, the square root of ``BatchNormalization``) it is taken from mpmath with 60 digits, and

@@ -41,7 +41,10 @@ class Moves:
         widths = [(sizes[i], sizes[i + rank]) for i in range(rank)]
         mode = attributes.get("mode", "constant")
         numbers = np.arange(x.array.size).reshape(x.array.shape)
-        places = np.pad(numbers, widths, mode, **({"constant_values": -1} if mode == "constant" else {}))
+        added = [(max(before, 0), max(after, 0)) for before, after in widths]
+        places = np.pad(numbers, added, mode, **({"constant_values": -1} if mode == "constant" else {}))
+        cut = zip(widths, places.shape, strict=True)
+        places = places[tuple(slice(max(-before, 0), size - max(-after, 0)) for (before, after), size in cut)]
         made = np.empty(places.shape, dtype=object)
         flat = x.array.reshape(-1)
         for at in np.ndindex(*places.shape):

@@ -25,9 +25,9 @@ from onnx.backend.test.case import node as standard
 from onnx.reference.ops import op_pool_common
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Activation, Bilinear, Curve, Step
+from verifiable_relu.ir.functions import Kinked, StepFunction
+from verifiable_relu.ir.network import Elementwise, Maximum, Network, Product
+from verifiable_relu.readers import read_onnx
 
 OPERATORS = frozenset((
     "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div",
@@ -148,7 +148,7 @@ class Answer:
         refused: why the case is refused; None if it is read.
         right: whether what was read computes the expected numbers.
         shown: the first numbers that it computes, and those that are expected.
-        group: what the network that was read is made of, as ``network.onnx.call.GROUPS`` names it.
+        group: what the network that was read is made of, as ``readers.onnx.call.GROUPS`` names it.
     """
 
     case: str
@@ -170,7 +170,7 @@ def answers() -> Sequence[Answer]:
         except InputError as error:
             found.append(Answer(name, operators, refused=str(error)))
             continue
-        made = network(torch.from_numpy(x.astype(np.float64)).reshape(1, *network.input_shape)).reshape(-1).numpy()
+        made = network(torch.from_numpy(x.astype(np.float64)).reshape(1, -1)).reshape(-1).numpy()
         wanted = expected.reshape(-1)
         # The cases write some of their numbers with four digits; half-precision numbers have three.
         tolerance = 2e-3 if x.dtype == np.float16 else 1e-4
@@ -181,10 +181,15 @@ def answers() -> Sequence[Answer]:
 
 
 def _group(network: Network) -> str:
-    for kind, group in ((Bilinear, "products"), (Curve, "smooth"), (Step, "steps"), (Activation, "pieces")):
-        if any(isinstance(node, kind) for node in network.nodes):
-            return group
-    return "affine"
+    """The group of what is hardest to bound."""
+    if any(isinstance(op, Product) for op in network.ops):
+        return "products"
+    functions = [op.function for op in network.ops if isinstance(op, Elementwise)]
+    if not all(isinstance(function, Kinked | StepFunction) for function in functions):
+        return "smooth"
+    if any(isinstance(function, StepFunction) for function in functions):
+        return "steps"
+    return "pieces" if functions or any(isinstance(op, Maximum) for op in network.ops) else "affine"
 
 
 def page() -> str:

@@ -17,7 +17,7 @@ from tests.support.processes import run
 from verifiable_relu.check import BadInput
 from verifiable_relu.check.model import read_model
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
 
 from .limited import PROCESSOR_SECONDS, ROOT, Answer, answers
 

@@ -12,14 +12,15 @@ import pytest
 
 from tests.support.asking import claims
 from tests.support.exact import violated
+from verifiable_relu.execution.replay import replay
 from verifiable_relu.files import on_disk
-from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.network.source import replay
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.search.outcomes import Verdict
+from verifiable_relu.search.registry import make
 from verifiable_relu.spec.find import read_instances
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import read_vnnlib
-from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.registry import make
 
 RL = tuple(range(296))
 PARTS: tuple[tuple[str, tuple[int, ...], float, float], ...] = (

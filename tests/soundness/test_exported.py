@@ -15,10 +15,12 @@ import torch
 
 from tests.support.draws import draws
 from tests.support.module_kinds import MODULES, module
-from verifiable_relu.bounds import input_box, interval_bounds
-from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.search.outcomes import Verdict
+from verifiable_relu.search.property_rows import input_box
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Verdict
 
 from .judge import Case, Report, ask
 
@@ -52,11 +54,11 @@ def exported(name: str, way: str, path: Path) -> Network:
         warnings.simplefilter("ignore")
         torch.onnx.export(made, (torch.zeros(1, *shape),), str(path), **WAYS[way])
     network = read_onnx(path)
-    assert network.input_shape == shape
+    assert network.source.input_shape == shape
     x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = made(x).reshape(len(x), -1)
-    torch.testing.assert_close(network(x).flatten(1), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network(x.flatten(1)), expected, rtol=1e-4, atol=1e-5)
     return network
 
 
@@ -83,13 +85,12 @@ def questions(name: str, network: Network) -> list[Case]:
     unit = rng.random((256, len(lower)))
     unit[:128] = unit[:128].round()
     x = np.clip(lower + unit * (upper - lower), lower, upper)
-    y = network(torch.from_numpy(x).reshape(-1, *network.input_shape)).flatten(1).numpy()
+    y = network(torch.from_numpy(x)).numpy()
     output = int(rng.integers(network.output_size))
     best = int(y[:, output].argmin())
     box, point = Box(lower, upper), tuple(Fraction(float(v)) for v in x[best])
-    least = float(
-        interval_bounds(network.to(torch.float64), input_box([Property(box, ())], network))[-1].lower.flatten()[output]
-    )
+    whole = input_box([Property(box, ())], torch.float64, "cpu")
+    least = float(Relaxation(network, whole, dtype=torch.float64).advance().bounds[-1].interval.lower[0, output])
     made = []
     for threshold in (Fraction(float(y[best, output])) + Fraction(1, 1 << 20), Fraction(least) - 1):
         prop = Property(box, ((Row(((output, Fraction(1)),), threshold),),))

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from tests.support.processes import run
 from tests.support.scripted import tiny
-from verifiable_relu.network import write_onnx
+from verifiable_relu.readers import write_onnx
 
 HEAD = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(assert (<= X_0 1))"
 

@@ -14,9 +14,11 @@ import torch
 
 from tests.support.draws import draws
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network import Network, from_torch
-from verifiable_relu.network.module import operators, reading
-from verifiable_relu.trust.exact import evaluable, evaluate_exact
+from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import from_torch
+from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.torch import operators, reading
 
 from .modules import Drawn, draw
 
@@ -38,15 +40,15 @@ def complaint(drawn: Drawn, network: Network) -> str | None:
     with torch.no_grad():
         expected = module(x.clone())
         one = torch.cat([module(row[None].clone()) for row in x])
-        found = network(x.double())
+        found = network(x.double().flatten(1)).reshape(expected.shape)
     unit = 1e-11 if dtype == torch.float64 else 1e-4
     scale = 1 + float(expected.abs().max())
     for name, values in (("all at once", expected), ("one by one", one)):
         difference = float((found - values).abs().max())
         if not difference <= unit * scale:
             return f"differs by {difference} from the module, {name}"
-    if drawn.exact and evaluable(network):
-        for row, value in zip(x, expected, strict=True):
+    if drawn.exact and is_evaluable(network):
+        for row, value in zip(x, expected.flatten(1), strict=True):
             exact = evaluate_exact(network, [Fraction(float(v)) for v in row.flatten()])
             worst = max(abs(e - Fraction(float(v))) for e, v in zip(exact, value, strict=True))
             if worst > Fraction(1e-14) * Fraction(scale):
@@ -105,9 +107,9 @@ def test_random_modules_are_read_right_or_refused() -> None:
     assert outcomes["agreed"] > CASES / 2 and outcomes["refused"] > CASES / 8
 
 
-def before(t: operators.ModuleTranslator, step: Any, a: Any) -> int:
+def before(t: operators.ModuleTranslator, step: Any, a: Any) -> Value:
     """What stood where something was written."""
-    return t.node(a.self)
+    return a.self
 
 
 def in_float32(t: operators.ModuleTranslator, step: Any, value: Any) -> torch.Tensor:
@@ -134,12 +136,12 @@ FAULTS: dict[str, tuple[object, str, object]] = {
     "hooks left out": (torch.nn.Module, "__call__", without_hooks),
     "alpha left out": (operators.ModuleTranslator, "sum", lambda t, step, x, y, factor: SUM(t, step, x, y, 1)),
     "center for shift": (
-        operators.ModuleTranslator,
-        "scaled",
-        lambda t, step, x, part, *rest: SCALED(t, step, x, "shift" if part == "center" else part, *rest),
+        Builder,
+        "scale",
+        lambda b, x, factor=None, shift=None, center=None, *rest: SCALE(b, x, factor, center, shift, *rest),
     ),
 }
-SUM, SCALED = operators.ModuleTranslator.sum, operators.ModuleTranslator.scaled
+SUM, SCALE = operators.ModuleTranslator.sum, Builder.scale
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -11,7 +11,7 @@ import torch
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
 
 from .onnx_agreement import bad_line
 
@@ -332,7 +332,7 @@ def test_an_operator_of_an_old_opset_is_refused_or_read_as_that_opset_says(name:
     x = np.array([-1.5, 0.25, -0.75, 2.0], dtype=np.float64)
     shape = tuple(dim.dim_value for dim in made.graph.input[0].type.tensor_type.shape.dim)
     x = x[: int(np.prod(shape))].reshape(shape)
-    found = network(torch.from_numpy(x.reshape(1, *network.input_shape))).numpy().reshape(-1)
+    found = network(torch.from_numpy(x.reshape(1, -1))).numpy().reshape(-1)
     assert np.abs(found - meant(x).reshape(-1)).max() < 1e-9
 
 
@@ -397,7 +397,7 @@ def test_files_as_tools_write_them_are_read(name: str) -> None:
     shape = tuple(dim.dim_value for dim in made.graph.input[0].type.tensor_type.shape.dim)
     x = np.array([-1.5, 0.25, -0.75, 2.0])[: int(np.prod(shape))].reshape(shape)
     network = read_onnx(made.SerializeToString())
-    found = network(torch.from_numpy(x.reshape(1, *network.input_shape))).numpy().reshape(-1)
+    found = network(torch.from_numpy(x.reshape(1, -1))).numpy().reshape(-1)
     assert np.abs(found - meant(x).reshape(-1)).max() < 1e-9
 
 

@@ -18,12 +18,12 @@ from tests.support.draws import draws
 from tests.support.vnnlib_cases import holds
 from verifiable_relu.campaign import run
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.network.product import NetworkPart, product
-from verifiable_relu.network.source import replay
-from verifiable_relu.trust.exact import evaluable, evaluate_exact
-from verifiable_relu.verifiers.base import TimeBudget
-from verifiable_relu.verifiers.registry import make
+from verifiable_relu.execution.replay import replay
+from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
+from verifiable_relu.ir.transform import NetworkPart, combine
+from verifiable_relu.readers import from_torch, write_onnx
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.registry import make
 
 HEAD = "(vnnlib-version <2.0>)\n(declare-network f (declare-input X real [2]) (declare-output Y real [2]))\n"
 NAMES = ("X[0]", "X[1]", "Y[0]", "Y[1]")
@@ -121,14 +121,14 @@ def test_products_are_evaluated_exactly_and_replayed_as_their_parts_run() -> Non
                 chosen = sorted(rng.sample(range(4 + level), rng.randint(1, 2)))
                 forms.append((tuple((i, rng.choice([-3, 1, 10])) for i in chosen), rng.choice([0, 7])))
             pairs.append((forms[0], forms[rng.randrange(2)]))
-        whole = product([NetworkPart("f", net.network, (1, 0))], 2, True, pairs)
+        whole = combine([NetworkPart("f", net.network, (1, 0))], 2, replay, passed=True, products=pairs)
         x = [Fraction(rng.randint(-50, 50), rng.choice([1, 3, 8, 35])) for _ in range(2)]
         at = net.at([x[1], x[0]])
         expected = [at["Y[0]"], at["Y[1]"], *x]
         for pair in pairs:
             first, second = (sum((c * expected[i] for i, c in form), Fraction(constant)) for form, constant in pair)
             expected.append(first * second)
-        assert evaluable(whole) and evaluate_exact(whole, x) == expected
+        assert is_evaluable(whole) and evaluate_exact(whole, x) == expected
         found = replay(whole, np.array([float(v) for v in x], np.float32))
         assert np.allclose(
             found, [float(v) for v in expected], rtol=1e-4, atol=1e-3 * max(map(abs, map(float, expected)))

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.asking import claims
 from tests.support.draws import some
-from verifiable_relu.adapters.auto_lirpa import AutoLirpa
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.search.outcomes import Reason
+from verifiable_relu.search.solvers.auto_lirpa import AutoLirpa
 from verifiable_relu.spec import Query, read_vnnlib
-from verifiable_relu.verifiers.base import Reason
 
 from .limited import Answer, answers
 

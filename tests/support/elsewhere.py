@@ -87,8 +87,15 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 def _is_there(tensor: Tensor) -> bool:
     """Return True for a tensor on the device; torch's functional tensors, which stand for others, are there, too."""
-    return isinstance(tensor, _There) or torch._is_functional_tensor(tensor)
+    marked = isinstance(tensor, _There) or getattr(tensor, "is_marked_there", False)
+    return marked or torch._is_functional_tensor(tensor)
 
 
 def _on_device(value: Any) -> Any:
-    return value.as_subclass(_There) if isinstance(value, Tensor) and not _is_there(value) else value
+    if not isinstance(value, Tensor) or _is_there(value):
+        return value
+    if value.layout is torch.strided:
+        return value.as_subclass(_There)
+    # Sparse tensors are of no other class.
+    value.is_marked_there = True  # type: ignore[attr-defined]
+    return value

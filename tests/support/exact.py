@@ -1,107 +1,50 @@
-"""Rational evaluation of networks by each operator's definition, without code of the package."""
+"""Rational evaluation of networks by each op's definition, without code of the package but for the entries of maps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 import mpmath
 import numpy as np
 from torch import Tensor
 
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Add,
-    Conv2d,
-    Extreme,
-    Gelu,
-    Identity,
-    Input,
-    LeakyRelu,
-    Linear,
-    MatMul,
-    Maximum,
-    Node,
-    Permute,
-    Product,
-    Relu,
-    Reshape,
-    Scale,
-    Sigmoid,
-    Smooth,
-    Sparse,
-    Step,
-    Tanh,
-)
+from verifiable_relu.ir.functions.function import Function
+from verifiable_relu.ir.functions.hardened import Hardened
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.steps import StepFunction
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.linear import Diagonal
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Sum
 from verifiable_relu.spec.property import Property
 
-ZERO = Fraction(0)
-
-
-def rational(tensor: Tensor, shape: Sequence[int]) -> np.ndarray:
-    """The exact numbers of a tensor, broadcast to ``shape``, as an object array."""
-    array = np.empty(tuple(shape), dtype=object)
-    array[...] = np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(tensor.detach().cpu().numpy())
-    return array
-
-
-def _linear(node: Linear, x: np.ndarray) -> np.ndarray:
-    weight = rational(node.weight, node.weight.shape)
-    return x @ weight.T + rational(node.bias, node.bias.shape)
-
-
-def _convolution(node: Conv2d, x: np.ndarray) -> np.ndarray:
-    weight, bias = rational(node.weight, node.weight.shape), rational(node.bias, node.bias.shape)
-    top, left, bottom, right = node.padding
-    channels, height, width = x.shape
-    padded = np.full((channels, height + top + bottom, width + left + right), ZERO, dtype=object)
-    padded[:, top : top + height, left : left + width] = x
-    out_channels, per_group, rows, columns = weight.shape
-    value = np.full(node.shape, ZERO, dtype=object)
-    for o in range(out_channels):
-        first = o // (out_channels // node.groups) * per_group
-        value[o] = bias[o]
-        for c in range(per_group):
-            for u in range(rows):
-                for v in range(columns):
-                    start_row, start_column = u * node.dilation[0], v * node.dilation[1]
-                    window = padded[
-                        first + c,
-                        start_row : start_row + (node.shape[1] - 1) * node.stride[0] + 1 : node.stride[0],
-                        start_column : start_column + (node.shape[2] - 1) * node.stride[1] + 1 : node.stride[1],
-                    ]
-                    value[o] = value[o] + weight[o, c, u, v] * window
-    return value
-
-
+ZERO, ONE = Fraction(0), Fraction(1)
 DIGITS = 80
-"""The number of digits to which the values of smooth activations are computed."""
-
-
-def _rational(value: mpmath.mpf) -> Fraction:
-    """The exact value of an mpmath number, which is always dyadic; 0 for a number below 2^-5000."""
-    sign, mantissa, exponent, _ = value._mpf_
-    if exponent < -5000:
-        return ZERO
-    return (-1) ** sign * int(mantissa) * Fraction(2) ** exponent
-
-
+"""The number of digits to which the values of smooth functions are computed."""
 _TAIL = 1000
-"""The argument from which on smooth activations equal their limits to more digits than ``DIGITS``."""
+"""The argument from which on sigmoid-like functions equal their limits to more digits than ``DIGITS``."""
 
 
-def _smooth(node: Sigmoid | Tanh | Gelu, x: np.ndarray) -> np.ndarray:
-    def at(value: Fraction) -> Fraction:
-        reach = value * Fraction(float(node.lam)) if isinstance(node, Gelu) else value
-        if abs(reach) > _TAIL:
-            right, left = (value, ZERO) if isinstance(node, Gelu) else (Fraction(1), -Fraction(isinstance(node, Tanh)))
-            return right if reach > 0 else left
-        with mpmath.workdps(DIGITS + 10):
-            z = mpmath.mpf(value.numerator) / value.denominator
-            return _rational(FUNCTIONS[node.function](z, mpmath.mpf(float(node.parameter))))
+def exact(tensor: Tensor, size: int | None = None) -> np.ndarray:
+    """The exact numbers of a tensor, or of one that is broadcast to ``size``, as an object array."""
+    array = tensor.detach().cpu().double().numpy()
+    array = array if size is None else np.broadcast_to(array, (size,))
+    return np.vectorize(Fraction, otypes=[object])(array)
 
-    return np.vectorize(at, otypes=[object])(x)
+
+@lru_cache(maxsize=64)
+def dense(op: Affine) -> np.ndarray:
+    """The weights of an affine op, (n_out, n_in), as fractions: the stored ones, or exact reciprocals of divisors."""
+    found = np.full((op.map.n_out, op.map.n_in), ZERO, dtype=object)
+    if isinstance(op.map, Diagonal) and op.map.divisor is not None and op.weight_error:
+        found[np.diag_indices(op.size)] = [1 / Fraction(d) for d in op.map.divisor.expand(op.size).tolist()]
+        return found
+    for i, j, w in zip(*(part.tolist() for part in op.map.entries()), strict=True):
+        found[i, j] += Fraction(w)
+    return found
 
 
 def _softplus(x: mpmath.mpf) -> mpmath.mpf:
@@ -137,8 +80,7 @@ FUNCTIONS: dict[str, Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]] = {
     "Sin": lambda x, _: mpmath.sin(x),
     "Cos": lambda x, _: mpmath.cos(x),
 }
-"""Smooth functions by name, of a number and the parameter."""
-
+"""Smooth functions by kind, of a number and the parameter."""
 
 STEPPED: dict[str, Callable[[Fraction], int]] = {
     "Sign": lambda x: (x > 0) - (x < 0),
@@ -147,83 +89,125 @@ STEPPED: dict[str, Callable[[Fraction], int]] = {
     "Round": round,
     "Truncate": math.trunc,
 }
-"""Functions that jump, by name."""
+"""Functions that jump, by kind."""
 
 
-def _function(node: Smooth, x: np.ndarray) -> np.ndarray:
-    parameter = mpmath.mpf(float(node.parameter))
-
-    def at(value: Fraction) -> Fraction:
-        # Far out digits before the point take the place of some after it.
-        with mpmath.workdps(DIGITS + 30):
-            return _rational(FUNCTIONS[node.function](mpmath.mpf(value.numerator) / value.denominator, parameter))
-
-    return np.vectorize(at, otypes=[object])(x)
+def _rational(value: mpmath.mpf) -> Fraction:
+    """The exact value of an mpmath number, which is always dyadic; 0 for a number below 2^-5000."""
+    sign, mantissa, exponent, _ = value._mpf_
+    return ZERO if exponent < -5000 else (-1) ** sign * int(mantissa) * Fraction(2) ** exponent
 
 
-def node_value(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The exact value of a node other than the input, from the exact values of its inputs in their shapes."""
-    match node:
-        case Linear():
-            return _linear(node, inputs[0])
-        case Conv2d():
-            return _convolution(node, inputs[0])
-        case Sparse():
-            terms = rational(node.weight, node.weight.shape) * inputs[0].reshape(-1)[node.index.numpy()]
-            return (terms.sum(1) + rational(node.bias, node.bias.shape)).reshape(node.shape)
-        case Scale():
-            center, scale, shift = (rational(t, node.shape) for t in (node.center, node.scale, node.shift))
-            return scale * (inputs[0] - center) + shift
-        case Add():
-            return inputs[0] + inputs[1]
-        case Identity():
-            return inputs[0]
-        case Product():
-            return inputs[0] * inputs[1]
-        case MatMul():
-            return np.matmul(*inputs)
-        case Relu():
-            return np.where(inputs[0] > 0, inputs[0], ZERO)
-        case LeakyRelu():
-            return np.where(inputs[0] > 0, inputs[0], rational(node.slope, node.shape) * inputs[0])
-        case Sigmoid() | Tanh() | Gelu():
-            return _smooth(node, inputs[0])
+def _smooth(function: Smooth, value: Fraction) -> Fraction:
+    if function.kind in ("Sigmoid", "Tanh", "GELU") and abs(value * Fraction(function.parameter)) > _TAIL:
+        low, high = {"Sigmoid": (ZERO, ONE), "Tanh": (-ONE, ONE), "GELU": (ZERO, value)}[function.kind]
+        return high if value > 0 else low
+    # Far out digits before the point take the place of some after it.
+    with mpmath.workdps(DIGITS + 30):
+        z = mpmath.mpf(value.numerator) / value.denominator
+        return _rational(FUNCTIONS[function.kind](z, mpmath.mpf(function.parameter)))
+
+
+def function_values(function: Function, x: np.ndarray) -> np.ndarray:
+    """The values of a function of exact numbers (n,), those of smooth ones to ``DIGITS`` digits; a family's limit's."""
+    match function:
+        case Kinked():
+            return np.where(x > 0, x, exact(function.slope_below, len(x)) * x)
         case Smooth():
-            return _function(node, inputs[0])
-        case Step():
-            return np.vectorize(lambda v: Fraction(STEPPED[node.function](v)), otypes=[object])(inputs[0])
+            return np.array([_smooth(function, v) for v in x], dtype=object)
+        case StepFunction():
+            return np.array([Fraction(STEPPED[function.kind](v)) for v in x], dtype=object)
+        case Hardened():
+            return function_values(function.limit, x)
+    raise TypeError(f"{function.kind} has no rational value")
+
+
+def op_value(op: Op, *xs: np.ndarray) -> np.ndarray:
+    """The exact value (size,) of an op other than the input, from those of its inputs."""
+    match op:
+        case Affine():
+            found = dense(op) @ xs[0]
+            return found if op.bias is None else found + exact(op.bias)
+        case Sum():
+            return sum(xs[1:], xs[0])
+        case Product():
+            return xs[0] * xs[1]
         case Maximum():
-            flat, places = inputs[0].reshape(-1), node.candidates.numpy()
-            found = [max(flat[places[places[:, i] >= 0, i]]) for i in range(node.size)]
-            return np.array(found, object).reshape(node.shape)
-        case Extreme():
-            return np.where((inputs[0] > inputs[1]) == (node.sign > 0), inputs[0], inputs[1])
-        case Reshape():
-            return inputs[0].reshape(node.shape)
-        case Permute():
-            return inputs[0].transpose(node.axes)
-    raise TypeError(f"{node.op} has no rational value")
+            return np.array([max(xs[0][column]) for column in op.candidates.T.numpy()], dtype=object)
+        case Elementwise():
+            return function_values(op.function, xs[0])
+    raise TypeError(f"{type(op).__name__} has no rational value")
 
 
 def exact_values(network: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
-    """Every node's exact value at a rational point, as object arrays in node order.
-
-    The values of smooth activations, which are irrational, are rounded to ``DIGITS`` digits.
-    """
-    values: list[np.ndarray] = []
-    for node in network.nodes:
-        if isinstance(node, Input):
-            value = np.array(list(x), dtype=object).reshape(node.shape)
-        else:
-            value = node_value(node, [values[i] for i in node.inputs])
-        assert value.shape == tuple(node.shape), (node.op, value.shape, node.shape)
-        values.append(value)
+    """Every op's exact value (size,) at a rational point."""
+    values = [np.array(list(x), dtype=object)]
+    for op in network.ops[1:]:
+        values.append(op_value(op, *(values[i] for i in op.inputs)))
     return values
 
 
 def exact_outputs(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
-    """The exact outputs at a rational point, in row-major order."""
-    return list(exact_values(network, x)[-1].reshape(-1))
+    """The exact outputs at a rational point."""
+    return list(exact_values(network, x)[-1])
+
+
+def exact_forms(network: Network, unstable: set[tuple[int, int]], x: Sequence[Fraction]) -> list[np.ndarray]:
+    """The value of every op as forms of 1, the inputs, and the values of unstable neurons, as fractions.
+
+    Stable neurons are on the side of their kink on which they are at the inputs x; unstable neurons are numbered in the
+    order of their ops and places.
+    """
+    number = {place: i for i, place in enumerate(sorted(unstable))}
+    columns, at = 1 + network.input_size + len(number), exact_values(network, x)
+    found: list[np.ndarray] = []
+    for index, op in enumerate(network.ops):
+        form = np.full((op.size, columns), ZERO, dtype=object)
+        if isinstance(op, Input):
+            form[np.arange(op.size), 1 + np.arange(op.size)] = ONE
+        elif isinstance(op, Affine):
+            form = dense(op) @ found[op.inputs[0]]
+            if op.bias is not None:
+                form[:, 0] += exact(op.bias)
+        elif isinstance(op, Sum):
+            form = sum(found[i] for i in op.inputs)
+        elif isinstance(op, Elementwise):
+            slope = below(op.function, op.size)
+            for i in range(op.size):
+                if (index, i) in number:
+                    form[i, 1 + network.input_size + number[index, i]] = ONE
+                else:
+                    form[i] = found[op.inputs[0]][i] * (1 if at[op.inputs[0]][i] >= 0 else slope[i])
+        found.append(form)
+    return found
+
+
+def below(function: Function, size: int) -> np.ndarray:
+    """The slopes of a kinked function below zero."""
+    assert isinstance(function, Kinked)
+    return exact(function.slope_below, size)
+
+
+def intervals(network: Network, box: Interval) -> dict[int, Interval]:
+    """Intervals of all ops by interval arithmetic, with far more room than rounding takes."""
+    found = [box]
+    for op in network.ops[1:]:
+        xs = [found[i] for i in op.inputs]
+        if isinstance(op, Affine):
+            middle, radius = (xs[0].lower + xs[0].upper) / 2, (xs[0].upper - xs[0].lower) / 2
+            y, spread = op.map.apply(middle), op.map.abs_apply(radius)
+            y = y if op.bias is None else y + op.bias.double()
+            spread = spread + 2.0**-40 * (1 + spread + op.map.abs_apply(middle.abs()) + y.abs())
+            found.append(Interval(y - spread, y + spread))
+        elif isinstance(op, Sum):
+            found.append(Interval(sum(x.lower for x in xs) - 2.0**-40, sum(x.upper for x in xs) + 2.0**-40))
+        elif isinstance(op, Maximum):
+            found.append(Interval(*(end[:, op.candidates].amax(1) for end in (xs[0].lower, xs[0].upper))))
+        elif isinstance(op, Elementwise):
+            found.append(op.function.image(xs[0]))
+        else:
+            raise NotImplementedError
+    return dict(enumerate(found))
 
 
 def margin(prop: Property, y: Sequence[Fraction]) -> Fraction | float:
@@ -238,12 +222,10 @@ def margin(prop: Property, y: Sequence[Fraction]) -> Fraction | float:
 
 
 def violated(prop: Property, y: Sequence[Fraction]) -> bool:
-    """Whether outputs y are in the unsafe set; a row that holds with equality counts unless the row is strict."""
-    for polytope in prop.unsafe:
-        inside = True
-        for row in polytope:
-            left = sum(c * y[i] for i, c in row.coefficients)
-            inside = inside and (left < row.bound if row.strict else left <= row.bound)
-        if inside:
-            return True
-    return False
+    """Return True if outputs y are in the unsafe set; a row that holds with equality counts unless it is strict."""
+
+    def holds(row: object) -> bool:
+        left = sum(c * y[i] for i, c in row.coefficients)  # type: ignore[attr-defined]
+        return bool(left < row.bound if row.strict else left <= row.bound)  # type: ignore[attr-defined]
+
+    return any(all(map(holds, polytope)) for polytope in prop.unsafe)

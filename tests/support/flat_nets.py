@@ -38,6 +38,20 @@ def chain(rng: np.random.Generator, sizes: Sequence[int], functions: Sequence[Fu
     return network(ops)
 
 
+def relu_layers(
+    *layers: tuple[Sequence[Sequence[float]], Sequence[float]], dtype: torch.dtype = torch.float32
+) -> Network:
+    """A fully connected network of the given weights and biases, with ReLU between layers."""
+    ops: list[Op] = [Input(name="x", size=len(layers[0][0][0]))]
+    for number, (weight, bias) in enumerate(layers):
+        if number:
+            ops.append(Elementwise(name=f"r{number}", inputs=(len(ops) - 1,), size=ops[-1].size, function=Kinked()))
+        map, last = Dense(torch.tensor(weight, dtype=dtype)), len(ops) - 1
+        offset = torch.tensor(bias, dtype=dtype)
+        ops.append(Affine(name=f"l{number}", inputs=(last,), size=len(bias), map=map, bias=offset))
+    return network(ops)
+
+
 def leaky(rng: np.random.Generator, size: int) -> Kinked:
     """LeakyReLU with a slope for each neuron, some above 1 and some below 0."""
     return Kinked(torch.from_numpy(rng.choice(SLOPES, size).astype(np.float32)))

@@ -1,4 +1,4 @@
-"""Hooks: a public name of the library stands for something else while a test runs, so that faults can be seeded."""
+"""Hooks: a function of the library does something wrong while a test runs, so that faults can be seeded."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 from unittest.mock import patch
 
 import verifiable_relu
-from verifiable_relu.network.dispatch import Table
-from verifiable_relu.network.nodes import Node
 
 
 @cache
@@ -37,48 +35,43 @@ def modules() -> tuple[ModuleType, ...]:
 
 @dataclass(frozen=True)
 class Hook:
-    """A public function, method, property or table row of the library, with something wrong in its place.
+    """A function, method or property of the library, with something wrong in its place.
 
     A function is replaced in each module that has it by any name, a method or a property in its class.
 
     Attributes:
-        path: ``module:function``, ``module:Class.method``, ``module:Class.property`` or ``module:TABLE``, the module
-            below the package.
+        path: ``module:function``, ``module:Class.method`` or ``module:Class.property``, the module below the package.
         wrong: what is called instead, with the right function and then the arguments.
-        kind: of a table, the kinds of node whose rows are replaced; a row is a function then.
+        here: a function is replaced in this module alone, which may have imported it.
     """
 
     path: str
     wrong: Callable[..., Any]
-    kind: type[Node] = Node
+    here: bool = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The library with the wrong function."""
         module, _, qualified = self.path.partition(":")
         *owner, name = qualified.split(".")
-        if any(part.startswith("_") for part in (*module.split("."), *owner, name)):
-            raise ValueError(f"a hook replaces public names alone, and {self.path} is private")
         place: object = import_module(f"verifiable_relu.{module}")
         for part in owner:
             place = getattr(place, part)
         right = inspect.getattr_static(place, name)
-        wrong = self._instead_of(right)
-        places = [(place, name)] if owner else [(m, n) for m in modules() for n, v in vars(m).items() if v is right]
+        alone = bool(owner) or self.here
+        places = [(place, name)] if alone else [(m, n) for m in modules() for n, v in vars(m).items() if v is right]
         with ExitStack() as stack:
-            for place, name in places:
-                stack.enter_context(patch.object(place, name, wrong))
+            for each, known_as in places:
+                stack.enter_context(patch.object(each, known_as, self._instead_of(right)))
             yield
 
     def _instead_of(self, right: Any) -> Any:
-        """What replaces a function, a static method, a property or a table."""
-        if isinstance(right, Table):
-            return _Altered(right, self.kind, self.wrong)
+        """What replaces a function, a static method or a property."""
         if isinstance(right, property):
             return property(_calling(self.wrong, right.fget))
         if isinstance(right, staticmethod):
             return staticmethod(_calling(self.wrong, right.__func__))
-        assert inspect.isfunction(right), f"{self.path} is neither a function nor a property nor a table"
+        assert callable(right), f"{self.path} is neither a function nor a property"
         return _calling(self.wrong, right)
 
 
@@ -88,14 +81,3 @@ def _calling(wrong: Callable[..., Any], right: Any) -> Callable[..., Any]:
         return wrong(right, *args, **kwargs)
 
     return called
-
-
-class _Altered:
-    """A table with other rows for some kinds of node."""
-
-    def __init__(self, table: Table[Any], kind: type[Node], wrong: Callable[..., Any]) -> None:
-        self._table, self._kind, self._wrong = table, kind, wrong
-
-    def __getitem__(self, node: Node) -> Any:
-        right = self._table[node]
-        return _calling(self._wrong, right) if isinstance(node, self._kind) else right

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from verifiable_relu.verifiers.base import Outcome
-from verifiable_relu.verifiers.batch import QueryBatch
-from verifiable_relu.verifiers.incomplete import Ibp
+from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.incomplete import Ibp
+from verifiable_relu.search.outcomes import Outcome
 
 KILL, FILL, WAIT = 41.0, 43.0, 47.0
 """The bounds of outputs, in a property, at which the process is killed, takes memory without end, and waits."""

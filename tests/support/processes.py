@@ -33,8 +33,8 @@ IMPORTED = (
     "verifiable_relu.api",
     "verifiable_relu.campaign",
     "verifiable_relu.runtime",
-    "verifiable_relu.verifiers.milp",
-    "verifiable_relu.verifiers.auto",
+    "verifiable_relu.search.solvers.milp",
+    "verifiable_relu.search.portfolio",
 )
 """Modules of the server, with all that they import. No module here starts a thread."""
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}

@@ -7,26 +7,18 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-import torch
 
+from tests.support.flat_nets import relu_layers
 from verifiable_relu.campaign import Case
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Input, Linear, Relu
+from verifiable_relu.ir.network import Network
+from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.spec import Box, Property, Query, Row
-from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
-from verifiable_relu.verifiers.batch import QueryBatch
 
 
 def tiny(slope: float = 1.0) -> Network:
     """The network y = slope·relu(x) with one input and one output."""
-    return Network(
-        (
-            Input(name="x", inputs=(), shape=(1,)),
-            Linear(name="l", inputs=(0,), shape=(1,), weight=torch.tensor([[1.0]]), bias=torch.zeros(1)),
-            Relu(name="r", inputs=(1,), shape=(1,)),
-            Linear(name="m", inputs=(2,), shape=(1,), weight=torch.tensor([[slope]]), bias=torch.zeros(1)),
-        )
-    )
+    return relu_layers(([[1.0]], [0.0]), ([[slope]], [0.0]))
 
 
 NETWORK = tiny()

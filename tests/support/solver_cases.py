@@ -11,120 +11,59 @@ import numpy as np
 import torch
 from scipy.optimize import linprog
 
+from tests.support import nets
 from tests.support.exact import exact_outputs
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import (
-    Activation,
-    Add,
-    Conv2d,
-    Input,
-    LeakyRelu,
-    Linear,
-    Node,
-    Permute,
-    Relu,
-    Reshape,
-    Scale,
-)
+from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.network import Elementwise, Input, Network
+from verifiable_relu.search.outcomes import Outcome, Verdict
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
-from verifiable_relu.verifiers.base import Outcome, Verdict
 
 UNIT = Box(np.array([-1.0]), np.array([1.0]))
 
 
-def chain(nodes: Sequence[Node]) -> Network:
-    """The network of some nodes in their order, named by their positions."""
-    return Network(tuple(nodes))
+def _numbers(rng: np.random.Generator, dyadic: bool) -> nets.Draw:
+    def draw(shape: Sequence[int], fan: int) -> torch.Tensor:
+        size = tuple(shape)
+        numbers = rng.integers(-8, 9, size) / 8 if dyadic else rng.normal(size=size)
+        return torch.from_numpy(numbers).float()
 
-
-def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dyadic: bool) -> torch.Tensor:
-    if dyadic:
-        return torch.from_numpy(rng.integers(-8, 9, shape).astype(np.float32) / 8)
-    return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+    return draw
 
 
 def mlp(rng: np.random.Generator, sizes: Sequence[int], *, leaky: bool = False, dyadic: bool = False) -> Network:
     """A random MLP. With ``leaky`` it has LeakyReLU, whose slopes vary by neuron, and may be above 1 or below 0."""
-    nodes: list[Node] = [Input(name="x", inputs=(), shape=(sizes[0],))]
-    for layer, (before, after) in enumerate(itertools.pairwise(sizes)):
-        if layer:
-            source, shape = len(nodes) - 1, nodes[-1].shape
-            if leaky:
-                slope = torch.from_numpy(rng.choice([-0.5, 0.25, 0.5, 1.5], shape).astype(np.float32))
-                nodes.append(LeakyRelu(name=f"act{layer}", inputs=(source,), shape=shape, slope=slope))
-            else:
-                nodes.append(Relu(name=f"act{layer}", inputs=(source,), shape=shape))
-        nodes.append(
-            Linear(
-                name=f"fc{layer}",
-                inputs=(len(nodes) - 1,),
-                shape=(after,),
-                weight=_numbers(rng, (after, before), dyadic),
-                bias=_numbers(rng, (after,), dyadic),
-            )
-        )
-    return chain(nodes)
+    return nets.mlp(rng, _numbers(rng, dyadic), "PRelu" if leaky else "Relu", sizes)
 
 
 def residual(rng: np.random.Generator) -> Network:
-    """A network with every operator; its convolutions have strides, groups, dilation and unequal padding."""
-    nodes: list[Node] = [
-        Input(name="x", inputs=(), shape=(2, 3, 2)),
-        Scale(
-            name="norm",
-            inputs=(0,),
-            shape=(2, 3, 2),
-            center=_numbers(rng, (2, 1, 1), True),
-            scale=_numbers(rng, (2, 1, 1), True) + 0.5,
-            shift=_numbers(rng, (2, 1, 1), True),
-        ),
-        Conv2d(
-            name="c0",
-            inputs=(1,),
-            shape=(2, 2, 2),
-            weight=_numbers(rng, (2, 1, 2, 2), False) / 2,
-            bias=_numbers(rng, (2,), False) / 2,
-            stride=(2, 1),
-            padding=(1, 0, 0, 1),
-            groups=2,
-        ),
-        Relu(name="r0", inputs=(2,), shape=(2, 2, 2)),
-        Conv2d(
-            name="c1",
-            inputs=(3,),
-            shape=(2, 2, 2),
-            weight=_numbers(rng, (2, 2, 2, 2), False) / 2,
-            bias=_numbers(rng, (2,), False) / 2,
-            dilation=(2, 2),
-            padding=(1, 1, 1, 1),
-        ),
-        Add(name="add", inputs=(3, 4), shape=(2, 2, 2)),
-        Permute(name="perm", inputs=(5,), shape=(2, 2, 2), axes=(1, 2, 0)),
-        Reshape(name="flat", inputs=(6,), shape=(8,)),
-        LeakyRelu(name="r1", inputs=(7,), shape=(8,), slope=torch.tensor(0.25)),
-        Linear(
-            name="fc", inputs=(8,), shape=(2,), weight=_numbers(rng, (2, 8), False), bias=_numbers(rng, (2,), False)
-        ),
-    ]
-    return chain(nodes)
+    """A network with every affine operator; its convolutions have strides, groups, dilation and unequal padding."""
+    draw, dyadic = _numbers(rng, False), _numbers(rng, True)
+    chain = nets.Chain(2, 3, 2)
+    chain.scale(center=dyadic((2, 1, 1), 1), factor=dyadic((2, 1, 1), 1) + 0.5, shift=dyadic((2, 1, 1), 1))
+    chain.conv(draw((2, 1, 2, 2), 1) / 2, draw((2,), 1) / 2, stride=(2, 1), padding=(1, 0, 0, 1), groups=2)
+    first = chain.act()
+    chain.add(first, chain.conv(draw((2, 2, 2, 2), 1) / 2, draw((2,), 1) / 2, dilation=(2, 2), padding=(1, 1, 1, 1)))
+    chain.transpose(1, 2, 0)
+    chain.reshape(8)
+    chain.act(Kinked(torch.tensor(0.25)))
+    chain.linear(draw((2, 8), 1), draw((2,), 1))
+    return chain.network("residual")
 
 
-def hinge(weight: float = 1.0, bias: float = 0.0) -> list[Node]:
-    """The nodes of y = relu(weight·x + bias)."""
-    return [
-        Input(name="x", inputs=(), shape=(1,)),
-        Linear(name="fc", inputs=(0,), shape=(1,), weight=torch.tensor([[weight]]), bias=torch.tensor([bias])),
-        Relu(name="act", inputs=(1,), shape=(1,)),
-    ]
+def hinge(weight: float = 1.0, bias: float = 0.0) -> Network:
+    """y = relu(weight·x + bias)."""
+    chain = nets.Chain(1)
+    chain.linear(torch.tensor([[weight]]), torch.tensor([bias]))
+    chain.act()
+    return chain.network("hinge")
 
 
-def _twice(bias: torch.Tensor) -> list[Node]:
-    """The nodes of relu(x + bias), for two biases."""
-    return [
-        Input(name="x", inputs=(), shape=(1,)),
-        Linear(name="copy", inputs=(0,), shape=(2,), weight=torch.ones(2, 1), bias=bias),
-        Relu(name="act", inputs=(1,), shape=(2,)),
-    ]
+def _twice(bias: Sequence[float]) -> nets.Chain:
+    """relu(x + bias), for two biases."""
+    chain = nets.Chain(1)
+    chain.linear(torch.ones(2, 1), torch.tensor(bias))
+    chain.act()
+    return chain
 
 
 def union_in_order() -> Query:
@@ -133,11 +72,10 @@ def union_in_order() -> Query:
     Only a solver can exclude the unreachable polytope. The outputs are relu(x) − relu(x), which is zero, and relu(x),
     over [−1, 1].
     """
-    nodes = _twice(torch.zeros(2))
-    weight = torch.tensor([[1.0, -1.0], [1.0, 0.0]])
-    nodes.append(Linear(name="fc", inputs=(2,), shape=(2,), weight=weight, bias=torch.zeros(2)))
+    chain = _twice([0.0, 0.0])
+    chain.linear(torch.tensor([[1.0, -1.0], [1.0, 0.0]]))
     unreached, reached = (row({0: -1}, -0.5),), (row({1: -1}, -0.875),)
-    return Query(chain(nodes), Property(UNIT, (unreached, reached)))
+    return Query(chain.network(), Property(UNIT, (unreached, reached)))
 
 
 def barely_unstable() -> Query:
@@ -146,7 +84,7 @@ def barely_unstable() -> Query:
     The outputs are relu(x + 63/64) and relu(x + 1) over [−1, 1]; at x = −1 both are zero.
     """
     unsafe = ((row({0: -1}, 0), row({1: 1}, 1 / 128)),)
-    return Query(chain(_twice(torch.tensor([63 / 64, 1.0]))), Property(UNIT, unsafe))
+    return Query(_twice([63 / 64, 1.0]).network(), Property(UNIT, unsafe))
 
 
 def ball(center: np.ndarray, eps: float) -> Box:
@@ -159,32 +97,21 @@ def row(coefficients: dict[int, float], bound: float | Fraction, strict: bool = 
     return Row(tuple(sorted((i, Fraction(c)) for i, c in coefficients.items())), Fraction(bound), strict)
 
 
-def _slopes(node: Activation) -> np.ndarray:
-    if isinstance(node, LeakyRelu):
-        return np.broadcast_to(node.slope.double().numpy(), node.shape).reshape(-1)
-    return np.zeros(node.size)
-
-
 def least(network: Network, box: Box, polytope: Polytope) -> float:
     """The minimum over a box of the maximum over rows of A·y − b, by one linear program for every pattern of phases.
 
     The function does not use the package's encoding: it finds the affine map of a pattern by evaluating the network
     under fixed phases at unit vectors.
     """
-    net = network.to(torch.float64)
-    sizes = [net.nodes[i].size for i in net.activations]
+    places = [(index, i) for index in network.activations for i in range(network.ops[index].size)]
+    rows_a = np.zeros((len(polytope), network.output_size))
+    for r, one in enumerate(polytope):
+        for i, c in one.coefficients:
+            rows_a[r, i] = float(c)
+    bounds, cost = np.array([float(one.bound) for one in polytope]), np.append(np.zeros(box.size), 1.0)
     found = []
-    for pattern in itertools.product((False, True), repeat=sum(sizes)):
-        sides = dict(zip(net.activations, np.split(np.array(pattern), np.cumsum(sizes)[:-1]), strict=True))
-        a_ub, b_ub, output = _affine(net, sides)
-        rows_a = np.zeros((len(polytope), network.output_size))
-        for r, one in enumerate(polytope):
-            for i, c in one.coefficients:
-                rows_a[r, i] = float(c)
-        bounds = np.array([float(one.bound) for one in polytope])
-        matrix, offset = output
-        cost = np.zeros(box.size + 1)
-        cost[-1] = 1
+    for pattern in itertools.product((False, True), repeat=len(places)):
+        a_ub, b_ub, matrix, offset = _affine(network, dict(zip(places, pattern, strict=True)))
         upper = np.vstack(
             [np.hstack([a_ub, np.zeros((len(a_ub), 1))]), np.hstack([rows_a @ matrix, -np.ones((len(bounds), 1))])]
         )
@@ -195,25 +122,24 @@ def least(network: Network, box: Box, polytope: Polytope) -> float:
     return min(found)
 
 
-def _affine(net: Network, sides: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+def _affine(network: Network, active: dict[tuple[int, int], bool]) -> tuple[np.ndarray, ...]:
     """For fixed phases the constraints A·x ≤ b under which the phases hold, and the output as matrix and offset."""
-    points = torch.cat([torch.zeros(1, net.input_size), torch.eye(net.input_size)]).double()
+    points = torch.cat([torch.zeros(1, network.input_size), torch.eye(network.input_size)]).double()
     values: list[torch.Tensor] = []
-    constraints: list[np.ndarray] = []
-    for index, node in enumerate(net.nodes):
-        if isinstance(node, Input):
-            values.append(points.reshape(-1, *node.shape))
-        elif isinstance(node, Activation):
-            pre = values[node.inputs[0]].flatten(1)
-            side = torch.from_numpy(sides[index])
-            constraints.append(torch.where(side, -pre, pre).numpy())
-            after = torch.where(side, pre, pre * torch.from_numpy(_slopes(node).copy()))
-            values.append(after.reshape(-1, *node.shape))
+    constraints: list[torch.Tensor] = []
+    for index, op in enumerate(network.ops):
+        xs = [values[i] for i in op.inputs]
+        if isinstance(op, Input):
+            values.append(points)
+        elif isinstance(op, Elementwise):
+            assert isinstance(op.function, Kinked)
+            side = torch.tensor([active[index, i] for i in range(op.size)])
+            constraints.append(torch.where(side, -xs[0], xs[0]))
+            values.append(torch.where(side, xs[0], xs[0] * op.function.slope_below.double()))
         else:
-            values.append(node.forward(*(values[i] for i in node.inputs)))
-    held = np.hstack([np.zeros((len(points), 0)), *constraints])
-    last = values[-1].flatten(1).numpy()
-    return (held[1:] - held[0]).T, -held[0], ((last[1:] - last[0]).T, last[0])
+            values.append(op.value(*xs))
+    held, last = torch.cat([points[:, :0], *constraints], 1).numpy(), values[-1].numpy()
+    return (held[1:] - held[0]).T, -held[0], (last[1:] - last[0]).T, last[0]
 
 
 @cache
@@ -222,11 +148,10 @@ def random_query(seed: int, *, leaky: bool = False, dyadic: bool = False) -> tup
     rng = np.random.default_rng(seed)
     network = mlp(rng, (2, 2, 3, 2), leaky=leaky, dyadic=dyadic)
     box = ball(rng.integers(-8, 9, 2) / 8, 0.5)
-    shape = seed % 3
     polytopes: list[Polytope] = [(row({0: 1, 1: -1}, 0),)]
-    if shape == 1:
+    if seed % 3 == 1:
         polytopes = [(row({0: 1}, 0), row({1: -1}, 0))]
-    if shape == 2:
+    if seed % 3 == 2:
         polytopes = [(row({0: 1}, 0), row({0: 0.5, 1: -2}, 1)), (row({1: 1}, 0),)]
     # The bounds are moved so that the least margin is a little above or below zero.
     distance = [least(network, box, polytope) for polytope in polytopes]

@@ -11,12 +11,14 @@ from torch import nn
 
 import verifiable_relu
 from verifiable_relu.api import Results
-from verifiable_relu.network import Network, from_torch, read_onnx, write_onnx
+from verifiable_relu.ir.network import Network
 from verifiable_relu.nn import LambdaGELU, substitute_relu
+from verifiable_relu.readers import from_torch, read_onnx, write_onnx
+from verifiable_relu.search.batch import answers
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.outcomes import Outcome, Verdict
+from verifiable_relu.search.registry import make
 from verifiable_relu.spec import Property, Query, read_vnnlib
-from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verdict
-from verifiable_relu.verifiers.batch import answers
-from verifiable_relu.verifiers.registry import make
 
 
 def certified(model: nn.Module, images: np.ndarray, labels: list[int]) -> int:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from verifiable_relu.campaign.inputs import believe
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.network import Affine, Op
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
 from verifiable_relu.readers.builder import Value
 from verifiable_relu.readers.onnx.call import CONVERTERS, Call
 from verifiable_relu.readers.simplify import simplified

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import verifiable_relu
 from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
-from verifiable_relu.bounds import MEMORY
+from verifiable_relu.bounds.backward import MEMORY
 from verifiable_relu.campaign import Result
 from verifiable_relu.campaign.inputs import chosen
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict
-from verifiable_relu.verifiers.batch import described
+from verifiable_relu.readers import from_torch, write_onnx
+from verifiable_relu.search.batch import described
+from verifiable_relu.search.outcomes import Reason, Trust, Verdict
 
 
 class Brightness(nn.Module):

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from tests.support.asking import claims
+from tests.support.nets import Chain
 from verifiable_relu import (
     Around,
     certified_radius,
@@ -26,13 +27,12 @@ from verifiable_relu import (
 )
 from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import from_torch, write_onnx
-from verifiable_relu.network.build import Builder
+from verifiable_relu.readers import from_torch, write_onnx
+from verifiable_relu.search.balls import InBalls
+from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.outcomes import Trust, Verdict
 from verifiable_relu.spec import Ball, Property, Query, box_property, linf_properties, write_vnnlib
 from verifiable_relu.spec.property import Box, Row
-from verifiable_relu.verifiers.balls import InBalls
-from verifiable_relu.verifiers.base import Trust, Verdict
-from verifiable_relu.verifiers.incomplete import Crown
 
 WIDE = (-100, 100)
 
@@ -261,9 +261,9 @@ def test_bad_arguments_are_one_clear_line(asked: Callable[[], object], said: str
 
 @pytest.mark.parametrize("scale", [1.0, 1e-170, 1e170])
 def test_slopes_of_which_the_squares_are_lost_have_a_norm(scale: float) -> None:
-    build = Builder((2,))
-    weight = torch.tensor([[3.0, 4.0]], dtype=torch.float64) * scale
-    network = build.network(build.linear(0, weight, None, "sum"), name="sum")
+    chain = Chain(2)
+    chain.linear(torch.tensor([[3.0, 4.0]], dtype=torch.float64) * scale, torch.zeros(1, dtype=torch.float64))
+    network = chain.network("sum")
     box, ball = Box(np.full(2, -1.0), np.full(2, 1.0)), Ball(np.zeros(2), Fraction(1), 2)
     # The sum is least at −(0.6, 0.8), where it is −5.
     for least, verdict in ((-5.01, Verdict.UNSAT), (-4.99, Verdict.SAT), (-2.0, Verdict.SAT)):

@@ -17,15 +17,18 @@ import pytest
 
 from tests.support.scripted import NETWORK, Answer, Scripted, at_least, case, truth
 from verifiable_relu import __version__
+from verifiable_relu.bounds.alpha import Ascent
 from verifiable_relu.campaign import Case, Result, Store, console, run
 from verifiable_relu.campaign.result import join
 from verifiable_relu.campaign.store import COLUMNS
+from verifiable_relu.search.bab.verifier import Bab
+from verifiable_relu.search.batch import QueryBatch, described
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
+from verifiable_relu.search.solvers.smt import Smt
+from verifiable_relu.search.split import InputSplit
 from verifiable_relu.spec import Query
-from verifiable_relu.verifiers.bab import Bab
-from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict
-from verifiable_relu.verifiers.batch import QueryBatch, described
-from verifiable_relu.verifiers.smt import Smt
-from verifiable_relu.verifiers.split import InputSplit
 
 SAT, UNSAT, UNKNOWN = Verdict.SAT, Verdict.UNSAT, Verdict.UNKNOWN
 
@@ -64,10 +67,10 @@ def test_the_key_of_a_method_has_the_options_that_are_not_the_defaults() -> None
     limits = TimeBudget(memory=1 << 20, named=("memory",))
     assert described(Bab(), TimeBudget()) == 'bab({"version": 1})'
     assert described(Smt(whole=True), limits) == 'smt-exact({"version": 1, "whole": true, "memory": 1048576})'
-    # Only for a certificate, which changes no answer.
-    assert described(InputSplit(record=True), limits) == described(InputSplit(), limits)
-    searched = replace(Bab(), intermediate=replace(Bab().intermediate, steps=9))
-    assert json.loads(described(searched, TimeBudget())[4:-1]) == {"version": 1, "intermediate": {"steps": 9}}
+    # When processes share the work changes no answer.
+    assert described(InputSplit(share_after_s=9.0), limits) == described(InputSplit(), limits)
+    searched = Crown(ascent=Ascent(steps=9))
+    assert json.loads(described(searched, TimeBudget())[6:-1])["ascent"]["steps"] == 9
 
 
 def out(verdict: Verdict, reason: Reason, method: str = "m", **more: object) -> Outcome:

@@ -1,539 +1,563 @@
-"""The checker of certificates: what is right is accepted, whatever else is refused with the reason."""
+"""The checker of certificates of version 5: no hint makes a false claim true, and good hints prove true ones."""
 
 from __future__ import annotations
 
-import copy
-import gzip
-import hashlib
+import itertools
 import json
-import subprocess
-import sys
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 
-from tests.support.asking import claims
-from tests.support.certificates import Case, Records, checked, one_point, tree_case, written
+from tests.soundness import onnx_graphs
+from tests.soundness.onnx_exact import exact
 from tests.support.onnx_files import onnx_file
-from tests.support.processes import Process
-from verifiable_relu.campaign.certificates import proofs
-from verifiable_relu.check import BadInput, Refused
-from verifiable_relu.check.checker import VERSION
-from verifiable_relu.check.conditions import read_property
-from verifiable_relu.network import read_onnx
-from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.read import read_vnnlib
-from verifiable_relu.trust.certificate_file import write_unsat
-from verifiable_relu.verifiers.auto import recording
-from verifiable_relu.verifiers.bab import Bab
-
-Fault = Callable[[Records], Records | bytes]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("certificates")
-
-
-@pytest.fixture
-def case(folder: Path) -> Case:
-    found = tree_case(folder, "leaky")
-    return Case(found.network, found.prop, copy.deepcopy(found.records))
-
-
-def at(records: Records, key: str, number: int = 0) -> dict[str, Any]:
-    """The record of a kind with this number among its kind."""
-    return [record for record in records if key in record][number]
-
-
-def put(key: str, value: Any, number: int = 0, of: str | None = None) -> Fault:
-    """Change a value of one record."""
-
-    def change(records: Records) -> Records:
-        at(records, of or key, number)[key] = value
-        return records
-
-    return change
-
-
-def edit(change: Callable[[Records], object]) -> Fault:
-    """Change records in place."""
-
-    def whole(records: Records) -> Records:
-        change(records)
-        return records
-
-    return whole
-
-
-def line(before: str, after: str) -> Fault:
-    """Change the first place of a text in the file."""
-    return lambda records: written(records).replace(before.encode(), after.encode(), 1)
-
-
-def drop(key: str, number: int = 0) -> Fault:
-    return edit(lambda records: records.remove(at(records, key, number)))
-
-
-def leaves(records: Records) -> Records:
-    return [record for record in records if "leaf" in record]
-
-
-def flipped(records: Records) -> None:
-    for record in leaves(records):
-        record["leaf"] = [value if i % 2 or not i else -value for i, value in enumerate(record["leaf"])]
-
-
-def branches_left_out(records: Records) -> Records:
-    """The last leaf becomes the whole tree."""
-    start, leaf = records.index(at(records, "split")), records.index(at(records, "leaf", -1))
-    return [*records[:start], records[leaf], *records[leaf + 1 :]]
-
-
-def everywhere(key: str, value: Any) -> Fault:
-    """Change a value of all leaves."""
-    return edit(lambda records: [leaf.update({key: value}) for leaf in leaves(records)])
-
-
-def tree_below_itself(records: Records) -> Records:
-    """A leaf is the whole tree again."""
-    start = records.index(at(records, "split"))
-    end = records.index(at(records, "end"))
-    leaf = records.index(at(records, "leaf"))
-    return [*records[:leaf], *records[start:end], *records[leaf + 1 :]]
-
-
-def narrowed(records: Records) -> None:
-    """All bounds of the second activation by a quarter."""
-    claim = at(records, "activation", 1)
-    for side in ("lower", "upper"):
-        claim[side] = [claim[side][0] - 2, *(3 * value for value in claim[side][1:])]
-
-
-def exchanged(records: Records) -> None:
-    one, two = (records.index(at(records, "activation", number)) for number in (0, 1))
-    records[one], records[two] = records[two], records[one]
-
-
-def row(records: Records) -> dict[str, Any]:
-    """The one row of the property."""
-    found: dict[str, Any] = at(records, "part")["part"]["polytopes"][0][0]
-    return found
-
-
-FAULTS: dict[str, tuple[Fault, str]] = {
-    "the digest of another network": (put("network", "0" * 64), "another network"),
-    "the digest of another property": (put("property", "0" * 64), "another property"),
-    "another version": (put("certificate", 1), "version"),
-    "another claim": (put("claim", "proved"), "neither sat nor unsat"),
-    "the other claim": (put("claim", "sat"), "point"),
-    "a key left out": (edit(lambda r: r[0].pop("says")), "expected"),
-    "a key too many": (edit(lambda r: r[0].update(more=1)), "expected"),
-    "a key twice": (line('{"certificate"', '{"says": "", "certificate"'), "twice"),
-    "a key twice in a row": (line('{"y"', '{"y": [], "y"'), "twice"),
-    "a fraction in an integer's place": (line('"root": 2', '"root": 2.0'), "no integer"),
-    "a number too large for a float": (line('"root": 2', '"root": 1e999'), "no integer"),
-    "a string in a number's place": (put("root", "2"), "expected"),
-    "a huge mantissa": (edit(lambda r: at(r, "lower")["lower"].__setitem__(1, 1 << 60)), "mantissa"),
-    "a huge exponent": (edit(lambda r: at(r, "lower")["lower"].__setitem__(0, 10**6)), "exponent"),
-    "a record that is a list": (lambda r: written(r).replace(b'{"root": 2}', b"[2]"), "object"),
-    "a record that is no text": (lambda r: written(r).replace(b'{"root": 2}', b"\xff\xfe"), "record"),
-    "an empty line": (lambda r: written(r).replace(b'{"root": 2}', b"\n"), "record"),
-    "truncation within a line": (lambda r: written(r)[:-9], "too early"),
-    "damage to what is packed": (lambda r: gzip.compress(written(r))[:60] + b"\0" * 40, "cannot be read"),
-    "nothing at all": (lambda r: b"", "too early"),
-    "another number of records": (line('"end": ', '"end": 1'), "before the end"),
-    "something behind the end": (lambda r: written(r) + b'{"end": 1}\n', "follows"),
-    "no part": (lambda r: [r[0]], "nothing is said"),
-    "a part of no polytope": (edit(lambda r: at(r, "part")["part"].update(polytopes=[])), "polytopes"),
-    "a part with another key": (edit(lambda r: at(r, "part")["part"].update(more=1)), "a box and polytopes"),
-    "a box that the property has not": (edit(lambda r: at(r, "part")["part"].update(box=1)), "no box"),
-    "a polytope without rows": (edit(lambda r: at(r, "part")["part"].update(polytopes=[[]])), "list of rows"),
-    "a row further away": (edit(lambda r: row(r).update(most=str(Fraction(row(r)["most"]) - 1))), "nothing is said"),
-    "a row nearer by": (edit(lambda r: row(r).update(most=str(Fraction(row(r)["most"]) + 5))), "not excluded"),
-    "a row of an output that there is not": (edit(lambda r: row(r)["y"][1].__setitem__(0, 7)), "no output"),
-    "a row whose outputs are out of order": (edit(lambda r: row(r)["y"].reverse()), "in order"),
-    "a coefficient of zero": (edit(lambda r: row(r)["y"][0].__setitem__(1, "0")), "not zero"),
-    "a coefficient that is a number": (edit(lambda r: row(r)["y"][0].__setitem__(1, 1)), "string"),
-    "a quotient by zero": (edit(lambda r: row(r).update(most="1/0")), "rational"),
-    "bounds of too few activations": (drop("activation", 1), "expected"),
-    "activations exchanged": (edit(exchanged), "is expected"),
-    "another number of activations": (put("root", 1), "activations are expected"),
-    "an activation that the file has not": (put("activation", "nothing"), "is expected"),
-    "bounds too few": (edit(lambda r: at(r, "lower")["lower"].pop()), "integers are expected"),
-    "bounds exchanged": (
-        edit(lambda r: at(r, "lower").update(lower=at(r, "lower")["upper"], upper=at(r, "lower")["lower"])),
-        "above the upper",
-    ),
-    "bounds narrowed": (edit(narrowed), "is not proven"),
-    "slopes too few": (edit(lambda r: at(r, "activation")["slopes"].pop()), "integers are expected"),
-    "own slopes of no neuron": (put("row", [99, 1]), "no neuron"),
-    "own slopes of no side": (put("row", [0, 0]), "a side is"),
-    "own slopes far out of range": (
-        edit(lambda r: at(r, "row").update(slopes=[9] + [1] * (len(at(r, "row")["slopes"]) - 1))),
-        "is not proven",
-    ),
-    "slopes of a tree far out of range": (
-        edit(lambda r: at(r, "tree").update(tree=[8] + [1] * (len(at(r, "tree")["tree"]) - 1))),
-        "not excluded",
-    ),
-    "a neuron of a tree twice": (
-        edit(lambda r: at(r, "tree")["neurons"].append(at(r, "tree")["neurons"][0])),
-        "named twice",
-    ),
-    "a neuron of no activation": (edit(lambda r: at(r, "tree")["neurons"][0].__setitem__(0, 9)), "no activation"),
-    "a neuron that an activation has not": (edit(lambda r: at(r, "tree")["neurons"][0][1].append(99)), "no neuron"),
-    "neurons that are no list": (put("neurons", 3), "neurons are lists"),
-    "the last leaf left out": (drop("leaf", -1), "record"),
-    "branches left out": (branches_left_out, "not excluded"),
-    "a split too many": (edit(lambda r: r.insert(r.index(at(r, "split")), at(r, "split"))), "split twice"),
-    "a split made again below itself": (edit(lambda r: at(r, "split", 1).update(at(r, "split"))), "split twice"),
-    "a tree below itself": (tree_below_itself, "split twice"),
-    "a split of no neuron": (put("split", 99), "no neuron"),
-    "a multiplier of no neuron": (edit(lambda r: at(r, "leaf")["leaf"].extend([99, 1])), "no neuron"),
-    "a multiplier too few": (edit(lambda r: at(r, "leaf")["leaf"].append(0)), "pairs"),
-    "a neuron with two multipliers": (edit(lambda r: at(r, "leaf")["leaf"].extend([0, 1, 0, 1])), "two multipliers"),
-    "the signs of multipliers": (edit(flipped), "not excluded"),
-    "multipliers all zero": (everywhere("leaf", [0]), "not excluded"),
-    "huge multipliers": (edit(lambda r: [leaf["leaf"].__setitem__(0, 890) for leaf in leaves(r)]), "not excluded"),
-    "a negative multiplier of a row": (put("rows", [0, -1], of="leaf"), "negative"),
-    "multipliers of zero of the only row": (everywhere("rows", [0, 0]), "not excluded"),
-    "multipliers of too many rows": (put("rows", [0, 1, 1], of="leaf"), "integers are expected"),
-    "a leaf in a tree's place": (drop("tree"), "record"),
-    "a box halved beyond its ends": (edit(lambda r: r.insert(2, {"halve": [0, 1000, 0]})), "beyond its ends"),
-    "an input halved that there is not": (edit(lambda r: r.insert(2, {"halve": [3, 0, 0]})), "no input"),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_refused_with_the_record_and_the_reason(name: str, folder: Path, case: Case) -> None:
-    change, reason = FAULTS[name]
-    changed = change(case.records)
-    with pytest.raises(Refused, match="record ") as refused:
-        checked(folder, case, changed if isinstance(changed, bytes) else written(changed))
-    assert reason in str(refused.value)
-
-
-def test_changes_that_leave_a_proof_are_accepted(folder: Path, case: Case) -> None:
-    records = case.records
-    assert checked(folder, case, gzip.compress(written(records))).startswith("unsat: ")
-    start, end = records.index(at(records, "root")), records.index(at(records, "end"))
-    halved = [*records[:start], {"halve": [1, -1, -2]}, *records[start:end], *records[start:]]
-    assert "in 2 boxes" in checked(folder, case, written(halved))
-    more = copy.deepcopy(records)
-    for record in more:
-        for key in ("lower", "upper", "slopes", "tree"):
-            if key in record:
-                record[key] = [record[key][0] - 3, *(8 * value for value in record[key][1:])]
-    row(more)["y"], row(more)["most"] = [[0, "1/3"], [1, "-1/3"]], str(Fraction(row(records)["most"]) / 3)
-    # Rows count with integer coefficients, whatever they are multiples of.
-    assert checked(folder, case, written(more)).startswith("unsat: ")
-
-
-@pytest.mark.parametrize("side", ["lower", "upper"])
-def test_halving_makes_progress(side: str, folder: Path, case: Case) -> None:
-    """At an end of the box one half would be the box itself, and that again and again."""
-    (disjunct,) = read_property(case.prop.decode(), 3, 2)
-    case.records.insert(2, {"halve": [0, int(8 * getattr(disjunct, side)[0]), -3]})
-    with pytest.raises(Refused, match="beyond its ends or at one"):
-        checked(folder, case, written(case.records))
-
-
-def enough(case: Case, first: Records) -> bytes:
-    """A certificate that begins with these records behind its head, and does not end."""
-    return b"".join(json.dumps(record).encode() + b"\n" for record in [*case.records[:2], *first])
-
-
-def halvings(case: Case) -> bytes:
-    """Of the part of the box below the last point, again and again."""
-    low, high = (getattr(read_property(case.prop.decode(), 3, 2)[0], side)[0] for side in ("lower", "upper"))
-    points = [low + (high - low) * Fraction(2000 - at, 2048) for at in range(1500)]
-    return enough(case, [{"halve": [0, int(point * 2**20), -20]} for point in points])
-
-
-def strings(case: Case) -> bytes:
-    record = {"part": {"box": 0, "polytopes": [[{"y": [[0, "1" * 4001]], "most": "0"}]]}}
-    return enough(Case(case.network, case.prop, case.records[:1]), [record])
-
-
-SIZES: dict[str, tuple[Callable[[Case], bytes], str]] = {
-    "a line of many lists": (lambda case: b'{"a":[' + b"[]," * (1 << 22) + b"[]]}\n", "a line is too long"),
-    "a line of many bytes": (lambda case: b'{"a":[' + b"1111," * (1 << 23) + b"1]}\n", "a line is too long"),
-    "a line without an end": (lambda case: b"1" * (40 << 20), "a line is too long"),
-    "a number of ten thousand digits": (lambda case: b'{"a": ' + b"1" * 10_000 + b"}\n", "too many digits"),
-    "a rational number of many digits": (strings, "too many digits"),
-    "deeply nested lists": (lambda case: b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "nested too deeply"),
-    "deeply nested objects": (lambda case: b'{"a":' * 40 + b"1" + b"}" * 40 + b"\n", "nested too deeply"),
-    "halvings of halvings": (halvings, "too deep"),
-}
-"""Certificates beyond the sizes that docs/certificates.md tells."""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", SIZES)
-def test_what_is_too_large_ends_in_one_line_and_little_memory(name: str, folder: Path, case: Case) -> None:
-    made, said = SIZES[name]
-    with pytest.raises(BadInput, match=said):
-        checked(folder, case, gzip.compress(made(case), 1))
-    files = ["--net", folder / "net.onnx", "--spec", folder / "p.vnnlib"]
-    with Process(["-m", "verifiable_relu.check", folder / "certificate", *files]) as command:
-        _, errors = command.communicate()
-        assert command.wait() == 2
-    assert len(errors.splitlines()) == 1 and said in errors
-    assert command.mebibytes < 700
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("; a comment\0\n", "NUL"),
-        ("(" * (1 << 22), "nested too deeply"),
-        ("a " * (1 << 22) + "a a", "words"),
-        (" " * (1 << 25) + " ", "larger than"),
-    ],
-)
-def test_properties_that_are_too_large_or_not_plain_are_refused(text: str, said: str, folder: Path, case: Case) -> None:
-    prop = case.prop + text.encode()
-    case.records[0]["property"] = hashlib.sha256(prop).hexdigest()
-    with pytest.raises(BadInput, match=said):
-        checked(folder, case, written(case.records), prop=prop)
-
-
-def test_files_that_cannot_be_read_are_named(folder: Path, case: Case) -> None:
-    changed = case.records
-    for key, name, data in (("network", "net.onnx", b"no network"), ("property", "p.vnnlib", b"(assert")):
-        changed[0][key] = hashlib.sha256(data).hexdigest()
-        with pytest.raises(BadInput, match=name):
-            checked(folder, case, written(changed), **{"network" if key == "network" else "prop": data})
-        changed = copy.deepcopy(tree_case(folder, "leaky").records)
-
-
-def distance() -> bytes:
-    """|x|, as relu(x) + relu(−x)."""
-    nodes = [
-        helper.make_node("Gemm", ["x", "w"], ["z"], transB=1),
-        helper.make_node("Relu", ["z"], ["r"]),
-        helper.make_node("Gemm", ["r", "v"], ["y"], transB=1),
-    ]
-    return onnx_file(nodes, {"x": [1, 1]}, {"y": [1, 1]}, 13, w=[[1.0], [-1.0]], v=[[1.0, 1.0]])
-
-
-def unsafe(condition: str, low: str = "-1", high: str = "1") -> bytes:
-    """A condition on the output is unsafe over [low, high]."""
-    head = "(declare-const X_0 Real)\n(declare-const Y_0 Real)\n"
-    return f"{head}(assert (<= X_0 {high}))\n(assert (>= X_0 {low}))\n(assert {condition})\n".encode()
-
-
-def at_most(least: str, high: str = "1") -> bytes:
-    """Y_0 ≥ least is unsafe over [−1, high]."""
-    return unsafe(f"(>= Y_0 {least})", high=high)
-
-
-def claimed(network: bytes, prop: bytes, *records: dict[str, Any]) -> Case:
-    """A certificate of unsat with these records between its first one and its last one."""
-    digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
-    head = {"certificate": VERSION, "claim": "unsat", **digests, "says": ""}
-    return Case(network, prop, [head, *records, {"end": len(records) + 1}])
-
-
-def by_hand(prop: bytes, least: str, lower: list[int] | None = None, upper: list[int] | None = None) -> Case:
-    """|x| < least over [−1, 1] by the chords of both neurons, whose bounds are exactly ±1."""
-    return claimed(
-        distance(),
-        prop,
-        {"part": {"box": 0, "polytopes": [[{"y": [[0, "-1"]], "most": "-" + least}]]}},
-        {"root": 1},
-        {"activation": "r", "lower": lower or [0, -1, -1], "upper": upper or [0, 1, 1], "slopes": [0, 0, 0]},
-        {"plain": [0, 1], "slopes": [0, 0, 0]},
-    )
-
-
-def test_what_rounding_hides_is_settled_exactly(tmp_path: Path) -> None:
-    for least in ("1.125", "1.0000000000000000000001"):
-        case = by_hand(at_most(least), least)
-        # The bounds of the neurons are attained, so that no floating point proves them.
-        assert "exact" in checked(tmp_path, case, written(case.records))
-    case = by_hand(at_most("1"), "1")
-    with pytest.raises(Refused, match="not excluded"):
-        checked(tmp_path, case, written(case.records))
-
-
-@pytest.mark.parametrize("side", ["lower", "upper"])
-@pytest.mark.parametrize("neuron", [0, 1])
-def test_a_bound_that_is_attained_cannot_be_moved_by_one_unit(side: str, neuron: int, tmp_path: Path) -> None:
-    unit, sign = 1 << 50, -1 if side == "lower" else 1
-    bounds = [-50, sign * unit, sign * unit]
-    for move, proven in ((0, True), (1, True), (-1, False)):
-        moved = list(bounds)
-        moved[1 + neuron] += sign * move
-        case = by_hand(at_most("1.125"), "1.125", **{side: moved})
-        if proven:
-            checked(tmp_path, case, written(case.records))
-        else:
-            with pytest.raises(Refused, match=f"the {side} bound .* of neuron {neuron} of 'r' is not proven"):
-                checked(tmp_path, case, written(case.records))
-
-
-@pytest.mark.parametrize("slope", [0, 1])
-def test_a_split_leaves_the_phase_that_it_names(slope: int, tmp_path: Path) -> None:
-    """With these slopes the remainders of all active, or of all inactive, neurons reach 1, and |x| reaches 1/2."""
-    case = by_hand(at_most("0.5"), "0.5")
-    split, leaf = (
-        [{"split": 1}, {"leaf": [0]}, {"leaf": [0]}],
-        {"tree": [0, slope, slope], "neurons": [[0, [0, 1]]], "chords": []},
-    )
-    case.records[4:5] = [leaf, {"split": 0}, *split, *copy.deepcopy(split)]
-    with pytest.raises(Refused, match="the leaf is not excluded"):
-        checked(tmp_path, case, written(case.records))
-
-
-def test_a_multiplier_that_overflows_proves_nothing(tmp_path: Path) -> None:
-    """The weight times the multiplier is infinite, while every term of the leaf's value is small as the input is."""
-    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["z"]), helper.make_node("Relu", ["z"], ["y"])]
-    network = onnx_file(nodes, {"x": [1, 1]}, {"y": [1, 1]}, 13, w=[[2.0**100]], b=[-1.0])
-    prop = unsafe("(<= Y_0 0.25)", repr(2.0**-101), repr(1.5 * 2.0**-100))
-    for exponent in (0, 100, 500, 900):
-        case = claimed(
-            network,
-            prop,
-            {"part": {"box": 0, "polytopes": [[{"y": [[0, "1"]], "most": "0.25"}]]}},
-            {"root": 1},
-            {"activation": "y", "lower": [0, -1], "upper": [0, 1], "slopes": [0, 1]},
-            {"tree": [0, 1], "neurons": [[0, [0]]], "chords": []},
-            {"leaf": [exponent, 0, 1 << 52]},
+from verifiable_relu.check.__main__ import main
+from verifiable_relu.check.bounds import root
+from verifiable_relu.check.errors import BadInput, Refused
+from verifiable_relu.check.functions import Kinked
+from verifiable_relu.check.goals import Leaf, Polytope, proven, tighten
+from verifiable_relu.check.graph import Activation, Graph
+from verifiable_relu.check.model import read_model
+from verifiable_relu.check.numbers import EXACT
+from verifiable_relu.check.point import enclosed
+from verifiable_relu.check.proof import Proof, plane_constant
+from verifiable_relu.check.properties import Disjunct, Row
+from verifiable_relu.check.records import Records
+
+Tree = list[dict[str, Any]]
+
+KINDS = (
+    "dense", "leaky", "abs", "prelu", "residual", "concat", "conv", "pool", "mean", "transposed", "norm", "sign",
+    "round", "sigmoid", "tanh", "gelu", "spelled", "quantised",
+)  # fmt: skip
+
+PIECEWISE = KINDS[:11]
+
+
+class Draft:
+    """Nodes of a small ONNX file, with weights that are multiples of 1/8."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.stored: dict[str, Any] = {}
+        self.last = "x"
+
+    def numbers(self, *shape: int, most: int = 12) -> str:
+        return self.constant(self.rng.integers(-most, most + 1, shape) / 8)
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.stored)}"
+        self.stored[name] = value
+        return name
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        self.last = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [self.last], **attributes))
+        return self.last
+
+    def dense(self, x: str, inputs: int, outputs: int) -> str:
+        if self.rng.random() < 0.5:
+            return self.add("Gemm", x, self.numbers(outputs, inputs), self.numbers(outputs), transB=1)
+        return self.add("Add", self.add("MatMul", x, self.numbers(inputs, outputs)), self.numbers(outputs))
+
+    def activation(self, kind: str, x: str, size: int) -> str:
+        match kind:
+            case "leaky":
+                return self.add("LeakyRelu", x, alpha=float(self.rng.choice([-0.5, 0.25, 2.0])))
+            case "prelu":
+                return self.add("PRelu", x, self.numbers(size))
+            case "abs" | "sign" | "round" | "sigmoid" | "tanh" | "gelu":
+                return self.add(kind.capitalize(), x)
+            case "spelled":
+                erf = self.add("Erf", self.add("Mul", x, self.constant(np.float32(1.25))))
+                gate = self.add(
+                    "Mul", self.add("Add", erf, self.constant(np.float32(1))), self.constant(np.float32(0.5))
+                )
+                return self.add("Mul", x, gate)
+            case "quantised":
+                steps = self.constant(np.float32(0.25)), self.constant(np.int64(3))
+                whole = self.add("QuantizeLinear", x, *steps)
+                return self.add("DequantizeLinear", whole, *steps)
+        return self.add("Relu", x)
+
+    def file(self, inputs: list[int], outputs: int) -> bytes:
+        data = onnx_file(self.nodes, {"x": inputs}, {self.last: [1, outputs]}, 20, **self.stored)
+        model = onnx.load_from_string(data)
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.INT64 and not tensor.dims:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(3, np.uint8), tensor.name))
+        return bytes(model.SerializeToString())
+
+
+@cache
+def network(kind: str, seed: int, outputs: int = 2) -> bytes:
+    """A network of few neurons."""
+    d = Draft(seed)
+    if kind in ("conv", "pool", "mean", "transposed"):
+        x = d.add("Reshape", "x", d.constant(np.array([1, 1, 3, 2])))
+        x = d.add("Conv", x, d.numbers(2, 1, 2, 2), d.numbers(2), pads=[0, 0, 1, 1])
+        if kind == "pool":
+            x = d.add("MaxPool", x, kernel_shape=[2, 2], pads=[1, 0, 0, 0])
+        if kind == "mean":
+            x = d.add("AveragePool", x, kernel_shape=[3, 1], pads=[1, 0, 0, 0])
+        x = d.add("Relu", x)
+        if kind == "transposed":
+            x = d.add("Relu", d.add("ConvTranspose", x, d.numbers(2, 1, 2, 1), strides=[2, 1]))
+        size = {"conv": 12, "pool": 8 - 2, "mean": 8, "transposed": 12}[kind]
+        x = d.add("Flatten", x)
+        d.dense(x, size if kind != "pool" else 6, outputs)
+        return d.file([1, 6], outputs)
+    h = d.activation(kind, d.dense("x", 2, 4), 4)
+    g = d.activation(kind, d.dense(h, 4, 3), 3)
+    if kind == "residual":
+        g = d.activation(kind, d.add("Sub", d.dense(h, 4, 3), g), 3)
+    if kind == "concat":
+        d.add("Concat", g, h, axis=1)
+        g = d.add("Slice", d.last, *(d.constant(np.array([n])) for n in (1, 7, 1, 2)))
+    if kind == "norm":
+        g = d.add(
+            "BatchNormalization",
+            g,
+            *(d.constant(v) for v in ([0.5, -1.0, 3.0], [1.0, 0.0, 2.0], [0.25, 1.0, 0.0], [1.0, 2.0, 3.0])),
         )
-        with pytest.raises(Refused, match="the leaf is not excluded"):
-            checked(tmp_path, case, written(case.records))
+        g = d.add("Relu", g)
+    d.dense(g, 3, outputs)
+    return d.file([1, 2], outputs)
 
 
-@pytest.mark.parametrize("most", ["1e999", "-1e999", "1e-999", f"1{'0' * 400}", "1e0999"])
-def test_numbers_beyond_floating_point_end_in_one_line(most: str, tmp_path: Path) -> None:
-    for prop in (at_most("1.125").replace(b"1.125", most.encode()), at_most("1.125", high=most)):
-        case = by_hand(prop, "1.125")
-        case.records[1]["part"]["polytopes"][0][0]["most"] = most
-        with pytest.raises((Refused, BadInput)) as ended:
-            checked(tmp_path, case, written(case.records))
-        assert "\n" not in str(ended.value)
+@cache
+def graph(kind: str, seed: int) -> Graph:
+    return read_model(network(kind, seed))
 
 
-def test_every_disjunct_is_asked_for(tmp_path: Path) -> None:
-    case = by_hand(unsafe("(or (and (>= Y_0 1.125)) (and (>= Y_0 3) (<= Y_0 4)) (and (<= Y_0 -1)))"), "1.125")
-    with pytest.raises(Refused, match="nothing is said of disjunct 1"):
-        checked(tmp_path, case, written(case.records))
-    case = by_hand(unsafe("(or (and (>= Y_0 1.125)) (and (>= Y_0 1.125) (<= Y_0 4)))"), "1.125")
-    assert checked(tmp_path, case, written(case.records)).startswith("unsat: ")
+@cache
+def session(data: bytes) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
 
-def test_every_box_is_asked_for(tmp_path: Path) -> None:
-    text = (
-        "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= Y_0 1.125))"
-        "(assert (or (and (>= X_0 -1) (<= X_0 1)) (and (>= X_0 0) (<= X_0 0.5)) (and (>= X_0 2) (<= X_0 1))))"
-    )
-    case = by_hand(text.encode(), "1.125")
-    with pytest.raises(Refused, match="nothing is said of disjunct 1"):
-        checked(tmp_path, case, written(case.records))
-    second = copy.deepcopy(case.records[1:-1])
-    second[0]["part"]["box"] = 1
-    # The third box is empty.
-    assert "in 2 boxes" in checked(tmp_path, case, written([*case.records[:-1], *second]))
+def value(kind: str, data: bytes, point: list[Fraction]) -> list[Fraction]:
+    """The outputs at a point, exactly, or to 2⁻¹⁶ where they are irrational."""
+    if kind in PIECEWISE:
+        model = onnx.load_from_string(data)
+        x = np.array([point], object)
+        return list(exact(model, {"x": x})[model.graph.output[0].name].ravel())
+    # Sums of a few multiples of small powers of two are exact in float32.
+    return [Fraction(float(y)) for y in run(data, point)]
 
 
-@pytest.mark.parametrize("never", ["(>= 1 2)", "(< 2 2)", "(< Y_0 Y_0)", "(>= (- Y_0 Y_0) 1)"])
-@pytest.mark.parametrize("always", ["(<= 1 2)", "(>= Y_0 Y_0)"])
-def test_conditions_without_variables_hold_or_do_not(never: str, always: str, tmp_path: Path) -> None:
-    """As the verifier reads them: what never holds is no disjunct, and what always holds asks for nothing."""
-
-    def said(condition: str, records: Records | None = None) -> str:
-        text = unsafe(condition).decode()
-        (tmp_path / "p.vnnlib").write_text(text)
-        theirs = [len(each.unsafe) for each in read_vnnlib(tmp_path / "p.vnnlib").properties]
-        assert sum(theirs) == len(read_property(text, 1, 1)), condition
-        case = by_hand(text.encode(), "1.125")
-        return checked(tmp_path, case, written(case.records if records is None else [case.records[0]]))
-
-    assert said(f"(or {never} (and {always} (>= Y_0 1.125)))").startswith("unsat: ")
-    assert said(f"(and {never} (>= Y_0 1))", []).startswith("unsat: ")
-    for condition in (f"(or {always} (>= Y_0 1.125))", f"(or {never} {always})"):
-        with pytest.raises(Refused, match="nothing is said of disjunct"):
-            said(condition)
-        with pytest.raises(Refused, match="nothing is said of disjunct"):
-            said(condition, [])
+def run(data: bytes, point: list[Fraction]) -> np.ndarray:
+    return session(data).run(None, {"x": np.array([point], np.float32)})[0].ravel()
 
 
-@pytest.mark.parametrize(
-    "empty",
-    [
-        "(and (<= X_0 -2) (>= Y_0 2))",
-        "(and (< X_0 0.5) (>= X_0 0.5) (>= Y_0 0))",
-        "(and (<= X_0 0.5) (> 1 2))",
-    ],
-)
-def test_boxes_that_nothing_lies_in_are_not_counted(empty: str, tmp_path: Path) -> None:
-    """By the checker as by whoever numbers the boxes of a certificate, wherever the disjunct stands."""
-    for parts in (f"{empty} (>= Y_0 1.125)", f"(>= Y_0 1.125) {empty}"):
-        text = unsafe(f"(or {parts})")
-        (tmp_path / "p.vnnlib").write_bytes(text)
-        network = read_onnx(distance())
-        queries = [Query(network, prop) for prop in read_vnnlib(tmp_path / "p.vnnlib").properties]
-        outcomes = claims(recording(Bab()), queries, 60.0)
-        write_unsat(tmp_path / "made", distance(), text, list(proofs(queries, outcomes, 60.0)))
-        case = Case(distance(), text, [])
-        assert checked(tmp_path, case, (tmp_path / "made").read_bytes()).startswith("unsat: ")
+def short(values: Any, bits: int = 12) -> list[int]:
+    """Numbers as [e, m₁, …]."""
+    return [-bits, *(round(float(v) * 2**bits) for v in np.ravel(values))]
 
 
-def test_a_point_is_checked_exactly(tmp_path: Path) -> None:
-    prop = at_most("0.333", high="0.333")
-    network = distance()
-    case = Case(network, prop, [])
-    good = ("333/1000", "-333/1000", "-0.5")
-    for x in (*good, "0.3329999999999999999999", "0.334", "-2"):
-        certificate = written(one_point(network, prop, [Fraction(x)]))
-        if x in good:
-            assert checked(tmp_path, case, certificate).startswith("sat: ")
+class Writer:
+    """Hints, good ones and wild ones."""
+
+    def __init__(self, seed: int, graph: Graph, low: np.ndarray, high: np.ndarray, rows: int) -> None:
+        self.rng = random.Random(seed)
+        self.wild = self.rng.random() < 0.5
+        self.graph, self.low, self.high, self.rows = graph, low, high, rows
+        self.places = [graph.nodes[number] for number in graph.activations]
+        self.sizes = [graph.nodes[node.sources[0]].size for node in self.places]
+        self.curved = [isinstance(node, Activation) for node in self.places]
+
+    def some(self, size: int) -> list[int]:
+        return sorted(self.rng.sample(range(size), self.rng.randint(0, min(3, size))))
+
+    def hints(self, of: int, kinds: bool) -> list[list[Any]]:
+        """Slopes, or multipliers, of some neurons."""
+        found = []
+        for a in range(of if self.wild else 0):
+            if self.curved[a] and self.rng.random() < 0.6:
+                j = self.some(self.sizes[a])
+                numbers = short([self.rng.choice([0, 1, self.rng.gauss(0.5, 0.4), self.rng.gauss(0, 3)]) for _ in j])
+                found.append([a, j, numbers, *([self.rng.choice(["both", "lower", "upper"])] if kinds else [])])
+        return found
+
+    def leaf(self, left: list[int], key: str = "close", rows: int | None = None) -> dict[str, Any]:
+        def mu() -> list[int]:
+            return short([abs(self.rng.gauss(1, 0.5)) for _ in range(self.rows if rows is None else rows)])
+
+        record: dict[str, Any] = {key: [[p, mu()] for p in left]}
+        if self.rng.random() < 0.3:
+            record["slopes"] = self.hints(len(self.places), True)
+        if self.rng.random() < 0.4:
+            record["multipliers"] = [
+                hint for hint in self.hints(len(self.places), False) if len(hint[1]) == len(set(hint[1]))
+            ]
+        return record
+
+    def tree(self, left: list[int], depth: int, rows: int | None = None) -> Iterator[dict[str, Any]]:
+        draw = self.rng.random
+        for a in range(len(self.places)):
+            if draw() < 0.85 or not self.wild:
+                yield {"bound": a, **({"slopes": self.hints(a, True)} if draw() < 0.2 else {})}
+            if not self.curved[a] and draw() < 0.5 and self.wild:
+                yield {"maximum": a, "rounds": True}
+            if draw() < 0.1 and isinstance(getattr(self.places[a], "function", None), Kinked):
+                yield from self.plane(a)
+        if draw() < 0.2:
+            yield {"slopes": self.hints(len(self.places), True)}
+        if draw() < 0.25 and depth:
+            yield from self.claim(depth)
+        if draw() < 0.15:
+            i = self.rng.randrange(len(self.low))
+            v = self.rng.uniform(self.low[i], self.high[i])
+            (_, m), side = short(v), self.rng.choice([1, -1])
+            yield {**self.leaf(left, "clip", rows), "ends": [[i, side, m, -12]]}
+        if not depth or draw() < 0.1:
+            yield self.leaf(left, rows=rows)
+        elif len(left) > 1 and draw() < 0.3:
+            yield {"only": left[:1]}
+            yield from self.tree(left[:1], depth - 1, rows)
+            yield from self.tree(left[1:], depth - 1, rows)
+        elif draw() < 0.5:
+            i = self.rng.randrange(len(self.low))
+            _, m = short(self.rng.uniform(self.low[i], self.high[i]))
+            yield {"halve": [i, m, -12]}
+            yield from self.tree(left, depth - 1, rows)
+            yield from self.tree(left, depth - 1, rows)
         else:
-            with pytest.raises(Refused, match="in no disjunct"):
-                checked(tmp_path, case, certificate)
-    strict = prop.replace(b"(>= Y_0", b"(> Y_0").replace(b"(<= X_0", b"(< X_0")
-    with pytest.raises(Refused, match="in no disjunct"):
-        checked(tmp_path, case, written(one_point(network, strict, [Fraction("0.333")])), prop=strict)
-    for bad in ([], ["1/3", "1/3"], ["x"], [0.5], ["1/0"], ["1e999999999"], ["٣"], ["1_0"]):
-        records = one_point(network, prop, [Fraction(0)])
-        records[1]["point"] = bad
-        with pytest.raises(Refused, match=r"point|rational|integer"):
-            checked(tmp_path, case, written(records))
+            a = self.rng.randrange(len(self.places))
+            point = short(self.rng.choice([0, 0, self.rng.gauss(0, 1)]))[1]
+            yield {"split": [a, self.rng.randrange(self.sizes[a]), point, -12]}
+            yield from self.tree(left, depth - 1, rows)
+            yield from self.tree(left, depth - 1, rows)
+
+    def claim(self, depth: int) -> Iterator[dict[str, Any]]:
+        a = self.rng.randrange(len(self.places))
+        v = round(-abs(self.rng.gauss(0, 6)) * 2**12)
+        yield {"tighten": [a, self.rng.randrange(self.sizes[a]), self.rng.choice([1, -1]), v, -12]}
+        yield from self.tree([0], 1 if depth > 1 else 0, 1)
+
+    def plane(self, a: int) -> Iterator[dict[str, Any]]:
+        terms = [[-1, (j := self.some(len(self.low))), short([self.rng.gauss(0, 1) for _ in j])]]
+        if a:
+            j = self.some(self.graph.nodes[self.graph.activations[0]].size)
+            terms.append([0, j, short([self.rng.gauss(0, 1) for _ in j])])
+        bends = short([abs(self.rng.gauss(0, 1)), abs(self.rng.gauss(0, 1))])
+        yield {"plane": [a, self.rng.randrange(self.sizes[a])], "terms": terms, "bends": bends}
 
 
-def test_the_command_says_how_it_ended(folder: Path, case: Case) -> None:
-    from verifiable_relu.check.__main__ import main
+def outcome(graph: Graph, disjuncts: list[Disjunct], tree: Tree, automatic: str | None = None) -> str:
+    """Why a tree for the first part is refused, or nothing."""
+    polytopes = [
+        [{"y": [[i, str(c)] for i, c in row.y], "most": str(row.most)} for row in disjunct.rows]
+        for disjunct in disjuncts
+    ]
+    part = {"part": {"box": 0, "polytopes": polytopes}, **({"automatic": automatic} if automatic else {})}
+    records = [part, *tree]
+    lines = iter([*(json.dumps(each).encode() + b"\n" for each in records), b'{"end": %d}\n' % len(records)])
+    try:
+        with np.errstate(all="ignore"):
+            Proof(graph, disjuncts, Records(lambda _: next(lines, b""))).check()
+    except Refused as error:
+        return str(error)
+    return ""
 
-    checked(folder, case, written(case.records))
-    arguments = [str(folder / "certificate"), "--net", str(folder / "net.onnx"), "--spec", str(folder / "p.vnnlib")]
-    assert main(arguments) == 0
-    (folder / "certificate").write_bytes(written(case.records[:-4]))
-    assert main(arguments) == 1
-    assert main([str(folder / "none"), *arguments[1:]]) == 2
+
+def boxed(center: list[Fraction], radius: Fraction, rows: list[list[Row]]) -> list[Disjunct]:
+    low, high = [c - radius for c in center], [c + radius for c in center]
+    return [Disjunct(low, high, each, set()) for each in rows]
 
 
-@pytest.mark.thorough
-def test_the_checker_imports_nothing_of_the_verifier(folder: Path, case: Case) -> None:
-    checked(folder, case, written(case.records))
-    code = (
-        "import json, sys\nfrom verifiable_relu.check.__main__ import main\nstatus = main(sys.argv[1:])\n"
-        "print(json.dumps([status, sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'verifiable_relu'))]))"
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_hints_exclude_a_point_that_is_reached(kind: str) -> None:
+    refused = 0
+    count = 25 if kind in PIECEWISE else 5
+    for seed in range(count):
+        rng = random.Random(f"{kind}{seed}")
+        data, known = network(kind, seed % 6), graph(kind, seed % 6)
+        n = known.nodes[0].size
+        center = [Fraction(rng.randint(-16, 16), 16) for _ in range(n)]
+        radius = Fraction(rng.choice([0, 1, 4, 32]), 32)
+        weight = rng.choice([(1, 0), (-1, 2)])
+        # Of many points, the one at which a row is least.
+        points = [[c + radius * Fraction(rng.randint(-8, 8), 8) for c in center] for _ in range(25)]
+        points += [[c + radius * rng.choice([-1, 1]) for c in center] for _ in range(15)]
+        point = min(points, key=lambda x: np.dot(weight, run(data, x)))
+        y = value(kind, data, point)
+        if kind in ("norm", "sigmoid", "tanh", "gelu", "spelled"):
+            y = [v + Fraction(1, 2**12) * sign for v, sign in zip(y, (1, 2), strict=True)]
+        # Both rows hold at the point, one or both of them barely.
+        rows = [
+            Row(((0, Fraction(1)),), y[0] + rng.choice([0, 0, Fraction(1, 2**20)])),
+            Row(((0, Fraction(-1)), (1, Fraction(2))), 2 * y[1] - y[0] + rng.choice([0, Fraction(1, 64)])),
+        ]
+        chosen = rng.choice([rows, *[rows[:1] if weight[0] > 0 else rows[1:]] * 3])
+        disjuncts = boxed(center, radius, [chosen])
+        ends = (np.array([float(c) for c in side]) for side in (disjuncts[0].lower, disjuncts[0].upper))
+        writer = Writer(seed, known, *ends, len(chosen))
+        tree = list(writer.tree([0], rng.randint(0, 4)))
+        said = outcome(known, disjuncts, tree)
+        assert said, (kind, seed, tree)
+        refused += "proven" in said
+    assert refused == count
+
+
+def ends(disjunct: Disjunct) -> tuple[np.ndarray, np.ndarray]:
+    low, high = (np.array([float(value) for value in side]) for side in (disjunct.lower, disjunct.upper))
+    return low, high
+
+
+@pytest.mark.parametrize("kind", PIECEWISE)
+def test_float64_is_below_exact_arithmetic_by_its_error_at_most(kind: str) -> None:
+    """Random hints, and the same row in both arithmetics."""
+    for seed in range(12):
+        known = graph(kind, seed % 6)
+        rng = np.random.default_rng(seed)
+        center = rng.integers(-16, 17, known.nodes[0].size) / 16
+        state = root(known, center - rng.choice([0.0, 0.1, 1.0]), center + 0.125)
+        writer = Writer(seed, known, center, center, 1)
+        for number in known.activations:
+            tighten(state, number)
+            node: Any = known.nodes[number]
+            if isinstance(node, Activation) and rng.random() < 0.5:
+                state.slopes[number] = rng.normal(0.5, 0.5, node.size), rng.normal(0.5, 0.5, node.size)
+                state.made.clear()
+        extra = {
+            known.activations[a]: (np.array(j, np.int64), np.array(numbers[1:]) / 2**12)
+            for a, j, numbers in writer.hints(len(writer.places), False)
+        }
+        goal = Polytope(known.output, [Row(((0, Fraction(1, 3)), (1, Fraction(-7, 5))), Fraction(1, 7))], 2)
+        leaf = Leaf(state, goal, np.array([0.7]), "", extra=extra)
+        (low,), (slack,), _ = proven(state, [leaf])
+        (exactly,), *_ = proven(state, [leaf], EXACT)
+        assert Fraction(low) <= exactly <= Fraction(low) + Fraction(slack)
+        assert slack < 1e-11
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_boxes_prove_almost_the_least_value(kind: str) -> None:
+    """A cover by small boxes: its tightest threshold is below the least value of a grid, and close to it."""
+    if kind in ("sign", "round", "quantised"):
+        pytest.skip("steps are no narrower in small boxes")
+    data, known = network(kind, 1), graph(kind, 1)
+    n = known.nodes[0].size
+    center = [Fraction(1, 4)] * n
+    radius = Fraction(1, 64 if n > 2 else 8)
+    steps = 3 if n > 2 else 9
+    grid = itertools.product(
+        *[[c + radius * Fraction(2 * i, steps - 1) - radius for i in range(steps)] for c in center]
     )
-    names = [str(folder / name) for name in ("certificate", "net.onnx", "p.vnnlib")]
-    made = subprocess.run(
-        [sys.executable, "-c", code, names[0], "--net", names[1], "--spec", names[2]],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
+    least = min(value(kind, data, list(point))[0] for point in grid)
+
+    def cover(low: list[float], high: list[float], depth: int) -> Iterator[dict[str, Any]]:
+        i = depth % n
+        middle = (low[i] + high[i]) / 2
+        if depth == (6 if n > 2 or kind not in PIECEWISE else 8):
+            yield {"close": [[0]]}
+            return
+        yield {"halve": [i, round(middle * 2**20), -20]}
+        yield from cover(low, [middle if j == i else v for j, v in enumerate(high)], depth + 1)
+        yield from cover([middle if j == i else v for j, v in enumerate(low)], high, depth + 1)
+
+    disjunct = boxed(center, radius, [[]])[0]
+    tree = list(cover(*map(list, ends(disjunct)), 0))
+    tight, loose = (
+        boxed(center, radius, [[Row(((0, Fraction(1)),), threshold)]])
+        for threshold in (least + Fraction(1, 2**12), least - Fraction(1, 5) * (1 + abs(least)))
     )
-    status, modules = json.loads(made.stdout.splitlines()[-1])
-    assert status == 0
-    assert {m for m in modules if not m.startswith("verifiable_relu.check")} == {"verifiable_relu"}
+    assert "proven" in outcome(known, tight, tree, "triangle")
+    assert not outcome(known, loose, tree, "triangle")
+
+
+def test_a_tree_with_every_kind_of_record_is_accepted() -> None:
+    """And each of its claims and ends, made too strong, is refused."""
+    known = read_model(ABSOLUTE)
+    # y = |x| + 1/2 over [−1, 1], with |x| = relu(x) + relu(−x).
+    disjuncts = boxed([Fraction(0)], Fraction(1), [[Row(((0, Fraction(1)),), Fraction(7, 16))]])
+    trees: dict[str, Tree] = {
+        "split": [{"bound": 0}, {"split": [0, 0, 0, 0]}, {"close": [[0]], "slopes": [[0, [1], [0, 1], "lower"]]},
+                  {"close": [[0]], "slopes": [[0, [1], [0, 0], "both"]]}],
+        "slopes": [{"slopes": [[0, [0, 1], [-1, 1, 1], "lower"]]}, {"close": [[0]]}],
+        "halve": [{"halve": [0, 0, 0]}, {"bound": 0}, {"close": [[0, [0, 1]]]}, {"bound": 0}, {"close": [[0, [3, 1]]]}],
+        "clip": [{"clip": [[0]], "ends": [[0, 1, 1, -1], [0, -1, -1, -1]], "slopes": [[0, [0, 1], [0, 0, 0], "both"]]},
+                 {"close": [[0]], "slopes": [[0, [0, 1], [-1, 1, 1], "both"]]}],
+        "tighten": [{"tighten": [0, 0, 1, -17, -4]}, {"close": [[0]]},
+                    {"tighten": [0, 1, -1, -17, -4]}, {"close": [[0]]},
+                    {"close": [[0]], "slopes": [[0, [0, 1], [-1, 1, 1], "both"]]}],
+        "multipliers": [{"close": [[0]], "slopes": [[0, [0, 1], [0, 0, 0], "both"]],
+                         "multipliers": [[0, [0, 1], [-1, 1, 1]]]}],
+    }  # fmt: skip
+    said = {name: outcome(known, disjuncts, tree) for name, tree in trees.items()}
+    assert said == dict.fromkeys(trees, "")
+    false: dict[str, Tree] = {
+        "claim": [{"tighten": [0, 0, 1, 1, -1]}, {"close": [[0]]}, {"close": [[0]]}],
+        "nothing": [{"clip": [], "ends": [[0, 1, -1, -1]]}, {"close": [[0]]}],
+        "half": [{"split": [0, 0, 0, 0]}, {"close": [[0]]}],
+    }
+    reasons = ["record 3: the sum is not", "every polytope that is left", "a record of a tree"]
+    assert all(reason in outcome(known, disjuncts, tree) for reason, tree in zip(reasons, false.values(), strict=True))
+    huge = {"multipliers": [[0, [0, 1], [900, 1 << 53, -(1 << 53)]]]}
+    trees["infinite"] = [{"close": [[0, [900, 1 << 53]]], **huge}]
+    higher = boxed([Fraction(0)], Fraction(1), [[Row(((0, Fraction(1)),), Fraction(1, 2))]])
+    assert all("proven" in outcome(known, higher, tree) for tree in trees.values())
+
+
+ABSOLUTE = onnx_file(
+    [
+        helper.make_node("Gemm", ["x", "w"], ["z"]),
+        helper.make_node("Relu", ["z"], ["r"]),
+        helper.make_node("Gemm", ["r", "v", "b"], ["y"]),
+    ],
+    {"x": [1, 1]},
+    {"y": [1, 1]},
+    w=[[1.0, -1.0]],
+    v=[[1.0], [1.0]],
+    b=[0.5],
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_planes_are_above_the_neuron(seed: int) -> None:
+    """A plane's constant is at least r − g·v at all points of a grid."""
+    rng = np.random.default_rng(seed)
+    known = graph("leaky", seed % 6)
+    state = root(known, np.array([-0.5, -0.5]), np.array([0.5, 0.25]))
+    first, second = known.activations[:2]
+    tighten(state, second)
+    source, neuron = known.nodes[second].sources[0], int(rng.integers(3))
+    slope = float(known.nodes[second].function.slope[neuron])
+    g, h, bends = rng.normal(0, 1, 2), rng.normal(0, 1, 4), tuple(np.abs(rng.normal(0, 0.5, 2)))
+    constant = plane_constant(state, source, neuron, slope, {0: g, first: h}, bends)
+    for x in itertools.product(np.linspace(-0.5, 0.5, 9), np.linspace(-0.5, 0.25, 9)):
+        at = root(known, np.array(x), np.array(x)).ends
+        values = (at[number][0] for number in (second, 0, first))
+        r, v, earlier = next(values)[neuron], next(values), next(values)
+        assert r <= g @ v + h @ earlier + constant + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_files_are_read_as_the_standard_defines_them(seed: int) -> None:
+    """Values at a point, exactly or enclosed, of random files of all operators."""
+    model = onnx_graphs.graph(seed).model
+    try:
+        known = read_model(model.SerializeToString())
+    except BadInput:
+        return
+    shape = [d.dim_value or 1 for d in model.graph.input[0].type.tensor_type.shape.dim]
+    rng = random.Random(seed)
+    point = [Fraction(rng.randint(-16, 16), 8) for _ in range(int(np.prod(shape)))]
+    entry = next(i.name for i in model.graph.input if i.name not in {t.name for t in model.graph.initializer})
+    expected = exact(model, {entry: np.array(point, object).reshape(shape)})[model.graph.output[0].name].ravel()
+    try:
+        found = enclosed(known, point)
+    except (BadInput, Refused):
+        return
+    for (low, high), y in zip(found, expected, strict=True):
+        assert low - abs(y) / 10**12 <= y <= high + abs(y) / 10**12
+
+
+def files(folder: Path, prop: str, tree: Tree, data: bytes = ABSOLUTE, **keys: Any) -> list[str]:
+    """The arguments of the command that checks a tree, in files."""
+    (folder / "n.onnx").write_bytes(data)
+    (folder / "p.vnnlib").write_text(prop)
+    digests = {"network": sha256(data).hexdigest(), "property": sha256(prop.encode()).hexdigest()}
+    records = [{"certificate": 5, "claim": "unsat", **digests, "says": "", **keys}, *tree]
+    lines = [json.dumps(each) for each in [*records, {"end": len(records)}]]
+    (folder / "c.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return [str(folder / "c.jsonl"), "--net", str(folder / "n.onnx"), "--spec", str(folder / "p.vnnlib")]
+
+
+PROPERTY = """(declare-const X_0 Real) (declare-const Y_0 Real)
+(assert (>= X_0 -1)) (assert (<= X_0 1)) (assert (<= Y_0 {}))"""
+CLAIM: Tree = [{"part": {"box": 0, "polytopes": [[{"y": [[0, "1"]], "most": "7/16"}]]}}, {"close": [[0]]}]
+
+
+def test_the_command_says_in_a_line_what_it_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(change: Callable[[str], str] = str, most: str = "0.4375", **keys: Any) -> tuple[int, str]:
+        arguments = files(tmp_path, PROPERTY.format(most), CLAIM, **keys)
+        path = Path(arguments[0])
+        path.write_text(change(path.read_text()))
+        status = main(arguments)
+        said = capsys.readouterr()
+        assert (said.out + said.err).count("\n") == 1
+        return status, said.out + said.err
+
+    assert run() == (0, run()[1])
+    assert run()[1].startswith("accepted: unsat: in real arithmetic on the stored weights the network maps no point")
+    refused = {
+        "nothing is said of disjunct 0": {"most": "0.5"},
+        "version 4": {"certificate": 4},
+        "another network": {"network": "0"},
+        "is neither": {"claim": "maybe"},
+        "arithmetic": {"arithmetic": "int8"},
+        "hardness": {"joint": ["1", "1"]},
+    }
+    for said, keys in refused.items():
+        assert run(**keys)[0] == 1 and said in run(**keys)[1]
+    broken: dict[str, Callable[[str], str]] = {
+        "ends too early": lambda text: text[:-1],
+        "come before the end": lambda text: text.replace('"end": 3', '"end": 2'),
+        "no record": lambda text: text.replace("close", '"'),
+        "follows the end": lambda text: text + "\n",
+        "is the number of no polytope": lambda text: text.replace("[[0]]}", "[[1]]}"),
+        "not one that is left": lambda text: text.replace("[[0]]}", "[[0], [0]]}"),
+        "not of close": lambda text: text.replace('"close": [[0]]', '"close": [[0]], "x": 1'),
+    }
+    for said, change in broken.items():
+        assert run(change)[0] == 1 and said in run(change)[1]
+    beyond: dict[str, Callable[[str], str]] = {
+        "nested too deeply": lambda text: text.replace("[[0]]", "[" * 40 + "0" + "]" * 40),
+        "too many digits": lambda text: text.replace("[[0]]", "[[" + "1" * 5000 + "]]"),
+        "too long": lambda text: text.replace("[[0]]", "[[0]" + " " * (1 << 25) + "]"),
+        "too deep": lambda text: text.replace('{"close"', '{"halve": [0, 0, 0]}\n' * 1100 + '{"close"'),
+    }
+    for said, change in beyond.items():
+        assert run(change)[0] == 2 and said in run(change)[1]
+    assert main([str(tmp_path / "none"), "--net", "n", "--spec", "p"]) == 2
+
+
+def test_points_are_evaluated(tmp_path: Path) -> None:
+    for point, most, status in (("1/3", "0.84", 0), ("1/3", "0.83", 1), ("2", "0.84", 1), ("-1e-1", "0.6", 0)):
+        assert main(files(tmp_path, PROPERTY.format(most), [{"point": [point]}], claim="sat")) == status
+
+
+@pytest.mark.parametrize("given", [{"joint": ["3/2"]}, {"arithmetic": "float32"}, {"arithmetic": "bfloat16"}])
+def test_families_and_arithmetics_are_further_from_the_threshold(given: dict[str, Any], tmp_path: Path) -> None:
+    """ReLU(x) + ReLU(−x) + 1/2 is 1/2 at 0; what runs, and λ-GELUs, may be a little less by what is known of each."""
+
+    keys = dict(given)
+
+    def accepted(most: str) -> bool:
+        tree: Tree = [{"part": {"box": 0, "polytopes": [[{"y": [[0, "1"]], "most": most}]]}}, {"bound": 0}]
+        tree += [{"halve": [0, 0, 0]}, *[{"bound": 0}, {"close": [[0]]}] * 2]
+        return main(files(tmp_path, PROPERTY.format(most), tree, **keys)) == 0
+
+    assert not accepted("0.5") and not accepted("0.49999999")
+    assert accepted("0.05" if "joint" in given else "0.45")
+    keys.clear()
+    assert accepted("0.49999999")
+
+
+def test_two_networks_differ_by_little(tmp_path: Path) -> None:
+    """|x| + 1/2 and the same with weights that differ by 1/16: bounded as pairs, not by each for itself."""
+    other = onnx.load_from_string(ABSOLUTE)
+    for tensor in other.graph.initializer:
+        if tensor.name == "w":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([[1.0625, -1.0]], np.float32), "w"))
+    (tmp_path / "o.onnx").write_bytes(other.SerializeToString())
+    text = PROPERTY.format("5").replace("(assert (<= Y_0 5))", "(declare-const Y_1 Real) (assert (<= (- Y_1 Y_0) {}))")
+    for most, status in (("-0.25", 0), ("-0.0625", 1)):
+        rows = [{"y": [[0, "-1"], [1, "1"]], "most": most}]
+        # Activations: the first network's 0, the other's 1, the difference 2.
+        tree: Tree = [{"part": {"box": 0, "polytopes": [rows]}}, *[{"bound": a} for a in range(3)], {"close": [[0]]}]
+        pairs = {"other": sha256(other.SerializeToString()).hexdigest(), "pairs": [[0, 0]]}
+        arguments = files(tmp_path, text.format(most), tree, **pairs)
+        assert main([*arguments, "--other", str(tmp_path / "o.onnx")]) == status

@@ -10,8 +10,8 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import Normalize, cnn, mlp
+from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.train.export import CALIBRATED, measure_int8, outputs, quantize
 
 # Quantisation

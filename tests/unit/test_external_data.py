@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
 
@@ -48,7 +48,7 @@ def test_data_beside_the_file_is_read(location: str, tmp_path: Path) -> None:
     found = network(torch.ones(1, 4))
     np.testing.assert_array_equal(found[0], WEIGHT.sum(0))
     (tmp_path / location).unlink()
-    assert read_onnx(network.onnx).digest == network.digest
+    assert read_onnx(network.source.onnx).digest == network.digest
 
 
 def _outside(folder: Path) -> Path:

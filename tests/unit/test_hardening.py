@@ -21,9 +21,9 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import Annealing, HardenedModel, TrainingStep, harden, soften
 from verifiable_relu.hardening.__main__ import load, main
 from verifiable_relu.hardening.loop import with_proof
-from verifiable_relu.network import read_onnx
 from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.nn.places import MARK
+from verifiable_relu.readers import read_onnx
 from verifiable_relu.train.batches import BATCH_SIZE, measure
 
 

@@ -14,14 +14,13 @@ from highspy import HighsStatus
 from tests.support import hostile
 from tests.support.asking import claims
 from tests.support.solver_cases import ball, mlp, row
-from verifiable_relu.search.solvers import highs
+from verifiable_relu.search.batch import Verifier
+from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
+from verifiable_relu.search.solvers import highs, milp, smt
+from verifiable_relu.search.solvers.milp import Milp
+from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.workers import Worker
-from verifiable_relu.verifiers import milp, smt
-from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
-from verifiable_relu.verifiers.batch import Verifier
-from verifiable_relu.verifiers.milp import Milp
-from verifiable_relu.verifiers.smt import Smt
 
 WORKERS = {"milp": (milp, "HIGHS", "highs"), "smt-exact": (smt, "Z3", "z3")}
 """By method: the module that asks the solver, its name for the solver's process, and what hostile ones are called."""
@@ -136,7 +135,7 @@ def test_of_a_run_that_failed_nothing_is_believed(upper: float, monkeypatch: pyt
 
     one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
     program = highs.MixedIntegerProgram(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
-    task = highs.HighsTask(program, {"output_flag": False, "presolve": "off"}, 60.0)
+    task = highs.HighsTask(program, 1e-9, 60.0)
     sound = highs.solve(task)
     assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible")
     monkeypatch.setattr(highspy, "Highs", Failing)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
 
 node = helper.make_node
 RNG = np.random.default_rng(0)
@@ -155,6 +155,6 @@ def test_what_tf2onnx_writes_is_read_as_onnxruntime_runs_it(name: str, opset: in
     data = model.SerializeToString()
     network = read_onnx(data)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    x = RNG.normal(size=(4, *network.input_shape)).astype(np.float32)
+    x = RNG.normal(size=(4, *network.source.input_shape)).astype(np.float32)
     expected = np.concatenate([session.run(["y"], {"x": each[None]})[0] for each in x])
-    np.testing.assert_allclose(network(torch.from_numpy(x)).numpy(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(network(torch.from_numpy(x).flatten(1)).numpy(), expected, rtol=1e-5, atol=1e-5)

@@ -21,7 +21,7 @@ from onnx.helper import (
 )
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import read_onnx
+from verifiable_relu.readers import read_onnx
 
 ML = "ai.onnx.ml"
 SCALER = make_node("Scaler", ["X"], ["scaled"], "scaler", domain=ML, offset=[1.0, -0.5, 2.0], scale=[0.5, 2.0, 0.1])
@@ -76,12 +76,14 @@ def test_files_of_scikit_learns_converter_are_read(name: str) -> None:
     for x in np.random.default_rng(0).normal(size=(4, 1, 3)).astype(np.float32):
         expected = session.run(None, {"X": x})[-1]
         numbers = [expected[0][i] for i in range(2)] if name == "map" else expected.reshape(-1)
-        np.testing.assert_allclose(network(torch.from_numpy(x)).reshape(-1).numpy(), numbers, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            network(torch.from_numpy(x).flatten(1)).reshape(-1).numpy(), numbers, rtol=1e-5, atol=1e-6
+        )
     assert network.output_size == 2
     outputs = {output.name for output in session.get_outputs()}
     for n in ("label", "map"):
-        assert sum(sentence.startswith(f"output '{n}'") for sentence in network.mended) == (n in outputs)
-    assert sum("imported twice" in sentence for sentence in network.mended) == 1
+        assert sum(sentence.startswith(f"output '{n}'") for sentence in network.source.repairs) == (n in outputs)
+    assert sum("imported twice" in sentence for sentence in network.source.repairs) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from verifiable_relu.campaign import Result, Store, inputs
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.queue import Answered, InstancePart, Job, run_parallel
 from verifiable_relu.errors import InputError, OutOfTime
-from verifiable_relu.network import hardened
+from verifiable_relu.ir.families import harden
+from verifiable_relu.search.outcomes import Reason, Verdict
 from verifiable_relu.spec import instances
 from verifiable_relu.supervisor.workers import Deadline, Report
-from verifiable_relu.verifiers.base import Reason, Verdict
 
 
 class Instant(Here):
@@ -121,7 +121,7 @@ def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path
     elif change == "property":
         made[1].vnnlib.write_text(SPEC.format(bound=8))
     elif change == "joint":
-        loader = Loader(prepare=hardened)
+        loader = Loader(prepare=harden)
     elif change == "method":
         verifier = Hostile(tmp_path / "log")
     elif change == "limit":

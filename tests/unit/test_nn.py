@@ -17,7 +17,6 @@ from torch import nn
 from verifiable_relu import harden, verify
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.hardening import soften
-from verifiable_relu.network import from_torch, write_onnx
 from verifiable_relu.nn import (
     Embedded,
     HardnessGate,
@@ -32,6 +31,7 @@ from verifiable_relu.nn import (
 )
 from verifiable_relu.nn.gates import EXACT_FROM, MATCHED, RECTIFIERS, SUPREMUM, Sharpened
 from verifiable_relu.nn.places import replace_smooth
+from verifiable_relu.readers import from_torch, write_onnx
 
 GATES: dict[str, Callable[[float], HardnessGate]] = {
     "exact": LambdaGELU,
@@ -336,7 +336,7 @@ def test_a_module_of_tokens_is_one_of_their_embeddings() -> None:
         x = model.words(torch.tensor([sentence])).detach()
         assert bool(((x >= low) & (x <= high)).all())
         expected = model(torch.tensor([sentence]))
-        for found in (embedded(x), network(x), flat(x.flatten(1))):
+        for found in (embedded(x), network(x.flatten(1)), flat(x.flatten(1))):
             assert torch.allclose(found, expected, atol=1e-6)
     (start, end), own = embedded.box(), model.words(embedded.tokens)
     assert torch.equal(start, own) and torch.equal(end, own)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.bounds.tuning import Bounds
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn import LambdaGELU, LambdaSwish, Normalize, cnn, mlp, substitute_relu
 from verifiable_relu.nn.gates import Approximate
 from verifiable_relu.train import losses
@@ -66,11 +66,12 @@ def test_bounds_contain_what_the_model_computes(lam: float, linear: float) -> No
         worst = losses.worst_logits(relaxation, y, linear)
         for _ in range(100):
             value = (x + 0.05 * torch.randint(-1, 2, x.shape)).clamp(0, 1)
-            seen = iter(relaxation.pre.values())
+            seen = iter(losses.preactivations(relaxation))
             for module in model:
                 if isinstance(module, LambdaGELU):
                     pre = next(seen)
-                    assert (pre.lower <= value + 1e-5).all() and (value <= pre.upper + 1e-5).all()
+                    inside = pre.lower <= value.flatten(1) + 1e-5, value.flatten(1) <= pre.upper + 1e-5
+                    assert all(bool(each.all()) for each in inside)
                 value = module(value)
             assert (value - value.gather(1, y[:, None]) <= worst + 1e-5).all()
         assert (worst.gather(1, y[:, None]).abs() < 1e-6).all()
@@ -82,7 +83,7 @@ def test_bounds_of_a_point_are_the_model(lam: float) -> None:
     x = x.double()
     logits = model(x)
     for linear in (0.0, 1.0):
-        worst = losses.worst_logits(losses.bounded(model, Bounds(x, x)), y, linear)
+        worst = losses.worst_logits(losses.bounded(model, Interval(x, x)), y, linear)
         torch.testing.assert_close(worst, logits - logits.gather(1, y[:, None]), rtol=1e-6, atol=1e-7)
 
 
@@ -147,7 +148,7 @@ def test_sabr_with_the_whole_box_is_ibp(monkeypatch: pytest.MonkeyPatch) -> None
 def test_intervals_through_prelu_are_exact(slope: float) -> None:
     model = nn.Sequential(nn.PReLU(1, slope))
     lb, ub = torch.tensor([[-2.0, -1.0, 0.5]]), torch.tensor([[-1.0, 2.0, 1.0]])
-    found = losses.bounded(model, Bounds(lb, ub)).nodes.values[-1]
+    found = losses.bounded(model, Interval(lb, ub)).bounds[-1].interval
     values = model(lb + (ub - lb) * torch.linspace(0, 1, 301)[:, None])
     torch.testing.assert_close(found.lower[0], values.amin(0))
     torch.testing.assert_close(found.upper[0], values.amax(0))
@@ -201,9 +202,9 @@ def test_gradients_are_those_of_finite_differences(lam: float, linear: float, ap
             self.model = model
 
         def forward(self) -> Tensor:
-            relaxation = losses.bounded(self.model, Bounds(x - 0.05, x + 0.05))
+            relaxation = losses.bounded(self.model, Interval(x - 0.05, x + 0.05))
             worst = F.cross_entropy(losses.worst_logits(relaxation, y, linear), y)
-            return worst + losses.instability(relaxation.pre.values())
+            return worst + losses.instability(losses.preactivations(relaxation))
 
     whole = Loss()
 
@@ -245,11 +246,11 @@ def test_the_whole_weight_is_the_loss_of_the_worst_logits() -> None:
 
 def test_instability_is_least_where_neurons_are_stable() -> None:
     def of(lb: float, ub: float) -> float:
-        return losses.instability([Bounds(torch.tensor([[lb]]), torch.tensor([[ub]]))]).item()
+        return losses.instability([Interval(torch.tensor([[lb]]), torch.tensor([[ub]]))]).item()
 
     assert of(1, 2) < of(0, 1) < of(-1, 1) < of(-2, 2)
     assert of(-3, -2) == of(2, 3) == pytest.approx(-math.tanh(7))
-    both = [Bounds(torch.ones(1, 2), torch.ones(1, 2)), Bounds(torch.zeros(1, 1), torch.zeros(1, 1))]
+    both = [Interval(torch.ones(1, 2), torch.ones(1, 2)), Interval(torch.zeros(1, 1), torch.zeros(1, 1))]
     assert losses.instability(both).item() == pytest.approx(-(2 * math.tanh(2) + math.tanh(1)) / 3)
 
 
@@ -305,6 +306,6 @@ def test_training_gives_what_it_promises() -> None:
         with torch.no_grad():
             worst = losses.worst_logits(losses.bounded(hard, losses.ball(x, 0.05)), y)
         shares.append((worst.argmax(1) == y).double().mean().item())
-        pre = losses.bounded(hard, losses.ball(x, 0.02)).pre.values()
+        pre = losses.preactivations(losses.bounded(hard, losses.ball(x, 0.02)))
         unstable.append(sum(int(((each.lower < 0) & (each.upper > 0)).sum()) for each in pre))
     assert shares[0] < 0.3 and shares[1] > 0.6 and unstable[2] < 0.6 * unstable[0]

@@ -21,7 +21,9 @@ from verifiable_relu.campaign import Observer, Result, Store
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.queue import Answered, InstancePart, Job, Numbered, run_parallel
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
-from verifiable_relu.network import write_onnx
+from verifiable_relu.readers import write_onnx
+from verifiable_relu.search.outcomes import Reason, Verdict
+from verifiable_relu.search.registry import limited
 from verifiable_relu.supervisor import workers
 from verifiable_relu.supervisor.workers import (
     DaskExecutor,
@@ -32,8 +34,6 @@ from verifiable_relu.supervisor.workers import (
     launch_workers,
     run_tasks,
 )
-from verifiable_relu.verifiers.base import Reason, Verdict
-from verifiable_relu.verifiers.registry import limited
 
 SPEC = """(declare-const X_0 Real)
 (declare-const Y_0 Real)

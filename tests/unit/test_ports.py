@@ -15,7 +15,7 @@ from onnx.helper import make_node, make_tensor_value_info
 
 from tests.support.onnx_files import onnx_file
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.network import Chosen, read_onnx
+from verifiable_relu.readers import Chosen, read_onnx
 from verifiable_relu.solver import main
 
 A = np.array([[1, -2, 0.5, 1], [0.25, 1, -1, 2], [-1, 0.5, 1, -0.5]], np.float32)
@@ -55,8 +55,8 @@ def by_runtime(data: bytes, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarra
 def test_several_inputs_and_outputs_are_one_vector_each(opset: int) -> None:
     data = model(opset)
     network = read_onnx(data)
-    assert network.input_shape == (7,) and network.output_size == 3
-    assert network.ports == {"a": (1, 3), "b": (1, 2, 2), "y": (1, 2), "mean": (1, 1, 1)}
+    assert network.source.input_shape == (7,) and network.output_size == 3
+    assert network.source.ports == {"a": (1, 3), "b": (1, 2, 2), "y": (1, 2), "mean": (1, 1, 1)}
     for x in np.random.default_rng(opset).normal(size=(5, 7)).astype(np.float32):
         found = by_runtime(data, x[:3], x[3:])
         np.testing.assert_allclose(
@@ -75,7 +75,7 @@ def test_no_output_is_lost_where_all_are_numbers(inputs: int) -> None:
         del made.graph.input[1]
         made.graph.initializer.append(numpy_helper.from_array(np.ones((1, 2, 2), np.float32), "b"))
     network = read_onnx(made.SerializeToString())
-    assert network.output_size == 3 and list(network.ports)[inputs:] == ["y", "mean"]
+    assert network.output_size == 3 and list(network.source.ports)[inputs:] == ["y", "mean"]
     x = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
     x[:, 3:] = 1
     hidden = np.maximum(x[:, :3] @ A + 1, 0)
@@ -91,7 +91,7 @@ def test_tensors_are_taken_in_the_order_in_which_they_are_named() -> None:
     torch.testing.assert_close(z[:, :3], torch.cat([y[:, 2:], y[:, :2]], 1))
     hidden = torch.relu(x[:, :3] @ torch.from_numpy(A) + x[:, 3:])
     torch.testing.assert_close(z[:, 3:], hidden)
-    assert list(other.ports) == ["b", "a", "mean", "y", "hidden"]
+    assert list(other.source.ports) == ["b", "a", "mean", "y", "hidden"]
 
 
 def test_outputs_of_other_types_are_left_out_with_what_only_they_need() -> None:
@@ -100,8 +100,12 @@ def test_outputs_of_other_types_are_left_out_with_what_only_they_need() -> None:
     del made.graph.input[1]
     made.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 2, 2), np.float32), "b"))
     network = read_onnx(made.SerializeToString())
-    assert network.input_shape == (3,) and network.output_shape == (2,) and list(network.ports) == ["a", "y"]
-    operators = {node.op_type for node in onnx.load_model_from_string(network.onnx or b"").graph.node}
+    assert (
+        network.source.input_shape == (3,)
+        and network.source.output_shape == (2,)
+        and list(network.source.ports) == ["a", "y"]
+    )
+    operators = {node.op_type for node in onnx.load_model_from_string(network.source.onnx or b"").graph.node}
     assert "MatMul" in operators and "ArgMax" not in operators
 
 

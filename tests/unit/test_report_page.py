@@ -20,21 +20,21 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import nn
 
 from tests.support.scripted import Scripted
 from verifiable_relu.campaign import Store, run
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.store import read_results
-from verifiable_relu.network import write_onnx
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Input, Linear, Relu, Reshape
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.report.__main__ import main
 from verifiable_relu.report.figures import Chart, ChartAxis, Series, certified, draw_answers, margins
 from verifiable_relu.report.page import as_image, spread
 from verifiable_relu.report.results import natural
 from verifiable_relu.report.summary import CampaignSummary, RadiusCounts, radius, radius_text
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.spec import Box, Property, Query, Row, write_vnnlib
-from verifiable_relu.verifiers.base import Outcome, Reason, Trust, Verdict
 
 SIDE = 8
 EMPTY = {"meta", "link", "br", "img", "input", "hr"}
@@ -42,17 +42,12 @@ EMPTY = {"meta", "link", "br", "img", "input", "hr"}
 
 def classifier() -> Network:
     """A network of 8 × 8 pixels whose outputs are the sum of the pixels in the left and in the right half."""
-    weight = torch.zeros(2, SIDE * SIDE)
+    last = nn.Linear(SIDE * SIDE, 2)
     left = torch.arange(SIDE * SIDE) % SIDE < SIDE // 2
-    weight[0, left], weight[1, ~left] = 1.0, 1.0
-    return Network(
-        (
-            Input(name="x", inputs=(), shape=(1, SIDE, SIDE)),
-            Relu(name="r", inputs=(0,), shape=(1, SIDE, SIDE)),
-            Reshape(name="f", inputs=(1,), shape=(SIDE * SIDE,)),
-            Linear(name="l", inputs=(2,), shape=(2,), weight=weight, bias=torch.zeros(2)),
-        )
-    )
+    with torch.no_grad():
+        last.weight.copy_(torch.stack([left, ~left]).float())
+        last.bias.zero_()
+    return from_torch(nn.Sequential(nn.ReLU(), nn.Flatten(), last), (1, SIDE, SIDE))
 
 
 def answer(query: Query) -> Outcome:
@@ -60,7 +55,7 @@ def answer(query: Query) -> Outcome:
     box = query.property.box
     bright = np.arange(SIDE * SIDE) % SIDE >= SIDE // 2
     witness = tuple(box.bounds(i)[int(bright[i])] for i in range(box.size))
-    outputs = query.network(torch.tensor([[float(v) for v in witness]]).float().reshape(1, 1, SIDE, SIDE))[0]
+    outputs = query.network(torch.tensor([[float(v) for v in witness]]).float())[0]
     if outputs[1] >= outputs[0]:
         return Outcome(Verdict.SAT, Reason.REFUTED, "look", Trust.FLOAT, -1.0, witness, seconds={"look": 0.5})
     return Outcome(Verdict.UNSAT, Reason.PROVED, "look", Trust.ROUNDED, 0.5, seconds={"look": 0.25})

@@ -16,17 +16,19 @@ from tests.support import nets
 from tests.support.asking import claims
 from tests.support.families import Random, cnn, points, transformer
 from tests.unit.test_budget import deep, slow_clock
-from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.certify.command import explained
 from verifiable_relu.errors import InputError
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Gelu, Relu
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Network
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.outcomes import Reason, Verdict
+from verifiable_relu.search.portfolio import PORTFOLIO, ROUNDS, Auto, QueryFeatures, explanation
+from verifiable_relu.search.registry import make, methods
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.verifiers.auto import PORTFOLIO, ROUNDS, Auto, QueryFeatures, explanation
-from verifiable_relu.verifiers.base import Reason, TimeBudget, Verdict
-from verifiable_relu.verifiers.incomplete import Crown
-from verifiable_relu.verifiers.registry import make, methods
 
 COMPLETE = {"bab", "split", "milp", "smt-exact"}
 
@@ -34,7 +36,7 @@ COMPLETE = {"bab", "split", "milp", "smt-exact"}
 def every() -> list[QueryFeatures]:
     inputs, neurons = (0, 1, 5, 20, 21, 784), (0, 10, 40, 41, 200, 5000, math.inf)
     found = itertools.product(inputs, neurons, (False, True), (False, True))
-    return [QueryFeatures(i, n, linear, linear and foldable and n < math.inf) for i, n, linear, foldable in found]
+    return [QueryFeatures(i, n, linear, linear and splittable and n < math.inf) for i, n, linear, splittable in found]
 
 
 def chosen(features: QueryFeatures) -> list[str]:
@@ -46,8 +48,8 @@ def test_every_query_is_attacked_once_and_goes_to_some_method_that_can_prove_it(
         names = chosen(features)
         assert names.count("attack") == 1, features
         assert set(names) & {*COMPLETE, "alpha-crown"}, features
-        assert ("bab" in names) == features.foldable, features
-        assert not (features.foldable and not features.narrow and "alpha-crown" in names), features
+        assert ("bab" in names) == features.splittable, features
+        assert not (features.splittable and not features.narrow and "alpha-crown" in names), features
 
 
 def test_the_last_complete_method_has_all_the_time_that_is_left() -> None:
@@ -72,9 +74,9 @@ def test_the_explanation_names_the_methods_in_their_order_and_why() -> None:
 
 
 def test_a_large_network_is_attacked_before_it_is_bounded() -> None:
-    chain = nets.Chain((2,))
+    chain = nets.Chain(2)
     chain.linear(torch.ones(50_000, 2), torch.zeros(50_000))
-    chain.add(Relu, (50_000,))
+    chain.act()
     chain.linear(torch.ones(1, 50_000) / 50_000, torch.zeros(1))
     network = chain.network("large")
     for threshold, verdict, stages in ((1, Verdict.SAT, {"attack"}), (-1, Verdict.UNSAT, {"attack", "crown"})):
@@ -92,11 +94,11 @@ def bordering(network: Network, part: float) -> Query:
 
     Each input is in an interval of radius 0.3.
     """
-    center = Random(1).normal(1, *network.input_shape)
-    box = Bounds((center - 0.3).float().double(), (center + 0.3).float().double())
+    center = Random(1).normal(1, network.input_size)
+    box = Interval((center - 0.3).float().double(), (center + 0.3).float().double())
     least = float(network(points(box, 500).flatten(0, 1)).flatten(1)[:, 0].min())
     row = torch.eye(network.output_size)[:1].double()
-    bound = float(crown_relaxation(network, box).outputs(row, torch.tensor([0]))[0])
+    bound = float(lower_of_rows(bound_by_crown(Relaxation(network, box)), row)[0])
     threshold = Fraction(bound + part * (least - bound) - 1e-6)
     return Query(
         network,
@@ -107,10 +109,10 @@ def bordering(network: Network, part: float) -> Query:
 KINDS = {
     "attention": transformer,
     "smooth": lambda: nets.mlp(
-        np.random.default_rng(0), nets.gaussian(np.random.default_rng(0)), Gelu, (8, 20, 20, 20, 3)
-    ).to(torch.float64),
+        np.random.default_rng(0), nets.gaussian(np.random.default_rng(0)), "GELU", (8, 20, 20, 20, 3)
+    ),
     "convolutions": cnn,
-    "deep": lambda: deep(20).to(torch.float64),
+    "deep": lambda: deep(20),
 }
 
 
@@ -140,9 +142,9 @@ def test_without_a_limit_auto_ends() -> None:
 
 def boundary() -> Query:
     """Whether the sum of |x_i| over a box around zero is at most zero, which it is at one point only, and strictly."""
-    chain = nets.Chain((2,))
+    chain = nets.Chain(2)
     chain.linear(torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]]), torch.zeros(4))
-    chain.add(Relu, (4,))
+    chain.act()
     chain.linear(torch.ones(1, 4), torch.zeros(1))
     unsafe = (Row(((0, 1),), 0, strict=True),)  # type: ignore[arg-type]
     return Query(chain.network("boundary"), Property(Box(-np.ones(2), np.ones(2)), (unsafe,)))

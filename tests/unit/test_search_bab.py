@@ -16,6 +16,7 @@ from tests.support import flat_nets as nets
 from tests.support.draws import draws
 from tests.support.solver_cases import row
 from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.linear import Convolution
 from verifiable_relu.ir.network import Elementwise, Network
 from verifiable_relu.search.bab import ascent, elimination, loop, nodes, proof, relaxation, segments
 from verifiable_relu.search.bab.events import Event, IntervalsTightened, NodesClosed
@@ -24,11 +25,11 @@ from verifiable_relu.search.bab.query import ReducedQuery
 from verifiable_relu.search.bab.refine import Refinement, refine_intervals
 from verifiable_relu.search.bab.slopes import hull_cuts
 from verifiable_relu.search.bab.system import ReducedSystem, eliminate_stable_neurons
-from verifiable_relu.search.bab.tournament import without_maxima
+from verifiable_relu.search.bab.tournament import bound_differences, without_maxima
 from verifiable_relu.search.bab.tree import Branching, PhaseTree
+from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.spec.property import Box, Property
 from verifiable_relu.spec.row_batch import RowBatch
-from verifiable_relu.verifiers.base import TimeBudget
 
 LEAVES = 12
 """How many closed nodes of a tree are proved again, about."""
@@ -335,6 +336,31 @@ def test_maxima_are_played_as_tournaments() -> None:
         x = [Fraction(int(v), 8) for v in rng.integers(-16, 17, net.input_size)]
         before, after = nets.exact_values(net, x), nets.exact_values(found, x)
         assert all((before[i] == after[j]).all() for i, j in number.items())
+
+
+def test_crown_tightens_differences_of_candidates() -> None:
+    narrower = 0.0
+    for seed in range(draws(8)):
+        rng = np.random.default_rng(seed)
+        net = nets.pooled(rng)
+        box = nets.ball(rng.integers(-4, 5, net.input_size) / 8, 0.5)
+        found, _ = without_maxima(net)
+        known = nets.intervals(found, box)
+        fed = {op.inputs[0]: known[op.inputs[0]] for op in found.ops if isinstance(op, Elementwise)}
+        tight = bound_differences(found, box, fed, NEVER)
+        narrower += sum(float((fed[i].upper - fed[i].lower - x.upper + x.lower).sum()) for i, x in tight.items())
+        for x in points(box, rng, 16):
+            values = nets.exact_values(found, x)
+            for index, interval in tight.items():
+                ends = zip(values[index], interval.lower[0].tolist(), interval.upper[0].tolist(), strict=True)
+                assert all(Fraction(low) <= value <= Fraction(high) for value, low, high in ends)
+    assert narrower > 0
+
+
+def test_no_rows_go_back_through_a_convolution() -> None:
+    for groups in (1, 2):
+        made = Convolution(torch.ones(4, 4 // groups, 3, 3, dtype=torch.float64), (4, 6, 6), groups=groups)
+        assert made.transpose(torch.zeros(0, made.n_out, dtype=torch.float64)).shape == (0, made.n_in)
 
 
 def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:

@@ -8,24 +8,23 @@ there.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.soundness.judge import Report, judge
-from tests.soundness.segments import KINDS, low_points, mixed
-from tests.support import flat_nets, nets
+from tests.soundness.judge import Case, Report, judge
+from tests.soundness.kinds import low_points
+from tests.support import nets
 from tests.support.asking import claims
 from tests.support.draws import draws
-from tests.support.exact import exact_values
-from tests.unit.test_bab_smooth import below, network_of
-from verifiable_relu.ir.flatten import flatten
+from tests.support.exact import exact_values, intervals
+from tests.support.solver_cases import row
 from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Elementwise
-from verifiable_relu.network.nodes import Activation
 from verifiable_relu.search.bab.ascent import DualAscent
 from verifiable_relu.search.bab.nodes import Nodes
 from verifiable_relu.search.bab.proof import lower_bounds
@@ -33,33 +32,42 @@ from verifiable_relu.search.bab.relaxation import TreeRelaxation
 from verifiable_relu.search.bab.slopes import SlopeSearch
 from verifiable_relu.search.bab.system import eliminate_stable_neurons
 from verifiable_relu.search.bab.verifier import Bab
-from verifiable_relu.spec.property import Box
-from verifiable_relu.verifiers.base import Trust, Verdict
+from verifiable_relu.search.outcomes import Trust, Verdict
+from verifiable_relu.spec.property import Box, Property, Query
 
 
-def denied(kind: type[Activation], seed: int, shared: bool) -> list[str]:
+def below(rng: np.random.Generator, kind: str, gap: float) -> Case:
+    """Whether an output can be so much below about its least value, in parts of its spread."""
+    net = nets.mlp(rng, nets.gaussian(rng), kind, ((2, 5, 1), (3, 5, 4, 1))[int(rng.integers(2))])
+    center = rng.normal(size=net.input_size) * 0.5
+    box = Box(center - 0.4, center + 0.4)
+    points = low_points(rng, net, box, torch.ones(1, dtype=torch.float64))
+    y = net(torch.from_numpy(points))[:, 0]
+    threshold = Fraction(float(y[0])) - Fraction(gap * float(y.max() - y.min()))
+    query = Query(net, Property(box, ((row({0: 1}, threshold),),)))
+    return Case(f"{net.name}, gap {gap}", query, nets.as_fractions(points[0]))
+
+
+def denied(kind: str, seed: int, shared: bool) -> list[str]:
     """Split and bound nodes of a random network that hold some points. Returns the bounds that exceed a value."""
     rng, problems = np.random.default_rng(seed), []
-    graph = mixed(rng, kind) if shared else nets.mlp(rng, nets.gaussian(rng), kind, (2, 5, 4, 2))
-    center, radius = rng.normal(size=graph.input_size) * 0.7, rng.choice([0.05, 0.3, 1.0])
+    net = nets.mixed(rng, kind) if shared else nets.mlp(rng, nets.gaussian(rng), kind, (2, 5, 4, 2))
+    center, radius = rng.normal(size=net.input_size) * 0.7, rng.choice([0.05, 0.3, 1.0])
     box = Box(center - radius, center + radius)
-    net, row = flatten(graph), torch.tensor([1.0, -0.5], dtype=torch.float64)
+    weights = torch.tensor([1.0, -0.5], dtype=torch.float64)
     ends = Interval(torch.from_numpy(box.lower)[None], torch.from_numpy(box.upper)[None])
-    all_ops = flat_nets.intervals(net, ends)
-    known = {op.inputs[0]: all_ops[op.inputs[0]] for op in net.ops if isinstance(op, Elementwise)}
+    every = intervals(net, ends)
+    known = {op.inputs[0]: every[op.inputs[0]] for op in net.ops if isinstance(op, Elementwise)}
     system = eliminate_stable_neurons(net, ends, known)
-    rows = system.outputs(row[None])
+    rows = system.outputs(weights[None])
     _, slopes, _ = SlopeSearch(steps=10).search(system, rows, lambda: False)
     made = TreeRelaxation(system, rows, slopes[0])
-    named = {node.name: node for node in graph.nodes}
-    points = low_points(rng, graph, box, row)
+    points = low_points(rng, net, box, weights)
     z, values = [], []
     for point in points:
-        exact = exact_values(graph, nets.as_fractions(point))
-        sources = [(named[net.ops[op].name].inputs[0], i) for op, i in system.places.tolist()]
-        z.append([exact[source].reshape(-1)[i] for source, i in sources])
-        y = exact[-1].reshape(-1)
-        values.append(y[0] - y[1] / 2)
+        exact = exact_values(net, nets.as_fractions(point))
+        z.append([exact[net.ops[op].inputs[0]][i] for op, i in system.places.tolist()])
+        values.append(exact[-1][0] - exact[-1][1] / 2)
     adaptive = torch.from_numpy(rng.random(system.size) < 0.5)
     ascent = DualAscent(made, adaptive, torch.float64)
     batch = Nodes.roots(made)[torch.zeros(len(points), dtype=torch.long)]
@@ -68,7 +76,7 @@ def denied(kind: type[Activation], seed: int, shared: bool) -> list[str]:
         drawn = torch.from_numpy(rng.normal(size=found.w.shape)) * (1 + found.w.abs().sum())
         for w in (found.w, drawn):
             for lower, value in zip(lower_bounds(made, replace(found, w=w)).tolist(), values, strict=True):
-                problems += [f"{kind.__name__} {seed}: {lower} above {value}"] * (not lower <= value)
+                problems += [f"{kind} {seed}: {lower} above {value}"] * (not lower <= value)
         if not system.size:
             return problems
         neuron = torch.from_numpy(rng.integers(0, system.size, len(points)))
@@ -85,8 +93,8 @@ def denied(kind: type[Activation], seed: int, shared: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("kind", KINDS[:4])
-def test_no_node_denies_a_point_in_it(kind: type[Activation], shared: bool) -> None:
+@pytest.mark.parametrize("kind", nets.SMOOTH)
+def test_no_node_denies_a_point_in_it(kind: str, shared: bool) -> None:
     for seed in range(draws(8)):
         assert denied(kind, seed, shared) == []
 
@@ -103,14 +111,14 @@ def _higher_floors(right: Any, self: Smooth, x: Interval, slope: torch.Tensor) -
 def test_wrong_offsets_are_seen(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(Smooth, name)
     monkeypatch.setattr(Smooth, name, lambda *args: wrong(right, *args))
-    assert any(denied(kind, seed, False) for seed in range(3) for kind in KINDS[:4])
+    assert any(denied(kind, seed, False) for seed in range(3) for kind in nets.SMOOTH)
 
 
-@pytest.mark.parametrize("kind", KINDS[:4])
-def test_what_is_far_from_the_boundary_is_decided(kind: type[Activation]) -> None:
+@pytest.mark.parametrize("kind", nets.SMOOTH)
+def test_what_is_far_from_the_boundary_is_decided(kind: str) -> None:
     rng, report = np.random.default_rng(5), Report()
     for gap, verdict in ((0.4, Verdict.UNSAT), (-0.2, Verdict.SAT), (0.0, None), (-1e-9, None)):
-        case, _ = below(rng, network_of(rng, kind), gap)
+        case = below(rng, kind, gap)
         (outcome,) = claims(Bab(), [case.query], 10.0 if verdict else 0.4)
         judge(case, "bab", outcome, report)
         assert verdict is None or outcome.verdict is verdict, outcome

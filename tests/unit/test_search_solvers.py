@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support import exact
 from tests.support.draws import draws, some
 from tests.support.exact import exact_outputs
 from tests.support.solver_cases import (
     UNIT,
     ball,
     barely_unstable,
-    chain,
     check,
     hinge,
     mlp,
@@ -31,17 +31,18 @@ from tests.support.solver_cases import (
     union_in_order,
 )
 from verifiable_relu.dyadic import Dyadic
-from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.ir.exact import evaluate_exact
-from verifiable_relu.ir.flatten import flatten
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense, Diagonal
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source
-from verifiable_relu.network import graph
 from verifiable_relu.search.bab.tournament import without_maxima
 from verifiable_relu.search.bab.tree import Branching
+from verifiable_relu.search.bab.witness import WitnessCheck
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod
 from verifiable_relu.search.solvers import milp, smt
 from verifiable_relu.search.solvers.encoding import ExactEncoding, ExactForms
@@ -53,7 +54,6 @@ from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.search.solvers.z3 import Z3Answer, Z3Task
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
-from verifiable_relu.verifiers.base import Outcome, Reason, TimeBudget, Trust, Verdict, fault
 
 METHODS: dict[str, CompleteMethod] = {"milp": Milp(), "smt": Smt(), "smt-exact": Smt(whole=True)}
 if find_spec("maraboupy"):
@@ -63,37 +63,17 @@ exact_methods = pytest.mark.parametrize("method", [Smt(whole=True), Smt()], ids=
 
 
 def intervals(network: Network, box: Box) -> dict[int, Interval]:
-    """Intervals of all ops by interval arithmetic, with far more room than rounding takes."""
-    found = [Interval(*(torch.from_numpy(end)[None] for end in (box.lower, box.upper)))]
-    for op in network.ops[1:]:
-        x = found[op.inputs[0]]
-        match op:
-            case Affine():
-                middle, radius = (x.lower + x.upper) / 2, (x.upper - x.lower) / 2
-                y, reach = (
-                    op.value(middle),
-                    op.map.abs_apply(radius + (1e-12 + op.weight_error) * (middle.abs() + radius)),
-                )
-                found.append(Interval(y - reach - 1e-12 * (1 + y.abs()), y + reach + 1e-12 * (1 + y.abs())))
-            case Elementwise():
-                found.append(op.function.image(x))
-            case Maximum():
-                found.append(Interval(*(end[:, op.candidates].amax(1) for end in (x.lower, x.upper))))
-            case _:
-                found.append(
-                    Interval(*(op.value(*(getattr(found[i], end) for i in op.inputs)) for end in ("lower", "upper")))
-                )
-    return dict(enumerate(found))
+    """Intervals of all ops, with far more room than rounding takes."""
+    return exact.intervals(network, Interval(*(torch.from_numpy(end)[None] for end in (box.lower, box.upper))))
 
 
-def decide(method: CompleteMethod, network: graph.Network | Network, prop: Property, seconds: float = 20.0) -> Outcome:
+def decide(method: CompleteMethod, network: Network, prop: Property, seconds: float = 20.0) -> Outcome:
     """Ask a method about a query of which intervals by interval arithmetic are known."""
-    net = network if isinstance(network, Network) else flatten(network)
     method.start()
     with neutral():
         try:
-            method.require(net)
-            return method.decide(BoundedQuery(net, prop, intervals(net, prop.box)), TimeBudget().begun(seconds))
+            method.require(network)
+            return method.decide(BoundedQuery(network, prop, intervals(network, prop.box)), TimeBudget().begun(seconds))
         except Exception as error:
             return fault(error, method.name)
 
@@ -104,6 +84,17 @@ def ask(method: CompleteMethod, query: Query, seconds: float = 20.0) -> Outcome:
 
 def flat(*ops: Op) -> Network:
     return Network(ops, Source((ops[0].size,), (ops[-1].size,)))
+
+
+def relu_of(weight: list[list[float]], bias: list[float] | None = None) -> Network:
+    """y = relu(weight·x + bias)."""
+    matrix = torch.tensor(weight, dtype=torch.float64)
+    added = None if bias is None else torch.tensor(bias, dtype=torch.float64)
+    return flat(
+        Input(name="x", size=matrix.shape[1]),
+        Affine(name="fc", inputs=(0,), size=len(matrix), map=Dense(matrix), bias=added),
+        Elementwise(name="act", inputs=(1,), size=len(matrix), function=Kinked()),
+    )
 
 
 def pooled(rng: np.random.Generator) -> Network:
@@ -172,37 +163,63 @@ def test_a_query_without_unstable_neurons_is_decided(method: str) -> None:
     box = Box(np.array([1.0]), np.array([2.0]))
     for bound, verdict in ((1.5, Verdict.SAT), (0.5, Verdict.UNSAT)):
         prop = Property(box, ((row({0: 1}, bound), row({0: -1}, -0.25)),))
-        assert decide(METHODS[method], chain(hinge()), prop).verdict is verdict
+        assert decide(METHODS[method], hinge(), prop).verdict is verdict
 
 
 @exact_methods
 def test_boundaries_are_decided_exactly(method: Smt) -> None:
     opened = Box(np.array([-1.0]), np.array([1.0]), open_upper=frozenset({0}))
+    below = Box(np.array([-0.5]), np.array([1.0]), open_lower=frozenset({0}))
     cases = [
         (UNIT, row({0: 1}, 0), Verdict.SAT),
         (UNIT, row({0: 1}, 0, True), Verdict.UNSAT),
         (UNIT, row({0: -1}, -1), Verdict.SAT),
         (opened, row({0: -1}, -1), Verdict.UNSAT),
+        (below, row({0: 1}, 0), Verdict.SAT),
+        (below, row({1: -1}, -0.5), Verdict.UNSAT),
         # Bounds take the row's bound in float64, and so can't tell it from -1; z3 can.
         (UNIT, row({0: -1}, -1 - Fraction(1, 10**30)), Verdict.UNSAT),
     ]
-    found = [decide(method, chain(hinge()), Property(box, ((one,),))) for box, one, _ in cases]
+    net = relu_of([[1.0], [-1.0]])
+    found = [decide(method, net, Property(box, ((one,),))) for box, one, _ in cases]
     assert [outcome.verdict for outcome in found] == [expected for *_, expected in cases]
     # Nothing is known of the margin but that it is positive.
-    assert found[4].margin == 0.0 and found[4].trust is Trust.ROUNDED
-    assert method.whole or "1 of them decided by z3" in found[4].detail
+    assert found[-1].margin == 0.0 and found[-1].trust is Trust.ROUNDED
+    assert method.whole or "1 of them decided by z3" in found[-1].detail
 
 
 def test_a_counterexample_may_be_a_number_that_no_float_is() -> None:
     """relu(3·x) reaches 1 at x = 1/3 alone, held there by relu(2 − 3·x)."""
-    weight, bias = torch.tensor([[3.0], [-3.0]]), torch.tensor([0.0, 2.0])
-    net = flat(
-        Input(name="x", size=1),
-        Affine(name="fc", inputs=(0,), size=2, map=Dense(weight), bias=bias),
-        Elementwise(name="act", inputs=(1,), size=2, function=Kinked()),
-    )
+    net = relu_of([[3.0], [-3.0]], [0.0, 2.0])
     outcome = decide(Smt(whole=True), net, Property(UNIT, ((row({0: -1}, -1), row({1: -1}, -1)),)))
     assert (outcome.verdict, outcome.trust, outcome.witness) == (Verdict.SAT, Trust.EXACT, (Fraction(1, 3),))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("make", [lambda rng: mlp(rng, (3, 6, 5, 2), leaky=True), pooled])
+def test_at_a_point_a_network_has_its_value_alone(make: Callable[[np.random.Generator], Network], method: str) -> None:
+    """Though intervals around the point leave the phases of many neurons to the solver."""
+    for seed in range(draws(8)):
+        rng = np.random.default_rng(seed)
+        net, center = make(rng), rng.integers(-4, 5, 3) / 8
+        center = center[: net.input_size]
+        value, known = evaluate_exact(net, [Fraction(v) for v in center])[0], intervals(net, ball(center, 0.5))
+        for rows in ((row({0: 1}, value - Fraction(1, 1000)),), (row({0: -1}, -value - Fraction(1, 1000)),)):
+            query = BoundedQuery(net, Property(Box(center, center), (rows,)), known)
+            try:
+                assert METHODS[method].decide(query, TimeBudget().begun(20.0)).verdict is Verdict.UNSAT
+            except UnsupportedError:
+                # Marabou does not take such slopes.
+                assert method == "marabou"
+
+
+def test_sub_problems_that_bounds_leave_open_are_decided_with_their_own_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing but z3 finds counterexamples, and bounds close other sub-problems."""
+    monkeypatch.setattr(WitnessCheck, "reached", lambda *_: False)
+    branching = Branching(steps=4, adaptive=0, stalled=1e9, settled=1e9, finishing=4)
+    for seed in range(12):
+        query, margin = random_query(seed, leaky=True)
+        check(query, ask(Smt(branching=branching, open_neurons=seed % 3), query), margin)
 
 
 @pytest.mark.parametrize("open_neurons", [0, 2, 100])
@@ -246,7 +263,8 @@ def test_a_polytope_whose_rows_are_all_beyond_float64_is_not_excluded(
 ) -> None:
     """No row of it is left in float64, so that the solver would be asked nothing; all points, or some, are unsafe."""
     prop = Property(UNIT, ((Row(((0, coefficient),), bound),),))
-    assert decide(METHODS[method], chain(hinge()), prop).verdict is not Verdict.UNSAT
+    outcome = decide(METHODS[method], hinge(), prop)
+    assert outcome.verdict is not Verdict.UNSAT and outcome.reason is not Reason.ERROR
 
 
 # Rounding
@@ -275,7 +293,7 @@ def test_weights_that_are_known_up_to_an_error_are_not_believed_to_the_last_bit(
 
 def test_exact_forms_have_the_values_of_the_network() -> None:
     """With the phases of a point, the forms give the point's own pre-activations and outputs, to the last bit."""
-    for seed, net in enumerate([flatten(residual(np.random.default_rng(5))), pooled(np.random.default_rng(5))]):
+    for seed, net in enumerate([residual(np.random.default_rng(5)), pooled(np.random.default_rng(5))]):
         net, _ = without_maxima(net)
         rng = np.random.default_rng(seed)
         x = [Fraction(int(v), 8) for v in rng.integers(-8, 9, net.input_size)]
@@ -309,22 +327,13 @@ def test_exact_forms_have_the_values_of_the_network() -> None:
 
 def test_coefficients_too_small_for_highs_are_not_forgotten() -> None:
     """y = x_0 + 1e-13·x_1 with x_1 up to 1e14: the second term is what decides."""
-    net = flat(
-        Input(name="x", size=2),
-        Affine(name="fc", inputs=(0,), size=1, map=Dense(torch.tensor([[1.0, 1e-13]], dtype=torch.float64))),
-        Elementwise(name="act", inputs=(1,), size=1, function=Kinked()),
-    )
     box = Box(np.array([-1.0, -1e14]), np.array([1.0, 1e14]))
-    assert decide(Milp(), net, Property(box, ((row({0: -1}, -5),),))).verdict is not Verdict.UNSAT
+    assert decide(Milp(), relu_of([[1.0, 1e-13]]), Property(box, ((row({0: -1}, -5),),))).verdict is not Verdict.UNSAT
 
 
 def test_a_network_beyond_all_scales_is_refused() -> None:
-    net = flat(
-        Input(name="x", size=1),
-        Affine(name="fc", inputs=(0,), size=1, map=Dense(torch.tensor([[1e300]], dtype=torch.float64))),
-        Elementwise(name="act", inputs=(1,), size=1, function=Kinked()),
-    )
-    outcome = decide(Milp(), net, Property(Box(np.array([-1e20]), np.array([1e20])), ((row({0: -1}, -1),),)))
+    box = Box(np.array([-1e20]), np.array([1e20]))
+    outcome = decide(Milp(), relu_of([[1e300]]), Property(box, ((row({0: -1}, -1),),)))
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.UNSUPPORTED)
 
 
@@ -361,7 +370,7 @@ def test_an_unknown_answer_of_z3_is_no_unsat(
     answer: Z3Answer | Exception, reason: Reason, method: Smt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = stand_in(monkeypatch, smt, "Z3", answer)
-    outcome = decide(method, chain(hinge()), Property(UNIT, ((row({0: -1}, -1 - Fraction(1, 10**30)),),)))
+    outcome = decide(method, hinge(), Property(UNIT, ((row({0: -1}, -1 - Fraction(1, 10**30)),),)))
     # A tree goes on without.
     expected = reason if method.whole else Reason.INCOMPLETE
     assert asked and (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, expected)
@@ -378,11 +387,11 @@ def model(value: Fraction) -> dict[str, Fraction]:
 
 def test_a_counterexample_that_survives_rounding_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = stand_in(monkeypatch, smt, "Z3", Z3Answer("sat", (model(Fraction(7, 10)), model(Fraction(3, 4)))))
-    outcome = decide(Smt(whole=True), chain(hinge(-1.0)), BEYOND)
+    outcome = decide(Smt(whole=True), hinge(-1.0), BEYOND)
     assert (outcome.verdict, outcome.witness) == (Verdict.SAT, (Fraction(-3, 4),))
     assert isinstance(asked[0], Z3Task) and asked[0].pairs == [("p_2_0", "n_2_0")]
     monkeypatch.undo()
-    outcome = decide(Smt(whole=True), chain(hinge(-1.0)), BEYOND)
+    outcome = decide(Smt(whole=True), hinge(-1.0), BEYOND)
     assert outcome.witness is not None and float(np.float32(outcome.witness[0])) == outcome.witness[0] < -0.7
 
 
@@ -392,9 +401,9 @@ def test_an_exact_counterexample_on_the_boundary_that_floats_miss_is_one(
     method: Smt, evaluable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, smt, "Z3", Z3Answer("sat", (model(Fraction(7, 10)),)))
-    monkeypatch.setattr(smt.WitnessCheck, "reached", lambda *_: False)
+    monkeypatch.setattr(WitnessCheck, "reached", lambda *_: False)
     monkeypatch.setattr(smt, "is_evaluable", lambda network: evaluable)
-    outcome = decide(method, chain(hinge(-1.0)), BEYOND)
+    outcome = decide(method, hinge(-1.0), BEYOND)
     expected = (Verdict.SAT, Trust.EXACT) if evaluable else (Verdict.UNKNOWN, None)
     assert (outcome.verdict, outcome.trust) == expected
     assert outcome.witness == (Fraction(-7, 10),)
@@ -408,17 +417,17 @@ NEARLY = Property(UNIT, ((row({0: -1}, -1 - Fraction(1, 100)),),))
 @pytest.mark.parametrize("status", list(some(sorted(set(highspy.HighsModelStatus.__members__) - {"kInfeasible"}))))
 def test_only_a_proof_of_infeasibility_excludes(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, milp, "HIGHS", HighsResult(status, np.zeros(1000), 1.0))
-    outcome = decide(Milp(), chain(hinge()), NEARLY)
+    outcome = decide(Milp(), hinge(), NEARLY)
     # A solver whose arithmetic fails has not decided; an error would be the program's.
     assert outcome.verdict is Verdict.UNKNOWN and outcome.reason is not Reason.ERROR
 
 
 def test_what_highs_calls_infeasible_is_proved_again_or_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    proved = decide(Milp(), chain(hinge()), NEARLY)
+    proved = decide(Milp(), hinge(), NEARLY)
     assert proved.trust is Trust.ROUNDED and "proved again" in proved.detail
     assert proved.margin is not None and 0 < proved.margin <= 0.01 + 1e-9
     stand_in(monkeypatch, milp, "HIGHS", HighsResult("kInfeasible", np.zeros(0), 0.0))
-    word = decide(Milp(again=0.0), chain(hinge()), NEARLY)
+    word = decide(Milp(again=0.0), hinge(), NEARLY)
     assert (word.verdict, word.trust, word.margin) == (Verdict.UNSAT, Trust.FLOAT, 0.0) and "word" in word.detail
     for seed in range(9):
         query, margin = random_query(seed)
@@ -429,14 +438,13 @@ def test_what_highs_calls_infeasible_is_proved_again_or_labelled(monkeypatch: py
 @pytest.mark.parametrize("error", [OutOfTime(), MemoryError(), CallFailed("it crashed")])
 def test_a_counterexample_found_before_highs_ended_is_kept(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def call(task: HighsTask, seconds: float, memory: int | None, judge: Callable[[np.ndarray], bool]) -> object:
-        # HiGHS's clock may be set while it runs; the budget's is monotonic.
-        assert "time_limit" not in task.options
+        assert task.seconds > 0
         # Inputs are scaled to be between -1 and 1.
         assert not judge(np.zeros_like(task.program.cost)) and judge(np.ones_like(task.program.cost))
         raise error
 
     stand_in(monkeypatch, milp, "HIGHS", call)
-    outcome = decide(Milp(), chain(hinge()), Property(UNIT, ((row({0: -1}, -0.9),),)))
+    outcome = decide(Milp(), hinge(), Property(UNIT, ((row({0: -1}, -0.9),),)))
     assert (outcome.verdict, outcome.witness) == (Verdict.SAT, (Fraction(1),))
 
 
@@ -462,13 +470,13 @@ def test_equalities_that_are_reached_have_an_exact_point(seed: int, kind: str) -
     # Exact outputs at a point, rounded to a third digit that no float has.
     y = network(torch.tensor([[0.1, -0.2, 0.3]]))[0].tolist()
     prop = Property(box, (KINDS[kind]([Fraction(round(1000 * v), 1000) for v in y]),))
-    found = exact_point(flatten(network), prop, np.array([0.1, -0.2, 0.3]))
+    found = exact_point(network, prop, np.array([0.1, -0.2, 0.3]))
     assert found is not None and box.contains(found) and prop.violated(exact_outputs(network, found))
 
 
 def test_what_cannot_be_solved_has_no_exact_point() -> None:
     """A row without coefficients, numbers beyond float64 and beyond what is reached."""
-    net, huge = flatten(mlp(np.random.default_rng(0), (3, 8, 3))), Fraction(10**400)
+    net, huge = mlp(np.random.default_rng(0), (3, 8, 3)), Fraction(10**400)
     impossible = (*equal({0: 1.0}, Fraction(0)), row({}, -1))
     for polytope in (impossible, (row({0: 1.0}, huge), row({0: -1.0}, -huge)), equal({0: 1.0}, Fraction(10**4))):
         assert exact_point(net, Property(ball(np.zeros(3), 1.0), (polytope,)), np.zeros(3)) is None

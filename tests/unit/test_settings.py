@@ -19,7 +19,7 @@ from torch import nn
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu import verify, verify_properties
 from verifiable_relu.api import arguments
-from verifiable_relu.network import Network
+from verifiable_relu.ir.network import Network
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property
 

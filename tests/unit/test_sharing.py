@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -18,35 +17,33 @@ import pytest
 import torch
 
 from tests.support.asking import claims
-from tests.support.certificates import checked, proven, written
 from tests.support.draws import draws
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
-from verifiable_relu.network.onnx import write_onnx
+from verifiable_relu.search.bab import refine, scheduler
+from verifiable_relu.search.bab.refine import Refinement
+from verifiable_relu.search.bab.search import Schedule
+from verifiable_relu.search.bab.tree import Branching
+from verifiable_relu.search.bab.verifier import Bab
+from verifiable_relu.search.batch import Verifier
+from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
 from verifiable_relu.search.solvers.highs import HIGHS
+from verifiable_relu.search.split import InputSplit
+from verifiable_relu.search.split import search as split
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.forks import most_shares, run_shares
-from verifiable_relu.verifiers import split
-from verifiable_relu.verifiers.bab import Bab, refine
-from verifiable_relu.verifiers.bab import search as searching
-from verifiable_relu.verifiers.bab.refine import Refinement
-from verifiable_relu.verifiers.bab.search import Schedule
-from verifiable_relu.verifiers.bab.tree import Branching
-from verifiable_relu.verifiers.base import Outcome, Reason, Verdict
-from verifiable_relu.verifiers.batch import Verifier
-from verifiable_relu.verifiers.split import InputSplit
 
 pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")
 
 SLOW = Branching(steps=1, finishing=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, rounds=Schedule(refinement=None, better=None), alone=0)
-REFINED = Bab(search=SLOW, rounds=Schedule(Refinement(leaves=8), first=0, patience=0), alone=0)
-SPLIT = InputSplit(batch=4, alone=0)
+TREES = Bab(search=SLOW, schedule=Schedule(refinement=None, improve=None), alone=0)
+REFINED = Bab(search=SLOW, schedule=Schedule(Refinement(leaves=8), first=0, refinement_share=0), alone=0)
+SPLIT = InputSplit(batch=4, share_after_s=0)
 PROCESSES = 3
 
 METHODS = {"trees": TREES, "refinements": REFINED, "input splits": SPLIT}
-SHARING = {"trees": searching, "refinements": refine, "input splits": split}
+SHARING = {"trees": scheduler, "refinements": refine, "input splits": split}
 
 QUESTIONS = {
     "trees": [(0, -0.2, 10), (1, -1.0, 10)],
@@ -67,7 +64,7 @@ def question(seed: int, spare: float, width: int = 10) -> Query:
     network = mlp(rng, (4, width, width, 5))
     box = ball(np.round(rng.normal(size=4) * 8) / 8, 0.75)
     shares = np.concatenate([rng.uniform(size=(20_000, 4)), rng.integers(0, 2, (200, 4))])
-    outputs = network.to(torch.float64)(torch.from_numpy(box.lower + shares * (box.upper - box.lower)))
+    outputs = network(torch.from_numpy(box.lower + shares * (box.upper - box.lower)))
     values = [float((outputs[:, 0] - outputs[:, k]).min()) for k in range(1, 5)]
     unsafe = tuple((row({0: 1, k: -1}, Fraction(v + spare)),) for k, v in enumerate(values, start=1))
     return Query(network, Property(box, unsafe))
@@ -132,18 +129,6 @@ def test_boxes_of_several_queries_are_shared_together() -> None:
     network = queries[0].network
     outcomes = claims(SPLIT, [Query(network, query.property) for query in queries], 300.0)
     assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSAT, Verdict.SAT, Verdict.UNSAT]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", METHODS)
-def test_what_several_processes_prove_is_certified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, method = question(*QUESTIONS[name][1]), METHODS[name]
-    assert isinstance(method, Bab | InputSplit)
-    method = replace(method, record=True)
-    with counted(SHARING[name], monkeypatch) as counts:
-        case = proven(tmp_path, write_onnx(query.network), query.property, method, processes=PROCESSES)
-    assert any(count > 1 for count in counts)
-    assert "unsat" in checked(tmp_path, case, written(case.records))
 
 
 def children() -> set[int]:

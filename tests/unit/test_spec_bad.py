@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 from fractions import Fraction
 from functools import cache
@@ -11,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from verifiable_relu.check import BadInput
-from verifiable_relu.check.conditions import read_property
+from verifiable_relu.check.properties import read_property
 from verifiable_relu.errors import LONGEST, InputError, UnsupportedError
 from verifiable_relu.files import read_bytes
-from verifiable_relu.network.graph import Network
-from verifiable_relu.network.nodes import Input
+from verifiable_relu.ir.network import Input, Network, Source
 from verifiable_relu.spec import SpecFile, Variable, limits, queries, read_instances, read_vnnlib
 from verifiable_relu.spec.read import parse
 
@@ -310,7 +310,7 @@ def test_an_empty_box_is_refused_wherever_it_is_written_and_vanishes_beside_othe
 )
 def test_a_declared_shape_is_the_networks(declared: tuple[int, ...], network: tuple[int, ...], fits: bool) -> None:
     # What comes out is what comes in, in the same shape.
-    made = Network((Input(name="x", inputs=(), shape=network),))
+    made = Network((Input(name="x", size=math.prod(network)),), Source(network, network))
     names = Variable("X", declared).elements("2.0")
     shape = ",".join(map(str, declared))
     declarations = f"(declare-input X float32 [{shape}]) (declare-output Y float32 [{shape}])"

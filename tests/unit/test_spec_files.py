@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.flat_nets import relu_layers
 from verifiable_relu.errors import LONGEST, InputError
-from verifiable_relu.network import Network, read_onnx, write_onnx
-from verifiable_relu.network.nodes import Input, Linear
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx, write_onnx
 from verifiable_relu.spec import (
     Box,
     Instance,
@@ -37,13 +38,7 @@ from verifiable_relu.spec.property import nearest, round_down, round_up
 
 
 def network(weight: torch.Tensor) -> Network:
-    outputs, inputs = weight.shape
-    return Network(
-        (
-            Input(name="x", inputs=(), shape=(inputs,)),
-            Linear(name="y", inputs=(0,), shape=(outputs,), weight=weight, bias=torch.zeros(outputs)),
-        )
-    )
+    return relu_layers((weight.tolist(), [0.0] * len(weight)))
 
 
 TEXT = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 1))(assert (>= X_0 0))(assert (<= Y_0 0))\n"

@@ -21,7 +21,7 @@ from verifiable_relu.campaign import Store, run
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.errors import InputError
-from verifiable_relu.verifiers.base import Reason, Trust, Verdict
+from verifiable_relu.search.outcomes import Reason, Trust, Verdict
 
 
 @pytest.fixture

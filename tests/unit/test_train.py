@@ -25,10 +25,10 @@ from verifiable_relu import files
 from verifiable_relu.data import load
 from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.hardening.loop import with_proof
-from verifiable_relu.network import read_onnx
-from verifiable_relu.network.graph import device as find_device
 from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
 from verifiable_relu.nn.gates import SUPREMUM
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.settings import find_device
 from verifiable_relu.train import schedule
 from verifiable_relu.train.__main__ import main, parser
 from verifiable_relu.train.batches import measure

@@ -10,8 +10,8 @@ from torch import nn
 from verifiable_relu import verify_change
 from verifiable_relu.api import Change
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import from_torch
 from verifiable_relu.nn import LambdaGELU
+from verifiable_relu.readers import from_torch
 
 
 def model(change: float = 0.0, gate: type[nn.Module] = nn.ReLU) -> nn.Module:
