@@ -19,11 +19,12 @@ from torch import Tensor
 
 from benchmarks.common.progress import Bar
 from verifiable_relu.data import Dataset, load
-from verifiable_relu.network import Network
+from verifiable_relu.ir.network import Network
+from verifiable_relu.search.batch import QueryBatch, Verifier
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.outcomes import Outcome, Verdict
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.supervisor.workers import processor_seconds
-from verifiable_relu.verifiers.base import Outcome, TimeBudget, Verdict
-from verifiable_relu.verifiers.batch import QueryBatch, Verifier
 
 _BATCH = 256
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,11 +13,11 @@ from torch import Tensor
 
 from benchmarks.common.clock import Late, limited, seconds
 from benchmarks.speed.bounds_cases import ITERATIONS
-from benchmarks.speed.bounds_ours import Problem
-from verifiable_relu.adapters.auto_lirpa import TracedNetwork
-from verifiable_relu.bounds import Bounds
-from verifiable_relu.network import Network, nodes
-from verifiable_relu.network.nodes import Conv2d
+from benchmarks.speed.bounds_ours import Problem, feeding
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.linear import Convolution
+from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Shape
+from verifiable_relu.search.solvers.auto_lirpa import Traced, TracedNetwork
 
 _NAMES = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN"}
 """The library's names of the methods."""
@@ -50,6 +46,20 @@ class Settings:
         return f"{self.conv}, {'sparse' if self.sparse else 'dense'} α, {self.images} at once"
 
 
+class _WithGelu(TracedNetwork):
+    """A network as the library traces it, with λ-GELU as well, by the operator that newer versions of it know."""
+
+    def _step(self, op: Op) -> tuple[Shape, Traced]:
+        if not (isinstance(op, Elementwise) and op.function.kind == "GELU"):
+            return super()._step(op)
+        try:
+            gelu = import_module("auto_LiRPA.operators.gelu").GELUOp.apply
+        except (ImportError, AttributeError):
+            gelu = torch.nn.functional.gelu
+        lam = self._constant(torch.as_tensor(op.function.parameters["parameter"]))
+        return self._shapes[op.inputs[0]], lambda x: gelu(lam * x) / lam
+
+
 class Theirs:
     """auto_LiRPA, prepared once for a network, dtype and settings."""
 
@@ -67,11 +77,12 @@ class Theirs:
             # No early stop.
             "optimize_bound_args": {"iteration": ITERATIONS, "early_stop_patience": ITERATIONS + 1},
         }
-        dummy = torch.zeros(1, *network.input_shape, dtype=dtype)
+        self.shape = network.source.input_shape
+        dummy = torch.zeros(1, *self.shape, dtype=dtype)
         self.settings = _adapter().library_settings
         with self.settings(dtype):
             module = _adapter().library.BoundedModule
-            self.module = module(TracedNetwork(network.to(dtype)), dummy, options, device="cpu")
+            self.module = module(_WithGelu(network).to(dtype), dummy, options, device="cpu")
 
     def __call__(self, problem: Problem) -> Tensor:
         """The library's lower bounds of a problem's rows, (batch, rows)."""
@@ -90,10 +101,11 @@ class Theirs:
         return problem.parts(self.images, bounded=self.given)
 
     def _bounds(self, problem: Problem) -> Tensor:
-        library, box = _adapter().library, problem.box
+        library = _adapter().library
+        low, high = (end.reshape(-1, *self.shape) for end in (problem.box.lower, problem.box.upper))
         with torch.inference_mode() if self.inference else torch.set_grad_enabled(self.method == "alpha-CROWN"):
-            ball = library.PerturbationLpNorm(norm=np.inf, x_L=box.lower, x_U=box.upper)
-            x = library.BoundedTensor((box.lower + box.upper) / 2, ball)
+            ball = library.PerturbationLpNorm(norm=np.inf, x_L=low, x_U=high)
+            x = library.BoundedTensor((low + high) / 2, ball)
             lower, _ = self.module.compute_bounds(
                 x=(x,), C=problem.objective, method=self.method, bound_upper=False, **self._given(problem)
             )
@@ -103,18 +115,17 @@ class Theirs:
         """The library's nodes before each activation, in the order of this package's activations."""
         return [node.inputs[0] for node in self.module._modules.values() if type(node).__name__ == "BoundRelu"]
 
-    def preactivations(self, problem: Problem) -> dict[int, Bounds]:
-        """The library's bounds of each activation's input, by the node's index in this package, from a separate run."""
-        found: dict[int, list[Bounds]] = {i: [] for i in problem.network.activations}
+    def preactivations(self, problem: Problem) -> dict[int, Interval]:
+        """The library's bounds of what feeds each activation, by the op's number in this package, of a separate run."""
+        found: dict[int, list[Interval]] = {i: [] for i in feeding(problem.network)}
         for part in self._parts(problem):
             with self.settings(self.dtype):
                 self._bounds(part)
-            for (i, boxes), node in zip(found.items(), self._inputs(), strict=True):
-                shape = (-1, *problem.network.nodes[i].shape)
-                lower, upper = (side.detach().double().reshape(shape) for side in (node.lower, node.upper))
-                boxes.append(Bounds(lower, upper))
+            for boxes, node in zip(found.values(), self._inputs(), strict=True):
+                lower, upper = (side.detach().double().flatten(1) for side in (node.lower, node.upper))
+                boxes.append(Interval(lower, upper))
         return {
-            i: Bounds(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
+            i: Interval(torch.cat([b.lower for b in boxes]), torch.cat([b.upper for b in boxes]))
             for i, boxes in found.items()
         }
 
@@ -127,12 +138,12 @@ class Theirs:
             return {}
         known = inspect.signature(self.module.compute_bounds).parameters
         option = "interm_bounds" if "interm_bounds" in known else "intermediate_layer_bounds"
-        nodes = [node.name for node in self._inputs()]
         # The library writes into these tensors, so that it gets copies.
-        bounds = [
-            [box.lower.to(self.dtype, copy=True), box.upper.to(self.dtype, copy=True)] for box in problem.pre.values()
-        ]
-        return {option: dict(zip(nodes, bounds, strict=True))}
+        bounds = {
+            node.name: [end.to(self.dtype, copy=True).reshape(-1, *node.output_shape[1:]) for end in (x.lower, x.upper)]
+            for node, x in zip(self._inputs(), (problem.pre[i] for i in feeding(problem.network)), strict=True)
+        }
+        return {option: bounds}
 
 
 def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> tuple[Theirs, str]:
@@ -141,7 +152,7 @@ def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> 
     Raises:
         Late, or what the library raised: if no settings work within the limit.
     """
-    convolutions = any(isinstance(node, Conv2d) for node in problem.network.nodes)
+    convolutions = any(isinstance(op, Affine) and isinstance(op.map, Convolution) for op in problem.network.ops)
     alpha, batch = method == "alpha-crown", len(problem.objective)
     best: tuple[float, Theirs, str] | None = None
     failure: BaseException | None = None
@@ -168,19 +179,6 @@ def fastest(problem: Problem, method: str, dtype: torch.dtype, limit: float) -> 
         assert failure is not None
         raise failure
     return best[1:]
-
-
-@contextmanager
-def smooth_operator() -> Iterator[None]:
-    """Let networks compute GELU by the operator that newer versions of the library trace."""
-    try:
-        operator = import_module("auto_LiRPA.operators.gelu").GELUOp
-    except (ImportError, AttributeError):
-        yield
-        return
-    functions = SimpleNamespace(**{**vars(torch.nn.functional), "gelu": operator.apply})
-    with patch.object(nodes, "F", functions):
-        yield
 
 
 def library_version() -> str:

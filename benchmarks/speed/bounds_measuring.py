@@ -21,7 +21,7 @@ from benchmarks.common.networks import network_file
 from benchmarks.common.progress import say
 from benchmarks.common.records import Record, Records
 from benchmarks.speed.bounds_cases import CASES, EQUAL, GELU_CASE, LAMBDAS, LEAST, METHODS, Case
-from benchmarks.speed.bounds_library import Settings, Theirs, fastest, library_version, smooth_operator
+from benchmarks.speed.bounds_library import Settings, Theirs, fastest, library_version
 from benchmarks.speed.bounds_ours import (
     Problem,
     crown_given,
@@ -32,7 +32,8 @@ from benchmarks.speed.bounds_ours import (
     with_gelu,
 )
 from verifiable_relu.errors import InputError
-from verifiable_relu.network import Network, read_onnx
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -183,7 +184,7 @@ def widths(asked: argparse.Namespace, records: Records) -> None:
         for method in ("crown", "alpha-crown"):
             theirs[f"theirs_{method}"] = None
             try:
-                with limited(asked.limit), smooth_operator():
+                with limited(asked.limit):
                     settings = Settings("patches", False, False, _GELU_IMAGES)
                     library = Theirs(problem.network, method, torch.float64, settings, given=False)
                     theirs[f"theirs_{method}"] = width(library(problem))

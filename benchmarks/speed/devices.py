@@ -27,8 +27,8 @@ from benchmarks.common.tables import Page
 from verifiable_relu.errors import InputError
 
 if TYPE_CHECKING:
+    from verifiable_relu.search.outcomes import Outcome
     from verifiable_relu.spec import Query
-    from verifiable_relu.verifiers.base import Outcome
 
 CASES = {
     "mnist_mlp": ("mnist", Fraction(3, 100)),
@@ -49,7 +49,7 @@ def queries(name: str, count: int) -> list[Query]:
     import torch
 
     from verifiable_relu.data import load
-    from verifiable_relu.network import read_onnx
+    from verifiable_relu.readers import read_onnx
     from verifiable_relu.spec import Query, linf_properties
 
     network = read_onnx(network_file(name))
@@ -57,17 +57,17 @@ def queries(name: str, count: int) -> list[Query]:
     try:
         images = load(kind, "test").images[:count]
     except InputError:
-        images = np.random.default_rng(0).random((count, *network.input_shape), dtype=np.float32)
+        images = np.random.default_rng(0).random((count, *network.source.input_shape), dtype=np.float32)
     with torch.inference_mode():
-        labels = network(torch.from_numpy(images).reshape(-1, *network.input_shape)).flatten(1).argmax(1).numpy()
-    shaped = images.reshape(-1, *network.input_shape)
+        labels = network(torch.from_numpy(images).flatten(1)).argmax(1).numpy()
+    shaped = images.reshape(-1, *network.source.input_shape)
     return [Query(network, prop) for prop in linf_properties(shaped, labels, eps, network.output_size)]
 
 
 def timed(method: str, asked: list[Query], device: str, limit: float, runs: int) -> tuple[float, list[Outcome]]:
     """The least wall-clock seconds of several runs after one that does not count, and the outcomes of the last."""
-    from verifiable_relu.verifiers.batch import answers
-    from verifiable_relu.verifiers.registry import limited, make
+    from verifiable_relu.search.batch import answers
+    from verifiable_relu.search.registry import limited, make
 
     budget, times = replace(limited(method, device), seconds=limit), []
     for _ in range(runs + 1):

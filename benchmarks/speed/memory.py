@@ -53,15 +53,15 @@ def measured(task: Task, method: str, limit: int, seconds: float) -> Record:
     """Run a method in this process: the MiB that it takes on top of the memory before it, the seconds, the verdicts."""
     import torch
 
-    from verifiable_relu.network import read_onnx
+    from verifiable_relu.readers import read_onnx
+    from verifiable_relu.search.batch import answers
+    from verifiable_relu.search.registry import limited, make
     from verifiable_relu.spec import Query, linf_properties
-    from verifiable_relu.verifiers.batch import answers
-    from verifiable_relu.verifiers.registry import limited, make
 
     torch.set_num_threads(1)
     network = read_onnx(network_file(task.network))
     chosen, limits = make(method), limited(method, memory=limit)
-    images = torch.rand(task.count, *network.input_shape, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(task.count, *network.source.input_shape, generator=torch.Generator().manual_seed(0))
     labels = network(images).flatten(1).argmax(1).numpy()
     properties = linf_properties(images.double().numpy(), labels, task.eps, network.output_size)
     queries = [Query(network, p) for p in properties]

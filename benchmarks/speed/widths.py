@@ -126,20 +126,24 @@ def ours(network: Any, box: Any, mode: str) -> Tensor:
     """The mean width of our bounds of the outputs."""
     import torch
 
-    from verifiable_relu.bounds import Ascent, ascend, crown_relaxation, interval_bounds, neurons
+    from benchmarks.common.crown import bounded
+    from verifiable_relu.bounds.alpha import Ascent, ascend, search_slopes
+    from verifiable_relu.bounds.backward import Relaxation
+    from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 
     size = network.output_size
-    if mode == "ibp":
-        found = interval_bounds(network, box)[-1]
-        return (found.upper - found.lower).mean()
     rows = torch.cat([torch.eye(size), -torch.eye(size)]).double()
     sample = torch.zeros(2 * size, dtype=torch.long)
     with torch.no_grad():
-        relaxation = crown_relaxation(network, box, search=neurons(Ascent()) if mode == "alpha-crown-tight" else None)
-        lower = torch.maximum(relaxation.outputs(rows), relaxation.outputs(rows, intervals=True))
+        relaxation = bounded(network, box, intervals=True)
+        found = relaxation.bounds[-1].interval
+        lower = torch.cat([found.lower, -found.upper], 1)[0]
+        if mode != "ibp":
+            relaxation = Relaxation(network, relaxation.bounds[0].interval)
+            bound_by_crown(relaxation, search=search_slopes(Ascent()) if mode == "alpha-crown-tight" else None)
+            lower = torch.maximum(lower, lower_of_rows(relaxation, rows)[0])
         if mode.startswith("alpha"):
-            shaped = rows.reshape(-1, *network.output_shape)
-            lower = torch.maximum(lower, ascend(relaxation, len(network.nodes) - 1, shaped, sample, Ascent()).lower)
+            lower = torch.maximum(lower, ascend(relaxation, len(network.ops) - 1, rows, sample, Ascent()).lower)
     return -(lower[:size] + lower[size:]).mean()
 
 
@@ -174,17 +178,17 @@ def measured(name: str, mode: str, limit: float) -> Record:
     """
     import torch
 
-    from verifiable_relu.bounds import Bounds
-    from verifiable_relu.network import from_torch
+    from verifiable_relu.ir.interval import Interval
+    from verifiable_relu.readers import from_torch
 
     ratios: list[float] = []
     seconds: tuple[list[float], list[float]] = [], []
     for seed in SEEDS:
         model, shape = drawn(name, seed)
-        network = from_torch(model, shape).to(torch.float64)
+        network = from_torch(model, shape, exact=True)
         center = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for eps in EPS:
-            box, widths = Bounds(center - eps, center + eps), []
+            box, widths = Interval(center - eps, center + eps), []
             asked = partial(ours, network, box, mode), partial(theirs, model, box, MODES[mode])
             for work, taken in zip(asked, seconds, strict=True):
                 with limited(limit):

@@ -17,14 +17,15 @@ from benchmarks.study.suite import INT8, Method
 from benchmarks.study.training import images_of
 from verifiable_relu.campaign.inputs import believe
 from verifiable_relu.data import Dataset
-from verifiable_relu.network import Network, read_onnx
-from verifiable_relu.network.onnx.running import deployed
+from verifiable_relu.execution.model import as_executed
+from verifiable_relu.ir.network import Network
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.search.batch import answers
+from verifiable_relu.search.outcomes import Verdict
+from verifiable_relu.search.registry import limited, make
 from verifiable_relu.spec.balls import linf_property
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.workers import processor_seconds
-from verifiable_relu.verifiers.base import Verdict
-from verifiable_relu.verifiers.batch import answers
-from verifiable_relu.verifiers.registry import limited, make
 
 DECIMALS = 9
 """The decimals to which bounds of boxes are rounded outward, so that property files need no quotients."""
@@ -96,7 +97,7 @@ def network_of(onnx: Path, arithmetic: str, source: str, image: int, eps: str) -
 @lru_cache(maxsize=64)
 def _network(onnx: Path, arithmetic: str) -> tuple[Network, list[bool]]:
     network = read_onnx(onnx)
-    return network if arithmetic == INT8 else deployed(network, arithmetic), [True]
+    return network if arithmetic == INT8 else as_executed(network, arithmetic), [True]
 
 
 def short(number: float | None) -> float | None:

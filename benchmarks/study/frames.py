@@ -10,7 +10,7 @@ import pandas as pd
 
 from benchmarks.common.records import Record, of
 from benchmarks.study.suite import Cell, Setting, Suite
-from verifiable_relu.verifiers.registry import METHODS
+from verifiable_relu.search.registry import METHODS
 
 SETTING = list(Setting._fields)
 CELL = list(Cell._fields)

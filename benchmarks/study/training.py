@@ -16,24 +16,28 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.common.crown import bounded, unstable
 from benchmarks.common.questions import clean, first_exact
 from benchmarks.common.records import Record, versioned_key
 from benchmarks.study.measuring import train_and_measure
 from benchmarks.study.suite import Cell, Suite
-from verifiable_relu.bounds import preactivation_bounds, unstable
 from verifiable_relu.data import DATASETS, VALIDATION, Dataset, load
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import write_whole
-from verifiable_relu.network import Network, hardened, read_onnx
+from verifiable_relu.ir.families import harden
+from verifiable_relu.ir.linear import Convolution, Dense
+from verifiable_relu.ir.network import Affine, Network
+from verifiable_relu.readers import read_onnx
+from verifiable_relu.search.batch import answers
+from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.outcomes import Verdict
+from verifiable_relu.search.registry import make
 from verifiable_relu.spec import Query, linf_properties
 from verifiable_relu.train.batches import training_and_test
 from verifiable_relu.train.export import CALIBRATED, quantize, written
 from verifiable_relu.train.loop import Diverged, build
 from verifiable_relu.train.losses import ball
 from verifiable_relu.train.options import ARMS, Options, number
-from verifiable_relu.verifiers.base import TimeBudget, Verdict
-from verifiable_relu.verifiers.batch import answers
-from verifiable_relu.verifiers.registry import make
 
 EARLY = 0.1
 """The fraction of a training after which activation patterns and accuracy are compared with its outcome."""
@@ -220,17 +224,16 @@ def measure(network: Network, test: Dataset, few: np.ndarray, radii: Sequence[st
         image of neurons in each layer that CROWN's bounds leave unstable; ``joint`` at the middle radius, of networks
         whose activations are all ReLU.
     """
-    weights = [node.weight.detach().double().norm().item() for node in network.affine if hasattr(node, "weight")]
+    maps = [op.map for op in network.ops if isinstance(op, Affine) and isinstance(op.map, Dense | Convolution)]
+    weights = [each.weight.detach().double().norm().item() for each in maps]
     found: dict[str, Any] = {"norm": math.hypot(*weights), "unstable": {}}
-    wide = network.to(torch.float64)
     for eps in radii if len(few) else ():
-        totals = dict.fromkeys(wide.activations, 0)
+        totals = dict.fromkeys(network.activations, 0)
         for x in torch.from_numpy(test.images[few]).double().split(BATCH):
-            pre = preactivation_bounds(wide, ball(x, float(Fraction(eps))))
-            for index in totals:
-                totals[index] += int(unstable(wide.nodes[index], pre[index]).sum())
+            for index, open_ in unstable(bounded(network, ball(x, float(Fraction(eps))))).items():
+                totals[index] += int(open_.sum())
         found["unstable"][eps] = [total / len(few) for total in totals.values()]
-    if len(few) and all(network.nodes[index].op == "Relu" for index in network.activations):
+    if len(few) and all(network.ops[index].place.endswith("(Relu)") for index in network.activations):
         found["joint"] = joint(network, test.images[few], test.labels[few], radii[len(radii) // 2])
     return found
 
@@ -244,7 +247,7 @@ def joint(network: Network, images: np.ndarray, labels: np.ndarray, eps: str) ->
     properties = linf_properties(images, labels, Fraction(eps), network.output_size)
     found: dict[str, Any] = {"eps": eps, "images": len(images)}
     for lam in (None, *HARDNESSES):
-        asked = network if lam is None else hardened(network, lam)
+        asked = network if lam is None else harden(network, lam)
         outcomes = answers(make("crown"), [Query(asked, prop) for prop in properties], TimeBudget(JOINT_SECONDS))
         found["inf" if lam is None else str(lam)] = sum(o.verdict is Verdict.UNSAT for o in outcomes)
     return found

@@ -17,11 +17,11 @@ from benchmarks.common.records import Record
 from verifiable_relu import harden
 from verifiable_relu.data import Dataset, load
 from verifiable_relu.hardening.loop import RATE, default_optimizer
-from verifiable_relu.network import from_torch
 from verifiable_relu.nn import cnn, substitute_relu
+from verifiable_relu.readers import from_torch
+from verifiable_relu.search.registry import make
 from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.loop import accuracy, fit
-from verifiable_relu.verifiers.registry import make
 
 
 class FunctionalMLP(nn.Module):

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from verifiable_relu.bounds import preactivation_bounds, unstable
-from verifiable_relu.network import from_torch
+from benchmarks.common.crown import bounded, unstable
+from verifiable_relu.ir.linear import Convolution
+from verifiable_relu.ir.network import Affine
 from verifiable_relu.nn import substitute_relu
 from verifiable_relu.nn.models import Make, Normalize, cnn, mlp
+from verifiable_relu.readers import from_torch
 from verifiable_relu.train.losses import ball
 
 Image = tuple[int, int, int]
@@ -173,13 +175,16 @@ def _rank(values: Tensor) -> Tensor:
 
 def _instability(net: nn.Module, x: Tensor, eps: float) -> list[Tensor]:
     """The share of samples, and of a channel's places, whose ball leaves each neuron of each layer unstable."""
-    network = from_torch(substitute_relu(deepcopy(net).eval()), tuple(x.shape[1:])).to(torch.float64)
+    network = from_torch(substitute_relu(deepcopy(net).eval()), tuple(x.shape[1:]))
     with torch.no_grad():
-        pre = preactivation_bounds(network, ball(x.double(), eps))
-        found = [
-            unstable(network.nodes[i], pre[i]).reshape(len(x), *network.nodes[i].shape) for i in network.activations
-        ]
-    return [share.double().flatten(2).mean((0, 2)) if share.ndim > 2 else share.double().mean(0) for share in found]
+        found = unstable(bounded(network, ball(x.double(), eps)))
+    shares = []
+    for index, share in found.items():
+        # A layer of a convolution has places for each channel.
+        before = network.ops[network.ops[index].inputs[0]]
+        image = isinstance(before, Affine) and isinstance(before.map, Convolution) and before.map.out_shape
+        shares.append(share.double().reshape(len(x), image[0] if image else before.size, -1).mean((0, 2)))
+    return shares
 
 
 def _significance(net: nn.Module, x: Tensor, fitted: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

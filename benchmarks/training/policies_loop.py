@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.common.crown import bounded
 from benchmarks.training.policies_games import GAMES
 from benchmarks.training.policies_playing import environment
-from verifiable_relu.bounds import Bounds, crown_relaxation
+from verifiable_relu.bounds.linear_bounds import lower_of_rows
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network import Network, deployed
+from verifiable_relu.execution.model import as_executed
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.ir.network import Network
 
 STEPS = {0.05: 25, 0.1: 10, 0.15: 10, 0.2: 10}
 """The most steps, by half the width of the box around 0; with 0.05, it has all states at which episodes begin."""
@@ -51,10 +54,10 @@ def reached(network: Network) -> dict[str, Any]:
         has (None if none was found), ``boxes`` of the last step, and ``seconds``.
     """
     try:
-        single = deployed(network, "float32").to(torch.float64)
+        single = as_executed(network, "float32")
     except UnsupportedError:
         # How runtimes round GELU is not modelled: what is said of it is said of real arithmetic.
-        single = network.to(torch.float64)
+        single = network
     found = {}
     for width, steps in STEPS.items():
         began = time.process_time()
@@ -104,10 +107,9 @@ def _parted(network: Network, low: np.ndarray, high: np.ndarray) -> tuple[np.nda
 def _decided(network: Network, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Whether the network, as it runs in float32, can push left, and right, within each box."""
     seen = 2.0**-23 * np.maximum(abs(low), abs(high)) + 1e-40
-    box = Bounds(torch.from_numpy(low - seen), torch.from_numpy(high + seen))
-    relaxation = crown_relaxation(network, box)
+    relaxation = bounded(network, Interval(torch.from_numpy(low - seen), torch.from_numpy(high + seen)))
     rows = torch.tensor([[-1.0, 1.0], [1.0, -1.0]], dtype=torch.float64).repeat(len(low), 1)
-    least = relaxation.lower(len(network.nodes) - 1, rows)[0].view(-1, 2).numpy()
+    least = lower_of_rows(relaxation, rows)[0].view(-1, 2).numpy()
     # The first of equal outputs is taken, which is left; strict bounds leave a tie open.
     return ~(least[:, 0] > 0), ~(least[:, 1] > 0)
 

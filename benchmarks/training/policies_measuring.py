@@ -20,9 +20,10 @@ from benchmarks.training.policies_games import GAMES, Game
 from benchmarks.training.policies_loop import reached
 from benchmarks.training.policies_playing import EARLY, Settings, late, played, trained
 from verifiable_relu import Around, verify, verify_properties
-from verifiable_relu.bounds import Bounds, substitution_change
-from verifiable_relu.network import from_torch, read_onnx, write_onnx
+from verifiable_relu.bounds.change import substitution_change
+from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn import substitute_relu
+from verifiable_relu.readers import from_torch, read_onnx, write_onnx
 from verifiable_relu.spec import Instance, Property, box_property, write_instances, write_vnnlib
 from verifiable_relu.train.loop import Diverged
 
@@ -92,11 +93,11 @@ def swapped(smooth: nn.Module, hard: nn.Module, game: Game, seed: int) -> Record
     drawn = random.uniform(low, high, (DRAWN, len(low))).astype(np.float32)
     states = seen.states[random.choice(len(seen.states), min(DRAWN, len(seen.states)), replace=False)]
     differ = [_decisions(smooth, each) != _decisions(hard, each) for each in (states, drawn)]
-    network = from_torch(smooth, low.shape).to(torch.float64)
-    whole = substitution_change(network, Bounds(*(torch.from_numpy(end)[None] for end in (low, high))))
+    network = from_torch(smooth, low.shape, exact=True)
+    whole = substitution_change(network, Interval(*(torch.from_numpy(end)[None] for end in (low, high))))
     points = torch.from_numpy(states[:1000]).double()
     inside = ((points >= torch.from_numpy(low)) & (points <= torch.from_numpy(high))).all(1)
-    each = substitution_change(network, Bounds(points, points))
+    each = substitution_change(network, Interval(points, points))
     with torch.no_grad():
         outputs = network(points)
     kept = [_kept(outputs, change).numpy() for change in (whole, each)]
@@ -117,7 +118,7 @@ def _decisions(policy: nn.Module, states: np.ndarray) -> np.ndarray:
         return policy(torch.from_numpy(states)).argmax(1).numpy()
 
 
-def _kept(outputs: torch.Tensor, change: Bounds) -> torch.Tensor:
+def _kept(outputs: torch.Tensor, change: Interval) -> torch.Tensor:
     """Whether the largest output stays the largest by bounds of the change of each, (states,)."""
     best = outputs.argmax(1, keepdim=True)
     least = outputs + change.lower

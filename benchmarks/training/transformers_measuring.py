@@ -17,17 +17,17 @@ from benchmarks.common.questions import Balls, climb, first_exact, split_tensors
 from benchmarks.common.records import Record
 from benchmarks.training.transformers_models import vit
 from verifiable_relu import harden
-from verifiable_relu.bounds import Bounds
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.data import load
 from verifiable_relu.hardening.loop import HardenedModel
-from verifiable_relu.network import Network, from_torch
+from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn import HardnessGate, LambdaGELU
+from verifiable_relu.readers import from_torch
+from verifiable_relu.search.registry import make
 from verifiable_relu.train.batches import loader, loss
 from verifiable_relu.train.loop import fit
 from verifiable_relu.train.options import Options
 from verifiable_relu.train.schedule import learning_rate, make_optimizer, set_rates
-from verifiable_relu.verifiers.registry import make
 
 HEADS = 2
 TOKENS = 200
@@ -98,12 +98,6 @@ def measured(title: Mapping[str, Any], radii: Sequence[str], bar: Progress) -> R
     }
 
 
-def read(module: nn.Module, shape: tuple[int, ...]) -> Network:
-    """The network of a module in float64, without gradients of its weights."""
-    nodes = from_torch(module, shape).nodes
-    return Network(tuple(node.map_tensors(Tensor.detach) for node in nodes)).to(torch.float64)
-
-
 def block_changes(hardened: HardenedModel, images: Tensor) -> Iterator[Record]:
     """For each feed-forward block and box of its inputs, the change of an output by the swap.
 
@@ -115,11 +109,11 @@ def block_changes(hardened: HardenedModel, images: Tensor) -> Iterator[Record]:
     for index in range(2, len(smooth) - 1, 2):
         with torch.no_grad():
             tokens = nn.Sequential(*smooth[:index])(images).flatten(0, 1).double()
-        boxes = {f"radius {radius:g}": Bounds(tokens - radius, tokens + radius) for radius in RADII}
-        boxes["range of all"] = Bounds(tokens.amin(0, keepdim=True), tokens.amax(0, keepdim=True))
-        network = read(smooth[index], (1, tokens.shape[1]))
+        boxes = {f"radius {radius:g}": Interval(tokens - radius, tokens + radius) for radius in RADII}
+        boxes["range of all"] = Interval(tokens.amin(0, keepdim=True), tokens.amax(0, keepdim=True))
+        network = from_torch(smooth[index], (1, tokens.shape[1]), exact=True)
         for kind, box in boxes.items():
-            change = substitution_change(network, Bounds(box.lower[:, None], box.upper[:, None]))
+            change = substitution_change(network, box)
             yield {
                 "layer": index // 2,
                 "box": kind,
@@ -130,7 +124,7 @@ def block_changes(hardened: HardenedModel, images: Tensor) -> Iterator[Record]:
 
 
 @torch.no_grad()
-def sampled(smooth: nn.Module, hard: nn.Module, box: Bounds) -> float:
+def sampled(smooth: nn.Module, hard: nn.Module, box: Interval) -> float:
     """The largest difference of an output of two modules at random points and corners of boxes."""
     # In float32, rounding would be part of differences this small.
     smooth, hard = deepcopy(smooth).double(), deepcopy(hard).double()
@@ -145,11 +139,11 @@ def sampled(smooth: nn.Module, hard: nn.Module, box: Bounds) -> float:
 
 def whole_change(smooth: nn.Module, images: Tensor, eps: float) -> float | None:
     """The largest change of an output by the swap, proven over balls around images; None if nothing is known."""
-    network, x = read(smooth, tuple(images.shape[1:])), images.double()
-    return largest(substitution_change(network, Bounds((x - eps).clamp(0, 1), (x + eps).clamp(0, 1))))
+    network, x = from_torch(smooth, tuple(images.shape[1:]), exact=True), images.double().flatten(1)
+    return largest(substitution_change(network, Interval((x - eps).clamp(0, 1), (x + eps).clamp(0, 1))))
 
 
-def largest(change: Bounds) -> float | None:
+def largest(change: Interval) -> float | None:
     """The largest magnitude that bounds leave; None if it is infinite or unknown."""
     found = float(torch.maximum(-change.lower, change.upper).max())
     return found if math.isfinite(found) else None

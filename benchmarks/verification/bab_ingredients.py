@@ -27,15 +27,15 @@ from benchmarks.verification.competition_instances import instances
 from verifiable_relu.errors import InputError
 
 if TYPE_CHECKING:
+    from verifiable_relu.search.batch import Verifier
     from verifiable_relu.spec import Query
-    from verifiable_relu.verifiers.batch import Verifier
 
 Found = TypeVar("Found")
 
 FAMILIES = ("oval21", "mnist_fc")
 UNCHANGED = "as it is"
 WITHOUT: tuple[tuple[str, Any], ...] = (
-    ("intermediate.steps", 0),
+    ("ascent_steps", 0),
     ("slopes.steps", 0),
     ("search.steps", 0),
     ("search.adaptive", 0),
@@ -105,7 +105,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
     from benchmarks.common.progress import bars
     from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-    from verifiable_relu.verifiers.bab import Bab
+    from verifiable_relu.search.bab.verifier import Bab
 
     torch.set_num_threads(1)
     chosen = variants(Bab(), asked.vary)
@@ -143,9 +143,9 @@ def _asked(queries: Sequence[Query], verifier: Verifier, limit: float) -> Mappin
     import time
 
     from verifiable_relu.campaign.result import join
+    from verifiable_relu.search.batch import Account, QueryBatch
+    from verifiable_relu.search.budget import TimeBudget
     from verifiable_relu.supervisor.workers import processor_seconds
-    from verifiable_relu.verifiers.base import TimeBudget
-    from verifiable_relu.verifiers.batch import Account, QueryBatch
 
     wall, cpu = time.perf_counter(), processor_seconds()
     batch = QueryBatch(queries, TimeBudget(), dict.fromkeys(range(len(queries)), Account(limit)))

@@ -26,7 +26,6 @@ from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import ROOT, Script, data_folder
 from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import instances
-from verifiable_relu.errors import InputError
 
 FAMILIES = (
     "test",
@@ -92,7 +91,7 @@ def _instances(family: str, count: int, folder: Path) -> Iterator[tuple[Path, Pa
 def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path]]:
     from benchmarks.common.questions import Balls, first_exact
     from verifiable_relu.data import load
-    from verifiable_relu.network import read_onnx
+    from verifiable_relu.readers import read_onnx
     from verifiable_relu.spec.specfile import vnnlib_text
 
     data, questions = load(data_set, "test"), SHIPPED[data_set]
@@ -107,16 +106,14 @@ def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path
 
 def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> dict[str, Any]:
     """What becomes of one instance."""
-    from verifiable_relu.campaign.certificates import proofs
+    from verifiable_relu.campaign.certificates import Certificates
     from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-    from verifiable_relu.check import BadInput, Refused, check
-    from verifiable_relu.files import read_bytes
+    from verifiable_relu.proof.recorder import Recorder
+    from verifiable_relu.search.batch import QueryBatch
+    from verifiable_relu.search.budget import TimeBudget
+    from verifiable_relu.search.outcomes import Verdict
+    from verifiable_relu.search.registry import make
     from verifiable_relu.supervisor.workers import processor_seconds
-    from verifiable_relu.trust.certificate_file import write_unsat
-    from verifiable_relu.verifiers.auto import recording
-    from verifiable_relu.verifiers.base import TimeBudget, Verdict
-    from verifiable_relu.verifiers.batch import answers
-    from verifiable_relu.verifiers.registry import make
 
     clock = [processor_seconds()]
 
@@ -125,29 +122,23 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
         return round(clock[-1] - clock[-2], 4)
 
     case = Loader().case(InstanceFiles(vnnlib, onnx, asked.limit))
-    reading, queries = lap(), [query.without_head for query in case.queries]
-    outcomes = answers(recording(make(asked.method)), queries, TimeBudget(asked.limit))
+    reading, recorder = lap(), Recorder()
+    batch = QueryBatch(case.queries, TimeBudget(asked.limit), observer=recorder)
+    outcomes = [outcome for _, outcome in sorted(make(asked.method).claims(batch), key=lambda pair: pair[0])]
     verdicts = {outcome.verdict for outcome in outcomes}
     verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"
     found: dict[str, Any] = {"verdict": verdict, "read": reading, "prove": lap()}
     found["methods"] = sorted({outcome.method for outcome in outcomes})
     if verdict != "unsat":
         return found
-    found |= {"recorded": all(outcome.proof is not None for outcome in outcomes), "accepted": False}
-    try:
-        made = list(proofs(case.queries, outcomes, asked.limit))
-        found["again"] = lap()
-        network = case.queries[0].network.onnx
-        if network is None:
-            return {**found, "detail": "the network is not that of its file"}
-        write_unsat(path, network, read_bytes(vnnlib, _LARGEST), made)
-        found |= {"write": lap(), "bytes": path.stat().st_size}
-    except InputError as error:
-        return {**found, "detail": str(error)}
-    try:
-        return {**found, "detail": check(path, onnx, vnnlib), "accepted": True, "check": lap()}
-    except (Refused, BadInput) as error:
-        return {**found, "detail": f"refused: {error}", "check": lap()}
+    numbers = range(len(case.queries))
+    kept = Certificates(path.parent).keep(
+        str(onnx), str(vnnlib), case.queries, outcomes, asked.limit, recorder, numbers
+    )
+    found |= {"recorded": bool(kept.file), "accepted": kept.accepted, "detail": kept.detail}
+    if kept.file:
+        found |= {"check": lap(), "bytes": Path(kept.file).stat().st_size}
+    return found
 
 
 def table(cases: Sequence[Record]) -> Table:

@@ -18,8 +18,9 @@ from benchmarks.verification.hub_kinds import CHANNELS, CLASSES, KINDS, LENGTH, 
 from verifiable_relu import harden, verify, verify_change
 from verifiable_relu.api import Around
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.network import Network, from_torch, write_onnx
+from verifiable_relu.ir.network import Network
 from verifiable_relu.nn import Embedded
+from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.supervisor.workers import processor_seconds
 
 SAMPLES, STEPS, RATE = 256, 300, 1e-3
@@ -86,7 +87,7 @@ def measured(name: str, seed: int, radii: Sequence[str], methods: Sequence[str],
             path, took = Path(folder) / "model.onnx", timer()
             network = from_torch(asked, tuple(x.shape[1:]))
             write_onnx(network, path)
-            neurons = sum(network.nodes[i].size for i in network.activations)
+            neurons = sum(network.ops[i].size for i in network.activations)
             found |= {"writing": took(), "neurons": neurons}
             outputs = run(path, x.numpy())
             with torch.no_grad():

@@ -58,10 +58,11 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     from benchmarks.common.progress import bars
     from benchmarks.common.questions import Answers, Balls, first_exact
     from verifiable_relu.data import load
-    from verifiable_relu.network import hardened, read_onnx
+    from verifiable_relu.ir.families import harden
+    from verifiable_relu.readers import read_onnx
+    from verifiable_relu.search.outcomes import Verdict
+    from verifiable_relu.search.registry import make
     from verifiable_relu.spec import Query
-    from verifiable_relu.verifiers.base import Verdict
-    from verifiable_relu.verifiers.registry import make
 
     if asked.threads:
         torch.set_num_threads(asked.threads)
@@ -95,7 +96,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
                 verdicts = {method: asked_of(balls, method, about) for method in METHODS}
                 proven = balls.those(np.array([verdict == "u" for verdict in verdicts["crown"]], bool))
                 for lam in JOINT:
-                    family = hardened(network, lam)
+                    family = harden(network, lam)
                     queries = tuple(Query(family, query.property) for query in proven.queries)
                     asked_of(Balls(family, eps, proven.indices, queries), joint(lam), about)
                 for index, said in zip(balls.indices, zip(*verdicts.values(), strict=True), strict=True):
