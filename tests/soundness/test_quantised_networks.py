@@ -6,7 +6,6 @@ computes another function than the file says are refused by name.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 
 from tests.support.asking import claims
 from tests.support.draws import draws
-from tests.support.hooks import Hook
 from tests.support.quantised_nets import Graph, RandomNetwork, u8
 from tests.support.solver_cases import row
 from verifiable_relu.bounds.backward import Relaxation
@@ -124,10 +122,6 @@ def test_thresholds_between_evaluations_and_bounds() -> None:
 
 FAULTS = {
     # With a seed from which a network shows it soon.
-    "a quarter of a step on both sides": (
-        26,
-        Hook("ir.functions.steps:StepFunction.step", lambda right, f: replace(right(f), band=(0.25, 0.25))),
-    ),
 }
 
 
