@@ -33,7 +33,7 @@ def clean(network: Network, images: np.ndarray, labels: np.ndarray) -> np.ndarra
     """Whether the network classifies each image correctly in float32: a bool for each image."""
     with torch.inference_mode():
         classes = [
-            network(torch.from_numpy(images[start : start + _BATCH])).flatten(1).argmax(1).numpy()
+            network(torch.from_numpy(images[start : start + _BATCH]).flatten(1)).argmax(1).numpy()
             for start in range(0, len(images), _BATCH)
         ]
     return np.concatenate([np.empty(0, labels.dtype), *classes]) == labels

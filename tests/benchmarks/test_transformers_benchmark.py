@@ -9,8 +9,6 @@ import pytest
 from benchmarks.common.records import Records, of, read_records
 from benchmarks.training import transformers
 
-pytestmark = pytest.mark.skip(reason="the script has not moved to flat networks")
-
 
 def test_a_small_transformer_is_measured_once_and_what_is_proven_holds_for_samples(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
