@@ -26,6 +26,7 @@ from benchmarks.common.records import Record, Records, notes, of
 from benchmarks.common.script import ROOT, Script, data_folder
 from benchmarks.common.tables import Page
 from benchmarks.verification.competition_instances import instances
+from verifiable_relu.errors import InputError
 
 FAMILIES = (
     "test",
@@ -46,9 +47,6 @@ SHIPPED = {
 }
 """For each data set the networks of specs/ and the radii."""
 
-_LARGEST = 1 << 28
-"""Bytes of a file."""
-
 
 def measure(asked: argparse.Namespace, records: Records) -> None:
     """A record per instance: the verdict, and what has become of its certificate.
@@ -68,9 +66,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
             for onnx, vnnlib in _instances(family, asked.count, Path(folder)):
                 title = {"family": family, "method": asked.method, "limit": asked.limit}
                 title |= {"onnx": onnx.name, "vnnlib": vnnlib.name}
-                if not any(
-                    all(record[name] == value for name, value in title.items()) for record in records.of("case")
-                ):
+                if not records.has("case", title):
                     records.append("case", {**title, **_asked(onnx, vnnlib, asked, Path(folder) / "certificate")})
 
 
@@ -106,13 +102,18 @@ def _balls(data_set: str, count: int, folder: Path) -> Iterator[tuple[Path, Path
 
 def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> dict[str, Any]:
     """What becomes of one instance."""
-    from verifiable_relu.campaign.certificates import Certificates
+    from verifiable_relu.campaign.certificates import proved
     from verifiable_relu.campaign.inputs import InstanceFiles, Loader
+    from verifiable_relu.campaign.result import join
+    from verifiable_relu.check import BadInput, Refused, check
+    from verifiable_relu.files import read_bytes
+    from verifiable_relu.proof.encoding import NotToldError
     from verifiable_relu.proof.recorder import Recorder
+    from verifiable_relu.proof.write import Subject, write_unsat
     from verifiable_relu.search.batch import QueryBatch
     from verifiable_relu.search.budget import TimeBudget
-    from verifiable_relu.search.outcomes import Verdict
     from verifiable_relu.search.registry import make
+    from verifiable_relu.spec.limits import BYTES
     from verifiable_relu.supervisor.workers import processor_seconds
 
     clock = [processor_seconds()]
@@ -122,22 +123,31 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
         return round(clock[-1] - clock[-2], 4)
 
     case = Loader().case(InstanceFiles(vnnlib, onnx, asked.limit))
-    reading, recorder = lap(), Recorder()
-    batch = QueryBatch(case.queries, TimeBudget(asked.limit), observer=recorder)
-    outcomes = [outcome for _, outcome in sorted(make(asked.method).claims(batch), key=lambda pair: pair[0])]
-    verdicts = {outcome.verdict for outcome in outcomes}
-    verdict = "sat" if Verdict.SAT in verdicts else "unknown" if Verdict.UNKNOWN in verdicts else "unsat"
-    found: dict[str, Any] = {"verdict": verdict, "read": reading, "prove": lap()}
+    reading, queries, told = lap(), [query.without_head for query in case.queries], Recorder()
+    batch = QueryBatch(queries, TimeBudget(asked.limit), observer=told)
+    outcomes = [batch.outcomes[number] for number in sorted(set(batch.ask(make(asked.method))))]
+    found: dict[str, Any] = {"verdict": str(join(outcomes).verdict), "read": reading, "prove": lap()}
     found["methods"] = sorted({outcome.method for outcome in outcomes})
-    if verdict != "unsat":
+    if found["verdict"] != "unsat":
         return found
-    numbers = range(len(case.queries))
-    kept = Certificates(path.parent).keep(
-        str(onnx), str(vnnlib), case.queries, outcomes, asked.limit, recorder, numbers
-    )
-    found |= {"recorded": bool(kept.file), "accepted": kept.accepted, "detail": kept.detail}
-    if kept.file:
-        found |= {"check": lap(), "bytes": Path(kept.file).stat().st_size}
+    found |= {"recorded": True, "accepted": False, "again": 0.0}
+    try:
+        if (network := case.queries[0].network.source.onnx) is None:
+            raise InputError("the network is not that of its file")
+        subject, numbers = Subject(network, read_bytes(vnnlib, BYTES)), range(len(queries))
+        try:
+            write_unsat(path, subject, queries, numbers, told)
+        except NotToldError:
+            lap()
+            told = proved(queries, asked.limit)
+            found |= {"recorded": False, "again": lap()}
+            write_unsat(path, subject, queries, numbers, told)
+        found |= {"write": lap(), "bytes": path.stat().st_size}
+        found |= {"detail": check(path, onnx, vnnlib), "accepted": True, "check": lap()}
+    except InputError as error:
+        found["detail"] = str(error)
+    except (Refused, BadInput) as error:
+        found |= {"detail": f"refused: {error}", "check": lap()}
     return found
 
 
@@ -198,9 +208,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Which families, how many instances, and how they are answered."""
     parser.add_argument("families", nargs="*", default=list(FAMILIES), help=f"(default {' '.join(FAMILIES)})")
     parser.add_argument("--method", default="auto", help="of certify (default auto)")
-    parser.add_argument(
-        "--limit", type=float, default=60.0, help="seconds per instance, and per second proof (default 60)"
-    )
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds per instance and second proof (default 60)")
     parser.add_argument("--count", type=int, default=1000, help="instances of each family at most (default 1000)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
 

@@ -231,11 +231,11 @@ def _write_unsat(
         except NotToldError:
             # A solver, or another library, has decided it.
             pass
-    write_unsat(path, subject, asked, range(len(asked)), _proved(asked, limit))
+    write_unsat(path, subject, asked, range(len(asked)), proved(asked, limit))
 
 
 @neutral()
-def _proved(queries: Sequence[Query], limit: float, bounds_alone: bool = False) -> Recorder:
+def proved(queries: Sequence[Query], limit: float, bounds_alone: bool = False) -> Recorder:
     """Return what was told of a new search for proofs.
 
     Raises:
@@ -270,7 +270,7 @@ def _write_two(
         if paired and not joined.pairs:
             continue
         try:
-            told = _proved([Query(joined, prop)], limit, bounds_alone=paired)
+            told = proved([Query(joined, prop)], limit, bounds_alone=paired)
             pairs = _pairs(networks, subject) if paired else []
             write_unsat(path, replace(subject, pairs=pairs), [Query(joined, prop)], [0], told)
             if paired:
