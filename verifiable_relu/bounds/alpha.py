@@ -22,7 +22,7 @@ from torch import Tensor
 from verifiable_relu.bounds.backward import Relaxation, Slopes
 from verifiable_relu.bounds.linear_bounds import Search
 from verifiable_relu.bounds.neuron_bounds import BASE, NeuronBounds
-from verifiable_relu.bounds.steps import FunctionStep, ProductStep, Step
+from verifiable_relu.bounds.steps import FunctionStep, OpBounds, ProductStep, Step
 from verifiable_relu.ir.functions.function import LinearRelaxation
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Elementwise, Product
@@ -84,6 +84,9 @@ class _Choices:
         mine, inputs = self._bounds
         self._mine, self._inputs = self._picked(mine, sample), [self._picked(x, sample) for x in inputs]
 
+    def _op_bounds(self) -> OpBounds:
+        return OpBounds(self._mine, self._inputs, self._uses, self.dtype, rounded=False)
+
     def _picked(self, bounds: NeuronBounds, sample: Tensor) -> NeuronBounds:
         picked = bounds.pick(sample)
         ends = (end.to(self.dtype) for end in (picked.interval.lower, picked.interval.upper))
@@ -99,7 +102,7 @@ class _PlaneChoices(_Choices):
     def step(self, choice: Tensor) -> Step:
         assert isinstance(self.op, Product)
         tilt = 2 * choice - 1
-        return ProductStep(self.op, self._mine, self._inputs, self._uses, self.dtype, False, tilt=tilt)
+        return ProductStep(self.op, self._op_bounds(), tilt=tilt)
 
     def gradient(self, choice: Tensor, a: Tensor, values: Sequence[Tensor]) -> Tensor:
         """2·(|a|·s·(x − x₀) + a·r·(z − z₀))."""
@@ -154,7 +157,7 @@ class _SlopeChoices(_Choices):
             relaxation = LinearRelaxation(*parts)
         else:
             relaxation = self._relaxation(choice)
-        return FunctionStep(self.op, self._mine, self._inputs, self._uses, self.dtype, False, relaxation=relaxation)
+        return FunctionStep(self.op, self._op_bounds(), relaxation=relaxation)
 
     def gradient(self, choice: Tensor, a: Tensor, values: Sequence[Tensor]) -> Tensor:
         z, negative = values[0] + self._inputs[0].point, a.clamp(max=0)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from verifiable_relu.bounds.steps import (
     AffineStep,
     FunctionStep,
     MaximumStep,
+    OpBounds,
     ProductStep,
     Step,
     SumStep,
@@ -99,18 +99,6 @@ class LowerBounds:
     passed: _Pass = field(repr=False)
 
 
-class Observer(Protocol):
-    """A listener to what a relaxation proves, for proofs."""
-
-    def interval(self, relaxation: Relaxation, index: int, interval: Interval) -> Interval:
-        """Return the interval of op ``index`` that is to be used from now on: the given one, or a looser one."""
-
-    def rows(
-        self, index: int, neuron: Tensor, sign: Tensor, sample: Tensor, lower: Tensor, slopes: Mapping[int, Slopes]
-    ) -> None:
-        """Learn lower bounds of sign·(neurons of op ``index``), (rows,) each, found with slopes of their own."""
-
-
 def _may_narrow(network: Network, device: torch.device) -> bool:
     return is_covered(network, torch.float32, device) and holds_weights(network, torch.float32)
 
@@ -125,7 +113,6 @@ class Relaxation:
         dtype: of coefficients. By default they are in float32 until that widens bounds too much (``precision``).
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
-        observer: learns what is proven.
         rounded: whether rounding is accounted for. Without, a box may be in any dtype, which is that of all numbers:
             for losses of trainings.
 
@@ -143,12 +130,11 @@ class Relaxation:
         dtype: torch.dtype | None = None,
         memory: int = MEMORY,
         stop: Callable[[], bool] | None = None,
-        observer: Observer | None = None,
         rounded: bool = True,
     ) -> None:
         self.rounded = rounded
         self.network, self.structure = network, structure(network)
-        self.known, self.memory, self.observer = known or {}, memory, observer
+        self.known, self.memory = known or {}, memory
         self.stop = stop or (lambda: False)
         self.bounds = [NeuronBounds.centred(box)]
         self._whole = [_is_one_whole_number(box)]
@@ -196,9 +182,6 @@ class Relaxation:
                         self.intersect(source, self.known[source])
                 if tighten is not None:
                     tighten(index)
-                if self.observer is not None:
-                    for source in self.structure.bounded_inputs(index):
-                        self.replace(source, self.observer.interval(self, source, self.bounds[source].interval))
             found = propagate(op, self.inputs(index), self.dtype, self.rounded)
             self.bounds.append(self._with_whole_ends(index, found) if self.rounded and self.network.keeping else found)
             if self.rounded and isinstance(op, Elementwise) and self.structure.leaves_out(index):
@@ -419,32 +402,32 @@ class Relaxation:
         return self._steps[key]
 
     def _made(self, index: int, dtype: torch.dtype, compared: bool) -> Step:
-        op, mine, inputs, uses = (
-            self.network.ops[index],
-            self.bounds[index],
-            self.inputs(index),
-            self.structure.uses[index],
-        )
+        op, bounds = self.network.ops[index], self._op_bounds(index, dtype)
         match op:
             case Affine():
-                return AffineStep(op, mine, inputs, uses, dtype, self.rounded)
+                return AffineStep(op, bounds)
             case Sum():
-                return SumStep(op, mine, inputs, uses, dtype, self.rounded)
+                return SumStep(op, bounds)
             case Elementwise():
-                slopes = Slopes(*op.function.slopes(inputs[0].interval, inputs[0].by_rows))
+                (x,) = bounds.inputs
+                slopes = Slopes(*op.function.slopes(x.interval, x.by_rows))
                 return self._function_step(index, None, slopes, dtype, compared)
             case Product():
-                return ProductStep(op, mine, inputs, uses, dtype, self.rounded)
+                return ProductStep(op, bounds)
             case Maximum():
-                return MaximumStep(op, mine, inputs, uses, dtype, self.rounded)
+                return MaximumStep(op, bounds)
         raise TypeError(f"no step through {op.place}")
+
+    def _op_bounds(self, index: int, dtype: torch.dtype, sample: Tensor | None = None) -> OpBounds:
+        """What the step of groups of these samples, or of all, must know of op ``index``."""
+        mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
+        return OpBounds(mine, inputs, self.structure.uses[index], dtype, self.rounded)
 
     def _own_planes(self, index: int, tilt: Tensor, sample: Tensor | None, dtype: torch.dtype) -> Step:
         """The step through a product with each group's own planes."""
         op = self.network.ops[index]
         assert isinstance(op, Product)
-        mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
-        return ProductStep(op, mine, inputs, self.structure.uses[index], dtype, self.rounded, tilt=tilt)
+        return ProductStep(op, self._op_bounds(index, dtype, sample), tilt=tilt)
 
     def _function_steps(
         self, index: int, slopes: Mapping[int, Slopes] | None, sample: Tensor | None
@@ -457,19 +440,20 @@ class Relaxation:
         self, index: int, sample: Tensor | None, slopes: Slopes, dtype: torch.dtype, compared: bool
     ) -> Step:
         """The step through an elementwise op, by the bounds of the groups' samples, with these slopes."""
-        op, pair, uses = self.network.ops[index], self.structure.pairs.get(index), self.structure.uses[index]
+        op, pair, bounds = (
+            self.network.ops[index],
+            self.structure.pairs.get(index),
+            self._op_bounds(index, dtype, sample),
+        )
         assert isinstance(op, Elementwise)
-        mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
         lower, upper = (slope if dtype == BASE else slope.to(dtype).to(BASE) for slope in (slopes.lower, slopes.upper))
-        relaxation = op.function.relaxation(inputs[0].interval, lower, upper)
+        relaxation = op.function.relaxation(bounds.inputs[0].interval, lower, upper)
         if pair is None or not compared:
-            return FunctionStep(op, mine, inputs, uses, dtype, self.rounded, relaxation=relaxation)
+            return FunctionStep(op, bounds, relaxation=relaxation)
         first = self.network.ops[pair.first]
         assert isinstance(first, Elementwise)
         other = ComparedOp(first, *(self.bounds[i].pick(sample) for i in (pair.first, first.inputs[0], pair.apart)))
-        return DifferenceStep(
-            op, mine, inputs, uses, dtype, self.rounded, pair=pair, compared=other, relaxation=relaxation
-        )
+        return DifferenceStep(op, bounds, pair=pair, compared=other, relaxation=relaxation)
 
     def rows_at_once(self, dtype: torch.dtype, coefficients: int) -> int:
         """Return how many rows, which have at most these numbers of coefficients, are propagated together."""

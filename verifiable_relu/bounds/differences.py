@@ -31,7 +31,7 @@ from torch import Tensor
 
 from verifiable_relu.bounds.neuron_bounds import BASE, NeuronBounds
 from verifiable_relu.bounds.rows import Rows, SampleVectors
-from verifiable_relu.bounds.steps import FunctionStep, Step, Stepped
+from verifiable_relu.bounds.steps import FunctionStep, OpBounds, Step, Stepped
 from verifiable_relu.ir.functions.function import UNDERFLOW, Function, LinearRelaxation
 from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.interval import Interval
@@ -127,19 +127,10 @@ class DifferenceStep(Step):
     op: Elementwise
 
     def __init__(
-        self,
-        op: Elementwise,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        dtype: torch.dtype,
-        rounded: bool = True,
-        *,
-        pair: Pair,
-        compared: ComparedOp,
-        relaxation: LinearRelaxation,
+        self, op: Elementwise, bounds: OpBounds, *, pair: Pair, compared: ComparedOp, relaxation: LinearRelaxation
     ) -> None:
-        super().__init__(op, mine, inputs, uses, dtype, rounded)
+        super().__init__(op, bounds)
+        mine, inputs, dtype = bounds.mine, bounds.inputs, bounds.dtype
         f, x, z, d = compared.op.function, compared.mine, compared.z, compared.apart
         secants = Secants.of(f, op.function, z.interval, inputs[0].interval)
         lines = secants.relaxation(d.interval, dtype)
@@ -152,8 +143,8 @@ class DifferenceStep(Step):
         moved = replace(mine, point=(mine.point - x.point).masked_fill(~near, 0))
         of_difference = replace(op, inputs=(pair.apart,))
         lines = _masked(lines, ~near)
-        self._own = FunctionStep(op, own, inputs, uses, dtype, rounded, relaxation=_masked(relaxation, near))
-        self._apart = FunctionStep(of_difference, moved, [d], 1, dtype, rounded, relaxation=lines)
+        self._own = FunctionStep(op, replace(bounds, mine=own), relaxation=_masked(relaxation, near))
+        self._apart = FunctionStep(of_difference, replace(bounds, mine=moved, inputs=[d], uses=1), relaxation=lines)
         self._near, self._first = SampleVectors(near.to(dtype)), pair.first
 
     def back(self, rows: Rows, sample: Tensor | None) -> Stepped:

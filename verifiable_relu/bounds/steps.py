@@ -56,30 +56,36 @@ def underflows(op: Op, before: int) -> float:
     return 32.0 * (terms + 4) * (op.size + before)
 
 
-class Step(ABC):
-    """A step back through one op.
+@dataclass(frozen=True, eq=False)
+class OpBounds:
+    """Bounds of an op and its inputs, and how a step back through it computes.
 
-    Args:
-        op: the op.
-        mine: its bounds.
-        inputs: the bounds of its inputs.
+    Attributes:
+        mine: the bounds of its value.
+        inputs: those of its inputs.
         uses: how many rows are added to others before the step, at most.
         dtype: of coefficients.
         rounded: whether rounding is charged. Without, values steer a search and prove nothing.
     """
 
-    def __init__(
-        self,
-        op: Op,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        dtype: torch.dtype,
-        rounded: bool = True,
-    ) -> None:
-        self.op, self.dtype, self.rounded = op, dtype, rounded
-        self.mine, self.inputs = mine, inputs
-        self._uses = uses
+    mine: NeuronBounds
+    inputs: Sequence[NeuronBounds]
+    uses: int
+    dtype: torch.dtype
+    rounded: bool = True
+
+
+class Step(ABC):
+    """A step back through one op.
+
+    Args:
+        op: the op.
+        bounds: its bounds and those of its inputs.
+    """
+
+    def __init__(self, op: Op, bounds: OpBounds) -> None:
+        self.op, self.dtype, self.rounded = op, bounds.dtype, bounds.rounded
+        self.mine, self.inputs, self._uses = bounds.mine, bounds.inputs, bounds.uses
 
     @abstractmethod
     def back(self, rows: Rows, sample: Tensor | None) -> Stepped:
@@ -122,16 +128,9 @@ class AffineStep(Step):
 
     op: Affine
 
-    def __init__(
-        self,
-        op: Affine,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        dtype: torch.dtype,
-        rounded: bool = True,
-    ) -> None:
-        super().__init__(op, mine, inputs, uses, dtype, rounded)
+    def __init__(self, op: Affine, bounds: OpBounds) -> None:
+        super().__init__(op, bounds)
+        mine, inputs, uses, dtype, rounded = bounds.mine, bounds.inputs, bounds.uses, bounds.dtype, bounds.rounded
         self._parts: dict[tuple[int | None, int | None], Tensor] = {}
         self._live = inputs[0].columns if isinstance(op.map, Dense) and op.map.copies == 1 else None
         if rounded:
@@ -201,17 +200,10 @@ class SumStep(Step):
     e = γ·Σ|x_{i,0}| + merging.
     """
 
-    def __init__(
-        self,
-        op: Sum,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        dtype: torch.dtype,
-        rounded: bool = True,
-    ) -> None:
-        super().__init__(op, mine, inputs, uses, dtype, rounded)
-        if rounded:
+    def __init__(self, op: Sum, bounds: OpBounds) -> None:
+        super().__init__(op, bounds)
+        inputs = bounds.inputs
+        if bounds.rounded:
             size = torch.stack([x.point.abs() for x in inputs]).sum(0)
             self._error = self._errors(self._merging() + sum_error(len(inputs) + 2, BASE) * size)
 
@@ -253,28 +245,19 @@ class FunctionStep(Step):
 
     op: Elementwise
 
-    def __init__(
-        self,
-        op: Elementwise,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        dtype: torch.dtype,
-        rounded: bool = True,
-        *,
-        relaxation: LinearRelaxation,
-    ) -> None:
-        super().__init__(op, mine, inputs, uses, dtype, rounded)
+    def __init__(self, op: Elementwise, bounds: OpBounds, *, relaxation: LinearRelaxation) -> None:
+        super().__init__(op, bounds)
+        mine, inputs, dtype = bounds.mine, bounds.inputs, bounds.dtype
         low, up = relaxation.lower_slope, relaxation.upper_slope
         z, y = inputs[0].point, mine.point
         floor = torch.addcmul(relaxation.lower_offset, low, z) - y
         top = torch.addcmul(relaxation.upper_offset, up, z) - y
-        if rounded:
+        if bounds.rounded:
             slope = low.abs() + up.abs()
             size = relaxation.lower_offset.abs() + relaxation.upper_offset.abs() + y.abs()
             reach = torch.add(z.abs() * (8 * unit_roundoff(BASE)), inputs[0].radius, alpha=6 * unit_roundoff(dtype))
             error = torch.add(slope * reach, size, alpha=8 * unit_roundoff(BASE))
-            if uses > 1:
+            if bounds.uses > 1:
                 error = error + self._merging()
             floor, top = _covering(floor - error, top + error, sum_terms(op.size, dtype), dtype)
         else:
@@ -314,21 +297,12 @@ class ProductStep(Step):
         e = r·s + 5u_D·((|z₀| + s)·r + (|x₀| + r)·s) + 2u·|y₀| + merging.
     """
 
-    def __init__(
-        self,
-        op: Product,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        dtype: torch.dtype,
-        rounded: bool = True,
-        *,
-        tilt: Tensor | None = None,
-    ) -> None:
-        super().__init__(op, mine, inputs, uses, dtype, rounded)
+    def __init__(self, op: Product, bounds: OpBounds, *, tilt: Tensor | None = None) -> None:
+        super().__init__(op, bounds)
+        mine, inputs, dtype = bounds.mine, bounds.inputs, bounds.dtype
         x, z = inputs
         gap = x.radius * z.radius
-        if rounded:
+        if bounds.rounded:
             sizes = (z.point.abs() + z.radius) * x.radius + (x.point.abs() + x.radius) * z.radius
             gap = torch.add(gap * (1 + 4 * unit_roundoff(BASE)), sizes, alpha=5 * unit_roundoff(dtype))
             gap = gap + 2 * unit_roundoff(BASE) * mine.point.abs() + self._merging()
@@ -369,16 +343,9 @@ class MaximumStep(Step):
     that a candidate is one of, by γ_D of |A| times the candidates' radii.
     """
 
-    def __init__(
-        self,
-        op: Maximum,
-        mine: NeuronBounds,
-        inputs: Sequence[NeuronBounds],
-        uses: int,
-        dtype: torch.dtype,
-        rounded: bool = True,
-    ) -> None:
-        super().__init__(op, mine, inputs, uses, dtype, rounded)
+    def __init__(self, op: Maximum, bounds: OpBounds) -> None:
+        super().__init__(op, bounds)
+        mine, inputs, dtype = bounds.mine, bounds.inputs, bounds.dtype
         (x,), candidates = inputs, op.candidates.to(mine.point.device)
         lower, upper = x.interval.lower[:, candidates], x.interval.upper[:, candidates]
         # The first one is repeated where an output has fewer: it is to count once.
@@ -397,7 +364,7 @@ class MaximumStep(Step):
         slope, top = slope.squeeze(1), top.squeeze(1)
         floor = x.point.gather(1, self._low) - mine.point
         top = torch.addcmul(top, slope, x.point.gather(1, self._high)) - mine.point
-        if rounded:
+        if bounds.rounded:
             size = torch.maximum(lower.abs(), most.abs()).amax(1) + mine.point.abs()
             size = size + x.point.abs()[:, candidates].amax(1)
             shared = int(torch.bincount(op.candidates.flatten()).max())
