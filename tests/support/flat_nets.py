@@ -1,9 +1,8 @@
-"""Small flat networks with kinks, intervals of their ops, and their forms in rational arithmetic."""
+"""Small flat networks with kinks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 import torch
@@ -90,93 +89,3 @@ def pooled(rng: np.random.Generator) -> Network:
 def ball(center: np.ndarray, radius: float) -> Interval:
     x = torch.from_numpy(np.asarray(center, dtype=np.float64))[None]
     return Interval(x - radius, x + radius)
-
-
-def intervals(net: Network, box: Interval) -> dict[int, Interval]:
-    """Intervals of all ops by interval arithmetic, with far more room than rounding takes."""
-    found = [box]
-    for op in net.ops[1:]:
-        xs = [found[i] for i in op.inputs]
-        if isinstance(op, Affine):
-            middle, radius = (xs[0].lower + xs[0].upper) / 2, (xs[0].upper - xs[0].lower) / 2
-            y, spread = op.map.apply(middle), op.map.abs_apply(radius)
-            y = y if op.bias is None else y + op.bias.double()
-            spread = spread + 2.0**-40 * (1 + spread + op.map.abs_apply(middle.abs()) + y.abs())
-            found.append(Interval(y - spread, y + spread))
-        elif isinstance(op, Sum):
-            found.append(Interval(sum(x.lower for x in xs) - 2.0**-40, sum(x.upper for x in xs) + 2.0**-40))
-        elif isinstance(op, Elementwise):
-            found.append(op.function.image(xs[0]))
-        else:
-            raise NotImplementedError
-    return dict(enumerate(found))
-
-
-def exact(tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor as fractions."""
-    return np.vectorize(Fraction, otypes=[object])(tensor.detach().double().numpy())
-
-
-def dense(op: Affine) -> np.ndarray:
-    """The weights of an affine op, (n_out, n_in), as fractions."""
-    found = np.full((op.map.n_out, op.map.n_in), Fraction(0), dtype=object)
-    for i, j, w in zip(*(t.tolist() for t in op.map.entries()), strict=True):
-        found[i, j] += Fraction(w)
-    return found
-
-
-def below(function: Function, size: int) -> np.ndarray:
-    """The slopes of kinked functions below zero."""
-    assert isinstance(function, Kinked)
-    return exact(function.slope_below.expand(size))
-
-
-def exact_forms(net: Network, unstable: set[tuple[int, int]], x: Sequence[Fraction]) -> list[np.ndarray]:
-    """The value of every op as forms of 1, the inputs, and the values of unstable neurons, as fractions.
-
-    Stable neurons are on the side of their kink on which they are at the inputs x; unstable neurons are numbered in the
-    order of their ops and places.
-    """
-    number = {place: i for i, place in enumerate(sorted(unstable))}
-    columns = 1 + net.input_size + len(number)
-    found: list[np.ndarray] = []
-    at = exact_values(net, x)
-    for index, op in enumerate(net.ops):
-        form = np.full((op.size, columns), Fraction(0), dtype=object)
-        if isinstance(op, Input):
-            form[np.arange(op.size), 1 + np.arange(op.size)] = Fraction(1)
-        elif isinstance(op, Affine):
-            form = dense(op).dot(found[op.inputs[0]])
-            if op.bias is not None:
-                form[:, 0] += exact(op.bias)
-        elif isinstance(op, Sum):
-            form = sum(found[i] for i in op.inputs)
-        elif isinstance(op, Elementwise):
-            slope = below(op.function, op.size)
-            for i in range(op.size):
-                if (index, i) in number:
-                    form[i, 1 + net.input_size + number[index, i]] = Fraction(1)
-                else:
-                    form[i] = found[op.inputs[0]][i] * (1 if at[op.inputs[0]][i] >= 0 else slope[i])
-        found.append(form)
-    return found
-
-
-def exact_values(net: Network, x: Sequence[Fraction]) -> list[np.ndarray]:
-    """The values of all ops at one point, as fractions."""
-    found: list[np.ndarray] = []
-    for op in net.ops:
-        xs = [found[i] for i in op.inputs]
-        if isinstance(op, Input):
-            found.append(np.array(list(x), dtype=object))
-        elif isinstance(op, Affine):
-            y = dense(op).dot(xs[0])
-            found.append(y if op.bias is None else y + exact(op.bias))
-        elif isinstance(op, Sum):
-            found.append(sum(xs))
-        elif isinstance(op, Elementwise):
-            slope = below(op.function, op.size)
-            found.append(np.array([v if v >= 0 else s * v for v, s in zip(xs[0], slope, strict=True)], dtype=object))
-        elif isinstance(op, Maximum):
-            found.append(np.array([max(xs[0][i] for i in column) for column in op.candidates.T.tolist()], dtype=object))
-    return found

@@ -15,6 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.quantised_nets import MS, Graph, u8
 from tests.support.solver_cases import row
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
@@ -31,53 +32,6 @@ from verifiable_relu.search.incomplete import Crown
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.confirmation import confirm
-
-MS = "com.microsoft"
-
-
-class Graph:
-    """A file under construction."""
-
-    def __init__(self, opset: int, seed: int) -> None:
-        self.opset, self.rng, self.rank = opset, np.random.default_rng(seed), 2
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: dict[str, onnx.TensorProto] = {}
-
-    def __call__(self, op: str, *inputs: Any, domain: str = "", **attributes: Any) -> str:
-        """Add a node; arrays become constants, None an input that is left out."""
-        names = [x if isinstance(x, str) else "" if x is None else self.constant(x) for x in inputs]
-        self.nodes.append(helper.make_node(op, names, [f"t{len(self.nodes)}"], domain=domain, **attributes))
-        return f"t{len(self.nodes) - 1}"
-
-    def constant(self, array: Any) -> str:
-        name = f"c{len(self.constants)}"
-        made = array if isinstance(array, onnx.TensorProto) else numpy_helper.from_array(np.asarray(array))
-        self.constants[name] = onnx.TensorProto.FromString(made.SerializeToString())
-        self.constants[name].name = name
-        return name
-
-    def scale(self, *shape: int, about: float = 0.02) -> np.ndarray:
-        return np.asarray(about * self.rng.uniform(0.7, 1.4, shape), np.float32)
-
-    def whole(self, dtype: type, *shape: int, most: int = 60) -> np.ndarray:
-        low = 0 if np.iinfo(dtype).min == 0 else -most
-        return np.asarray(self.rng.integers(low, most, shape), dtype)
-
-    def both(self, x: str, scale: np.ndarray, zero: Any, **attributes: Any) -> str:
-        """x quantised, and what stands for it."""
-        return self("DequantizeLinear", self("QuantizeLinear", x, scale, zero, **attributes), scale, zero, **attributes)
-
-    def file(self, output: str, shape: tuple[int, ...]) -> bytes:
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-        y = helper.make_tensor_value_info(output, TensorProto.FLOAT, [None] * self.rank)
-        graph = helper.make_graph(self.nodes, "g", [x], [y], list(self.constants.values()))
-        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(MS, 1)]
-        made = helper.make_model(graph, opset_imports=imports, ir_version=10)
-        return made.SerializeToString()
-
-
-def u8(value: int) -> np.ndarray:
-    return np.array(value, np.uint8)
 
 
 def _dense(g: Graph) -> str:

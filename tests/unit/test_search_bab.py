@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.support import flat_nets as nets
 from tests.support.draws import draws
+from tests.support.exact import below, exact_forms, exact_values, intervals
 from tests.support.solver_cases import row
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Convolution
@@ -45,7 +46,7 @@ def make(kind: str, seed: int) -> tuple[Network, Interval, dict[int, Interval]]:
     net = nets.residual(rng) if kind == "residual" else nets.pooled(rng) if kind == "pooled" else nets.mlp(rng, kind)
     net, _ = without_maxima(net)
     box = nets.ball(rng.integers(-4, 5, net.input_size) / 8, 0.5)
-    every = nets.intervals(net, box)
+    every = intervals(net, box)
     return net, box, {op.inputs[0]: every[op.inputs[0]] for op in net.ops if isinstance(op, Elementwise)}
 
 
@@ -66,11 +67,11 @@ class Exact:
         self.system, self.inputs = made, net.input_size
         self.center = [Fraction(float(v)) for v in made.center]
         self.radius = [Fraction(float(v)) for v in made.radius]
-        forms = nets.exact_forms(net, set(places), self.center)
+        forms = exact_forms(net, set(places), self.center)
         self.neurons = [forms[net.ops[op].inputs[0]][i] for op, i in places]
         self.ops = forms
         self.below = [
-            nets.below(net.ops[op].function, net.ops[op].size)[i]  # type: ignore[attr-defined]
+            below(net.ops[op].function, net.ops[op].size)[i]  # type: ignore[attr-defined]
             for op, i in places
         ]
 
@@ -155,7 +156,7 @@ def near_least(net: Network, box: Interval) -> tuple[list[Fraction], Fraction]:
     found = list(points(box, rng, 400))
     y = net(torch.tensor([[float(v) for v in x] for x in found], dtype=torch.float64))[:, 0]
     best = found[int(y.argmin())]
-    return best, nets.exact_values(net, best)[-1][0]
+    return best, exact_values(net, best)[-1][0]
 
 
 METHODS = {
@@ -265,7 +266,7 @@ def test_forms_are_the_network_but_for_their_errors(kind: str, held: bool) -> No
         relaxed = relaxation.TreeRelaxation(made, outputs, torch.from_numpy(rng.normal(size=made.size)))
         at = relaxed.places(every)
         for x in points(box, rng, 4):
-            values = nets.exact_values(net, x)
+            values = exact_values(net, x)
             z = [values[net.ops[op].inputs[0]][i] for op, i in made.places.tolist()]
             r = [values[op][i] for op, i in made.places.tolist()]
             center, radius = ([Fraction(float(v)) for v in t] for t in (made.center, made.radius))
@@ -302,7 +303,7 @@ def test_hull_cuts_are_above_their_neurons_by_at_most_their_width(kind: str) -> 
         assert made.cuts is not None
         own = Exact(net, query.system)
         for x in points(box, rng, 8):
-            values = nets.exact_values(net, x)
+            values = exact_values(net, x)
             r = [values[op][i] for op, i in query.system.places.tolist()]
             for j in made.cuts.neurons.tolist():
                 over = own.cut(made, j).dot(np.array([ONE, *x, *r], dtype=object)) - r[j]
@@ -321,7 +322,7 @@ def test_refined_intervals_hold_the_exact_values(kind: str) -> None:
         )
         assert narrower == 0 or any(isinstance(event, IntervalsTightened) for event in told)
         for x in points(box, rng, 16):
-            values = nets.exact_values(net, x)
+            values = exact_values(net, x)
             for index, interval in found.items():
                 ends = zip(values[index], interval.lower[0].tolist(), interval.upper[0].tolist(), strict=True)
                 assert all(Fraction(low) <= value <= Fraction(high) for value, low, high in ends)
@@ -334,7 +335,7 @@ def test_maxima_are_played_as_tournaments() -> None:
         net = nets.pooled(rng)
         found, number = without_maxima(net)
         x = [Fraction(int(v), 8) for v in rng.integers(-16, 17, net.input_size)]
-        before, after = nets.exact_values(net, x), nets.exact_values(found, x)
+        before, after = exact_values(net, x), exact_values(found, x)
         assert all((before[i] == after[j]).all() for i, j in number.items())
 
 
@@ -345,12 +346,12 @@ def test_crown_tightens_differences_of_candidates() -> None:
         net = nets.pooled(rng)
         box = nets.ball(rng.integers(-4, 5, net.input_size) / 8, 0.5)
         found, _ = without_maxima(net)
-        known = nets.intervals(found, box)
+        known = intervals(found, box)
         fed = {op.inputs[0]: known[op.inputs[0]] for op in found.ops if isinstance(op, Elementwise)}
         tight = bound_differences(found, box, fed, NEVER)
         narrower += sum(float((fed[i].upper - fed[i].lower - x.upper + x.lower).sum()) for i, x in tight.items())
         for x in points(box, rng, 16):
-            values = nets.exact_values(found, x)
+            values = exact_values(found, x)
             for index, interval in tight.items():
                 ends = zip(values[index], interval.lower[0].tolist(), interval.upper[0].tolist(), strict=True)
                 assert all(Fraction(low) <= value <= Fraction(high) for value, low, high in ends)

@@ -463,10 +463,12 @@ def test_a_clipped_part_has_a_row_that_cuts_it_off() -> None:
         value, coefficients = backward_rows(bound_by_crown(Relaxation(network, box)), rows.matrix)
         found = clip(box.lower, box.upper, rows, value - rows.bound, coefficients, coefficient_error(network))
         chosen, ends = clipping_rows(rows, found)
-        for end in (0, 1):
-            of_row = found.ends[end].gather(1, chosen[end])
-            infinite = ends[end].isinf()
-            assert bool((infinite | (of_row == ends[end])).all())
+        for end, side in enumerate((found.lower, found.upper)):
+            left = found.ends[end].gather(1, chosen[end])
+            exists = rows.exists[..., None] & ~(rows.largest(value - rows.bound) > 0)[..., None]
+            worse = left < side[:, None] if end == 0 else left > side[:, None]
+            assert not bool((worse & exists & ~found.empty[:, None, None]).any())
+            assert bool((ends[end].isinf() | (left == ends[end])).all())
 
 
 def test_a_query_that_asks_nothing_of_the_outputs_is_violated() -> None:
