@@ -6,7 +6,9 @@ computes another function than the file says are refused by name.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,12 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.support.asking import claims
 from tests.support.draws import draws
+from tests.support.hooks import Hook
 from tests.support.quantised_nets import Graph, RandomNetwork, u8
 from tests.support.solver_cases import row
 from verifiable_relu.bounds.backward import Relaxation
-from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.running import ARITHMETICS
 from verifiable_relu.errors import InputError, UnsupportedError
@@ -28,10 +30,15 @@ from verifiable_relu.execution.model import as_executed
 from verifiable_relu.execution.requantised import Requantised
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
+from verifiable_relu.proof.recorder import Recorder
+from verifiable_relu.proof.write import Subject, write_unsat
 from verifiable_relu.readers import read_onnx
+from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.incomplete import Crown
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.spec.property import Box, Property, Query
+from verifiable_relu.spec.specfile import vnnlib_text
 
 
 def ran(data: bytes, points: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -88,8 +95,8 @@ def test_files_that_are_not_refused_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     raise AssertionError("no evaluation shows the fault")
 
 
-def proofs(seed: int) -> int:
-    """Require of thresholds between evaluations and bounds that no proof is wrong; returns the proofs."""
+def proofs(seed: int, folder: Path) -> int:
+    """Require of thresholds between evaluations and bounds that no proof is wrong or refused; returns the proofs."""
     made, proved = RandomNetwork(seed, True), 0
     network, rng = as_executed(read_onnx(made.data), "float32"), np.random.default_rng(seed)
     size, radius = network.input_size, rng.choice([0, 1e-3, 0.1])
@@ -104,34 +111,50 @@ def proofs(seed: int) -> int:
         beyond = 1e-9 * (1 + abs(bound)) if part == 1 else 0.0
         asked = Fraction(far if part is None else reached + part * (bound - reached) + beyond)
         prop = Property(Box(low.astype(float), high.astype(float)), ((row({0: -float(sign)}, -asked),),))
-        (outcome,) = claims(Crown(), [Query(network, prop)], 5.0)
+        query, told = Query(network, prop), Recorder()
+        batch = QueryBatch([query], TimeBudget(5.0), observer=told)
+        ((_, outcome),) = Crown().claims(batch)
         if part is None:
             assert outcome.margin is not None
             bound = far - outcome.margin
         if outcome.verdict is not Verdict.UNSAT:
             continue
         assert asked > Fraction(reached), seed
+        others = "".join(f"(declare-const Y_{i} Real)\n" for i in range(1, network.output_size))
+        net, spec, kept = folder / "net.onnx", folder / "p.vnnlib", folder / "kept"
+        net.write_bytes(made.data)
+        spec.write_text(others + vnnlib_text(prop))
+        write_unsat(kept, Subject(made.data, spec.read_bytes(), arithmetic="float32"), [query], [0], told)
+        check(kept, net, spec, "float32")
         proved += 1
     return proved
 
 
-def test_thresholds_between_evaluations_and_bounds() -> None:
-    """Nothing is proved that an evaluation contradicts, whatever the threshold."""
-    assert sum(proofs(seed) for seed in range(draws(40)))
+def test_thresholds_between_evaluations_and_bounds(tmp_path: Path) -> None:
+    """Nothing is proved that an evaluation contradicts, and the checker accepts what is."""
+    assert sum(proofs(seed, tmp_path) for seed in range(draws(40)))
 
 
 FAULTS = {
     # With a seed from which a network shows it soon.
+    "half of what a kernel adds to a quotient": (
+        25,
+        Hook("rounding:tie", lambda right, *given: right(*given) / 2),
+    ),
+    "a quarter of a step on both sides": (
+        26,
+        Hook("ir.functions.steps:StepFunction.step", lambda right, f: replace(right(f), band=(0.25, 0.25))),
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_in_the_model_and_in_bounds_show(fault: str) -> None:
+def test_faults_in_the_model_and_in_bounds_show(fault: str, tmp_path: Path) -> None:
     first, hook = FAULTS[fault]
     with hook.applied():
         for seed in range(first, first + 60):
             try:
-                proofs(seed)
+                proofs(seed, tmp_path)
             except (AssertionError, Refused):
                 return
     raise AssertionError("nothing shows the fault")
