@@ -15,7 +15,7 @@ from verifiable_relu.check.numbers import EXACT, Number, outward, rational
 from verifiable_relu.check.properties import Disjunct
 
 
-def _evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
+def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
     """The outputs at a point, exactly; None if some number of the network is irrational, or no binary one."""
     values: dict[int, Number] = {0: rational(np.array(point, object))}
     for number in graph.order[1:]:
@@ -39,7 +39,7 @@ def _evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
 
 def enclosed(graph: Graph, point: list[Fraction]) -> list[tuple[Fraction, Fraction]]:
     """Numbers between which the outputs at a point lie."""
-    if (exact := _evaluated(graph, point)) is not None:
+    if (exact := evaluated(graph, point)) is not None:
         return [(value, value) for value in exact]
     low, high = (np.array([outward(value, side) for value in point]) for side in (-np.inf, np.inf))
     ends = root(graph, low, high).ends[graph.output]
