@@ -101,7 +101,8 @@ def limited(name: str, device: str = "cpu", memory: int | None = None, processes
 
     Args:
         name: the name of the method.
-        device, processes: as of ``TimeBudget``; a method that cannot share work uses one process.
+        device: as of ``TimeBudget``.
+        processes: as of ``TimeBudget``; a method that cannot share work uses one process.
         memory: the bytes that its bounds may hold at once; None for a limit of the method's own.
 
     Raises:
