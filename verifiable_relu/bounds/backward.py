@@ -343,6 +343,7 @@ class Relaxation:
     def _back(self, passed: _Pass, end: int, dtype: torch.dtype) -> Rows | None:
         """Take rows back to op ``end`` and end them there, and at any op before; returns the rows of ``end``."""
         pending, reached = passed.pending, None
+        given, summed = set(pending), set[int]()
         for index in range(max(pending), -1, -1):
             rows = pending.pop(index, None)
             if rows is None:
@@ -362,7 +363,12 @@ class Relaxation:
             if stepped.charge is not None:
                 passed.charges.append(stepped.charge)
             for source, more in stepped.given:
+                if source in pending and source in summed and self.rounded:
+                    # An op's step charges one addition by the sum; what was lost before may be more if users cancel.
+                    lost = pending[source].charge(self._end(source, dtype), passed.sample)
+                    passed.charges.append(lost * (2 * unit_roundoff(dtype)))
                 pending[source] = pending[source].plus(more) if source in pending else more
+                (summed if source in given else given).add(source)
         return reached
 
     def _closed(self, passed: _Pass, index: int, dtype: torch.dtype) -> Tensor:

@@ -10,8 +10,9 @@ class here derives its e. No step charges anything for another op. Sources: Zhan
 for general graphs Xu et al., arXiv 2002.12920.
 
 Coefficients are in float64 or in float32, one dtype for a pass, of unit roundoff u_D. Constants are in float64. γ_n is
-that of ``rounding``, in D where coefficients are summed. Where an op has several users, the sums of their rows were
-rounded: at most one addition for each user, (uses)·u_D·|A|·|y − y₀|, which the op's own step charges, too.
+that of ``rounding``, in D where coefficients are summed. Where an op has several users, the sum A of their rows was
+rounded: the op's own step charges the last addition, by (uses)·u_D·|A|·|y − y₀|. The sums before it, of three users
+and more, may be larger than A; the pass charges them where it adds (``Relaxation._back``).
 
 Products that underflow lose less than ``negligible`` each (``underflows``), and count by at most 1 + the largest radius
 of the ops on the way.

@@ -48,21 +48,16 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     for op in network.ops[1:]:
         degree = max(degrees[i] for i in op.inputs)
         inputs = [_times(values[i], odd ** (degree - degrees[i])) for i in op.inputs]
-        values.append(exact_value(op, odd**degree, *inputs))
+        values.append(_exact_value(op, odd**degree, *inputs))
     unit = Fraction(2) ** values[-1].exponent / odd ** degrees[-1]
     return [int(number) * unit for number in values[-1].numbers]
 
 
-def exact_value(op: Op, denominator: int, *inputs: Dyadic) -> Dyadic:
-    """Return an op's value times a denominator, (size,), or times its power ``degree_of(op)``.
+def _exact_value(op: Op, denominator: int, *inputs: Dyadic) -> Dyadic:
+    """Return an op's value times a power of an odd denominator, (size,), of its inputs' values times it.
 
-    Args:
-        op: no ``Input``.
-        denominator: an odd number, a multiple of the odd parts of what the op divides by.
-        inputs: the values of the op's inputs times the denominator.
-
-    Raises:
-        UnsupportedError: if the values are irrational.
+    The denominator is a multiple of the odd parts of what the op divides by. Raises UnsupportedError for irrational
+    values.
     """
     x = inputs[0]
     if isinstance(op, Affine):
@@ -106,15 +101,12 @@ def multiplications(network: Network) -> int:
     return affine + sum(op.size for op in network.ops if isinstance(op, Product))
 
 
-def degree_of(op: Op) -> int:
-    """Return the power of the inputs' denominator by which the op's value is held."""
-    return 2 if isinstance(op, Product) else op.function.degree if isinstance(op, Elementwise) else 1
-
-
 def _degrees(network: Network) -> list[int]:
+    """Return the power of the denominator by which each op's value is held."""
     degrees = [1]
     for op in network.ops[1:]:
-        degrees.append(degree_of(op) * max(degrees[i] for i in op.inputs))
+        own = 2 if isinstance(op, Product) else op.function.degree if isinstance(op, Elementwise) else 1
+        degrees.append(own * max(degrees[i] for i in op.inputs))
     return degrees
 
 

@@ -6,11 +6,12 @@ member, every layer with a λ of its own (arXiv 2603.21991).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import torch
+from torch import Tensor
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
@@ -149,6 +150,24 @@ class Argument:
     vague: str = ""
 
 
+def one_number(numbers: Tensor) -> Fraction | None:
+    """Return the one number that stands for all elements; None where there are several, or it is infinite.
+
+    Several numbers that are equal are several still: certificates count them so.
+    """
+    first = float(numbers.reshape(-1)[0])
+    return Fraction(first) if (numbers.stride() == (0,) or numbers.numel() == 1) and math.isfinite(first) else None
+
+
+def scalar_factor(op: Op) -> tuple[Fraction, Fraction] | None:
+    """Return the one number by which an op multiplies each element, and its relative error; that of x/d is exact."""
+    if not (isinstance(op, Affine) and isinstance(op.map, Diagonal)):
+        return None
+    exact = op.map.divisor is not None
+    number = one_number(op.map.weight if op.map.divisor is None else op.map.divisor)
+    return None if number is None else (1 / number if exact else number, Fraction(0 if exact else op.weight_error))
+
+
 def find_argument(ops: Sequence[Op], index: int, runs: bool = False) -> Argument:
     """Trace an op's value back to what is before all factors: λ of a GELU is about that, here and nowhere else.
 
@@ -170,15 +189,11 @@ def find_argument(ops: Sequence[Op], index: int, runs: bool = False) -> Argument
         elif not isinstance(op.map, Diagonal):
             return found
         elif bool((op.map.weight != 1).any()):
-            numbers = op.map.weight if op.map.divisor is None else op.map.divisor
-            # Several numbers that are equal are several still: certificates count them so.
-            number, several = numbers.reshape(-1)[0], numbers.numel() > 1 and numbers.stride() != (0,)
-            if chosen or several or not torch.isfinite(number):
+            if chosen or (scalar := scalar_factor(op)) is None:
                 normalised = bool(op.weight_error) and op.map.divisor is None and not chosen
                 return found if normalised else replace(found, vague=op.name)
-            exact = op.map.divisor is not None
-            factor = 1 / Fraction(float(number)) if exact else Fraction(float(number))
-            error = (1 + found.error) * (1 + (Fraction(0) if exact else Fraction(op.weight_error))) - 1
+            factor, error = scalar
+            error = (1 + found.error) * (1 + error) - 1
             found = Argument(op.inputs[0], tuple(moves), found.factor * factor, error)
         (index,) = op.inputs
     gelu = isinstance(op, Elementwise) and op.function.kind == "GELU"

@@ -70,21 +70,43 @@ class LinearMap(ABC):
     def __init__(self) -> None:
         self._cache = TensorCache()
 
-    @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
         """Return W·x, (batch, n_out), in the dtype of x, for x (batch, n_in)."""
+        return self._times(x, "W")
 
-    @abstractmethod
     def abs_apply(self, x: Tensor) -> Tensor:
         """Return |W|·x, (batch, n_out), for x (batch, n_in)."""
+        return self._times(x, "|W|")
 
-    @abstractmethod
     def transpose(self, a: Tensor) -> Tensor:
         """Return Wᵀ·a, (rows, n_in), in the dtype of a, for rows a (rows, n_out)."""
+        return self._times(a, "Wᵀ")
 
-    @abstractmethod
+    def _times(self, x: Tensor, which: str) -> Tensor:
+        """Return the product of x (batch, n) with W, |W| or Wᵀ: here in compressed rows of ``entries``."""
+
+        def make() -> Tensor:
+            rows, columns, values = self.entries()
+            size = (self.n_out, self.n_in)
+            if which == "Wᵀ":
+                rows, columns, size = columns, rows, size[::-1]
+            order = torch.argsort(rows, stable=True)
+            starts = torch.zeros(size[0] + 1, dtype=torch.long)
+            starts[1:] = torch.bincount(rows, minlength=size[0]).cumsum(0)
+            values = (values.abs() if which == "|W|" else values)[order]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Sparse CSR tensor support", category=UserWarning)
+                return torch.sparse_csr_tensor(
+                    starts, columns[order], values.to(x.dtype), size, device=x.device, check_invariants=False
+                )
+
+        # The compressed matrix comes first: torch takes several times as long for the other order.
+        return (self.cached((which, x.dtype, x.device), make) @ x.T).T.contiguous()
+
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the rows of W with these numbers, dense: (count, n_in), on the device of ``index``."""
+        unit = torch.zeros(len(index), self.n_out, dtype=dtype, device=index.device)
+        return self.transpose(unit.scatter_(1, index[:, None], 1.0))
 
     @abstractmethod
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -99,10 +121,13 @@ class LinearMap(ABC):
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the row numbers, column numbers and weights (count,) of the entries of W that are not 0."""
 
+    layout: tuple[str, ...] = ()
+    """The attributes other than ``weight`` that define W where they are not None."""
+
     @property
     def parameters(self) -> Mapping[str, object]:
         """Everything but ``weight`` that defines W, by name: for digests."""
-        return {}
+        return {name: value for name in self.layout if (value := getattr(self, name)) is not None}
 
     def with_weight(self, weight: Tensor) -> LinearMap:
         """Return the map of other numbers in the same layout."""
@@ -137,9 +162,11 @@ class LinearMap(ABC):
         """Return the weights in a dtype on a device."""
         return self.cached((dtype, device), lambda: self.weight.to(device, dtype))
 
-    def _sizes(self, like: Tensor) -> Tensor:
-        """The weights' sizes in the dtype and on the device of a tensor."""
-        return self.cached(("sizes", like.dtype, like.device), lambda: self.weight.abs().to(like))
+    def _weight(self, x: Tensor, which: str) -> Tensor:
+        """Return the weights, or for |W| their sizes, in the dtype and on the device of a tensor."""
+        if which == "|W|":
+            return self.cached(("sizes", x.dtype, x.device), lambda: self.weight.abs().to(x))
+        return self.weight_in(x.dtype, x.device)
 
 
 SPARSE_SHARE = 1 / 32
@@ -149,47 +176,15 @@ SPARSE_WEIGHTS = 1 << 14
 """... from this number of weights on: the networks of tllverifybench take less than half the time."""
 
 
-class _CompressedMap(LinearMap):
-    """A map whose products go through compressed rows of ``entries``."""
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self._compressed(x, "W")
-
-    def abs_apply(self, x: Tensor) -> Tensor:
-        return self._compressed(x, "|W|")
-
-    def transpose(self, a: Tensor) -> Tensor:
-        return self._compressed(a, "Wᵀ")
-
-    def _compressed(self, x: Tensor, which: str) -> Tensor:
-        """The product of x (batch, n) with W, |W| or Wᵀ."""
-
-        def make() -> Tensor:
-            rows, columns, values = self.entries()
-            size = (self.n_out, self.n_in)
-            if which == "Wᵀ":
-                rows, columns, size = columns, rows, size[::-1]
-            order = torch.argsort(rows, stable=True)
-            starts = torch.zeros(size[0] + 1, dtype=torch.long)
-            starts[1:] = torch.bincount(rows, minlength=size[0]).cumsum(0)
-            values = (values.abs() if which == "|W|" else values)[order]
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Sparse CSR tensor support", category=UserWarning)
-                return torch.sparse_csr_tensor(
-                    starts, columns[order], values.to(x.dtype), size, device=x.device, check_invariants=False
-                )
-
-        # The compressed matrix comes first: torch takes several times as long for the other order.
-        return (self.cached((which, x.dtype, x.device), make) @ x.T).T.contiguous()
-
-
-class Dense(_CompressedMap):
+class Dense(LinearMap):
     """The same matrix for each of ``copies`` parts of x.
 
     Args:
         weight: (out, in).
         copies: x is (batch, copies·in), y is (batch, copies·out).
     """
+
+    layout = ("copies",)
 
     def __init__(self, weight: Tensor, copies: int = 1) -> None:
         super().__init__()
@@ -199,16 +194,11 @@ class Dense(_CompressedMap):
         few = copies == 1 and weight.numel() >= SPARSE_WEIGHTS and not weight.requires_grad
         self.is_sparse = few and int(weight.count_nonzero()) <= SPARSE_SHARE * weight.numel()
 
-    def apply(self, x: Tensor) -> Tensor:
-        return super().apply(x) if self.is_sparse else self._times(x, self.weight_in(x.dtype, x.device).T)
-
-    def abs_apply(self, x: Tensor) -> Tensor:
-        return super().abs_apply(x) if self.is_sparse else self._times(x, self._sizes(x).T)
-
-    def transpose(self, a: Tensor) -> Tensor:
-        return super().transpose(a) if self.is_sparse else self._times(a, self.weight_in(a.dtype, a.device))
-
-    def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
+    def _times(self, x: Tensor, which: str) -> Tensor:
+        if self.is_sparse:
+            return super()._times(x, which)
+        matrix = self._weight(x, which)
+        matrix = matrix if which == "Wᵀ" else matrix.T
         return x @ matrix if self.copies == 1 else (x.unflatten(1, (self.copies, -1)) @ matrix).flatten(1)
 
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -231,10 +221,6 @@ class Dense(_CompressedMap):
         rows, columns = copy * out + row.repeat(self.copies), copy * inner + column.repeat(self.copies)
         return rows, columns, self.weight.detach().cpu()[row, column].repeat(self.copies)
 
-    @property
-    def parameters(self) -> Mapping[str, object]:
-        return {"copies": self.copies}
-
 
 class Diagonal(LinearMap):
     """y = weight·x, element by element.
@@ -244,24 +230,16 @@ class Diagonal(LinearMap):
         divisor: (n,); the map is exactly x/divisor then, and ``weight`` holds the nearest reciprocals.
     """
 
+    layout = ("divisor",)
+
     def __init__(self, weight: Tensor, divisor: Tensor | None = None) -> None:
         super().__init__()
         self.weight, self.divisor = weight, divisor
         self.n_in = self.n_out = len(weight)
         self.terms = self.back_terms = int(bool((weight.abs() != 1).any()))
 
-    def apply(self, x: Tensor) -> Tensor:
-        return x * self.weight_in(x.dtype, x.device)
-
-    def abs_apply(self, x: Tensor) -> Tensor:
-        return x * self._sizes(x)
-
-    def transpose(self, a: Tensor) -> Tensor:
-        return a * self.weight_in(a.dtype, a.device)
-
-    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        values = self.weight_in(dtype, index.device)[index]
-        return values.new_zeros(len(index), self.n_in).scatter_(1, index[:, None], values[:, None])
+    def _times(self, x: Tensor, which: str) -> Tensor:
+        return x * self._weight(x, which)
 
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
         return weight * x
@@ -271,18 +249,16 @@ class Diagonal(LinearMap):
         place = weight.nonzero()[:, 0]
         return place, place, weight[place]
 
-    @property
-    def parameters(self) -> Mapping[str, object]:
-        return {} if self.divisor is None else {"divisor": self.divisor}
 
-
-class Gather(_CompressedMap):
+class Gather(LinearMap):
     """y[i] = x[index[i]]: permutation, slice, padding, repetition. Nothing is rounded.
 
     Args:
         index: (n_out,) numbers of elements of x; −1 where y is 0.
         n_in: the size of x.
     """
+
+    layout = ("index", "n_in")
 
     def __init__(self, index: Tensor, n_in: int) -> None:
         super().__init__()
@@ -296,27 +272,15 @@ class Gather(_CompressedMap):
         self._inverse[index[index >= 0]] = (index >= 0).nonzero()[:, 0]
         self._has_gaps = {"index": bool((index < 0).any()), "inverse": bool((self._inverse < 0).any())}
 
-    def apply(self, x: Tensor) -> Tensor:
-        return self._gathered(x, "index", self.index)
-
-    def abs_apply(self, x: Tensor) -> Tensor:
-        return self._gathered(x, "index", self.index)
-
-    def transpose(self, a: Tensor) -> Tensor:
-        return super().transpose(a) if self.back_terms else self._gathered(a, "inverse", self._inverse)
-
-    def _gathered(self, x: Tensor, name: str, index: Tensor) -> Tensor:
-        place = self.cached((name, x.device), lambda: index.clamp(min=0).to(x.device))
-        found = x.index_select(1, place)
+    def _times(self, x: Tensor, which: str) -> Tensor:
+        if which == "Wᵀ" and self.back_terms:
+            return super()._times(x, which)
+        index, name = (self._inverse, "inverse") if which == "Wᵀ" else (self.index, "index")
+        found = x.index_select(1, self.cached((name, x.device), lambda: index.clamp(min=0).to(x.device)))
         if not self._has_gaps[name]:
             return found
         # Not by a product: infinity times 0 is NaN.
         return found.masked_fill(self.cached((name, "none", x.device), lambda: (index < 0).to(x.device)), 0.0)
-
-    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        place = self.index.to(index.device)[index, None]
-        rows = torch.zeros(len(index), self.n_in, dtype=dtype, device=index.device)
-        return rows.scatter_(1, place.clamp(min=0), (place >= 0).to(dtype))
 
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
         # The number −1 is that of the last element: a zero of the same kind.
@@ -326,12 +290,8 @@ class Gather(_CompressedMap):
         rows = (self.index >= 0).nonzero()[:, 0]
         return rows, self.index[rows], self.weight.expand(len(rows))
 
-    @property
-    def parameters(self) -> Mapping[str, object]:
-        return {"index": self.index, "n_in": self.n_in}
 
-
-class Sparse(_CompressedMap):
+class Sparse(LinearMap):
     """y[i] = Σ_k weight[i, k]·x[index[i, k]].
 
     Args:
@@ -340,16 +300,14 @@ class Sparse(_CompressedMap):
         n_in: the size of x.
     """
 
+    layout = ("index", "n_in")
+
     def __init__(self, index: Tensor, weight: Tensor, n_in: int) -> None:
         super().__init__()
         self.index, self.weight, self.n_in = index, weight, n_in
         self.n_out, self.terms = index.shape
         uses = torch.bincount(index[(weight != 0).to(index.device)], minlength=1)
         self.back_terms = int(uses.max())
-
-    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        weight = self.weight_in(dtype, index.device)[index]
-        return weight.new_zeros(len(index), self.n_in).scatter_add_(1, self.index.to(index.device)[index], weight)
 
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
         found: np.ndarray = (weight * x[self.index.numpy()]).sum(axis=1)
@@ -360,10 +318,6 @@ class Sparse(_CompressedMap):
         rows, term = weight.nonzero(as_tuple=True)
         return rows, self.index[rows, term], weight[rows, term]
 
-    @property
-    def parameters(self) -> Mapping[str, object]:
-        return {"index": self.index, "n_in": self.n_in}
-
 
 PATCH_ENTRIES = 1 << 24
 """Entries of the matrices of windows that a convolution by matrix products holds at once; one sample may have more."""
@@ -373,7 +327,7 @@ SUMS_FLOAT32_DIRECTLY = platform.machine() in ("x86_64", "AMD64")
 
 
 def _sums_directly(x: Tensor) -> bool:
-    """Whether torch's convolutions of x are plain sums: a device's library may transform them, and does not tell."""
+    """Return True if torch's convolutions of x are plain sums: a device's library may transform them."""
     return x.device.type == "cpu" and (SUMS_FLOAT32_DIRECTLY or x.dtype == torch.float64)
 
 
@@ -390,6 +344,8 @@ class Convolution(LinearMap):
     Attributes:
         out_shape: of the output image.
     """
+
+    layout = ("in_shape", "stride", "padding", "dilation", "groups")
 
     def __init__(
         self,
@@ -416,13 +372,8 @@ class Convolution(LinearMap):
         met = (-(-k // (s // math.gcd(s, d))) for k, s, d in zip(kernel, stride, dilation, strict=True))
         self.back_terms = out // groups * math.prod(met)
 
-    def apply(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight_in(x.dtype, x.device))
-
-    def abs_apply(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self._sizes(x))
-
-    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _times(self, x: Tensor, which: str) -> Tensor:
+        weight = self._weight(x, which)
         top, left, bottom, right = self.padding
         image = x.reshape(len(x), *self.in_shape)
         if _sums_directly(x) and (top, left) == (bottom, right):
@@ -451,7 +402,10 @@ class Convolution(LinearMap):
         Returns:
             (rows, in, *size).
         """
-        reach = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(a.shape[2:], *self._window_sizes, strict=True)]
+        reach = [
+            (n - 1) * s + d * (k - 1) + 1
+            for n, s, d, k in zip(a.shape[2:], self.stride, self.dilation, self.weight.shape[2:], strict=True)
+        ]
         beyond = (size[0] - reach[0], size[1] - reach[1])
         if _sums_directly(a):
             plain = self.groups == 1 and self.dilation == (1, 1)
@@ -489,11 +443,6 @@ class Convolution(LinearMap):
         """The kernel's window, as ``F.unfold`` and ``F.fold`` take it."""
         height, width = self.weight.shape[2:]
         return {"kernel_size": (height, width), "dilation": self.dilation, "stride": self.stride}
-
-    @property
-    def _window_sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Stride, dilation and kernel size, down and across each."""
-        return self.stride, self.dilation, tuple(self.weight.shape[2:])
 
     def _at_once(self, entries: int, points: int | None = None) -> int:
         """How many samples are multiplied at once, with so many entries for each point of the output image."""
@@ -547,8 +496,3 @@ class Convolution(LinearMap):
         kernels = self.weight.detach().cpu().flatten(1)[index // math.prod(self.out_shape[1:])]
         rows, term = ((columns < self.n_in) & (kernels != 0)).nonzero(as_tuple=True)
         return rows, columns[rows, term], kernels[rows, term]
-
-    @property
-    def parameters(self) -> Mapping[str, object]:
-        names = ("in_shape", "stride", "padding", "dilation", "groups")
-        return {name: getattr(self, name) for name in names}

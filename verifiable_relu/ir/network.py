@@ -170,11 +170,7 @@ class Maximum(Op):
     candidates: Tensor
 
     def value(self, *xs: Tensor) -> Tensor:
-        return self.candidate_values(xs[0]).amax(1)
-
-    def candidate_values(self, x: Tensor) -> Tensor:
-        """Return the candidates' elements of x (batch, n): (batch, most, size)."""
-        return x[:, self._copies(x.device, lambda: self.candidates.to(x.device))]
+        return xs[0][:, self._copies(xs[0].device, lambda: self.candidates.to(xs[0].device))].amax(1)
 
 
 class Pair(NamedTuple):
@@ -311,7 +307,7 @@ class Network:
         Returns:
             By the function's kind ("Floor", "Ceil", "Round", "Truncate") the numbers of some inputs, ascending.
         """
-        users: list[set[str]] = [set() for _ in range(self.input_size)]
+        uses = list[tuple[Tensor, str]]()
         # Which input each element of an op is; −1 for none.
         copies = {0: torch.arange(self.input_size)}
         for index, op in enumerate(self.ops):
@@ -320,8 +316,12 @@ class Network:
                     copies[index] = torch.where(moved < 0, -1, copies[source][moved])
                     continue
                 user = op.function.kind if isinstance(op, Elementwise) and isinstance(op.function, StepFunction) else ""
-                _add_user(users, copies[source], user)
-        _add_user(users, copies.get(len(self.ops) - 1, torch.tensor([])), "")
+                uses.append((copies[source], user))
+        uses.append((copies.get(len(self.ops) - 1, torch.tensor([])), ""))
+        users: list[set[str]] = [set() for _ in range(self.input_size)]
+        for inputs, user in uses:
+            for i in inputs[inputs >= 0].unique().tolist():
+                users[i].add(user)
         kinds = sorted(set().union(*users) - {"", "Sign"})
         found = {kind: torch.tensor([i for i, each in enumerate(users) if each == {kind}]) for kind in kinds}
         return {kind: places for kind, places in found.items() if len(places)}
@@ -413,11 +413,6 @@ def _compares(pair: Sequence[Op], ops: Sequence[Op]) -> bool:
         return False
     turned = minus.inputs == first.inputs and bool((minus.map.weight == -1).all())
     return turned and apart.inputs == (*second.inputs, apart.inputs[-1])
-
-
-def _add_user(users: list[set[str]], inputs: Tensor, user: str) -> None:
-    for i in inputs[inputs >= 0].unique().tolist():
-        users[i].add(user)
 
 
 def _moved(op: Op) -> Tensor | None:

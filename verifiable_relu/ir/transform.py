@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -141,21 +141,19 @@ class _Combination:
             op = replace(op, name=f"{part.label}/{op.name}", inputs=tuple(at[i] for i in op.inputs))
             if step is not None:
                 op = replace(op, inputs=(self.map(f"{op.name}/steps", op.inputs[0], Diagonal(step)),))
-            apart = self._apart(op, others[number]) if number in others else None
+            if number in others:
+                # The difference between the inputs of an op and of the one with which it is compared.
+                (source,), minus = self.ops[others[number]].inputs, Diagonal(torch.full((op.size,), -1.0))
+                terms = (*op.inputs, self.map(f"{op.name}/minus", source, minus))
+                apart = self.put(Sum(name=f"{op.name}/apart", inputs=terms, size=op.size))
             found = made[number] = self.put(op)
-            if apart is not None:
+            if number in others:
                 self.pairs.append(Pair(others[number], apart, found))
             if step is not None:
                 # 1/step is a normal number, off by half a unit in its last place.
                 found = self.map(f"{op.name}/numbers", found, Diagonal(1 / step.double(), step), error=float(2 * UNIT))
             at.append(found)
         return made, at[-1]
-
-    def _apart(self, op: Op, other: int) -> int:
-        """Add the difference between the inputs of an op and of one with which it is compared."""
-        (source,), minus = self.ops[other].inputs, Diagonal(torch.full((op.size,), -1.0))
-        negative = self.map(f"{op.name}/minus", source, minus)
-        return self.put(Sum(name=f"{op.name}/apart", inputs=(*op.inputs, negative), size=op.size))
 
     def join(self, parts: Sequence[tuple[int, Sequence[int]]]) -> int:
         """Add a vector of the values of some ops, given with their places in it; all places are taken."""
@@ -176,21 +174,20 @@ class _Combination:
         others = [n for n in range(len(pairs)) if n not in squares]
         parts: list[tuple[int, Sequence[int]]] = [(source, range(count))]
         for chosen in filter(None, (squares, others)):
-            sides = [self._forms(f"factor {i}", source, [pairs[n][i] for n in chosen]) for i in range(2)]
+            sides = []
+            for i in range(2):
+                forms = [pairs[n][i] for n in chosen]
+                weight, bias = torch.zeros(len(forms), count), torch.tensor([float(c) for _, c in forms])
+                for row, (form, _) in enumerate(forms):
+                    for j, coefficient in form:
+                        weight[row, j] = coefficient
+                sides.append(self.map(f"factor {i}", source, Dense(weight), bias))
             if chosen is squares:
                 op: Op = Elementwise(name="square", inputs=(sides[0],), size=len(chosen), function=Smooth("Square"))
             else:
                 op = Product(name="product", inputs=tuple(sides), size=len(chosen))
             parts.append((self.put(op), [count + n for n in chosen]))
         return self.join(parts)
-
-    def _forms(self, name: str, source: int, forms: Sequence[Form]) -> int:
-        """Add the values of forms over the values of an op."""
-        weight, bias = torch.zeros(len(forms), self.ops[source].size), torch.tensor([float(c) for _, c in forms])
-        for row, (form, _) in enumerate(forms):
-            for i, coefficient in form:
-                weight[row, i] = coefficient
-        return self.map(name, source, Dense(weight), bias)
 
 
 def _run(
@@ -276,6 +273,7 @@ def _step(network: Network, index: int) -> Tensor | None:
 # --- Heads -----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=8)  # queries of one network are about one without its head, too
 def without_head(network: Network) -> Network | None:
     """Return the network without a head that keeps the order of its outputs; None if it has none.
 
@@ -306,8 +304,8 @@ def _before_head(ops: Sequence[Op], index: int) -> int | None:
         # Of two numbers, softmax is the sigmoid of their differences.
         two = _difference_of_two(ops, op.inputs[0], 1.0) if op.function.kind == "Sigmoid" else None
         return two if two is not None else op.inputs[0] if op.function.increasing else None
-    exact = isinstance(op, Affine) and op.is_exact and op.bias is None and isinstance(op.map, Diagonal)
-    if not (exact and isinstance(op, Affine) and bool((op.map.weight == -1).all())):
+    turned = _linear(op, Diagonal)
+    if turned is None or not bool((turned.weight == -1).all()):
         return None
     # Log softmax is minus the logarithm of the sums of exponentials; of two numbers minus a softplus.
     function = ops[op.inputs[0]]

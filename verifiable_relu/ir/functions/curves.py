@@ -40,10 +40,6 @@ class Checked:
     beside: Callable[[Array], Array | float] = lambda x: 1.0
     wide: bool = True
 
-    def steepest(self, low: Array, high: Array, alpha: float) -> Any:
-        """Return the largest slope between ``low`` and ``high``."""
-        return self.slope(low, high, alpha) if callable(self.slope) else self.slope
-
 
 def _numpy_sigmoid(x: Array) -> Any:
     # Of a negative x all digits count: SiLU and its like are multiples of this.
@@ -74,10 +70,6 @@ def _falling(slope: Callable[[Array, float], Any], least: float = 0.0) -> _Slope
     return lambda low, high, alpha: np.where(low > least, slope(np.maximum(low, least), alpha), np.inf)
 
 
-def _reciprocal(low: Array, high: Array, _: float) -> Any:
-    return np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0) ** -2.0
-
-
 @dataclass(frozen=True)
 class Curve:
     """A function f(x, p) of one variable with a positive parameter, 1 where it has none.
@@ -103,8 +95,9 @@ class Curve:
         saturated: from this |x| on f counts as 0 or x, from which it differs by less than 10⁻⁹·|x|.
         gated: as of ``Function``.
         power: the exponent, where f is x to a whole power.
-        operator, versions, attribute: as of ``OnnxSpelling``; the attribute is the parameter, 1 by default.
-        certified: as of ``Function``.
+        operator: the operator of ONNX that computes f and nothing else, if there is one.
+        versions: the opsets in which definitions of the operator began that mean f.
+        attribute: the name of the operator's attribute that is the parameter, 1 by default.
         torch: name of the operator of torch (aten).
         checked: the function again, from its definition and apart from the fields above, whose claims it checks.
     """
@@ -134,7 +127,6 @@ class Curve:
     operator: str = ""
     versions: tuple[int, ...] = ()
     attribute: str = ""
-    certified: tuple[str, ...] = ()
     torch: str = ""
 
 
@@ -150,10 +142,10 @@ _FAR = 1e9
 """From here on asinh and arcosh are ln(2x), up to 1/(4x²); squares of what is less do not overflow."""
 
 
-def _bell(x: Tensor) -> Tensor:
-    """Return exp(−x²) to a few units of itself: the square of what is rounded to sixteenths is exact."""
+def _erf_slope(x: Tensor, _: float) -> Tensor:
+    # exp(−x²) to a few units of itself: the square of what is rounded to sixteenths is exact.
     near = torch.round(16 * x) / 16
-    return torch.exp(-near * near) * torch.exp((near - x) * (near + x))
+    return 2 / math.sqrt(math.pi) * torch.exp(-near * near) * torch.exp((near - x) * (near + x))
 
 
 def _gelu_slope(x: Tensor, lam: float) -> Tensor:
@@ -182,18 +174,6 @@ def _tanh_gelu_slope(x: Tensor, _: float) -> Tensor:
     # Where σ(−z) is 0, x·z′ may be infinite.
     steep = (torch.sigmoid(-z) * x).clamp(-1e30, 1e30) * (2 * _ROOT_2_PI * (1 + 3 * _CUBIC * x * x)).clamp(max=1e30)
     return torch.sigmoid(z) * (1 + steep)
-
-
-def _elu(x: Tensor, alpha: float) -> Tensor:
-    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
-
-
-def _elu_slope(x: Tensor, alpha: float) -> Tensor:
-    return torch.where(x > 0, 1.0, alpha * torch.exp(x.clamp(max=0)))
-
-
-def _hard_swish_slope(x: Tensor, _: float) -> Tensor:
-    return torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, (2 * x + 3) / 6))
 
 
 def _asinh(x: Tensor, _: float) -> Tensor:
@@ -239,11 +219,6 @@ def _arcosh_root(s: Tensor) -> Tensor:
     return torch.log1p(torch.sqrt(1 - s)) - 0.5 * torch.log(s)
 
 
-def _logit(s: Tensor) -> Tensor:
-    s = s.clamp(tiny(s.dtype), 1 - epsilon(s.dtype))
-    return torch.log(s) - torch.log1p(-s)
-
-
 def _arcsine_point(s: Tensor) -> Tensor:
     """Return the x ≥ 0 at which asin′(x) = s."""
     s = s.clamp(min=1)
@@ -271,7 +246,7 @@ CURVES: dict[str, Curve] = {
     "Sigmoid": Curve(
         lambda x, _: torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * torch.sigmoid(-x), (True, False), (0.0,),
         point=lambda s, _, convex: _left(2 * _arcosh_root(4 * s), convex), increasing=True, least=0.0, most=1.0,
-        operator="Sigmoid", versions=(6, 13), certified=("Sigmoid",), torch="sigmoid",
+        operator="Sigmoid", versions=(6, 13), torch="sigmoid",
         # Of a sigmoid what is lost is bounded absolutely, which is enough here: tanh(x/2)/2 + 1/2 overflows nowhere.
         checked=Checked(lambda x, _: 0.5 + 0.5 * np.tanh(x / 2), 0.25),
     ),
@@ -279,16 +254,15 @@ CURVES: dict[str, Curve] = {
     "Tanh": Curve(
         lambda x, _: torch.tanh(x), lambda x, _: 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x), (True, False),
         (0.0,), point=lambda s, _, convex: _left(_arcosh_root(s), convex), increasing=True, least=-1.0, most=1.0,
-        zero=0.0, operator="Tanh", versions=(6, 13), certified=("Tanh",), torch="tanh",
+        zero=0.0, operator="Tanh", versions=(6, 13), torch="tanh",
         checked=Checked(lambda x, _: np.tanh(x), 1.0),
     ),
     # λ-GELU, x·Φ(λx), by erfc, since 1 + erf leaves nothing but rounding errors for negative x. A relative error u of
-    # λx moves f by u·|x·f′(x)| ≤ u·(|f(x)| + 0.294/λ). Files may write it with the error function, whose outputs then
-    # name its neurons.
+    # λx moves f by u·|x·f′(x)| ≤ u·(|f(x)| + 0.294/λ).
     "GELU": _rectifier(
         lambda x, lam: 0.5 * x * torch.special.erfc(x * (-lam * math.sqrt(0.5))), _gelu_slope,
         (-math.sqrt(2), math.sqrt(2)), -0.7517915246935645, reach=9.0, absolute=1.0, stretched=True, saturated=6.0,
-        certified=("Gelu", "Erf"), torch="gelu",
+        torch="gelu",
         # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of
         # Φ has a relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
         # The complementary error function keeps its relative accuracy in the tail.
@@ -314,7 +288,9 @@ CURVES: dict[str, Curve] = {
     ),
     # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
     "ELU": Curve(
-        _elu, _elu_slope, (True, None), (0.0,), point=lambda s, alpha, _: torch.log(_positive(s / alpha)), absolute=1.0,
+        lambda x, alpha: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0))),
+        lambda x, alpha: torch.where(x > 0, 1.0, alpha * torch.exp(x.clamp(max=0))), (True, None), (0.0,),
+        point=lambda s, alpha, _: torch.log(_positive(s / alpha)), absolute=1.0,
         kinked=True, increasing=True, zero=0.0, operator="Elu", versions=(6, 22), attribute="alpha",
         checked=Checked(
             lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
@@ -323,8 +299,8 @@ CURVES: dict[str, Curve] = {
     ),
     "Softplus": Curve(
         lambda x, _: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())), lambda x, _: torch.sigmoid(x), (True,),
-        point=lambda s, *_: _logit(s), increasing=True, least=0.0, operator="Softplus", versions=(1, 22),
-        torch="softplus",
+        point=lambda s, *_: torch.logit(s.clamp(tiny(s.dtype), 1 - epsilon(s.dtype))), increasing=True, least=0.0,
+        operator="Softplus", versions=(1, 22), torch="softplus",
         checked=Checked(lambda x, _: _softplus(x), 1.0),
     ),
     "Softsign": Curve(
@@ -334,13 +310,15 @@ CURVES: dict[str, Curve] = {
         checked=Checked(lambda x, _: x / (1 + np.abs(x)), 1.0),
     ),
     "HardSwish": Curve(
-        lambda x, _: x * (x + 3).clamp(0, 6) / 6, _hard_swish_slope, (None, True, None), (-3.0, 3.0), (-1.5,),
+        lambda x, _: x * (x + 3).clamp(0, 6) / 6,
+        lambda x, _: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, (2 * x + 3) / 6)),
+        (None, True, None), (-3.0, 3.0), (-1.5,),
         point=lambda s, *_: 3 * s - 1.5, kinked=True, gated=True, zero=0.0,
         operator="HardSwish", versions=(14, 22), torch="hardswish",
         checked=Checked(lambda x, _: x * np.clip(x + 3, 0, 6) / 6, 1.5),
     ),
     "Erf": Curve(
-        lambda x, _: torch.erf(x), lambda x, _: 2 / math.sqrt(math.pi) * _bell(x), (True, False), (0.0,),
+        lambda x, _: torch.erf(x), _erf_slope, (True, False), (0.0,),
         point=lambda s, _, convex: _left(torch.sqrt(-torch.log(_part(s * (math.sqrt(math.pi) / 2)))), convex),
         increasing=True, least=-1.0, most=1.0, zero=0.0, operator="Erf", versions=(9, 13),
         torch="erf",
@@ -413,7 +391,10 @@ CURVES: dict[str, Curve] = {
         lambda x, _: torch.where(x == 0, torch.nan, 1 / x), lambda x, _: -1 / (x * x), (False, True), (0.0,), (0.0,),
         point=lambda s, _, convex: _left(_positive(-s) ** -0.5, not convex), kinked=True, zero=0.0, one_to=1.0,
         operator="Reciprocal", versions=(6, 13), torch="reciprocal",
-        checked=Checked(lambda x, _: 1 / x, _reciprocal),
+        checked=Checked(
+            lambda x, _: 1 / x,
+            lambda low, high, _: np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0) ** -2.0,
+        ),
     ),
     "InverseRoot": Curve(
         lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,),

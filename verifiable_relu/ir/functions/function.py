@@ -60,21 +60,6 @@ class SlopeRange:
     upper_to: Tensor
 
 
-@dataclass(frozen=True)
-class OnnxSpelling:
-    """How ONNX writes a function as one operator.
-
-    Attributes:
-        operator: its name.
-        versions: the opsets in which definitions of the operator began that mean this function.
-        attributes: names of attributes and their values, for a writer.
-    """
-
-    operator: str
-    versions: tuple[int, ...]
-    attributes: Mapping[str, float]
-
-
 class Function(ABC):
     """A function of one real variable, applied to each element of a vector.
 
@@ -82,15 +67,11 @@ class Function(ABC):
         kind: the name in digests, certificates and messages: "Relu", "GELU", "Sigmoid".
         piecewise_linear: whether f is continuous, and linear left and right of 0.
         increasing: whether f increases everywhere.
-        certified: the ONNX operators whose outputs name the neurons in certificates; empty if the checker does not know
-            the function.
-        spelling: how ONNX writes it; None where several operators are needed.
     """
 
     kind: str
     piecewise_linear: bool = False
     increasing: bool = False
-    certified: tuple[str, ...] = ()
 
     # What it computes
 
@@ -172,9 +153,7 @@ class Function(ABC):
     flat_below: bool = False
     """Whether f is constant left of its only kink, so that the lower bound of an inactive neuron is of no use."""
 
-    # What readers and writers need
-
-    spelling: OnnxSpelling | None = None
+    # What readers need
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -31,10 +31,6 @@ class Hardened(Function):
     gated = True
 
     @property
-    def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return _RELU.certified + self.least.certified if self.least.certified else ()
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         return {"function": self.least.kind, **self.least.parameters}
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
-from verifiable_relu.ir.functions.function import UNDERFLOW, Function, OnnxSpelling, SlopeRange
+from verifiable_relu.ir.functions.function import UNDERFLOW, Function, SlopeRange
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import (
     ENCLOSE_OWN,
@@ -32,10 +32,6 @@ from verifiable_relu.rounding import (
 )
 
 
-def _zero() -> Tensor:
-    return torch.zeros((), device="cpu")
-
-
 @dataclass(frozen=True, eq=False)
 class Kinked(Function):
     """f(x) = max(x, 0) + slope_below·min(x, 0).
@@ -44,25 +40,15 @@ class Kinked(Function):
         slope_below: one slope for all elements, (), or one for each, (n,), of any size and sign. 0 makes it ReLU.
     """
 
-    slope_below: Tensor = field(default_factory=_zero)
-    flat_below: bool = field(init=False, default=False)
+    slope_below: Tensor = field(default_factory=lambda: torch.zeros((), device="cpu"))
+    kind: str = field(init=False)
+    flat_below: bool = field(init=False)
     piecewise_linear = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flat_below", not bool(self.slope_below.any()))
+        object.__setattr__(self, "kind", "Relu" if self.flat_below else "LeakyRelu")
         object.__setattr__(self, "_slopes", {})
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return "Relu" if self.flat_below else "LeakyRelu"
-
-    @property
-    def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("Relu", "Abs") if self.flat_below else ("LeakyRelu", "PRelu")
-
-    @property
-    def spelling(self) -> OnnxSpelling | None:  # type: ignore[override]
-        return OnnxSpelling("Relu", (6, 13, 14), {}) if self.flat_below else None
 
     @property
     def parameters(self) -> Mapping[str, Any]:

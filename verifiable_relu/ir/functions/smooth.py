@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.ir.functions.curves import CURVES, Curve
-from verifiable_relu.ir.functions.function import UNDERFLOW, Function, OnnxSpelling, SlopeRange
+from verifiable_relu.ir.functions.function import UNDERFLOW, Function, SlopeRange
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import (
     ENCLOSE_OWN,
@@ -90,6 +90,21 @@ class Smooth(Function):
     kind: str
     parameter: float = 1.0
     learned: Tensor | None = None
+    increasing: bool = field(init=False)
+    gated: bool = field(init=False)
+    degree: int = field(init=False)
+    wide: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        curve = self.curve
+        known = {
+            "increasing": curve.increasing,
+            "gated": curve.gated,
+            "degree": curve.power or 1,
+            "wide": curve.checked.wide,
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
 
     @property
     def curve(self) -> Curve:
@@ -97,34 +112,8 @@ class Smooth(Function):
         return CURVES[self.kind]
 
     @property
-    def increasing(self) -> bool:  # type: ignore[override]
-        return self.curve.increasing
-
-    @property
-    def gated(self) -> bool:  # type: ignore[override]
-        return self.curve.gated
-
-    @property
-    def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.curve.certified
-
-    @property
-    def spelling(self) -> OnnxSpelling | None:  # type: ignore[override]
-        curve = self.curve
-        attributes = {curve.attribute: self.parameter} if curve.attribute else {}
-        return OnnxSpelling(curve.operator, curve.versions, attributes) if curve.operator else None
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         return {"parameter": self.parameter}
-
-    @property
-    def degree(self) -> int:  # type: ignore[override]
-        return self.curve.power or 1
-
-    @property
-    def wide(self) -> bool:  # type: ignore[override]
-        return CURVES[self.kind].checked.wide
 
     @property
     def _number(self) -> Any:
@@ -151,9 +140,11 @@ class Smooth(Function):
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-        known, unit = CURVES[self.kind].checked, ENCLOSE_UNITS[x.dtype.type] if unit is None else unit
+        known, unit = self.curve.checked, ENCLOSE_UNITS[x.dtype.type] if unit is None else unit
         y = known.value(x, self.parameter)
-        steepest = known.steepest(x - error, x + error, self.parameter)
+        steepest = known.slope
+        if callable(steepest):
+            steepest = steepest(x - error, x + error, self.parameter)
         found = steepest * error + ENCLOSE_ULPS * unit * (np.abs(y) + known.beside(x))
         certain = (x == 0) & (error == 0) & (y == 0)
         return y, np.where(certain, 0, found * ENCLOSE_OWN + ENCLOSE_TINY)
@@ -162,19 +153,16 @@ class Smooth(Function):
 
     def image(self, x: Interval) -> Interval:
         """As of ``Function``: f is extreme at an end, or where it turns; a turn that is off by u moves f by u²."""
-        values = self.value(torch.stack([x.lower, x.upper, *self._within(x, self.curve.turns)]))
+        curve = self.curve
+        values = self.value(torch.stack([x.lower, x.upper, *self._within(x, curve.turns)]))
         error = self._error(values, 0.0, 0.0)
         lower, upper = (values - error).amin(0), (values + error).amax(0)
-        if self.curve.period is not None:
+        if curve.period is not None:
             whole, unknown = self._is_whole(x), x.lower.isnan() | x.upper.isnan()
             lower, upper = (
                 end.masked_fill(whole, sign).masked_fill(unknown, torch.nan) for end, sign in ((lower, -1), (upper, 1))
             )
-        return self._within_range(x, lower, upper)
-
-    def _within_range(self, x: Interval, lower: Tensor, upper: Tensor) -> Interval:
-        """Return an image cut to the range of f, and at 0 and 1 where f is known to stay on one side."""
-        curve = self.curve
+        # The image is cut to the range of f, and at 0 and 1 where f is known to stay on one side.
         lower, upper = lower.clamp(min=curve.least), upper.clamp(max=curve.most)
         if curve.zero is not None:
             lower = torch.where(x.lower >= curve.zero, lower.clamp(min=0), lower)
@@ -254,9 +242,11 @@ class Smooth(Function):
         p, q = x.lower.expand_as(at), x.upper.expand_as(at)
         of_p, of_q = self.value(p), self.value(q)
         slope = (of_q - of_p) / divisor(q - p)
-        for _ in range(_ROUNDS if len(pieces[0]) or self.curve.kinked else 0):
+        kinks = self._within(x, self.curve.bends) if self.curve.kinked else []
+        for _ in range(_ROUNDS if len(pieces[0]) or kinks else 0):
             least = sign * (of_p - slope * p)
-            for d in self._supporting(x, slope, convex, pieces):
+            found = [*self._stationary(x, slope, convex, pieces, False)] if len(pieces[0]) else []
+            for d in (*found, *(kink.expand_as(slope) for kink in kinks)):
                 of_d = self.value(d)
                 depth = sign * (of_d - slope * d)
                 lower = depth < least
@@ -293,7 +283,8 @@ class Smooth(Function):
         near = self.curve.precision * (self._scale + d.abs())
         e = torch.where(tilt > 0, d - near, d + near)
         left = torch.where(tilt > 0, d - start, stop - d)
-        turns = sign * (self.derivative(e) - slope) * tilt <= 0
+        # By the sign of the tilt: a product of two tiny numbers would be 0 though h′ does not change its sign.
+        turns = sign * (self.derivative(e) - slope) * tilt.sign() <= 0
         left = torch.where(turns, torch.minimum(left, (d - e).abs()), left)
         # A function may be upright at an end, where nothing is left.
         return d, tilt.abs().clamp(max=largest(d.dtype)) * left * (1 + 2.0**-16)
@@ -323,14 +314,6 @@ class Smooth(Function):
         if not chosen:
             return x.lower.new_empty(0), x.lower.new_empty(0)
         return torch.stack([edges[i] for i in chosen]), torch.stack([edges[i + 1] for i in chosen])
-
-    def _supporting(self, x: Interval, slope: Tensor, convex: bool, pieces: tuple[Tensor, Tensor]) -> Tensor:
-        """Return points, (points, …, batch, n), at which a line of a slope may support f: of pieces, and kinks."""
-        found = [self._stationary(x, slope, convex, pieces, False)] if len(pieces[0]) else []
-        found += [
-            bend.expand_as(slope)[None] for bend in (self._within(x, self.curve.bends) if self.curve.kinked else ())
-        ]
-        return torch.cat(found)
 
     def _stationary(
         self, x: Interval, slope: Tensor, convex: bool, pieces: tuple[Tensor, Tensor], fine: bool

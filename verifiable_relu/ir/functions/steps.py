@@ -9,6 +9,7 @@ offset add up to.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.ir.functions.function import UNDERFLOW, Function, OnnxSpelling, SlopeRange
+from verifiable_relu.ir.functions.function import UNDERFLOW, Function, SlopeRange
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import above, below, divisor, smooth_divisor, unit_roundoff
 
@@ -32,8 +33,8 @@ class Step:
         numpy: f in numpy, written apart.
         whole: f(n/d) of arrays of integers n and an integer d > 0.
         band: numbers (below, above) with x − below ≤ f(x) ≤ x + above; None where f jumps at 0 alone.
-        operator, versions: as of ``OnnxSpelling``.
-        certified: as of ``Function``.
+        operator: the operator of ONNX that computes f and nothing else, if there is one.
+        versions: the opsets in which definitions of the operator began that mean f.
     """
 
     value: Callable[[Tensor], Tensor]
@@ -42,7 +43,6 @@ class Step:
     band: tuple[float, float] | None
     operator: str = ""
     versions: tuple[int, ...] = ()
-    certified: tuple[str, ...] = ()
 
 
 def _sign(n: np.ndarray, d: int) -> np.ndarray:
@@ -56,13 +56,11 @@ def _nearest(n: np.ndarray, d: int) -> np.ndarray:
 
 STEPS: dict[str, Step] = {
     # torch takes the sign of what is no number for 0, from which something could be proved.
-    "Sign": Step(
-        lambda x: torch.where(x.isnan(), x, x.sign()), np.sign, _sign, None, "Sign", (9, 13), certified=("Sign",)
-    ),
+    "Sign": Step(lambda x: torch.where(x.isnan(), x, x.sign()), np.sign, _sign, None, "Sign", (9, 13)),
     "Floor": Step(torch.floor, np.floor, lambda n, d: n // d, (1.0, 0.0), "Floor", (6, 13)),
     "Ceil": Step(torch.ceil, np.ceil, lambda n, d: -(-n // d), (0.0, 1.0), "Ceil", (6, 13)),
     # Halves go to the even neighbour.
-    "Round": Step(torch.round, np.rint, _nearest, (0.5, 0.5), "Round", (11, 22), certified=("QuantizeLinear", "Round")),
+    "Round": Step(torch.round, np.rint, _nearest, (0.5, 0.5), "Round", (11, 22)),
     "Truncate": Step(torch.trunc, np.trunc, lambda n, d: _sign(n, d) * (abs(n) // d), (1.0, 1.0)),
 }
 """By kind."""
@@ -78,14 +76,6 @@ class StepFunction(Function):
     def step(self) -> Step:
         """What is known of the function."""
         return STEPS[self.kind]
-
-    @property
-    def certified(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.step.certified
-
-    @property
-    def spelling(self) -> OnnxSpelling | None:  # type: ignore[override]
-        return OnnxSpelling(self.step.operator, self.step.versions, {}) if self.step.operator else None
 
     def value(self, x: Tensor) -> Tensor:
         found = self.step.value(x.detach())
@@ -132,24 +122,25 @@ class StepFunction(Function):
         return SlopeRange(low.masked_fill(first > x.lower, 0), low, high, high.masked_fill(last < x.upper, 0))
 
     def floor(self, x: Interval, slope: Tensor) -> Tensor:
-        image, (first, _) = self.image(x), self._corners(x)
-        right = image.upper
-        if self.step.band is not None:
-            right = torch.maximum(image.lower, x.upper - self.step.band[0])
-        corner = torch.minimum(torch.maximum(first, x.lower), x.upper)
-        flat = torch.minimum(image.lower - slope * x.lower, image.lower - slope * corner)
-        offset = torch.minimum(flat, right - slope * x.upper)
-        return offset - self._error(x, slope, offset)
+        return self._offset(x, slope, 1)
 
     def top(self, x: Interval, slope: Tensor) -> Tensor:
-        image, (_, last) = self.image(x), self._corners(x)
-        left = image.lower
+        return self._offset(x, slope, -1)
+
+    def _offset(self, x: Interval, slope: Tensor, sign: int) -> Tensor:
+        """Return ``floor`` for a sign of 1, and for −1 ``top``, which mirrors it."""
+        image, corners = self.image(x), self._corners(x)
+        near, far, flat, end = x.lower, x.upper, image.lower, image.upper
+        if sign < 0:
+            near, far, flat, end = far, near, end, flat
         if self.step.band is not None:
-            left = torch.minimum(image.upper, x.lower + self.step.band[1])
-        corner = torch.minimum(torch.maximum(last, x.lower), x.upper)
-        flat = torch.maximum(image.upper - slope * x.upper, image.upper - slope * corner)
-        offset = torch.maximum(flat, left - slope * x.lower)
-        return offset + self._error(x, slope, offset)
+            end = sign * torch.maximum(sign * flat, sign * far - self.step.band[sign < 0])
+        corner = torch.minimum(torch.maximum(corners[sign < 0], x.lower), x.upper)
+        heights = (sign * (y - slope * at) for y, at in ((flat, near), (flat, corner), (end, far)))
+        least = functools.reduce(torch.minimum, heights)
+        reach = torch.maximum(x.lower.abs(), x.upper.abs())
+        error = 16 * unit_roundoff(least.dtype) * (slope.abs() * reach + least.abs())
+        return sign * (least - error - UNDERFLOW[least.dtype] * (1 + reach))
 
     def _corners(self, x: Interval) -> tuple[Tensor, Tensor]:
         """Return where the lower function begins to rise, and where the upper one ends to."""
@@ -157,8 +148,3 @@ class StepFunction(Function):
         if self.step.band is None:
             return 0 * image.lower, 0 * image.upper
         return image.lower + self.step.band[0], image.upper - self.step.band[1]
-
-    def _error(self, x: Interval, slope: Tensor, offset: Tensor) -> Tensor:
-        reach = torch.maximum(x.lower.abs(), x.upper.abs())
-        relative = 16 * unit_roundoff(offset.dtype)
-        return relative * (slope.abs() * reach + offset.abs()) + UNDERFLOW[offset.dtype] * (1 + reach)
