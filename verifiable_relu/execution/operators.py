@@ -82,7 +82,7 @@ class OperatorLog:
         kind, computed = node.op_type, any(isinstance(f, Value) for f in found)
         if kind == "Cast":
             to = {attribute.i for attribute in node.attribute if attribute.name == "to"}
-            if computed and (to != {onnx.TensorProto.FLOAT} or node.input[0] in reading.whole):
+            if computed and (to != {onnx.TensorProto.FLOAT} or node.input[0] in reading.counted):
                 raise UnsupportedError("rounding to another type is not modelled")
             return
         stored = kind == "DequantizeLinear" and not computed

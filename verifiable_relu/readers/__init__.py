@@ -47,44 +47,35 @@ def read_onnx(
         InputError: if the file is missing, malformed, refused by the ONNX checker or by onnxruntime, holds NaN or
             infinite parameters, or computes something else than the network that was read from it.
     """
-    if isinstance(source, bytes):
-        return _read(source, name or "network", None, chosen)
-    path = Path(source)
+    path = None if isinstance(source, bytes) else Path(source)
     try:
-        given = onnx_bytes(path) if data is None else data
-        return _read(given, name or Path(path.name.removesuffix(".gz")).stem, path.parent, chosen)
+        given = source if isinstance(source, bytes) else onnx_bytes(Path(source)) if data is None else data
+        name = name or ("network" if path is None else Path(path.name.removesuffix(".gz")).stem)
+        # A file with several inputs or outputs must run, too, with what the network leaves out of it.
+        network, reading = read_flat(given, name, path and path.parent, chosen, require_runs)
+        ops = reading.build.ops
+        places = {name: value.op for name, value in reading.computed().items() if value.index is None}
+        # Large files are in memory several times over by now.
+        del reading
+        compare(network, ops, places)
     except InputError as error:
+        if path is None:
+            raise
         raise error.located(path) from error
+    return network
 
 
 def onnx_bytes(path: Path) -> bytes:
-    """Return the bytes of an ONNX file, unpacked.
-
-    Raises:
-        InputError: if the file cannot be read, is larger than ``MAX_BYTES``, or begins as no ONNX file does.
-    """
+    """Return the bytes of an ONNX file, unpacked; a larger one than ``MAX_BYTES``, or no ONNX file, is refused."""
     return read_bytes(path, MAX_BYTES, require_onnx)
-
-
-def _read(data: bytes, name: str, folder: Path | None, chosen: Chosen) -> Network:
-    # A file with several inputs or outputs must run, too, with what the network leaves out of it.
-    network, reading = read_flat(data, name, folder, chosen, require_runs)
-    ops = reading.build.ops
-    places = {name: value.op for name, value in reading.computed().items() if value.index is None}
-    # Large files are in memory several times over by now.
-    del reading
-    compare(network, ops, places)
-    return network
 
 
 def __getattr__(name: str) -> Any:
     """Import what a network of a file need not wait for."""
     if name in ("from_torch", "runner"):
-        from verifiable_relu.readers.torch import reading
-
-        return getattr(reading, name)
-    if name == "write_onnx":
-        from verifiable_relu.readers.onnx.write import write_onnx
-
-        return write_onnx
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        from verifiable_relu.readers.torch import reading as module
+    elif name == "write_onnx":
+        from verifiable_relu.readers.onnx import write as module  # type: ignore[no-redef]
+    else:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(module, name)

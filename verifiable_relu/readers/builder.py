@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from verifiable_relu.ir.functions.function import Function
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, LinearMap, Sparse
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Op, Product, Shape, Sum
-from verifiable_relu.readers.derived import quotient
+from verifiable_relu.readers.derived import both, quotient
 from verifiable_relu.rounding import above
 
-MOST_PRODUCTS = 1 << 24
-"""Most products of two computed values in one product of matrices, and most terms of a sparse map."""
+MOST_TERMS = 1 << 24
+"""Most terms of all sums together that one op, read term by term, consists of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +64,13 @@ class Builder:
     Attributes:
         ops: so far; the first is the input.
         name: what to call the ops that are added.
+        off: the relative error of the weights and the bias of each affine op that is added, besides what it is given.
         whole: numbers of ops whose values are whole numbers, whatever the input is.
     """
 
     def __init__(self, shape: Shape, name: str = "input") -> None:
         self.ops: list[Op] = [Input(name=name, size=math.prod(shape))]
-        self.name = name
+        self.name, self.off = name, 0.0
         self.whole: set[int] = set()
         self._placed: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
 
@@ -76,7 +78,9 @@ class Builder:
         """Return True if the elements are known to be whole numbers, whatever the input is."""
         return x.op in self.whole
 
-    def _append(self, op: Op, shape: Sequence[int]) -> Value:
+    def _add(self, kind: type[Op], xs: Sequence[Value], shape: Sequence[int], **parts: Any) -> Value:
+        """Add an op that reads values, and return its own in a shape."""
+        op = kind(name=self.name, inputs=tuple(map(self.in_place, xs)), size=math.prod(shape), **parts)
         made = isinstance(op, Elementwise) and isinstance(op.function, StepFunction)
         if made or (self.whole and self.whole.issuperset(op.inputs) and op.keeps_whole):
             self.whole.add(len(self.ops))
@@ -90,9 +94,7 @@ class Builder:
         index = numbers.reshape(-1)
         if x.index is not None:
             index = np.where(index < 0, -1, x.index[index])
-        size = self.ops[x.op].size
-        in_order = len(index) == size and bool((index == np.arange(size)).all())
-        return Value(x.op, numbers.shape, None if in_order else index)
+        return Value(x.op, numbers.shape, None if np.array_equal(index, np.arange(self.ops[x.op].size)) else index)
 
     def joined(self, parts: Sequence[tuple[Value, np.ndarray]], rest: np.ndarray, shape: Sequence[int]) -> Value:
         """Return a tensor of elements of several values, and of constants.
@@ -105,14 +107,12 @@ class Builder:
         by_op: dict[int, np.ndarray] = {}
         for x, numbers in parts:
             by_op[x.op] = np.maximum(by_op.get(x.op, -1), self.moved(x, numbers).numbers)
-        bias = tensor(rest) if rest.any() else None
-        if len(by_op) == 1 and bias is None:
-            ((op, index),) = by_op.items()
-            return self.moved(Value(op, (self.ops[op].size,)), index.reshape(tuple(shape)))
-        terms = []
+        bias, terms = tensor(rest) if rest.any() else None, []
         for op, index in by_op.items():
-            gather = Gather(torch.from_numpy(np.array(index)), self.ops[op].size)
-            terms.append(self.affine(Value(op, (gather.n_in,)), gather, bias, shape))
+            whole = Value(op, (self.ops[op].size,))
+            if len(by_op) == 1 and bias is None:
+                return self.moved(whole, index.reshape(tuple(shape)))
+            terms.append(self.affine(whole, Gather(torch.from_numpy(np.array(index)), whole.size), bias, shape))
             bias = None
         return self.sum(*terms)
 
@@ -121,10 +121,9 @@ class Builder:
         if x.shape == tuple(shape):
             return x
         try:
-            numbers = np.broadcast_to(np.arange(x.size).reshape(x.shape), shape)
+            return self.moved(x, np.broadcast_to(np.arange(x.size).reshape(x.shape), shape))
         except ValueError:
             raise UnsupportedError(f"broadcasts a value of shape {x.shape} to {tuple(shape)}") from None
-        return self.moved(x, numbers)
 
     def transposed(self, x: Value, axes: Sequence[int]) -> Value:
         """Return x with its axes in another order: axis i of the result is axis ``axes[i]`` of x."""
@@ -155,11 +154,12 @@ class Builder:
         bias_error: float = 0.0,
     ) -> Value:
         """Return W·x + b in a shape; ``error`` and ``bias_error``: relative, of the weights and of the bias."""
-        source, off = self.in_place(x), None
-        if bias is not None and bias_error:
-            off = torch.from_numpy(np.where(bias == 0, 0.0, above(bias_error * bias.double().abs().numpy())))
-        weights = {"map": map, "bias": bias, "weight_error": error, "bias_error": off}
-        return self._append(Affine(name=self.name, inputs=(source,), size=map.n_out, **weights), shape)  # type: ignore[arg-type]
+        room, part = None, both(bias_error, self.off)
+        if bias is not None and part:
+            room = torch.from_numpy(np.where(bias == 0, 0.0, above(part * bias.double().abs().numpy())))
+        # What is moved has no weight.
+        error = error if isinstance(map, Gather) else both(error, self.off)
+        return self._add(Affine, (x,), shape, map=map, bias=bias, weight_error=error, bias_error=room)
 
     def constant(self, numbers: Tensor, shape: Shape) -> Tensor:
         """Return a constant that is broadcast to a shape, (elements,), and does not enlarge it."""
@@ -181,26 +181,23 @@ class Builder:
     ) -> Value:
         """Return (x − center)·factor + shift, each broadcast to the shape of x; a number means a float32 number.
 
-        Args:
-            x: the input.
-            factor, shift, center: 1, 0 and 0 by default.
-            error, shift_error: relative errors of the factor and of the shift.
-            divisor: by which x − center is divided, where that is what ``factor`` and ``error`` stand for.
+        ``error`` and ``shift_error`` are relative errors of the factor and of the shift; by the ``divisor`` x − center
+        is divided, where that is what ``factor`` and ``error`` stand for.
         """
-        given = [None if t is None else torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else torch.float32)
-                 for t in (factor, shift, center, divisor)]  # fmt: skip
-        weight, added, middle, by = (None if t is None else self.constant(t, x.shape) for t in given)
+        weight, added, middle, by = (
+            None if given is None else self.constant(_as_tensor(given), x.shape)
+            for given in (factor, shift, center, divisor)
+        )
+        one, shifts = torch.ones(()).expand(x.size), added is not None and bool(added.any())
         if middle is not None and bool(middle.any()):
             if weight is None and added is None:
-                weight, added = torch.ones(()).expand(x.size), -middle
-            elif weight is not None and bool((weight.abs() == 1).all()) and not (error or _any(added)):
-                added = -weight * middle
+                added, shifts = -middle, True
+            elif weight is not None and bool((weight.abs() == 1).all()) and not (error or shifts):
+                added, shifts = -weight * middle, True
             else:
                 x = self.scale(x.reshaped((x.size,)), shift=-middle).reshaped(x.shape)
-        if weight is None:
-            weight = torch.ones(()).expand(x.size)
-        added = added if _any(added) else None
-        return self.affine(x, Diagonal(weight, by), added, x.shape, error, shift_error)
+        map = Diagonal(one if weight is None else weight, by)
+        return self.affine(x, map, added if shifts else None, x.shape, error, shift_error)
 
     def divided(self, x: Value, by: Tensor) -> Value:
         """Return x/by, ``by`` being broadcast to the shape of x."""
@@ -216,28 +213,23 @@ class Builder:
         copies, shape = x.size // x.shape[-1], (*x.shape[:-1], len(weight))
         if bias is not None:
             bias = self.constant(bias, (*(1,) * (bias.ndim - 1), len(weight))).repeat(copies)
-        index = x.index
-        if copies == 1 and index is not None and len(index) == self.ops[x.op].size and _is_permutation(index):
+        if copies == 1 and x.index is not None and np.array_equal(np.sort(x.index), np.arange(self.ops[x.op].size)):
             # The order of the elements is that of the weight's columns.
-            weight, x = weight[:, np.argsort(index)], Value(x.op, (len(index),))
+            weight, x = weight[:, np.argsort(x.index)], Value(x.op, (len(x.index),))
         return self.affine(x, Dense(weight, copies), bias, shape, error, bias_error)
 
-    def convolution(self, x: Value, weight: Tensor, bias: Tensor | None, error: float = 0.0, **window: object) -> Value:
+    def convolution(self, x: Value, weight: Tensor, bias: Tensor | None, error: float = 0.0, **window: Any) -> Value:
         """Return a convolution of (channels, height, width), perhaps with axes of length 1 before these.
 
-        Args:
-            x: the input.
-            weight: (out, in / groups, height, width), of a relative ``error``.
-            bias: (out,), or one number.
-            window: stride, padding, dilation and groups, as ``Convolution`` takes them.
+        The weight is (out, in / groups, height, width), of a relative ``error``, the bias (out,) or one number, and
+        ``window`` has stride, padding, dilation and groups, as ``Convolution`` takes them.
         """
-        channels, height, width = x.shape[-3:]
-        groups = int(window.get("groups", 1))  # type: ignore[call-overload]
+        (channels, height, width), groups = x.shape[-3:], window.get("groups", 1)
         if groups < 1 or weight.ndim != 4 or weight.shape[1] * groups != channels or len(weight) % groups:
             raise InputError(
                 f"a kernel of shape {tuple(weight.shape)} in {groups} groups does not fit inputs {x.shape}"
             )
-        map = Convolution(weight.contiguous(), (channels, height, width), **window)  # type: ignore[arg-type]
+        map = Convolution(weight.contiguous(), (channels, height, width), **window)
         if min(map.out_shape) < 1:
             raise InputError(f"a kernel of shape {tuple(weight.shape)} is larger than the padded inputs {x.shape}")
         full = None
@@ -256,14 +248,12 @@ class Builder:
     ) -> Value:
         """Return Σ_k weight[i, k]·x[index[i, k]] + bias[i] in a shape.
 
-        Args:
-            index: (outputs, terms), or any shape with as many entries.
-            weight: of the shape of ``index``, of a relative ``error``.
-            bias: (outputs,).
+        The index is (outputs, terms), or has any shape with as many entries, to which the weight, of a relative
+        ``error``, is broadcast; the bias is (outputs,).
         """
-        if not math.prod(shape):
-            raise UnsupportedError("a computed tensor without elements")
         rows = math.prod(shape)
+        if not rows:
+            raise UnsupportedError("a computed tensor without elements")
         places = np.asarray(index, np.int64).reshape(rows, -1)
         places = places if x.index is None else x.index[places]
         source = Value(x.op, (self.ops[x.op].size,))
@@ -272,31 +262,47 @@ class Builder:
         map = Sparse(torch.from_numpy(np.maximum(places, 0)), numbers, source.size)
         return self.affine(source, map, None if bias is None or not bias.any() else tensor(bias), shape, error)
 
-    # What is not affine
+    # Other ops
 
     def sum(self, *xs: Value) -> Value:
         """Return the sum of values of one shape."""
-        if len(xs) == 1:
-            return xs[0]
-        inputs = tuple(self.in_place(x) for x in xs)
-        return self._append(Sum(name=self.name, inputs=inputs, size=xs[0].size), xs[0].shape)
+        return xs[0] if len(xs) == 1 else self._add(Sum, xs, xs[0].shape)
 
     def product(self, x: Value, y: Value) -> Value:
         """Return x·y, element by element, of values of one shape."""
         if x.shape != y.shape:
             raise InputError(f"multiplies shapes {x.shape} and {y.shape}")
-        inputs = (self.in_place(x), self.in_place(y))
-        return self._append(Product(name=self.name, inputs=inputs, size=x.size), x.shape)
+        return self._add(Product, (x, y), x.shape)
 
-    def matmul(self, x: Value, y: Value) -> Value:
-        """Return the matrix product of two values, as ``numpy.matmul`` has it: products of elements, and their sums."""
-        shape = np.matmul(np.empty(x.shape, np.bool_), np.empty(y.shape, np.bool_)).shape
-        inner = x.shape[-1]
-        if math.prod(shape) * inner > MOST_PRODUCTS:
-            raise UnsupportedError(f"more than {MOST_PRODUCTS} products of two computed values")
-        first, second = paired(*(np.arange(v.size).reshape(v.shape) for v in (x, y)))
-        products = self.product(self.moved(x, first), self.moved(y, second))
-        return self.added_up(products.reshaped((*shape, inner)))
+    def matmul(self, left: Value | np.ndarray, right: Value | np.ndarray) -> Value:
+        """Return the matrix product of two operands, one computed at least, as ``numpy.matmul`` has it, by terms."""
+        first, second = places(left), places(right)
+        shape = np.matmul(np.empty(first.shape, np.bool_), np.empty(second.shape, np.bool_)).shape
+        rows = first[None, :] if first.ndim == 1 else first
+        columns = second[None, :] if second.ndim == 1 else np.swapaxes(second, -1, -2)
+        spread = np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
+        return self.contracted((left, right), spread, shape)
+
+    def contracted(
+        self, given: Sequence[Value | np.ndarray], spread: Sequence[np.ndarray], shape: Sequence[int]
+    ) -> Value:
+        """Return sums of products of elements of two tensors, or sums of elements of one, in a shape.
+
+        The arrays ``spread``, one for each tensor, hold for each term, those of one sum in a row, the element's number
+        in a computed tensor, or the element of a constant.
+        """
+        terms = spread[0]
+        require_few(terms.size)
+        match given:
+            case [Value() as x, Value() as y]:
+                product = self.product(self.moved(x, terms), self.moved(y, spread[1]))
+                return self.added_up(product.reshaped((*shape, terms.size // max(1, math.prod(shape)))))
+            case [Value() as x]:
+                return self.sparse(x, terms, np.ones(terms.shape, np.float32), shape)
+            case [Value() as x, _]:
+                return self.sparse(x, terms, spread[1], shape)
+        assert isinstance(given[1], Value)
+        return self.sparse(given[1], spread[1], terms, shape)
 
     def added_up(self, x: Value, factor: Tensor | None = None, error: float = 0.0) -> Value:
         """Return the sums over the last axis, times a number of a relative error."""
@@ -308,8 +314,7 @@ class Builder:
 
     def apply(self, x: Value, of: Function) -> Value:
         """Return f(x), element by element."""
-        op = Elementwise(name=self.name, inputs=(self.in_place(x),), size=x.size, function=of)
-        return self._append(op, x.shape)
+        return self._add(Elementwise, (x,), x.shape, function=of)
 
     def relu(self, x: Value) -> Value:
         """Return max(x, 0)."""
@@ -317,9 +322,8 @@ class Builder:
 
     def leaky(self, x: Value, slope: Tensor | float) -> Value:
         """Return max(x, 0) + slope·min(x, 0), the slope being broadcast to the shape of x."""
-        number = torch.as_tensor(slope, dtype=None if isinstance(slope, Tensor) else torch.float32)
-        full = self.constant(number, x.shape)
-        return self.apply(x, Kinked(number.reshape(()) if number.numel() == 1 else full))
+        full = self.constant(_as_tensor(slope), x.shape)
+        return self.apply(x, Kinked(full[0] if full.stride() == (0,) else full))
 
     def size_of(self, x: Value) -> Value:
         """Return |x|."""
@@ -330,52 +334,41 @@ class Builder:
         return self.apply(x, function(kind, parameter))
 
     def maximum(self, x: Value, candidates: np.ndarray, shape: Sequence[int]) -> Value:
-        """Return the largest of some elements of x.
+        """Return the largest of some elements of x: of ``candidates``, (most, results), numbers of elements of x.
 
-        Args:
-            x: whose elements are compared.
-            candidates: (most, results) numbers of elements; −1 for none. Each result has one at least.
-            shape: of the result.
+        −1 stands for none; each result has one at least.
         """
         order = np.argsort(candidates < 0, axis=0, kind="stable")
-        sorted_ = np.take_along_axis(candidates, order, axis=0)
-        numbers = np.where(sorted_ < 0, sorted_[:1], sorted_)
+        numbers = np.take_along_axis(candidates, order, axis=0)
+        numbers = np.where(numbers < 0, numbers[:1], numbers)
         if len(numbers) == 1:
             return self.moved(x, numbers.reshape(tuple(shape)))
-        op = x.op
-        if x.index is None or (x.index < 0).any():
-            op = self.in_place(x)
-        else:
+        if x.index is not None and not (x.index < 0).any():
             numbers = x.index[numbers]
-        made = Maximum(
-            name=self.name,
-            inputs=(op,),
-            size=math.prod(shape),
-            candidates=torch.from_numpy(np.array(numbers, np.int64)),
-        )
-        return self._append(made, shape)
+            x = Value(x.op, (self.ops[x.op].size,))
+        return self._add(Maximum, (x,), shape, candidates=torch.from_numpy(np.array(numbers, np.int64)))
 
     def larger(self, x: Value, y: Value) -> Value:
         """Return max(x, y), element by element, of values of one shape."""
-        both, size = np.arange(2 * x.size), x.size
-        halves = ((x, np.where(both < size, both, -1)), (y, np.where(both >= size, both - size, -1)))
-        one = self.joined(halves, np.zeros(2 * size), (2 * size,))
-        return self.maximum(one, both.reshape(2, size), x.shape)
+        own, none = np.arange(x.size), np.full(x.size, -1)
+        halves = (x, np.concatenate([own, none])), (y, np.concatenate([none, own]))
+        pair = self.joined(halves, np.zeros(2 * x.size), (2 * x.size,))
+        return self.maximum(pair, np.arange(2 * x.size).reshape(2, -1), x.shape)
 
 
-def _any(numbers: Tensor | None) -> bool:
-    return numbers is not None and bool(numbers.any())
+def _as_tensor(numbers: Tensor | float) -> Tensor:
+    return numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.float32)
 
 
-def _is_permutation(index: np.ndarray) -> bool:
-    return bool((np.bincount(index[index >= 0], minlength=len(index)) == 1).all())
+def places(x: Value | np.ndarray) -> np.ndarray:
+    """Return a constant, or the numbers of a value's elements in its shape."""
+    return np.arange(x.size).reshape(x.shape) if isinstance(x, Value) else x
 
 
-def paired(left: np.ndarray, right: np.ndarray) -> Sequence[np.ndarray]:
-    """Return the two factors of each product that ``numpy.matmul`` sums, (…, terms) both."""
-    rows = left[None, :] if left.ndim == 1 else left
-    columns = right[None, :] if right.ndim == 1 else np.swapaxes(right, -1, -2)
-    return np.broadcast_arrays(rows[..., :, None, :], columns[..., None, :, :])
+def require_few(terms: int) -> None:
+    """Refuse an op of more than ``MOST_TERMS`` products or elements of windows, before they take memory."""
+    if terms > MOST_TERMS:
+        raise UnsupportedError(f"sums up more than {MOST_TERMS} terms")
 
 
 def tensor(array: np.ndarray) -> Tensor:

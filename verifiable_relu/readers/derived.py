@@ -22,18 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu import rounding
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.rounding import (
-    DECIMAL,
-    FEW,
-    LARGEST_ERROR,
-    LEAST_LOGARITHM,
-    TINY,
-    UNIT,
-    above,
-    below,
-    not_below,
-)
+from verifiable_relu.rounding import DECIMAL, UNIT, above, below, not_below
 
 LAMBDA_ERROR = 4 * UNIT
 """The largest relative error that one of two steps adds to the λ of a λ-GELU (``hardness``, ``readers.simplify``).
@@ -45,6 +36,9 @@ grant to the computation of λ-GELU, 64 units of roundoff of 1/λ and of |x|.
 _BITS = 160
 _DIGITS = decimal.Context(prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[decimal.InvalidOperation])
 _MAX_EXPONENT = 10_000
+_FLOAT64 = np.dtype(np.float64)
+_INFINITE = 2**1024 - 2**970
+"""Half a step above the largest float64 number: from here on the nearest one is infinite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +73,7 @@ class Derived:
 
 
 def _array(values: Any) -> np.ndarray:
-    """Arithmetic on arrays without axes gives their entries: these are packed again."""
+    """Pack a number as an array without axes, of which arithmetic makes numbers."""
     if isinstance(values, np.ndarray):
         return values
     packed = np.empty((), dtype=object)
@@ -96,20 +90,15 @@ def both(first: float, second: float) -> float:
     return first or second if not (first and second) else not_below((1 + Fraction(first)) * (1 + Fraction(second)) - 1)
 
 
-# --- arithmetic ------------------------------------------------------------------------------------------------------
+# Arithmetic
 
 
 def linear(function: Callable[..., Any], *operands: Derived) -> Derived:
     """Return a sum of products of numbers of the operands, at most one of each in a product.
 
-    With relative errors e_i, the sum is off by (Π(1 + e_i) − 1) times the sum of the products' sizes.
-
-    Args:
-        function: of object arrays; it adds and multiplies, and subtracts nothing.
-        operands: as many as it takes.
-
-    Raises:
-        UnsupportedError: if cancellation leaves nothing of what is known.
+    The ``function`` takes an object array for each operand; it adds and multiplies, and subtracts nothing. With
+    relative errors e_i, the sum is off by (Π(1 + e_i) − 1) times the sum of the products' sizes; it is refused if
+    cancellation leaves nothing of what is known.
     """
     found = _array(function(*(one.values for one in operands)))
     if any(isinstance(x, float) and math.isnan(x) for x in found.flat):
@@ -118,10 +107,10 @@ def linear(function: Callable[..., Any], *operands: Derived) -> Derived:
         return Derived(found)
     part = math.prod((1 + one.error for one in operands), start=Fraction(1)) - 1
     sizes = _array(function(*(_each(abs, one.values) for one in operands)))
-    shares = [size / abs(x) if x else None for x, size in zip(found.flat, sizes.flat, strict=True) if size]
-    if any(share is None or isinstance(share, float) for share in shares):
+    shares: list[Any] = [s / abs(x) if x else math.inf for x, s in zip(found.flat, sizes.flat, strict=True) if s]
+    if any(isinstance(share, float) for share in shares):
         raise UnsupportedError("computes a constant of which rounding leaves nothing")
-    return Derived(found, max((share for share in shares if share is not None), default=Fraction(1)) * part)
+    return Derived(found, max(shares, default=Fraction(1)) * part)
 
 
 def selected(function: Callable[..., Any], *operands: Derived) -> Derived:
@@ -139,25 +128,24 @@ def reciprocal(x: Derived) -> Derived:
 
 
 def root(x: Derived) -> Derived:
-    """Return √x, rounded to ``_BITS`` bits where it is irrational; a negative number is refused."""
+    """Return √x, off by at most 2⁻¹⁶⁰ of itself where it is irrational; a negative number is refused."""
     if any(v < 0 for v in x.values.flat):
         raise InputError("the root of a negative number")
-    values = _each(_root, x.values)
+
+    def one(value: Fraction) -> Fraction:
+        top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
+        if top * top == value.numerator and bottom * bottom == value.denominator:
+            return Fraction(top, bottom)
+        # √(n/d) = √(n·d)/d, with enough binary places that the root's whole part has more than 160 bits.
+        product = value.numerator * value.denominator
+        places = max(0, _BITS + 1 - product.bit_length() // 2)
+        return Fraction(math.isqrt(product << 2 * places), value.denominator << places)
+
+    values = _each(one, x.values)
     exact = all(r * r == v for r, v in zip(values.flat, x.values.flat, strict=True))
     # √(1 + e) is at most 1 + e/2, and √(1 − e) at least 1 − (e + e²)/2.
     error = Fraction(0) if exact else Fraction(1, 2**_BITS)
     return Derived(values, (1 + error) * (1 + (x.error + x.error**2) / 2) - 1)
-
-
-def _root(value: Fraction) -> Fraction:
-    """Return a root, off by at most 2^−160 of itself, and exact where it is rational."""
-    top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
-    if top * top == value.numerator and bottom * bottom == value.denominator:
-        return Fraction(top, bottom)
-    # √(n/d) = √(n·d)/d, with enough binary places that the root's whole part has more than 160 bits.
-    product = value.numerator * value.denominator
-    places = max(0, _BITS + 1 - product.bit_length() // 2)
-    return Fraction(math.isqrt(product << 2 * places), value.denominator << places)
 
 
 def exponential(x: Derived) -> Derived:
@@ -176,7 +164,7 @@ def logarithm(x: Derived) -> Derived:
     values = selected(lambda v: Fraction(_decimal(v).ln(_DIGITS)), x).values
     # The logarithm of 1 is exact.
     least = min((abs(v) for v in values.flat if v), default=Fraction(1))
-    if least < LEAST_LOGARITHM:
+    if least < rounding.LEAST_LOGARITHM:
         raise UnsupportedError("the logarithm of a constant next to 1")
     return Derived(values, DECIMAL / min(least, Fraction(1)))
 
@@ -206,14 +194,12 @@ def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray | None:
     return np.asarray(first.astype(np.float64) * second.astype(np.float64))
 
 
-# --- numbers as they are stored --------------------------------------------------------------------------------------
+# Numbers as they are stored
 
 
 def settled(x: Derived, like: np.dtype) -> np.ndarray | Derived:
     """Return an array of the type ``like``, or of float64, where that holds the numbers exactly; else the numbers."""
-    if x.error:
-        return x
-    for kind in (like, np.dtype(np.float64)):
+    for kind in () if x.error else (like, _FLOAT64):
         with np.errstate(over="ignore"):
             narrow = _nearest(x.values).astype(kind)
         # A fraction compares with a float exactly.
@@ -224,22 +210,15 @@ def settled(x: Derived, like: np.dtype) -> np.ndarray | Derived:
 
 def _nearest(values: np.ndarray) -> np.ndarray:
     """Return the nearest float64 numbers; infinite ones where they are too large."""
-
-    def nearest(value: Fraction | float) -> float:
-        try:
-            # The division of Python's integers rounds to nearest, denormal results too.
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-
-    return np.asarray(_each(nearest, values), dtype=np.float64)
+    # The division of Python's integers rounds to nearest, denormal results too.
+    found = _each(lambda v: float(v) if abs(v) < _INFINITE else math.inf if v > 0 else -math.inf, values)
+    return np.asarray(found, dtype=np.float64)
 
 
 def cast(x: Derived, kind: np.dtype) -> np.ndarray:
     """Return the numbers in another type, rounded: to nearest for floats, towards 0 for integers.
 
-    Raises:
-        UnsupportedError: if what is known of a number does not tell, or the type cannot hold it.
+    Refused if what is known of a number does not tell, or the type cannot hold it.
     """
     made = [{_cast(v * (1 + sign * x.error), kind) for sign in (-1, 1)} for v in x.values.flat]
     if any(len(found) > 1 for found in made):
@@ -258,47 +237,41 @@ def _cast(value: Fraction | float, kind: np.dtype) -> Any:
     with np.errstate(over="ignore"):
         near = _nearest(_array(value)).astype(kind)[()]
         # Rounded twice, it may be the neighbour of the nearest number.
-        around = [near, below(near), above(near)]
-    finite = [n for n in around if np.isfinite(n)]
+        finite = [n for n in (near, below(near), above(near)) if np.isfinite(n)]
     if not np.isfinite(near) or not finite:
         return near
-    even = [int(n.view(f"u{kind.itemsize}")) & 1 for n in finite]
-    return min(zip(finite, even, strict=True), key=lambda pair: (abs(Fraction(float(pair[0])) - value), pair[1]))[0]
+    # Of two that are as near, the one with an even last digit.
+    return min(finite, key=lambda n: (abs(Fraction(float(n)) - value), int(n.view(f"u{kind.itemsize}")) & 1))
 
 
 def rounded(x: Derived) -> tuple[Tensor, float]:
     """Return the nearest float64 numbers, and their relative error.
 
-    Raises:
-        UnsupportedError: if a number that is not exact is beyond float64's normal range, or not known well.
+    A number that is not exact is refused if it is beyond float64's normal range, or not known well.
     """
-    exact = settled(x, np.dtype(np.float64))
+    exact = settled(x, _FLOAT64)
     if isinstance(exact, np.ndarray):
         return torch.from_numpy(exact), 0.0
     nearest = _nearest(x.values)
-    _require_normal(nearest, np.array([bool(value) for value in x.values.flat]).reshape(x.shape))
+    _require_normal(nearest, x.values != 0)
     error = (1 + x.error) * (1 + UNIT) - 1
-    if error > LARGEST_ERROR:
+    if error > rounding.LARGEST_ERROR:
         raise UnsupportedError("a number of which rounding leaves too few digits")
     return torch.from_numpy(nearest), not_below(error)
 
 
 def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
-    size = np.abs(found)
-    if not bool(np.isfinite(size).all()):
+    """Refuse numbers that are infinite, or too small where the number that they stand for is ``there``."""
+    if not bool(np.isfinite(found).all()):
         raise UnsupportedError("a factor or constant beyond the range of float64")
-    if bool((there & (size < TINY)).any()):
+    if bool((there & (np.abs(found) < rounding.TINY)).any()):
         raise UnsupportedError("a factor or constant below the range of float64")
 
 
 def quotient(numerator: Tensor | float, divisor: Tensor) -> tuple[Tensor, float]:
     """Return the nearest float64 numbers to numerator/divisor, element by element, and their relative error.
 
-    It is 0 where all divisors are powers of two.
-
-    Raises:
-        InputError: for a division by zero.
-        UnsupportedError: if a quotient is beyond float64's normal range.
+    It is 0 where all divisors are powers of two. A division by zero is refused, and a quotient beyond the normal range.
     """
     top = torch.as_tensor(numerator, dtype=torch.float64).detach().cpu().numpy()
     bottom = divisor.detach().cpu().double().numpy()
@@ -314,10 +287,8 @@ def quotient(numerator: Tensor | float, divisor: Tensor) -> tuple[Tensor, float]
 def scaled(numbers: Tensor, factor: float) -> tuple[Tensor, float]:
     """Return numbers·factor in float64, for a float32 number ``factor``, and its relative error.
 
-    It is 0 for float32 numbers, of which float64 holds all products, and where the factor is a power of two.
-
-    Raises:
-        UnsupportedError: if a product of float64 numbers is beyond float64's normal range.
+    It is 0 for float32 numbers, of which float64 holds all products, and where the factor is a power of two. A product
+    of float64 numbers beyond float64's normal range is refused.
     """
     if factor == 1.0:
         return numbers, 0.0
@@ -335,12 +306,7 @@ def share(count: int) -> tuple[Tensor, float]:
 
 
 def deviations(gamma: Tensor, variance: Tensor, epsilon: float) -> tuple[Tensor, float]:
-    """Return the nearest float64 numbers to γ/√(σ² + ε), and their relative error.
-
-    Raises:
-        InputError: if a variance plus ε is not positive.
-        UnsupportedError: if a factor is beyond float64's normal range.
-    """
+    """Return the nearest float64 numbers to γ/√(σ² + ε), and their relative error; σ² + ε ≤ 0 is refused."""
     spread = Derived.of(variance.detach().cpu().numpy()).moved(lambda values: values + Fraction(epsilon))
     if not all(value > 0 for value in spread.values.flat):
         raise InputError("its variance plus epsilon is not positive")
@@ -348,34 +314,17 @@ def deviations(gamma: Tensor, variance: Tensor, epsilon: float) -> tuple[Tensor,
     return found.to(gamma.device), error
 
 
-def hardness(factor: Fraction, error: Fraction) -> Tensor | None:
-    """Return √2·factor, the λ of a GELU spelled with erf(factor·x), factor > 0; None if it is too far off."""
-    try:
-        number, off = rounded(root(Derived(_array(2 * factor * factor), 2 * error + error * error)))
-    except UnsupportedError:
-        return None
-    return narrow(number.reshape(())) if off <= LAMBDA_ERROR else None
-
-
-def multiple(factor: Fraction, error: Fraction) -> tuple[Tensor, float] | None:
+def multiple(factor: Fraction | Derived, error: Fraction = Fraction(0)) -> tuple[Tensor, float] | None:
     """Return a factor as one number, in float32 if that holds it, and its relative error; None if it is refused."""
     try:
-        number, off = rounded(Derived(_array(factor), error))
+        number, off = rounded(factor if isinstance(factor, Derived) else Derived(_array(factor), error))
     except UnsupportedError:
         return None
-    return narrow(number.reshape(())), off
+    single = number.reshape(()).float()
+    return (single if single.double() == number else number.reshape(())), off
 
 
-def narrow(number: Tensor) -> Tensor:
-    """Return a float64 tensor in float32 where that holds all its numbers."""
-    single = number.float()
-    return single if bool((single.double() == number).all()) else number
-
-
-def lost(before: Tensor, after: Tensor) -> float:
-    """Return the relative error of numbers that were narrowed; infinite where one has vanished."""
-    wide = after.detach().to(before.device, before.dtype)
-    changed = (wide - before.detach()).abs()
-    relative = torch.where(changed > 0, changed / wide.abs(), 0.0)
-    # The difference and the quotient each round once.
-    return float(relative.amax()) * FEW if relative.numel() else 0.0
+def hardness(factor: Fraction, error: Fraction) -> Tensor | None:
+    """Return √2·factor, the λ of a GELU spelled with erf(factor·x), factor > 0; None if it is too far off."""
+    found = multiple(root(Derived(_array(2 * factor * factor), 2 * error + error * error)))
+    return None if found is None or found[1] > LAMBDA_ERROR else found[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,10 @@ class Call:
 
     Attributes:
         build: where the ops that it stands for are added, under the node's name.
-        op: the operator.
-        version: of the operator: the opset in which its present definition began.
+        op, version: the operator, and the opset in which its present definition began.
         inputs: constants, values, or None where an optional input is left out.
         attributes: by name.
-        node: as the file has it.
-        opset: the version of the standard's operators.
+        node, opset: as the file has it, and the version of the standard's operators.
     """
 
     build: Builder
@@ -51,18 +49,17 @@ class Call:
             raise UnsupportedError(f"its input {position} is a constant")
         return found
 
-    def constant(self, position: int) -> np.ndarray:
-        """Return an input that must be constant."""
-        found = self.optional(position)
-        if found is None:
-            raise UnsupportedError(f"its input {position} is missing")
-        return found
-
     def optional(self, position: int) -> np.ndarray | None:
         """Return an input that must be constant if it is there."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if isinstance(found, Value):
             raise UnsupportedError(f"its input {position} is not a constant")
+        return found
+
+    def constant(self, position: int) -> np.ndarray:
+        """Return an input that must be constant."""
+        if (found := self.optional(position)) is None:
+            raise UnsupportedError(f"its input {position} is missing")
         return found
 
     def given(self) -> list[Result]:
@@ -75,16 +72,23 @@ class Call:
     def refuse(self, **expected: Any) -> None:
         """Refuse attributes that are there with another value than the one expected."""
         for attribute, value in expected.items():
-            if (found := self.get(attribute, value)) != value:
-                raise UnsupportedError(f"its attribute {attribute} = {found}")
+            self.choice(attribute, value, {value: None})
+
+    def choice(self, attribute: str, default: Any, known: Mapping[Any, Any]) -> Any:
+        """Return what an attribute stands for, by its value; another value than those known is refused."""
+        found = self.get(attribute, default)
+        if found not in known:
+            shown = found.decode(errors="replace") if isinstance(found, bytes) else found
+            raise UnsupportedError(f"its attribute {attribute} = {shown}")
+        return known[found]
 
     def as_operator(
         self, operator: str, version: int, inputs: Sequence[Result | None], attributes: dict[str, Any] | None = None
     ) -> Value:
         """Return the one result of another operator of the standard, by default with the node's attributes."""
-        given = self.attributes if attributes is None else attributes
         node = onnx.helper.make_node(operator, self.node.input, self.node.output)
         node.attribute.extend(self.node.attribute)
+        given = self.attributes if attributes is None else attributes
         made = replace(self, op=operator, version=version, inputs=tuple(inputs), attributes=given, node=node)
         found = CONVERTERS[operator, version](made)
         (value,) = found if isinstance(found, Sequence) else (found,)
@@ -104,10 +108,7 @@ def float32(number: float) -> Tensor:
     return torch.tensor(number, dtype=torch.float32)
 
 
-Operand = Value | Tensor
-
-
-def operands(build: Builder, left: Result | None, right: Result | None) -> tuple[Operand, Operand]:
+def operands(build: Builder, left: Result | None, right: Result | None) -> tuple[Value | Tensor, Value | Tensor]:
     """Return two operands of which one is computed at least, computed ones in the shape of the result."""
     if left is None or right is None:
         raise UnsupportedError("an operand is missing")
@@ -121,10 +122,7 @@ def operands(build: Builder, left: Result | None, right: Result | None) -> tuple
 
 Converter = Callable[[Call], Result | Sequence[Result | None]]
 CONVERTERS: dict[tuple[str, int], Converter] = {}
-"""Readers of nodes, by operator and version of the operator: each gives the output, or the outputs in order.
-
-None stands for an output that is not read; a node that takes it is refused.
-"""
+"""By operator and its version, what reads a node: it gives the output, or a list with None for those not read."""
 
 GROUPS = ("affine", "pieces", "maxima", "steps", "smooth", "products")
 """Groups of operators by their ops: affine maps alone, or also piecewise-linear activations, maxima, functions that
@@ -135,13 +133,11 @@ GROUP: dict[str, str] = {}
 
 
 def converts(operator: str, *versions: int, group: str = GROUPS[0]) -> Callable[[Converter], Converter]:
-    """Register what reads an operator.
+    """Register what reads an operator, and what it becomes, of ``GROUPS``.
 
     Args:
         operator: of the standard domain, or of ai.onnx.ml, which share no names; of another domain with that before it.
-        versions: the opsets in which a definition of the operator began that the converter reads. An operator in
-            any other version is refused: its meaning may differ.
-        group: what it becomes, of ``GROUPS``.
+        versions: the opsets in which a definition of the operator began that the converter reads; others are refused.
     """
     assert group in GROUPS
 

@@ -35,20 +35,20 @@ def compare(network: Network, ops: Sequence[Op], places: Mapping[str, int]) -> N
     assert network.source.onnx is not None
     source = _FileRun(network.source.onnx)
     points = sample_points(network.source.input_shape, source.dtype)
-    found = _outputs(source, points, network.source.batched)
-    if not bool(torch.isfinite(found).any()):
-        raise InputError("no output is finite where the network is compared with its file")
-    if _output_difference(network, points, found, source.unit) is not None:
-        raise _explained(network, ops, places, points)
-
-
-def require_runs(data: bytes) -> None:
-    """Make certain that onnxruntime takes a file, or has no kernel for some of its operators.
-
-    Raises:
-        InputError: if it refuses the file for another reason.
-    """
-    _session(data)
+    if _output_difference(network, source, points, expected=True) is None:
+        return
+    model = onnx.load_model_from_string(network.source.onnx)
+    computed = {output for node in model.graph.node for output in node.output}
+    shown = {output.name for output in model.graph.output}
+    watched = {name: index for name, index in places.items() if name in computed and index > 0}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched if name not in shown)
+    source = _FileRun(model.SerializeToString())
+    names = [output.name for output in model.graph.output]
+    found = dict(zip(names, source.outputs(points, network.source.batched), strict=True))
+    part = _difference(ops, points, {index: found[name] for name, index in watched.items()}, source.unit)
+    if part is None:
+        raise InputError(f"{_COMPLAINT}, though each of its nodes by itself does")
+    raise InputError(f"{_COMPLAINT}: {part}", place=f"node '{part.op.name}'")
 
 
 def compare_at(network: Network, points: np.ndarray) -> None:
@@ -82,16 +82,18 @@ def compare_at(network: Network, points: np.ndarray) -> None:
                 continue
             raise
         inputs = narrow.to(source.dtype).reshape(-1, *network.source.input_shape)
-        found = _output_difference(network, inputs, _outputs(source, inputs, network.source.batched), source.unit)
-        if found is not None:
+        if (found := _output_difference(network, source, inputs)) is not None:
             raise InputError(f"{complaint} at a point of the property's box: {found}")
 
 
-def _output_difference(network: Network, points: Tensor, found: Tensor, unit: float) -> Difference | None:
-    """Return where the outputs that the file computes are not the network's."""
+def _output_difference(network: Network, source: _FileRun, points: Tensor, expected: bool = False) -> Difference | None:
+    """Return where the outputs that the file computes are not the network's; ``expected``: some must be finite."""
+    found = source.outputs(points, network.source.batched)[0]
+    if expected and not bool(torch.isfinite(found).any()):
+        raise InputError("no output is finite where the network is compared with its file")
     if found.shape[1] != network.output_size:
         raise InputError(f"{found.shape[1]} outputs are computed where {network.output_size} were read")
-    return _difference(network.ops, points, {len(network.ops) - 1: found}, unit)
+    return _difference(network.ops, points, {len(network.ops) - 1: found}, source.unit)
 
 
 def _difference(ops: Sequence[Op], points: Tensor, seen: Mapping[int, Tensor], unit: float) -> Difference | None:
@@ -115,7 +117,7 @@ _TYPES = {
 
 
 class _FileRun:
-    """What runs a file on one input: onnxruntime, or the standard's reference evaluator where that has no kernel.
+    """A file as it runs: in onnxruntime, or in the standard's reference evaluator where that has no kernel.
 
     Attributes:
         dtype: in which the file's numbers are compared.
@@ -123,28 +125,30 @@ class _FileRun:
     """
 
     def __init__(self, data: bytes, default: bool = False) -> None:
-        session = _session(data, default)
+        session = require_runs(data, default)
         if session is not None:
             (declared,) = session.get_inputs()
             self._runner, self._run, kind = "onnxruntime", session.run, declared.type
         else:
-            evaluator, declared = _evaluator(data)
+            self._runner, self._run, declared = "the ONNX reference evaluator", *_evaluator(data)
             kind = f"tensor({onnx.TensorProto.DataType.Name(declared.type.tensor_type.elem_type).lower()})"
-            self._runner, self._run = "the ONNX reference evaluator", evaluator.run
         self._name = declared.name
         self._array, self.dtype, self.unit = _TYPES[kind]
 
-    def run(self, x: np.ndarray) -> list[np.ndarray]:
-        """The graph's outputs for one input of the file's own shape, in float32 or float64."""
+    def outputs(self, points: Tensor, batched: bool) -> list[Tensor]:
+        """Return each output of the graph, (batch, size), for points (batch, *input shape)."""
         try:
             with np.errstate(all="ignore"):
-                return [np.asarray(found) for found in self._run(None, {self._name: x.astype(self._array)})]
+                samples = points.numpy().astype(self._array)
+                runs = [self._run(None, {self._name: x[None] if batched else x}) for x in samples]
         except Exception as error:  # the runners' exceptions share no narrower base
             raise InputError(f"{self._runner} cannot run the file: {error}") from None
+        each = zip(*runs, strict=True)
+        return [torch.from_numpy(np.stack([np.reshape(x, -1) for x in found])).to(points.dtype) for found in each]
 
 
 _WHOLE = b"QLinear", b"QGemm", b"Integer"
-"""What the names of operators have that are kernels of whole numbers."""
+"""Parts of the names of operators that are kernels of whole numbers."""
 
 
 def is_quantised(data: bytes) -> bool:
@@ -152,8 +156,12 @@ def is_quantised(data: bytes) -> bool:
     return any(name in data for name in (b"eLinear", *_WHOLE))
 
 
-def _session(data: bytes, default: bool = False) -> Any:
-    """A session of onnxruntime; None if it has no kernel for an operator."""
+def require_runs(data: bytes, default: bool = False) -> Any:
+    """Return a session of onnxruntime; None if it has no kernel for some of the file's operators.
+
+    Raises:
+        InputError: if it refuses the file for another reason.
+    """
     # Of kernels of whole numbers, those that do not saturate are an optimisation.
     quantised = is_quantised(data)
     optimised = default or not quantised or any(name in data for name in _WHOLE)
@@ -167,7 +175,6 @@ def _session(data: bytes, default: bool = False) -> Any:
 
 
 def _evaluator(data: bytes) -> tuple[Any, onnx.ValueInfoProto]:
-    """The standard's reference evaluator of a file, and the file's input."""
     from onnx.reference import ReferenceEvaluator
 
     model = onnx.load_model_from_string(data)
@@ -176,35 +183,6 @@ def _evaluator(data: bytes) -> tuple[Any, onnx.ValueInfoProto]:
         imported.domain = "" if imported.domain == "ai.onnx" else imported.domain
     (declared,) = declared_inputs(model)
     try:
-        return ReferenceEvaluator(model), declared
+        return ReferenceEvaluator(model).run, declared
     except Exception as error:  # the evaluator has no exception of its own
         raise InputError(f"the ONNX reference evaluator refuses the file: {error}") from None
-
-
-def _outputs(source: _FileRun, points: Tensor, batched: bool) -> Tensor:
-    """The file's output for each of the points (batch, *input shape), flat: (batch, outputs)."""
-    samples = points.numpy()
-    found = [source.run(sample[None] if batched else sample)[0].reshape(-1) for sample in samples]
-    return torch.from_numpy(np.stack(found)).to(points.dtype)
-
-
-def _explained(network: Network, ops: Sequence[Op], places: Mapping[str, int], points: Tensor) -> InputError:
-    """Return the complaint about a network that is not its file, with the first node of the file where they differ."""
-    assert network.source.onnx is not None
-    model = onnx.load_model_from_string(network.source.onnx)
-    computed = {output for node in model.graph.node for output in node.output}
-    shown = {output.name for output in model.graph.output}
-    watched = {name: index for name, index in places.items() if name in computed and index > 0}
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched if name not in shown)
-    source = _FileRun(model.SerializeToString())
-    order = [output.name for output in model.graph.output]
-    samples = [x[None] if network.source.batched else x for x in points.numpy()]
-    runs = [dict(zip(order, source.run(x), strict=True)) for x in samples]
-    seen = {
-        index: torch.from_numpy(np.stack([run[name].reshape(-1) for run in runs])).to(points.dtype)
-        for name, index in watched.items()
-    }
-    found = _difference(ops, points, seen, source.unit)
-    if found is None:
-        return InputError(f"{_COMPLAINT}, though each of its nodes by itself does")
-    return InputError(f"{_COMPLAINT}: {found}", place=f"node '{found.op.name}'")

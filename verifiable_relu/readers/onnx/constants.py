@@ -45,13 +45,15 @@ MAX_ELEMENTS = 1 << 24
 MAX_SLOW_ELEMENTS = 1 << 18
 """Most elements of a constant that is computed element by element."""
 
-_MOVING = {
-    "Concat", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike", "Flatten", "Gather", "OneHot", "Pad", "Range",
-    "Reshape", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
-}  # fmt: skip
 _SLOW = {"Compress", "GatherElements", "GatherND", "NonZero", "ReverseSequence", "ScatterElements", "ScatterND"}
+_RESHAPES = {"Flatten", "Reshape", "Squeeze", "Unsqueeze"}
+MOVING = _RESHAPES | _SLOW | {
+    "Concat", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike", "Gather", "OneHot", "Pad", "Range", "Shape",
+    "Size", "Slice", "SpaceToDepth", "Split", "Tile", "Transpose", "Trilu",
+}  # fmt: skip
+"""Operators whose results are elements of their inputs, or places of these."""
 
-FOLDED = _MOVING | _SLOW | {
+FOLDED = MOVING | {
     "Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "CumSum", "DequantizeLinear",
     "Div", "Equal", "Exp", "Floor", "Gemm", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less",
     "LessOrEqual", "Log", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "QuantizeLinear",
@@ -63,6 +65,11 @@ FOLDED = _MOVING | _SLOW | {
 
 Those that round, and for which no rule of ``_ARITHMETIC`` tells how far, are not among them.
 """
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return a node's attributes by their names."""
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
 def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) -> Sequence[Constant]:
@@ -82,34 +89,33 @@ def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) 
     operator = node.op_type
     if operator not in FOLDED:
         raise UnsupportedError("of constants alone is not supported")
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
+    arrays = [value for value in inputs if not isinstance(value, Derived)]
+    floating = [value for value in arrays if value is not None and _is_floating(value)]
     if operator in ("DequantizeLinear", "QuantizeLinear"):
-        for value in inputs:
-            if isinstance(value, np.ndarray) and value.dtype.kind not in "fi":
+        for value in arrays:
+            if value is not None and value.dtype.kind not in "fi":
                 limits(value.dtype)
-    derived = any(isinstance(value, Derived) for value in inputs)
-    if isinstance(inputs[0] if inputs else None, Derived):
-        if operator == "CastLike" and isinstance(inputs[1], np.ndarray):
-            return [cast(inputs[0], inputs[1].dtype)]  # type: ignore[arg-type]
-        if operator == "Cast":
-            return [cast(inputs[0], onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))]  # type: ignore[arg-type]
-    if operator in _ARITHMETIC and (derived or (operator not in _CHOOSING and any(map(_is_floating, inputs)))):
-        return [_arithmetic(node, inputs, attributes, opset)]
+    derived, first = len(arrays) < len(inputs), inputs[0] if inputs else None
+    if isinstance(first, Derived) and operator == "Cast":
+        return [cast(first, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(attributes["to"])))]
+    # The result of a sum may be wider than the file says: all floats have the widest of their types.
+    widest = np.result_type(np.float16, *(value.dtype for value in floating))
+    if operator in _ARITHMETIC and (derived or (operator not in _CHOOSING and floating)):
+        return [_arithmetic(node, inputs, attributes, widest, opset)]
     if derived:
         return _moved(node, inputs, attributes, opset)
-    arrays = [value for value in inputs if not isinstance(value, Derived)]
-    # The result of a sum may be wider than the file says: all floats have the widest of their types.
-    widest = np.result_type(np.float16, *(value.dtype for value in arrays if value is not None and _is_floating(value)))
-    results = evaluated(node, [v.astype(widest) if v is not None and _is_floating(v) else v for v in arrays], opset)
-    if operator in ("Cast", "CastLike") and arrays and arrays[0] is not None and results[0].dtype.kind in "iu":
-        given, info = arrays[0], np.iinfo(results[0].dtype)
-        inside = np.isfinite(given) & (given > info.min - 1.0) & (given < info.max) if _is_floating(given) else True
+    given = [v.astype(widest) if v is not None and _is_floating(v) else v for v in arrays]
+    results = evaluated(node, given, opset)
+    if operator == "Cast" and isinstance(first, np.ndarray) and results[0].dtype.kind in "iu":
+        info = np.iinfo(results[0].dtype)
+        inside = np.isfinite(first) & (first > info.min - 1.0) & (first < info.max) if _is_floating(first) else True
         if not np.all(inside):
             raise UnsupportedError("casts a constant to whole numbers that cannot hold it")
     return results
 
 
-def _is_floating(value: Constant | None) -> bool:
+def _is_floating(value: Any) -> bool:
     return isinstance(value, Derived) or (value is not None and np.issubdtype(value.dtype, np.floating))
 
 
@@ -129,11 +135,8 @@ def _moved(
 def numbered_places(node: onnx.NodeProto, inputs: Sequence[Any], moved: Sequence[bool], opset: int) -> list[np.ndarray]:
     """Return the results of a node that moves elements, on the elements' numbers, which are counted from 1 on.
 
-    Args:
-        node: of the standard's operators.
-        inputs: constants, or anything that has a shape where it is moved; None where one is left out.
-        moved: for each whether its elements are moved, and numbered, one input after another.
-        opset: the version of the standard's operators.
+    For each input, a constant, None, or anything that has a shape where it is ``moved``, that says whether its elements
+    are numbered, one input after another.
     """
     places, count = [], 1
     for given, moves in zip(inputs, moved, strict=True):
@@ -144,26 +147,16 @@ def numbered_places(node: onnx.NodeProto, inputs: Sequence[Any], moved: Sequence
 
 
 def _arithmetic(
-    node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], opset: int
+    node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], like: np.dtype, opset: int
 ) -> Constant:
     """Return the result of a node that computes with numbers, in rational arithmetic."""
-    kinds = [value.dtype for value in inputs if value is not None and not isinstance(value, Derived)]
-    like = np.result_type(np.float16, *(kind for kind in kinds if np.issubdtype(kind, np.floating)))
     if node.op_type != "Range":
-        shaped = [np.zeros(v.shape, like) if v is not None and _is_floating(v) else v for v in inputs]
-        model, _ = _alone(node, shaped, opset)  # type: ignore[arg-type]
-        size = _elements(model, node, shaped)  # type: ignore[arg-type]
+        shaped: list[Any] = [np.zeros(v.shape, like) if _is_floating(v) else v for v in inputs]  # type: ignore[union-attr]
+        size, _ = _size(_alone(node, shaped, opset)[0], node, shaped)
         size = max(size, *(math.prod(value.shape) for value in inputs if value is not None))
         if size > MAX_SLOW_ELEMENTS:
             return _large(node.op_type, inputs, attributes, like, size)
-    try:
-        found = _ARITHMETIC[node.op_type](attributes, *(None if v is None else Derived.of(v) for v in inputs))
-    except InputError:
-        raise
-    except (ArithmeticError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"does not fit its inputs: {error}") from error
-    if math.prod(found.shape) > MAX_SLOW_ELEMENTS:
-        raise UnsupportedError(f"computes a constant of {math.prod(found.shape)} elements")
+    found = _ARITHMETIC[node.op_type](attributes, *(None if v is None else Derived.of(v) for v in inputs))
     return settled(found, like)
 
 
@@ -218,7 +211,8 @@ def limits(dtype: np.dtype) -> tuple[int, int]:
 
 Rule = Callable[..., Derived]
 _ONE = Derived.of(np.ones((), np.float32))
-_MAX_POWER = 64
+MAX_POWER = 64
+"""The largest exponent that is read."""
 
 
 def _product(x: Derived, y: Derived) -> Derived:
@@ -241,7 +235,7 @@ def _power(_: Any, x: Derived, y: Derived) -> Derived:
     base = x if exponent >= 0 else reciprocal(x)
     if abs(exponent) == Fraction(1, 2):
         return root(base)
-    if exponent.denominator > 1 or abs(exponent) > _MAX_POWER:
+    if exponent.denominator > 1 or abs(exponent) > MAX_POWER:
         raise UnsupportedError(f"a constant to the power of {float(exponent):g}")
     return functools.reduce(_product, [base] * abs(int(exponent))) if exponent else base.moved(lambda v: v**0)
 
@@ -321,10 +315,6 @@ def _clipped(
     return x
 
 
-def _joined(function: Callable[..., Any]) -> Rule:
-    return lambda _, *inputs: selected(lambda *values: function(values), *inputs)
-
-
 _ARITHMETIC: dict[str, Rule] = {
     "Abs": lambda _, x: x.moved(np.abs),
     "Add": lambda _, x, y: _sum(x, y),
@@ -336,9 +326,9 @@ _ARITHMETIC: dict[str, Rule] = {
     "Gemm": _gemm,
     "Log": lambda _, x: logarithm(x),
     "MatMul": lambda _, x, y: linear(np.matmul, x, y),
-    "Max": _joined(max),
+    "Max": lambda _, *inputs: selected(lambda *values: max(values), *inputs),
     "Mean": lambda _, *terms: _scaled(_sum(*terms), Fraction(1, len(terms))),
-    "Min": _joined(min),
+    "Min": lambda _, *inputs: selected(lambda *values: min(values), *inputs),
     "Mod": _modulo,
     "Mul": lambda _, x, y: _product(x, y),
     "Neg": lambda _, x: _scaled(x, -1),
@@ -359,7 +349,7 @@ _ARITHMETIC: dict[str, Rule] = {
 _CHOOSING = {"Abs", "Clip", "Max", "Min", "Neg", "Relu"}
 """Operators that round nothing where floats hold their inputs."""
 
-_MOVED = (_MOVING | _SLOW | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
+_MOVED = (MOVING | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 
 
 # The standard's reference evaluator
@@ -367,11 +357,6 @@ _MOVED = (_MOVING | _SLOW | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLik
 
 def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
     """Return the results of the standard's reference evaluator for one node, as many as the node names.
-
-    Args:
-        node: of the standard's operators.
-        inputs: as many as the node names; None where one is left out.
-        opset: the version of the standard's operators.
 
     Raises:
         UnsupportedError: if how large its results are is not known, or they would be too large.
@@ -383,9 +368,14 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
     if node.op_type == "Pad":
         node, inputs = _cropped(node, inputs)
     model, feeds = _alone(node, inputs, opset)
-    size, most = _elements(model, node, inputs), MAX_SLOW_ELEMENTS if node.op_type in _SLOW else MAX_ELEMENTS
+    (size, shape), most = _size(model, node, inputs), MAX_SLOW_ELEMENTS if node.op_type in _SLOW else MAX_ELEMENTS
     if size > most:
         raise UnsupportedError(f"computes a constant of {size} elements, more than {most}")
+    if node.op_type in _RESHAPES and inputs[0] is not None and shape is not None:
+        # Old versions of the evaluator's operators take axes that are not sorted for others.
+        if math.prod(shape) != inputs[0].size:
+            raise InputError(f"reshapes {inputs[0].shape} to {tuple(shape)}")
+        return [inputs[0].reshape(shape)]
     try:
         with np.errstate(all="ignore"):
             found = ReferenceEvaluator(model).run(None, feeds)
@@ -444,18 +434,24 @@ def _alone(
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)]), feeds
 
 
-def _elements(model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> int:
-    """Return an upper bound of the elements of a node's results, and of the products that are summed for them."""
+def _size(
+    model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]
+) -> tuple[int, list[int] | None]:
+    """Return an upper bound of the elements of a node's results, and of the products that are summed for them.
+
+    The shape of its only result comes second, where shape inference knows it.
+    """
     given = [value for value in inputs if value is not None]
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=True, data_prop=True)
     except Exception as error:  # shape inference has exceptions of its own, and lets others of C++ through
         raise InputError(f"does not fit its inputs: {error}") from error
-    total = 0
+    total, shape = 0, None
     for output in inferred.graph.output:
         dims = output.type.tensor_type.shape.dim
         if output.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
-            total += math.prod(dim.dim_value for dim in dims)
+            shape = [dim.dim_value for dim in dims]
+            total += math.prod(shape)
         elif node.op_type in ("Compress", "Concat", "NonZero", "Reshape", "Squeeze"):
             # Their results have no more elements than their inputs, whatever shape inference says.
             total += sum(value.size * max(1, value.ndim) for value in given)
@@ -463,5 +459,5 @@ def _elements(model: onnx.ModelProto, node: onnx.NodeProto, inputs: Sequence[np.
             raise UnsupportedError("computes a constant whose size is not known")
     if node.op_type in ("MatMul", "Gemm"):
         # The smaller input's columns, of which each element of the result is a sum.
-        return max(total, total * min(max(value.shape, default=1) for value in given) >> 8)
-    return total
+        total = max(total, total * min(max(value.shape, default=1) for value in given) >> 8)
+    return total, shape

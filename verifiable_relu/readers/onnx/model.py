@@ -17,6 +17,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -115,12 +116,9 @@ def _checked(work: Callable[[], Any]) -> Any:
 
 
 def _load_external(graph: onnx.GraphProto, folder: Path | None, limit: int) -> bool:
-    """Put numbers that lie in other files into the tensors themselves; returns True if there were any.
+    """Put numbers that lie in other files of a folder into the tensors themselves; returns True if there were any.
 
-    Args:
-        graph: whose tensors are changed in place.
-        folder: of the ONNX file; None if it has none.
-        limit: most bytes of all these files together, and of all tensors.
+    All these files together, and all tensors, have ``limit`` bytes at most.
     """
     held: dict[str, bytes] = {}
     total = 0
@@ -157,14 +155,8 @@ def _beside(folder: Path, location: str) -> Path:
     """Return the path of a file in a folder, which it does not leave."""
     named = PurePosixPath(location)
     absolute = named.is_absolute() or PureWindowsPath(location).anchor
-    if (
-        not location
-        or "\0" in location
-        or absolute
-        or ".." in named.parts
-        or "\\" in location
-        or location.endswith(".gz")
-    ):
+    strange = ".." in named.parts or "\\" in location or "\0" in location or location.endswith(".gz")
+    if not location or absolute or strange:
         raise InputError(f"'{location}' is no name of a file beside the network's")
     found = folder / named
     if not found.resolve().is_relative_to(folder.resolve()):
@@ -185,20 +177,17 @@ def sort(graph: onnx.GraphProto) -> bool:
     needs = [{made[name] for name in node.input if name in made} for node in graph.node]
     if all(before < number for number, each in enumerate(needs) for before in each):
         return False
-    users: list[list[int]] = [[] for _ in needs]
-    for number, each in enumerate(needs):
-        for before in each:
-            users[before].append(number)
-    left, order = [len(each) for each in needs], []
-    ready = [number for number, count in enumerate(left) if not count]
-    while ready:
+    sorter = TopologicalSorter(dict(enumerate(needs)))
+    try:
+        sorter.prepare()
+    except CycleError:
+        raise InputError("its nodes need each other in a circle") from None
+    ready, order = list[int](), list[int]()
+    while sorter.is_active():
+        for number in sorter.get_ready():
+            heapq.heappush(ready, number)
         order.append(heapq.heappop(ready))
-        for user in users[order[-1]]:
-            left[user] -= 1
-            if not left[user]:
-                heapq.heappush(ready, user)
-    if len(order) < len(needs):
-        raise InputError("its nodes need each other in a circle")
+        sorter.done(order[-1])
     _replace(graph.node, [graph.node[number] for number in order])
     return True
 
@@ -210,12 +199,11 @@ def _complete(model: onnx.ModelProto) -> Iterator[str]:
     if len(told) < len(graph.value_info):
         yield f"{len(graph.value_info) - len(told)} tensors are named without a type: that is left out"
         _replace(graph.value_info, told)
-    kinds = [output.type.WhichOneof("value") for output in graph.output]
-    lacking = [
-        output
-        for output, kind in zip(graph.output, kinds, strict=True)
-        if kind is None or (kind == "tensor_type" and not output.type.tensor_type.HasField("shape"))
-    ]
+    lacking = []
+    for output in graph.output:
+        kind = output.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not output.type.tensor_type.HasField("shape")):
+            lacking.append(output)
     if not lacking:
         return
     if not survives(lambda: onnx.shape_inference.infer_shapes(model)):
@@ -424,13 +412,11 @@ def _outputs(graph: onnx.GraphProto, maps: dict[str, str], chosen: Chosen) -> li
     whole = [name for name, kind in types.items() if kind in WHOLE]
     if not graph.output or not (floats or whole or chosen.outputs):
         raise UnsupportedError("no output is a tensor of numbers or truth values")
+    if missing := [name for name in chosen.outputs if name not in floats + whole]:
+        raise InputError(f"no output '{missing[0]}' of numbers; there are {_listed(floats + whole)}")
     computed = {name for node in graph.node for name in node.output if name}
-    for name in chosen.outputs:
-        if name not in floats + whole:
-            raise InputError(f"no output '{name}' of numbers; there are {_listed(floats + whole)}")
-    for name in chosen.hidden:
-        if name not in computed:
-            raise InputError(f"no node computes a tensor '{name}'")
+    if missing := [name for name in chosen.hidden if name not in computed]:
+        raise InputError(f"no node computes a tensor '{missing[0]}'")
     found = [*(chosen.outputs or floats or whole), *chosen.hidden]
     _require_one_type({types[name] for name in found if name in types}, "outputs")
     if len(set(found)) < len(found):

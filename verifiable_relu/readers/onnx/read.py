@@ -9,60 +9,35 @@ and neighbours merged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import onnx
-import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.ir.linear import Gather
-from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Shape, Source
+from verifiable_relu.ir.network import Network, Shape, Source
 from verifiable_relu.readers.builder import Builder, Value
-from verifiable_relu.readers.derived import Derived, both, rounded
-from verifiable_relu.readers.onnx import (  # noqa: F401 -- importing these modules fills the table of converters
-    arithmetic,
-    decisions,
-    functions,
-    indexed,
-    moves,
-    normalisation,
-    quantised,
-    reductions,
-    resize,
-    windows,
-)
+from verifiable_relu.readers.derived import Derived, rounded
+from verifiable_relu.readers.onnx import whole, windows  # noqa: F401 -- importing these fills the table of converters
 from verifiable_relu.readers.onnx.call import CONVERTERS, Call, Result
-from verifiable_relu.readers.onnx.constants import RUNTIME, folded
-from verifiable_relu.readers.onnx.indexed import INDEXED, ValueTable, Whole
-from verifiable_relu.readers.onnx.model import (
-    EVERYTHING,
-    Chosen,
-    array,
-    declared_inputs,
-    input_shape,
-    load_model,
-    opset_of,
-    single,
-)
+from verifiable_relu.readers.onnx.constants import RUNTIME, attributes_of, folded
+from verifiable_relu.readers.onnx.model import Chosen, array, declared_inputs, input_shape, load_model, opset_of, single
+from verifiable_relu.readers.onnx.reductions import LEARNED
 from verifiable_relu.readers.simplify import finished, simplified
-from verifiable_relu.rounding import SOFTPLUS_SHARE, above
 
 __all__ = ["CONVERTERS", "Reading", "read_flat"]
 
 MAX_VALUES = 1 << 26
 """Most values of all ops of a network together, for one sample."""
 
-Named = Result | Derived | ValueTable
+Named = Result | Derived | whole.ValueTable
 """A name of the file stands for one of these."""
 
-_ALL = range(1 << 16)
-
 _WEIGHTS: dict[str, Sequence[int]] = {
-    **dict.fromkeys(("Add", "Concat", "Div", "Einsum", "MatMul", "Max", "Min", "Mul", "Sub", "Sum"), _ALL),
+    **dict.fromkeys(("Add", "Concat", "Div", "Einsum", "MatMul", "Max", "Min", "Mul", "Sub", "Sum"), range(1 << 16)),
     **dict.fromkeys(("Conv", "ConvTranspose", "GroupNormalization", "InstanceNormalization", "Where"), (1, 2)),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), (1, 2)),
     "BatchNormalization": (1, 2, 3),
@@ -76,36 +51,27 @@ def read_flat(
     data: bytes,
     name: str,
     folder: Path | None = None,
-    chosen: Chosen = EVERYTHING,
+    chosen: Chosen | None = None,
     require: Callable[[bytes], object] | None = None,
 ) -> tuple[Network, Reading]:
-    """Read a flat network from the bytes of an ONNX file, without comparing it with what the file computes.
+    """Read a network as ``read_onnx`` does, with its errors, but without comparing it with what the file computes.
 
-    Args:
-        data: the bytes, unpacked.
-        name: what to call the network.
-        folder: where the file lies, for data in other files.
-        chosen: the tensors of the file that are the network's inputs and outputs.
-        require: called with the user's file where the network is read from another one, with one input and one output.
-
-    Returns:
-        The network, and the file as it was read node by node.
-
-    Raises:
-        UnsupportedError: if an operator, or the form in which it is used, is not supported; names the node.
-        InputError: if the file is malformed, or refused by the ONNX checker, or holds NaN or infinite parameters.
+    Data in other files lie in the ``folder``. Where the network is read from another file than the user's, one with one
+    input and one output, the user's is given to ``require``. Returned are the network, and the file node by node.
     """
     model, data, repairs = load_model(data, folder, Reading)
-    ports, replaced = single(model, chosen)
+    ports, replaced = single(model, chosen or Chosen())
     if ports:
         if require is not None:
             require(data)
         data = model.SerializeToString()
     reading = Reading(model)
     ops = simplified(*finished(reading.build, reading.output))
+    shape = reading.output.shape
     source = Source(
         input_shape=reading.input_shape,
-        output_shape=reading.sample_shape,
+        # Without the leading 1 of two or more axes, and with one axis at least.
+        output_shape=(shape[1:] if len(shape) >= 2 and shape[0] == 1 else shape) or (1,),
         onnx=data,
         batched=reading.batched,
         ports=reading.shapes(ports),
@@ -114,28 +80,10 @@ def read_flat(
     return Network(ops, source, name), reading
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-
-
 def _operator(node: onnx.NodeProto) -> tuple[str, str]:
     """Return the domain of a node's operator, and the operator's name in ``CONVERTERS``."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     return domain, f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
-
-
-def _with_error(op: Op, off: float) -> Op:
-    """Return an op whose weights and bias are off by a part of themselves more."""
-    if not isinstance(op, Affine):
-        return op
-    # What is moved has no weight.
-    error, bias_error = op.weight_error if isinstance(op.map, Gather) else both(op.weight_error, off), op.bias_error
-    if op.bias is not None:
-        before = torch.zeros(()) if bias_error is None else bias_error
-        known = (op.bias.double().abs() + before).numpy()
-        more = np.where(known == 0, 0.0, above(off * known))
-        bias_error = torch.from_numpy(more if bias_error is None else above(more + before.numpy()))
-    return replace(op, weight_error=error, bias_error=bias_error)
 
 
 @dataclass
@@ -147,20 +95,16 @@ class Reading:
         tensors: what each name of the file stands for.
         input_shape, batched: the shape of one sample, and whether the file's input has a batch axis before it.
         output: what the graph's output stands for.
-        off: the relative error of constants of the node at hand.
-        whole: names of computed tensors of whole numbers or truth values, and ``short`` those of few bits.
+        counted: names of computed tensors of whole numbers or truth values, and ``short`` those of few bits.
         wheres: computed whole numbers that may say where something is, by the name of their tensor.
-        thresholds: by the name of a comparison's result the tensor that is above a number, and the number.
     """
 
     model: onnx.ModelProto
     observer: Callable[[Reading, onnx.NodeProto, int], None] | None = None
     tensors: dict[str, Named] = field(default_factory=dict)
-    off: float = 0.0
-    whole: set[str] = field(default_factory=set)
+    counted: set[str] = field(default_factory=set)
     short: set[str] = field(default_factory=set)
-    wheres: dict[str, Whole] = field(default_factory=dict)
-    thresholds: dict[str, tuple[Named | None, float]] = field(default_factory=dict)
+    wheres: dict[str, whole.Whole] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -177,18 +121,12 @@ class Reading:
         for position, node in enumerate(graph.node):
             self.take(node, node.name or (node.output[0] if node.output else str(position)))
         output = self.tensors.get(graph.output[0].name)
-        if isinstance(output, ValueTable):
+        if isinstance(output, whole.ValueTable):
             self.build.name = "output"
-            output = indexed.selected(self._call(graph.node[-1], ()), output)
+            output = whole.selected(self._call(graph.node[-1], ()), output)
         if not isinstance(output, Value):
             raise InputError("it is not computed from the input", place=f"output '{graph.output[0].name}'")
         self.output = output
-
-    @property
-    def sample_shape(self) -> Shape:
-        """The output's shape without the leading 1 of two or more axes, and with one axis at least."""
-        shape = self.output.shape
-        return (shape[1:] if len(shape) >= 2 and shape[0] == 1 else shape) or (1,)
 
     def shapes(self, names: Sequence[str]) -> dict[str, Shape]:
         """Return the ONNX shape of each of some tensors, with a batch of 1."""
@@ -205,14 +143,14 @@ class Reading:
     def cropped(self) -> Iterator[str]:
         """Yield for each Pad with negative pads what was made of it: not all that run files know these."""
         for node in self.model.graph.node:
-            named = self.tensors.get(node.input[1]) if len(node.input) > 1 else _attributes(node).get("pads")
+            named = self.tensors.get(node.input[1]) if len(node.input) > 1 else attributes_of(node).get("pads")
             if node.op_type == "Pad" and isinstance(named, np.ndarray | list) and np.min(named, initial=0) < 0:
                 yield f"negative pads of '{node.name or node.output[0]}' take elements off"
 
     def take(self, node: onnx.NodeProto, label: str) -> None:
         """Read one node, which is called ``label``."""
         place = f"node '{label}' ({node.op_type})"
-        known, self.off, self.build.name = len(self.build.ops), 0.0, label
+        known, self.build.name = len(self.build.ops), label
         try:
             found = self._converted(node)
         except InputError as error:
@@ -221,11 +159,10 @@ class Reading:
             raise type(error)(error.message, place=place) from error
         except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"does not fit its inputs: {error}", place=place) from error
-        if self.off:
-            self.build.ops[known:] = [_with_error(op, self.off) for op in self.build.ops[known:]]
+        self.build.off = 0.0
         # Arithmetic on arrays without axes makes numbers of them.
         found = np.asarray(found) if isinstance(found, np.generic) else found
-        results = [found] if isinstance(found, Value | np.ndarray | Derived | ValueTable) else found
+        results = [found] if isinstance(found, Value | np.ndarray | Derived | whole.ValueTable) else found
         sizes = [op.size for op in self.build.ops[known:]]
         if 0 in sizes or any(isinstance(result, Value) and not result.size for result in results):
             raise UnsupportedError("a tensor without elements", place=place)
@@ -242,32 +179,31 @@ class Reading:
 
     def _converted(self, node: onnx.NodeProto) -> Named | Sequence[Named | None]:
         domain, operator = _operator(node)
-        if domain not in ("", arithmetic.LEARNED) and (operator, 1) not in CONVERTERS:
+        if domain not in ("", LEARNED) and (operator, 1) not in CONVERTERS:
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
             raise InputError("it has no output")
-        if node.op_type == "Where" and node.input[:1] and (softplus := self._softplus(node)):
-            return softplus
-        found: tuple[Any, ...] = tuple(self._lookup(name) for name in node.input)
+        if missing := [name for name in node.input if name and name not in self.tensors]:
+            raise InputError(f"its input '{missing[0]}' is not computed before it, or not read")
+        found: tuple[Any, ...] = tuple(self.tensors[name] if name else None for name in node.input)
         if node.op_type == "Constant":
-            return _written(_attributes(node), f"node '{self.build.name}' (Constant)")
+            return _written(attributes_of(node), f"node '{self.build.name}' (Constant)")
         if node.op_type in ("Shape", "Size") and found:
-            if isinstance(found[0], ValueTable):
-                return indexed.computed(found[:1], lambda case: [_shape(node, case[0])])
+            if isinstance(found[0], whole.ValueTable):
+                return whole.computed(found[:1], lambda case: [_shape(node, case[0])])
             return _shape(node, found[0])
         if node.op_type == "CastLike" and len(found) == 2:
             node, found = self._as_cast(node, found[1]), found[:1]
-        if node.op_type == "Greater" and isinstance(found[1], np.ndarray) and found[1].size == 1:
-            self.thresholds[node.output[0]] = found[0], float(found[1].item())
-        places = INDEXED.get(node.op_type, ())
-        given = [self._where(node, found, p) if p in places and name in self.wheres else found[p]
-                 for p, name in enumerate(node.input[: len(found)])]  # fmt: skip
-        if any(isinstance(value, ValueTable) for value in given):
+        given = list(found)
+        for place in whole.INDEXED.get(node.op_type, ()):
+            if place < len(found) and node.input[place] in self.wheres:
+                given[place] = whole.ValueTable.of_input(self._call(node, ()), found, self.wheres[node.input[place]])
+        if any(isinstance(value, whole.ValueTable) for value in given):
             return self._chosen(node, given)
         return self._made(node, found)
 
     def _call(self, node: onnx.NodeProto, inputs: tuple[Result | None, ...], version: int = 1) -> Call:
-        return Call(self.build, node.op_type, version, inputs, _attributes(node), node, self.opset)
+        return Call(self.build, node.op_type, version, inputs, attributes_of(node), node, self.opset)
 
     def _made(self, node: onnx.NodeProto, found: Sequence[Any]) -> Named | Sequence[Named | None]:
         """Return what a node makes of its inputs, none of them a table."""
@@ -283,7 +219,7 @@ class Reading:
             version = onnx.defs.get_schema(node.op_type, opset, domain).since_version if known else 1
         except onnx.defs.SchemaError:
             raise UnsupportedError(f"no operator of opset {opset}") from None
-        decisions.note_whole(node, inputs, self.whole, self.short)
+        whole.note_whole(node, inputs, self.counted, self.short)
         converter = CONVERTERS.get((operator, version))
         if converter is None:
             others = sorted(v for op, v in CONVERTERS if op == operator)
@@ -291,12 +227,12 @@ class Reading:
             raise UnsupportedError(f"version {version} of this operator is not supported{read}")
         made = converter(self._call(node, inputs, version))
         first = made[0] if isinstance(made, list) else made
-        if node.output[0] in self.whole and isinstance(first, Value):
+        if node.output[0] in self.counted and isinstance(first, Value):
             self._follow(node, found, first)
         return made
 
     def _stored(self, node: onnx.NodeProto, given: Sequence[Any]) -> tuple[Result | None, ...]:
-        """Return inputs with constants as arrays; ``off`` is what the weights that they become may be off by."""
+        """Return inputs with constants as arrays; ``build.off`` is what the weights that they become may be off by."""
         inputs: list[Result | None] = []
         for position, value in enumerate(given):
             if isinstance(value, Derived):
@@ -304,18 +240,10 @@ class Reading:
                     raise UnsupportedError(f"its input {position} is a constant that no float64 number is")
                 numbers, error = rounded(value)
                 # A node multiplies at most two of its constants with each other, and divides by one.
-                self.off = max(self.off, 4 * error)
+                self.build.off = max(self.build.off, 4 * error)
                 value = numbers.numpy()
             inputs.append(value)
         return tuple(inputs)
-
-    def _lookup(self, name: str) -> Named | None:
-        if not name:
-            return None
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise InputError(f"its input '{name}' is not computed before it, or not read") from None
 
     @cached_property
     def types(self) -> dict[str, int]:
@@ -326,81 +254,46 @@ class Reading:
     def _as_cast(self, node: onnx.NodeProto, like: Named | None) -> onnx.NodeProto:
         """Return the Cast that a CastLike is."""
         kind = self.types.get(node.input[1])
-        if not kind:
-            if not isinstance(like, np.ndarray):
-                raise UnsupportedError("of an unknown type")
+        if isinstance(like, np.ndarray):
             kind = onnx.helper.np_dtype_to_tensor_dtype(like.dtype)
+        if not kind:
+            raise UnsupportedError("of an unknown type")
         return onnx.helper.make_node("Cast", node.input[:1], node.output, to=kind)
 
-    def _softplus(self, node: onnx.NodeProto) -> Value | None:
-        """Return softplus(x) where a Where is softplus(x) for x ≤ c and x for x > c ≥ 20, as exporters spell it.
-
-        x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off
-        by no more than 2⁻³³.
-        """
-        x, threshold = self.thresholds.get(node.input[0], (None, 0.0))
-        chosen, other = map(self._lookup, node.input[1:3])
-        if not (isinstance(x, Value) and isinstance(chosen, Value) and isinstance(other, Value) and threshold >= 20):
-            return None
-        op, argument = self.build.ops[other.op], self.build.in_place(x)
-        same = (
-            other.index is None and other.shape == chosen.shape == x.shape and self.build.in_place(chosen) == argument
-        )
-        if not (same and isinstance(op, Elementwise) and op.function.kind == "Softplus" and op.inputs == (argument,)):
-            return None
-        return self.build.scale(other, torch.tensor(SOFTPLUS_SHARE[0], dtype=torch.float64), error=SOFTPLUS_SHARE[1])
-
-    # Whole numbers that say where
+    # whole.Whole numbers that say where
 
     def _follow(self, node: onnx.NodeProto, inputs: Sequence[Any], made: Value) -> None:
         """Take note of whole numbers that may say where something is."""
         given = [self.wheres.get(name, value) for name, value in zip(node.input, inputs, strict=True)]
-        whole = None
-        if any(isinstance(value, Whole) for value in given):
-            whole = indexed.followed(node, given, self.opset)
-        if whole is None and made.size == 1:
-            whole = Whole(np.full(made.shape, self.build.in_place(made)), np.zeros(made.shape, np.int64))
-        if whole is not None:
-            self.wheres[node.output[0]] = whole
-
-    def _where(self, node: onnx.NodeProto, inputs: Sequence[Any], position: int) -> ValueTable:
-        """Return an input of a node that says where, as a table of what it can be."""
-        data = inputs[0]
-        shapes = [a.shape for a in data.arrays] if isinstance(data, ValueTable) else [tuple(data.shape)]
-        if any(len(shape) != len(shapes[0]) for shape in shapes):
-            raise UnsupportedError("of a rank that depends on computed numbers")
-        sizes = [max(one) for one in zip(*shapes, strict=True)]
-        whole = self.wheres[node.input[position]]
-        if node.op_type == "Gather":
-            return ValueTable.of(whole, [sizes[_attributes(node).get("axis", 0)]], False)
-        if node.op_type != "Slice":
-            return ValueTable.of(whole, sizes[: whole.key.shape[-1]], False)
-        axes = inputs[3] if len(inputs) > 3 else np.arange(whole.key.size)
-        if not isinstance(axes, np.ndarray):
-            raise UnsupportedError("axes that are computed")
-        return ValueTable.of(whole, [max(sizes[axis] for axis in axes.reshape(-1).tolist())], True)
+        found = None
+        if any(isinstance(value, whole.Whole) for value in given):
+            found = whole.followed(node, given, self.opset)
+        if found is None and made.size == 1:
+            found = whole.Whole(np.full(made.shape, self.build.in_place(made)), np.zeros(made.shape, np.int64))
+        if found is not None:
+            self.wheres[node.output[0]] = found
 
     def _chosen(self, node: onnx.NodeProto, given: Sequence[Any]) -> Any:
         """Return what a node makes of what depends on computed whole numbers."""
         call = self._call(node, ())
         if not any(isinstance(value, Value) for value in given):
-            return indexed.computed(given, lambda case: cast(Sequence[Any], self._made(node, case)))
-        if any(isinstance(given[p], ValueTable) for p in INDEXED.get(node.op_type, ()) if p < len(given)):
+            return whole.computed(given, lambda case: cast(Sequence[Any], self._made(node, case)))
+        if any(isinstance(given[p], whole.ValueTable) for p in whole.INDEXED.get(node.op_type, ()) if p < len(given)):
 
             def single_result(case: list[Any]) -> Result:
                 found: Any = self._made(node, case)
                 (result,) = found if isinstance(found, list | tuple) else [found]
                 return cast(Result, result)
 
-            return indexed.chosen(call, given, single_result)
-        return self._made(node, [indexed.selected(call, v) if isinstance(v, ValueTable) else v for v in given])
+            return whole.choice_sum(call, given, single_result)
+        return self._made(node, [whole.selected(call, v) if isinstance(v, whole.ValueTable) else v for v in given])
 
 
 def _shape(node: onnx.NodeProto, of: Result | Derived | None) -> np.ndarray:
     """Return what a Shape or a Size makes of a tensor, with a batch of 1."""
     if of is None:
         raise InputError("its input is missing")
-    given = _attributes(node)
+    given = attributes_of(node)
     shape = np.array(of.shape[given.get("start", 0) : given.get("end")], np.int64)
     return shape if node.op_type == "Shape" else np.asarray(shape.prod(dtype=np.int64))
 

@@ -1,157 +1,428 @@
-"""Sums, means, products and extremes along axes, and of several values; ends of an interval."""
+"""Operators on numbers taken together along axes: matrix products, sums, extremes, softmax and normalisations.
+
+    softmax(x)_i              1/Σ_j exp(x_j − x_i); of two numbers σ(x_i − x_j)
+    log softmax(x)_i          −log Σ_j exp(x_j − x_i); of two numbers −softplus(x_j − x_i)
+    normalised(x)_i           d_i/√(ε + Σ_j d_j²/n), d = x or x without its mean
+
+Differences of the numbers are bounded as such: what all of them have in common vanishes. Where there would be too many
+differences, softmax(x)_i is exp(x_i − m)/Σ_j exp(x_j − m), m being the mean, though any m would do.
+
+Of scikit-learn's models, which skl2onnx writes in the domain ai.onnx.ml, the labels, which are no floating-point
+numbers, are not read.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.readers.builder import Value, tensor
-from verifiable_relu.readers.derived import share
-from verifiable_relu.readers.onnx.arithmetic import constant_last, negative
+from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.ir.linear import Diagonal
+from verifiable_relu.ir.network import Affine
+from verifiable_relu.readers.builder import MOST_TERMS, Builder, Value, places, tensor
+from verifiable_relu.readers.derived import deviations, quotient, scaled, share
 from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts, float32
-from verifiable_relu.readers.onnx.functions import bounded
-from verifiable_relu.rounding import largest
+from verifiable_relu.readers.onnx.elementwise import added, clipped
+from verifiable_relu.rounding import above
+
+MAX_DIFFERENCES = 1 << 15
+"""Most differences of the numbers of all rows of one softmax."""
+
+MAX_ROW = 1 << 12
+"""Most numbers that are normalised together: each is subtracted from each."""
+
+# Products of matrices
 
 
-def _larger(call: Call, left: Result, right: Result, sign: int) -> Value:
-    """Return max(left, right), or min for ``sign`` −1, of two operands of which one is computed at least."""
-    x, y = constant_last(call, left, right)
-    if isinstance(y, Tensor):
-        return bounded(call, x, y, sign)
-    if sign > 0:
-        return call.build.larger(x, y)
-    return negative(call, call.build.larger(negative(call, x), negative(call, y)))
-
-
-def _extreme_of_values(call: Call, sign: int) -> Result:
-    values = sorted(call.given(), key=lambda given: not isinstance(given, Value))
-    return functools.reduce(lambda x, y: _larger(call, x, y, sign), values)
-
-
-@converts("Clip", 6, 11, 12, 13, group="maxima")
-def _clip(call: Call) -> Value:
-    ends = [call.get("min", None), call.get("max", None)] if call.version < 11 else [call.optional(1), call.optional(2)]
-    low, high = (
-        tensor(np.asarray(end, end.dtype if isinstance(end, np.ndarray) else np.float32).reshape(()))
-        for end in (none if end is None else end for end, none in zip(ends, (-np.inf, np.inf), strict=True))
+@converts("Gemm", 7, 9, 11, 13)
+def _gemm(call: Call) -> Value:
+    left, right = (
+        _swapped(call, given, 2) if call.get(name, 0) else given
+        for given, name in zip(call.inputs, ("transA", "transB"), strict=False)
     )
-    return clipped(call, call.value(), low, high)
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    given = call.inputs[2] if len(call.inputs) > 2 and beta != 0 else None
+    if isinstance(given, Value):
+        return added(call, _product(call, left, right, alpha), call.build.scale(given, beta))
+    if given is None:
+        return _product(call, left, right, alpha)
+    shift, off = scaled(tensor(given), beta)
+    if isinstance(right, np.ndarray) and (given.ndim < 2 or given.shape[0] == 1):
+        return _product(call, left, right, alpha, shift, off)
+    return added(call, _product(call, left, right, alpha), shift.numpy(), error=off)
 
 
-def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
-    """Return min(max(x, low), high) for numbers low ≤ high; others mean different things in versions of the operator.
+@converts("MatMul", 1, 9, 13)
+def _matmul(call: Call) -> Value:
+    left, right = call.inputs
+    return _product(call, left, right)
 
-    The largest number of an end's type, which stands for infinity in many files, bounds nothing, nor does its negative.
+
+def _swapped(call: Call, x: Result | None, rank: int) -> Result | None:
+    """Return a tensor of a rank with its last two axes swapped."""
+    axes = (*range(rank - 2), rank - 1, rank - 2)
+    return call.build.transposed(x, axes) if isinstance(x, Value) else None if x is None else x.transpose(axes)
+
+
+def _product(
+    call: Call,
+    left: Result | None,
+    right: Result | None,
+    alpha: float = 1.0,
+    bias: Tensor | None = None,
+    bias_error: float = 0.0,
+) -> Value:
+    """Return alpha times the matrix product of two operands of which one is computed at least.
+
+    Alpha, a float32 number, is 1 where a constant has more axes than a matrix. The bias, of a relative error, is added
+    to each row, where the right operand is a constant matrix.
     """
-    if bool((low > high).any()):
-        raise UnsupportedError(f"clips to nothing, [{float(low)}, {float(high)}]")
-    low, high = (torch.where(end.abs() >= largest(end.dtype), end.sign() * torch.inf, end) for end in (low, high))
-    return bounded(call, bounded(call, x, low, 1), high, -1)
+    build = call.build
+    if isinstance(left, Value) and isinstance(right, Value):
+        product = build.matmul(left, right)
+        return product if alpha == 1 else build.scale(product, alpha)
+    x, weight = (left, right) if isinstance(left, Value) else (right, left)
+    if not isinstance(x, Value) or not isinstance(weight, np.ndarray):
+        raise UnsupportedError("an operand is missing")
+    rank = len(x.shape)
+    # Leading axes of length 1 do not enlarge the other operand.
+    while 2 < weight.ndim <= rank and weight.shape[0] == 1:
+        weight = weight[0]
+    if weight.ndim != 2 or (x is right and rank < 2):
+        return build.matmul(weight, x) if x is right else build.matmul(x, weight)
+    factors, off = scaled(tensor(weight.T if x is left else weight), alpha)
+    if x is left:
+        return build.dense(x, factors, bias, off, bias_error)
+    swapped = _swapped(call, x, rank)
+    assert isinstance(swapped, Value)
+    found = _swapped(call, build.dense(swapped, factors, None, off), rank)
+    assert isinstance(found, Value)
+    return found
 
 
-@converts("HardSigmoid", 6, 22, group="maxima")
-def _hard_sigmoid(call: Call) -> Value:
-    line = call.build.scale(call.value(), call.get("alpha", 0.2), shift=call.get("beta", 0.5))
-    return clipped(call, line, float32(0.0), float32(1.0))
+@converts("Einsum", 12, 28)
+def _einsum(call: Call) -> Value:
+    """Read a contraction of one or two tensors: a sum of products over the labels that the result has not."""
+    equation, given = call.get("equation", b"").decode().replace(" ", ""), call.given()
+    left, arrow, right = equation.partition("->")
+    labels = left.split(",")
+    if not (equation.replace(",", "").replace("->", "").isalpha() and len(labels) == len(given)):
+        raise UnsupportedError(f"its attribute equation = {equation}")
+    if len(given) > 2:
+        raise UnsupportedError("the product of more than two tensors")
+    everything = "".join(labels)
+    names = sorted(set(everything))
+    result = right if arrow else "".join(name for name in names if everything.count(name) == 1)
+    order = [*result, *(name for name in names if name not in result)]
+    if len(set(result)) < len(result) or not set(result) <= set(names):
+        raise InputError(f"its attribute equation = {equation}")
+    arrays = [places(one) for one in given]
+    sizes: dict[str, int] = {}
+    for own, array in zip(labels, arrays, strict=True):
+        if len(own) != array.ndim or any(sizes.setdefault(n, s) != s for n, s in zip(own, array.shape, strict=True)):
+            raise InputError(f"its attribute equation = {equation} for shapes {[a.shape for a in arrays]}")
+    full = tuple(sizes[name] for name in order)
+    spread = [np.broadcast_to(_along(array, own, order), full) for array, own in zip(arrays, labels, strict=True)]
+    return call.build.contracted(given, spread, full[: len(result)])
 
 
-def axes_of(call: Call) -> tuple[int, ...]:
-    """Return the axes along which a node reduces, by an attribute or an input; all if none is named."""
-    rank, given, constant = len(call.value().shape), call.get("axes", None), call.optional(1)
-    if constant is not None:
-        given = constant.reshape(-1).tolist()
-    if not given:
-        return () if call.get("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(sorted({axis_of(int(axis), rank) for axis in given}))
+def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
+    """Return an array with labelled axes, some perhaps alike, with one axis for each label of ``order``."""
+    kept = [name for name in order if name in labels]
+    found = np.einsum(array, [order.index(name) for name in labels], [order.index(name) for name in kept])
+    return found.reshape([found.shape[kept.index(name)] if name in kept else 1 for name in order])
 
 
-def _shape(call: Call, axes: Sequence[int]) -> list[int]:
-    """Return the ONNX shape of the result."""
-    keep = call.get("keepdims", 1)
-    return [1 if i in axes else n for i, n in enumerate(call.value().shape) if keep or i not in axes]
+@converts("CumSum", 11, 14)
+def _cumulative_sum(call: Call) -> Value:
+    x, rank = call.value(), len(call.value().shape)
+    axis = axis_of(int(call.constant(1).reshape(())), rank)
+    length = x.shape[axis]
+    if length > MOST_TERMS**0.5:
+        raise InputError(f"sums up {length} values")
+    weight = torch.ones(length, length).tril(-1 if call.get("exclusive", 0) else 0)
+    axes = [*(a for a in range(rank) if a != axis), axis]
+    found = call.build.dense(call.build.transposed(x, axes), weight.T if call.get("reverse", 0) else weight)
+    return call.build.transposed(found, np.argsort(axes).tolist())
 
 
-def rows_along(call: Call, x: Value, axes: Sequence[int]) -> Value:
-    """Return x as a matrix whose rows lie along some axes."""
-    order = [*(axis for axis in range(len(x.shape)) if axis not in axes), *axes]
-    length = int(np.prod([x.shape[axis] for axis in axes]))
-    return call.build.transposed(x, order).reshaped((x.size // max(1, length), length))
+# Rows
 
 
-def summed(call: Call, x: Value, mean: bool = False) -> Value:
-    """Return the sum or the mean of x along the axes that a node names."""
-    axes = axes_of(call)
-    if not axes:
-        return x
-    rows = rows_along(call, x, axes)
-    number, error = share(rows.shape[1] if mean else 1)
-    return call.build.added_up(rows, number, error).reshaped(_shape(call, axes))
+class Rows:
+    """A matrix ``values``, (count, length), whose rows are the numbers of x that are taken together."""
+
+    def __init__(self, build: Builder, x: Value, axes: Sequence[int]) -> None:
+        self._build, self._shape = build, x.shape
+        self._order = [*(axis for axis in range(len(x.shape)) if axis not in axes), *axes]
+        self.length = math.prod(x.shape[axis] for axis in axes)
+        self.count = x.size // max(1, self.length)
+        self.values = build.transposed(x, self._order).reshaped((self.count, self.length))
+
+    def back(self, rows: Value) -> Value:
+        """Return a matrix of the same shape as a value of the shape of x."""
+        ordered = rows.reshaped([self._shape[axis] for axis in self._order])
+        return self._build.transposed(ordered, np.argsort(self._order).tolist())
+
+    def along(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of the shape of x as rows."""
+        return array.transpose(self._order).reshape(self.values.shape)
+
+    def repeated(self, numbers: Value) -> Value:
+        """Return one number for each row, (count elements), as often as the row is long."""
+        return self._build.moved(numbers, np.repeat(np.arange(self.count), self.length).reshape(self.values.shape))
 
 
-@converts("ReduceSum", 1, 11, 13)
-def _sum(call: Call) -> Value:
-    return summed(call, call.value())
+# Reductions: from rows to one number for each
+
+Join = Callable[[Builder, Rows], Value]
 
 
-@converts("ReduceMean", 1, 11, 13, 18)
-def _mean(call: Call) -> Value:
-    return summed(call, call.value(), mean=True)
+def _mean(build: Builder, rows: Rows) -> Value:
+    return build.added_up(rows.values, *share(rows.length))
 
 
-@converts("ReduceL1", 1, 11, 13, 18, group="maxima")
-def _sum_of_sizes(call: Call) -> Value:
-    return summed(call, call.build.size_of(call.value()))
-
-
-def _sum_of_function(call: Call, before: str | None, after: str | None) -> Value:
-    """Return a function of the sum along axes of a function."""
-    if not axes_of(call):
-        raise UnsupportedError("along no axes")
-    total = summed(call, call.build.function(call.value(), before) if before else call.value())
-    return call.build.function(total, after) if after else total
-
-
-for _operator, _later, _before, _after in (
-    ("ReduceSumSquare", (), "Square", None),
-    ("ReduceL2", (), "Square", "Sqrt"),
-    ("ReduceLogSum", (28,), None, "Log"),
-    ("ReduceLogSumExp", (28,), "Exp", "Log"),
-):
-    converts(_operator, 1, 11, 13, 18, *_later, group="smooth")(
-        functools.partial(_sum_of_function, before=_before, after=_after)
-    )
-
-
-def _extreme(call: Call, sign: int) -> Value:
-    x, axes = call.value(), axes_of(call)
-    if not axes:
-        return x
-    rows = rows_along(call, x if sign > 0 else negative(call, x), axes)
-    if not rows.size:
+def _largest(build: Builder, rows: Rows) -> Value:
+    if not rows.values.size:
         raise UnsupportedError("the extreme of no values")
-    candidates = np.arange(rows.size).reshape(rows.shape).T
-    found = call.build.maximum(rows, candidates, _shape(call, axes))
-    return found if sign > 0 else negative(call, found)
+    return build.maximum(rows.values, np.arange(rows.values.size).reshape(rows.values.shape).T, (rows.count,))
 
 
-@converts("ReduceProd", 1, 11, 13, 18, group="products")
-def _product(call: Call) -> Value:
-    x, axes, build = call.value(), axes_of(call), call.build
-    if not axes:
-        return x
-    rows = rows_along(call, x, axes)
-    factors = [build.moved(rows, column) for column in np.arange(rows.size).reshape(rows.shape).T]
+def _multiplied(build: Builder, rows: Rows) -> Value:
+    columns = np.arange(rows.values.size).reshape(rows.values.shape).T
+    factors = [build.moved(rows.values, column) for column in columns]
     while len(factors) > 1:
         paired = [build.product(*pair) for pair in zip(factors[0::2], factors[1::2], strict=False)]
         factors = paired + factors[2 * len(paired) :]
-    return factors[0].reshaped(_shape(call, axes))
+    return factors[0]
 
 
-for _operator, _sign in (("Max", 1), ("Min", -1)):
-    converts(_operator, 6, 8, 12, 13, group="maxima")(functools.partial(_extreme_of_values, sign=_sign))
-    converts(f"Reduce{_operator}", 1, 11, 12, 13, 18, 20, group="maxima")(functools.partial(_extreme, sign=_sign))
+def _reduced(call: Call, join: Join, before: str, after: str) -> Value:
+    """Return what becomes of x along the axes that an attribute or an input names; along all if none is named.
+
+    A function of one variable is applied before the numbers are joined, and one after.
+    """
+    x, build, rank = call.value(), call.build, len(call.value().shape)
+    named, keep = call.optional(1), call.get("keepdims", 1)
+    given = call.get("axes", None) if named is None else named.reshape(-1).tolist()
+    every = () if call.get("noop_with_empty_axes", 0) else range(rank)
+    axes = sorted({axis_of(int(axis), rank) for axis in given or every})
+    if not axes and {before, after} & {"Exp", "Log", "Square"}:
+        raise UnsupportedError("along no axes")
+    x = _applied(build, x, before)
+    if axes:
+        shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
+        x = join(build, Rows(build, x, axes)).reshaped(shape)
+    return _applied(build, x, after)
+
+
+def _applied(build: Builder, x: Value, kind: str) -> Value:
+    if kind == "Neg":
+        return build.scale(x, -1.0)
+    return build.size_of(x) if kind == "Abs" else build.function(x, kind) if kind else x
+
+
+def _total(build: Builder, rows: Rows) -> Value:
+    return build.added_up(rows.values)
+
+
+for _operator, _versions, _group, _join, _before, _after in (
+    ("Sum", (1, 11, 13), "affine", _total, "", ""),
+    ("Mean", (1, 11, 13, 18), "affine", _mean, "", ""),
+    ("L1", (1, 11, 13, 18), "maxima", _total, "Abs", ""),
+    ("SumSquare", (1, 11, 13, 18), "smooth", _total, "Square", ""),
+    ("L2", (1, 11, 13, 18), "smooth", _total, "Square", "Sqrt"),
+    ("LogSum", (1, 11, 13, 18, 28), "smooth", _total, "", "Log"),
+    ("LogSumExp", (1, 11, 13, 18, 28), "smooth", _total, "Exp", "Log"),
+    ("Max", (1, 11, 12, 13, 18, 20), "maxima", _largest, "", ""),
+    ("Min", (1, 11, 12, 13, 18, 20), "maxima", _largest, "Neg", "Neg"),
+    ("Prod", (1, 11, 13, 18), "products", _multiplied, "", ""),
+):
+    _read = functools.partial(_reduced, join=_join, before=_before, after=_after)
+    converts(f"Reduce{_operator}", *_versions, group=_group)(_read)
+
+
+# Softmax
+
+
+def _differences(build: Builder, rows: Rows) -> Value:
+    """Return x_j − x_i, (count, length, length), j being the last axis."""
+    each = np.arange(rows.count * rows.length).reshape(rows.count, rows.length)
+    pairs = np.stack(np.broadcast_arrays(each[:, None, :], each[:, :, None]), -1).reshape(-1, 2)
+    weight = np.where(pairs[:, :1] == pairs[:, 1:], 0.0, [[1.0, -1.0]]).astype(np.float32)
+    return build.sparse(rows.values, pairs, weight, (rows.count, rows.length, rows.length))
+
+
+def _masked(build: Builder, x: Value) -> tuple[Value, np.ndarray | None]:
+    """Return x with 0 in the place of the numbers to which −inf was added, and where these are; None for nowhere."""
+    op = build.ops[x.op]
+    if not (isinstance(op, Affine) and isinstance(op.map, Diagonal)) or op.bias is None:
+        return x, None
+    gone = op.bias == -torch.inf
+    if not bool(gone.any()):
+        return x, None
+    weight, shift = torch.where(gone, 0.0, op.map.weight), torch.where(gone, 0.0, op.bias)
+    before = Value(op.inputs[0], (op.size,))
+    kept = build.affine(before, Diagonal(weight), shift, (op.size,), op.weight_error, 0.0)
+    hidden = np.concatenate([gone.numpy(), [False]])
+    return Value(kept.op, x.shape, x.index), hidden[x.numbers]
+
+
+def _softmax(call: Call, logarithm: bool) -> Value:
+    build, there = call.build, None
+    x, gone = _masked(build, call.value())
+    axis, rank = axis_of(call.get("axis", -1 if call.version >= 13 else 1), len(x.shape)), len(x.shape)
+    # Older versions read the shape as a matrix, whose rows lie along the axis and all after it.
+    rows = Rows(build, x, range(axis, axis + 1 if call.version >= 13 else rank))
+    if gone is not None:
+        # 0 where −inf was added, else 1.
+        there = torch.from_numpy(1.0 - rows.along(gone).astype(np.float32))
+        if logarithm:
+            raise UnsupportedError("the logarithm of what −inf was added to")
+        if not bool(there.any(1).all()):
+            raise UnsupportedError("a softmax of nothing but −inf")
+    if rows.length == 2 and there is None:
+        sign = -1.0 if logarithm else 1.0
+        other = build.dense(rows.values, torch.tensor([[sign, -sign], [-sign, sign]]))
+        found = build.function(other, "Softplus" if logarithm else "Sigmoid")
+        return rows.back(build.scale(found, sign) if logarithm else found)
+    if rows.count * rows.length**2 <= MAX_DIFFERENCES:
+        powers = build.function(_differences(build, rows), "Exp")
+        sums = build.added_up(powers if there is None else build.scale(powers, there[:, None, :]))
+        if logarithm:
+            return rows.back(build.scale(build.function(sums, "Log"), -1.0))
+        found = build.function(sums, "Reciprocal")
+        return rows.back(found if there is None else build.scale(found, there))
+    mean = rows.repeated(build.added_up(rows.values, -share(rows.length)[0].float()))
+    shifted = build.sum(rows.values, mean)
+    powers = build.function(shifted, "Exp")
+    powers = powers if there is None else build.scale(powers, there)
+    total = build.added_up(powers)
+    if logarithm:
+        return rows.back(build.sum(shifted, rows.repeated(build.scale(build.function(total, "Log"), -1.0))))
+    found = build.product(powers, rows.repeated(build.function(total, "Reciprocal")))
+    # Bounds of products do not know it.
+    return rows.back(clipped(call, found, float32(0.0), float32(1.0)))
+
+
+converts("Softmax", 1, 11, 13, group="smooth")(functools.partial(_softmax, logarithm=False))
+converts("LogSoftmax", 1, 11, 13, group="smooth")(functools.partial(_softmax, logarithm=True))
+
+
+# Normalisations
+
+
+def _normalised(call: Call, x: Value, axes: Sequence[int], centred: bool = True) -> Value:
+    """Return x, perhaps without its mean, divided by the root of ε + the mean of its squares along some axes."""
+    # An attribute is a float32 number, its default too.
+    epsilon = call.get("epsilon", 1e-5)
+    if not epsilon >= 0:
+        raise UnsupportedError(f"its attribute epsilon = {epsilon}")
+    build, rows = call.build, Rows(call.build, x, axes)
+    values, (number, error) = rows.values, share(rows.length)
+    if centred:
+        # One matrix, so that intervals know what x and its mean have in common.
+        if rows.length > MAX_ROW:
+            raise UnsupportedError(f"{rows.length} numbers are normalised together, where {MAX_ROW} are the most")
+        own, error_of_own = quotient(rows.length - 1.0, torch.tensor(float(rows.length), dtype=torch.float64))
+        weight = torch.full((rows.length, rows.length), -float(number), dtype=torch.float64).fill_diagonal_(float(own))
+        values = build.dense(rows.values, weight, None, max(error, error_of_own))
+    mean = build.added_up(build.function(values, "Square"), number, error)
+    root = build.function(build.scale(mean, shift=epsilon), "InverseRoot")
+    found = build.product(values, rows.repeated(root))
+    # d_i² is at most n times the mean of all squares, and n − 1 times where the numbers add up to 0.
+    most = float(above(np.float32(math.sqrt(rows.length - centred))))
+    return rows.back(clipped(call, found, float32(-most), float32(most)))
+
+
+def _along_last(call: Call, centred: bool) -> Value:
+    rank = len(call.value().shape)
+    found = _normalised(call, call.value(), range(axis_of(call.get("axis", -1), rank), rank), centred)
+    scale, shift = (None if (v := call.optional(i)) is None else tensor(v) for i in (1, 2))
+    return found if scale is None and shift is None else call.build.scale(found, scale, shift=shift)
+
+
+converts("LayerNormalization", 17, group="products")(functools.partial(_along_last, centred=True))
+converts("RMSNormalization", 23, group="products")(functools.partial(_along_last, centred=False))
+
+
+def _by_channel(call: Call, x: Value, *positions: int) -> list[torch.Tensor]:
+    """Return inputs that hold one number for each channel of x, in a shape that broadcasts against it."""
+    return [tensor(call.constant(i)).reshape(-1, *(1,) * (len(x.shape) - 2)) for i in positions]
+
+
+@converts("BatchNormalization", 7, 9, 14, 15)
+def _batch_normalization(call: Call) -> Value:
+    call.refuse(training_mode=0, spatial=1)
+    gamma, beta, mean, variance = _by_channel(call, call.value(), 1, 2, 3, 4)
+    scale, error = deviations(gamma, variance, call.get("epsilon", float(np.float32(1e-5))))
+    return call.build.scale(call.value(), scale, shift=beta, center=mean, error=error)
+
+
+@converts("InstanceNormalization", 1, 6, 22, group="products")
+def _instance_normalisation(call: Call) -> Value:
+    x = call.value()
+    scale, shift = _by_channel(call, x, 1, 2)
+    return call.build.scale(_normalised(call, x, range(2, len(x.shape))), scale, shift=shift)
+
+
+@converts("GroupNormalization", 21, group="products")
+def _group_normalisation(call: Call) -> Value:
+    x, groups = call.value(), call.get("num_groups", 1)
+    if len(x.shape) < 2 or x.shape[1] % groups:
+        raise UnsupportedError(f"{groups} groups of shape {x.shape}")
+    parted = x.reshaped((x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    found = _normalised(call, parted, range(2, len(parted.shape))).reshaped(x.shape)
+    scale, shift = _by_channel(call, x, 1, 2)
+    return call.build.scale(found, scale, shift=shift)
+
+
+# scikit-learn's models
+
+LEARNED = "ai.onnx.ml"
+"""The domain of their operators."""
+
+
+def _numbers(call: Call, attribute: str) -> Tensor:
+    return torch.tensor(call.get(attribute, ()), dtype=torch.float32)
+
+
+def _linear(call: Call, rows: int) -> Value:
+    weight, bias = _numbers(call, "coefficients"), _numbers(call, "intercepts")
+    if rows < 1 or weight.numel() % rows or bias.numel() not in (0, rows):
+        raise InputError(f"{weight.numel()} coefficients and {bias.numel()} intercepts for {rows} outputs")
+    return call.build.dense(call.value(), weight.reshape(rows, -1), bias if bias.numel() else None)
+
+
+@converts("Scaler", 1)
+def _scaler(call: Call) -> Value:
+    return call.build.scale(call.value(), _numbers(call, "scale"), center=_numbers(call, "offset"))
+
+
+@converts("LinearRegressor", 1)
+def _regressor(call: Call) -> Value:
+    call.refuse(post_transform=b"NONE")
+    return _linear(call, call.get("targets", 1))
+
+
+@converts("LinearClassifier", 1)
+def _classifier(call: Call) -> list[Result | None]:
+    classes = len(call.get("classlabels_ints", ()) or call.get("classlabels_strings", ()))
+    rows = _numbers(call, "intercepts").numel() or classes
+    if rows != classes:
+        raise UnsupportedError(f"{rows} scores for {classes} classes")
+    scores, known = _linear(call, rows), {b"NONE": None, b"SOFTMAX": "Softmax", b"LOGISTIC": "Sigmoid"}
+    operator = call.choice("post_transform", b"NONE", known)
+    return [None, call.as_operator(operator, 13, [scores], {}) if operator else scores]
+
+
+@converts("Normalizer", 1, group="products")
+def _normalizer(call: Call) -> Value:
+    norm = call.choice("norm", b"MAX", {b"L1": "ReduceL1", b"L2": "ReduceL2"})
+    size = call.as_operator(norm, 13, [call.value()], {"axes": (-1,), "keepdims": 1})
+    return call.as_operator("Div", 14, [call.value(), size], {})

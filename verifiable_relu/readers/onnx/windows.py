@@ -1,21 +1,38 @@
-"""Sliding windows in any number of dimensions: convolutions, transposed ones too, means and maxima."""
+"""Windows and places on a grid: convolutions, transposed ones too, means, maxima and resizing.
+
+Each output is a weighted sum, or the largest, of inputs near a place. The inputs along each axis are worked out alone,
+and combined. Resizing has its places and weights as fractions, from the standard's definition of the operator.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.readers.builder import Value, tensor
-from verifiable_relu.readers.derived import quotient, share
-from verifiable_relu.readers.onnx.call import Call, converts
+from verifiable_relu.readers.builder import Value, require_few, tensor
+from verifiable_relu.readers.derived import Derived, both, quotient, rounded, share
+from verifiable_relu.readers.onnx.call import Call, axis_of, converts
+from verifiable_relu.rounding import LEAST_WEIGHT, UNIT
 
-MAX_CELLS = 1 << 24
-"""Most inputs that all windows together may see."""
+
+def _outer(parts: Sequence[np.ndarray], combine: Callable[[np.ndarray, np.ndarray, int], np.ndarray]) -> np.ndarray:
+    """Return an array, (outputs, terms), that is combined of one for each axis, (outputs, terms) along it.
+
+    ``combine`` takes what is combined so far, the next array and its axis; both broadcast against each other.
+    """
+    full = (*(part.shape[0] for part in parts), *(part.shape[1] for part in parts))
+    dims = len(parts)
+    shaped = [part.reshape([n if i % dims == d else 1 for i, n in enumerate(full)]) for d, part in enumerate(parts)]
+    found = shaped[0]
+    for axis in range(1, dims):
+        found = combine(found, shaped[axis], axis)
+    return np.broadcast_to(found, full).reshape(math.prod(full[:dims]), -1)
 
 
 @dataclass(frozen=True)
@@ -38,28 +55,23 @@ class Windows:
     ends: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def cells(self, padded: bool = False) -> np.ndarray:
-        """Return the number of each cell in the grid, (windows, cells of a window); −1 outside it.
-
-        With ``padded``, −2 stands for cells of the padding.
-        """
-        if math.prod(self.outputs) * math.prod(self.kernel) > MAX_CELLS:
-            raise UnsupportedError(f"windows with more than {MAX_CELLS} cells together")
-        dims = len(self.sizes)
-        found = np.zeros((1,) * 2 * dims, np.int64)
-        inside, around = np.ones_like(found, np.bool_), np.ones_like(found, np.bool_)
+    def cells(self) -> np.ndarray:
+        """Return the number of each cell in the grid, (windows, cells of a window); −1 in the padding, −2 beyond it."""
+        require_few(math.prod(self.outputs) * math.prod(self.kernel))
+        places = []
         for d, size in enumerate(self.sizes):
             first = np.arange(self.outputs[d]) * self.strides[d] - self.begins[d]
             place = first[:, None] + np.arange(self.kernel[d]) * self.dilations[d]
-            place = place.reshape([n if i in (d, dims + d) else 1 for i, n in enumerate(self.outputs + self.kernel)])
-            found = found * size + place
-            inside = inside & (place >= 0) & (place < size)
-            around = around & (place < size + self.ends[d])
-        numbers = np.where(inside, found, np.where(around & padded, -2, -1))
-        return np.broadcast_to(numbers, self.outputs + self.kernel).reshape(math.prod(self.outputs), -1)
+            outside = np.where(place < size + self.ends[d], -1, -2)
+            places.append(np.where((place >= 0) & (place < size), place, outside))
+
+        def combine(found: np.ndarray, place: np.ndarray, axis: int) -> np.ndarray:
+            return np.where((found < 0) | (place < 0), np.minimum(found, place), found * self.sizes[axis] + place)
+
+        return _outer(places, combine)
 
 
-def windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
+def _windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
     """Return the windows of a node over a grid, by its attributes."""
     dims, rounds_up = len(sizes), bool(call.get("ceil_mode", 0))
     strides, dilations = (_numbers(call, name, (1,) * dims, 1) for name in ("strides", "dilations"))
@@ -91,48 +103,48 @@ def _numbers(call: Call, attribute: str, default: Sequence[int], least: int) -> 
     return sizes
 
 
-def _halves(totals: Sequence[int], more_first: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+Pads = tuple[tuple[int, ...], tuple[int, ...]]
+"""Cells before and after a grid, for each of its dimensions."""
+
+
+def _halves(totals: Sequence[int], more_first: bool) -> Pads:
     """Return numbers of cells as those before and those after, which get the odd ones unless ``more_first``."""
     less, more = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     return (more, less) if more_first else (less, more)
 
 
-def _padding(
-    call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the cells of padding before and after a grid."""
+def _padding(call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> Pads:
     dims = len(sizes)
     pads = _numbers(call, "pads", (0,) * 2 * dims, 0)
-    mode = call.get("auto_pad", b"NOTSET")
-    if mode == b"NOTSET":
+    mode = call.choice("auto_pad", b"NOTSET", {m: m for m in (b"NOTSET", b"VALID", b"SAME_UPPER", b"SAME_LOWER")})
+    if mode != b"NOTSET" and any(pads):
+        raise InputError(f"its attribute pads = {list(pads)} beside auto_pad = {mode.decode()}")
+    if mode in (b"NOTSET", b"VALID"):
         return pads[:dims], pads[dims:]
-    if any(pads):
-        raise InputError(f"its attribute pads = {list(pads)} beside auto_pad = {mode!r}")
-    if mode == b"VALID":
-        return (0,) * dims, (0,) * dims
-    if mode not in (b"SAME_UPPER", b"SAME_LOWER"):
-        raise UnsupportedError(f"its attribute auto_pad = {mode!r}")
     grid = zip(sizes, reach, strides, strict=True)
     totals = [max(0, (-(-size // stride) - 1) * stride + span - size) for size, span, stride in grid]
     return _halves(totals, mode == b"SAME_LOWER")
 
 
-@converts("Conv", 1, 11, 22)
-def _conv(call: Call) -> Value:
-    x, weight = call.value(), call.constant(1)
-    _require(call, x.shape, weight)
-    return _convolved(call, x, weight, windows(call, x.shape[2:], weight.shape[2:]))
+# Convolutions
 
 
-def _require(call: Call, shape: Sequence[int], weight: np.ndarray) -> None:
-    """Refuse an input or a kernel of a shape that no convolution has."""
+def _kernel(call: Call) -> np.ndarray:
+    """Return the kernel of a convolution that fits its input."""
+    shape, weight = call.value().shape, call.constant(1)
     if len(shape) < 3 or weight.ndim != len(shape):
         raise InputError(f"a kernel of shape {weight.shape} does not fit inputs of shape {tuple(shape)}")
     if shape[0] != 1:
         raise UnsupportedError("an input without a batch axis")
-    kernel = weight.shape[2:]
-    if tuple(call.get("kernel_shape", kernel)) != kernel:
-        raise InputError(f"its attribute kernel_shape = {call.get('kernel_shape', None)}, but its kernel is {kernel}")
+    if (named := tuple(call.get("kernel_shape", weight.shape[2:]))) != weight.shape[2:]:
+        raise InputError(f"its attribute kernel_shape = {named}, but its kernel is {weight.shape[2:]}")
+    return weight
+
+
+@converts("Conv", 1, 11, 22)
+def _conv(call: Call) -> Value:
+    weight = _kernel(call)
+    return _convolved(call, call.value(), weight, _windows(call, call.value().shape[2:], weight.shape[2:]))
 
 
 def _convolved(call: Call, x: Value, weight: np.ndarray, seen: Windows) -> Value:
@@ -158,8 +170,7 @@ def _convolved(call: Call, x: Value, weight: np.ndarray, seen: Windows) -> Value
             groups=groups,
         )
         return found.reshaped(result)
-    if math.prod(result) * channels * math.prod(seen.kernel) > MAX_CELLS:
-        raise UnsupportedError(f"a convolution with more than {MAX_CELLS} products")
+    require_few(math.prod(result) * channels * math.prod(seen.kernel))
     cells = seen.cells()
     # (out, windows, in / groups, cells)
     first = np.arange(out)[:, None] // (out // groups) * channels + np.arange(channels)
@@ -172,36 +183,34 @@ def _convolved(call: Call, x: Value, weight: np.ndarray, seen: Windows) -> Value
 @converts("ConvTranspose", 1, 11, 22)
 def _conv_transpose(call: Call) -> Value:
     """Read the convolution of x, with zeros between its elements and around them, with the mirrored kernel."""
-    x, weight, groups = call.value(), call.constant(1), call.get("group", 1)
-    _require(call, x.shape, weight)
+    x, weight, groups = call.value(), _kernel(call), call.get("group", 1)
     sizes, kernel, dims = x.shape[2:], weight.shape[2:], len(x.shape) - 2
     strides, dilations = (_numbers(call, name, (1,) * dims, 1) for name in ("strides", "dilations"))
     reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
     begins, ends = _transposed_padding(call, sizes, reach, strides)
-    spread = np.full((1, x.shape[1], *((n - 1) * s + 1 for n, s in zip(sizes, strides, strict=True))), -1)
-    spread[(slice(None), slice(None), *(slice(None, None, s) for s in strides))] = np.arange(x.size).reshape(x.shape)
-    frame = [(span - 1 - before, span - 1 - after) for span, before, after in zip(reach, begins, ends, strict=True)]
-    around = [(0, 0), (0, 0), *((max(0, b), max(0, a)) for b, a in frame)]
-    spread = np.pad(spread, around, constant_values=-1)
-    for axis, (before, after) in enumerate(frame, 2):
-        spread = spread.take(range(max(0, -before), spread.shape[axis] - max(0, -after)), axis)
-    if groups < 1 or weight.shape[0] != x.shape[1] or x.shape[1] % groups:
-        raise InputError(f"a kernel of shape {weight.shape} in {groups} groups does not fit inputs {x.shape}")
-    parts = np.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)
-    mirrored = np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]))
-    if not (spread >= 0).any():
-        raise UnsupportedError("its result does not depend on its input")
-    grid, one, none = spread.shape[2:], (1,) * dims, (0,) * dims
+    # Where each element comes to lie, along each axis, and how long the axis is then.
+    firsts = [span - 1 - before for span, before in zip(reach, begins, strict=True)]
+    places = [np.arange(n) * s + first for n, s, first in zip(sizes, strides, firsts, strict=True)]
+    lasts = [span - 1 - after for span, after in zip(reach, ends, strict=True)]
+    grid = tuple(int(place[-1]) + 1 + last for place, last in zip(places, lasts, strict=True))
     outputs = tuple(n - span + 1 for n, span in zip(grid, reach, strict=True))
     if min(outputs) < 1:
         raise InputError(f"a result of shape {outputs}")
+    there = [(place >= 0) & (place < n) for place, n in zip(places, grid, strict=True)]
+    every = [np.ones(1, np.bool_), np.ones(x.shape[1], np.bool_)]
+    spread = np.full((1, x.shape[1], *grid), -1)
+    numbers = np.arange(x.size).reshape(x.shape)[np.ix_(*every, *there)]
+    spread[np.ix_(*every, *(place[kept] for place, kept in zip(places, there, strict=True)))] = numbers
+    parts = np.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+    mirrored = np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]))
+    if not numbers.size:
+        raise UnsupportedError("its result does not depend on its input")
+    one, none = (1,) * dims, (0,) * dims
     seen = Windows(grid, kernel, one, dilations, none, none, outputs)
     return _convolved(call, call.build.moved(x, spread), mirrored, seen)
 
 
-def _transposed_padding(
-    call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _transposed_padding(call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> Pads:
     """Return how much of the full result is left out before and after; less than 0 adds zeros."""
     dims = len(sizes)
     further = _numbers(call, "output_padding", (0,) * dims, 0)
@@ -220,48 +229,201 @@ def _transposed_padding(
     return begins, tuple(end - f for end, f in zip(ends, further, strict=True))
 
 
-def _pooled(call: Call) -> tuple[Value, Windows]:
-    """Return the input of a pooling, of shape (1, channels, …), and the windows."""
+# Pooling
+
+
+def _pooled(call: Call) -> tuple[Value, Windows, np.ndarray]:
+    """Return the input of a pooling, (1, channels, …), the windows, and the first place of each of its images."""
     x = call.value()
     if len(x.shape) < 3:
         raise InputError(f"pools an input of shape {x.shape}")
     sizes = x.shape[2:]
-    if call.op.startswith("Global"):
-        one, none = (1,) * len(sizes), (0,) * len(sizes)
-        return x, Windows(sizes, sizes, one, one, none, none, one)
-    return x, windows(call, sizes, tuple(call.get("kernel_shape", ())))
+    starts = np.arange(math.prod(x.shape[:2]))[:, None, None] * math.prod(sizes)
+    return x, _windows(call, sizes, sizes if call.op.startswith("Global") else call.get("kernel_shape", ())), starts
 
 
 @converts("AveragePool", 7, 10, 11, 19, 22)
 @converts("GlobalAveragePool", 1, 22)
 def _average_pool(call: Call) -> Value:
-    x, seen = _pooled(call)
+    x, seen, starts = _pooled(call)
     counted, pads = bool(call.get("count_include_pad", 0)), (*seen.begins, *seen.ends)
     whole = not call.get("ceil_mode", 0) and (counted or not any(pads))
     if whole and len(x.shape) == 4 and x.shape[0] == 1 and seen.dilations == (1, 1):
         number, error = share(math.prod(seen.kernel))
         weight = number.repeat(x.shape[1], 1, *seen.kernel)
-        window = {"stride": seen.strides, "padding": pads, "groups": x.shape[1]}
-        return call.build.convolution(x, weight, None, error, **window)
-    cells = seen.cells(padded=True)
-    counts = ((cells >= 0) | (counted & (cells == -2))).sum(1, keepdims=True)
+        return call.build.convolution(x, weight, None, error, stride=seen.strides, padding=pads, groups=x.shape[1])
+    cells = seen.cells()
+    counts = (cells >= -int(counted)).sum(1, keepdims=True)
     if not counts.all():
         raise UnsupportedError("the mean of no values")
     shares, error = quotient(1.0, torch.from_numpy(np.asarray(counts)))
     weight_of = np.where(cells >= 0, shares.numpy(), 0.0).astype(np.float64 if error else np.float32)
-    images, size = math.prod(x.shape[:2]), math.prod(x.shape[2:])
-    index = (np.arange(images)[:, None, None] * size + np.maximum(cells, 0)).reshape(-1, cells.shape[1])
-    return call.build.sparse(x, index, np.tile(weight_of, (images, 1)), (*x.shape[:2], *seen.outputs), error=error)
+    index = (starts + np.maximum(cells, 0)).reshape(-1, cells.shape[1])
+    weights = np.tile(weight_of, (len(starts), 1))
+    return call.build.sparse(x, index, weights, (*x.shape[:2], *seen.outputs), error=error)
 
 
 @converts("MaxPool", 1, 8, 10, 11, 12, 22, group="maxima")
 @converts("GlobalMaxPool", 1, 22, group="maxima")
 def _max_pool(call: Call) -> Value:
-    x, seen = _pooled(call)
+    x, seen, starts = _pooled(call)
     cells = seen.cells()
     if not (cells >= 0).any(1).all():
         # Padding takes no part.
         raise UnsupportedError("the maximum of no values")
-    images, size = math.prod(x.shape[:2]), math.prod(x.shape[2:])
-    each = np.where(cells >= 0, np.arange(images)[:, None, None] * size + cells, -1)
+    each = np.where(cells >= 0, starts + cells, -1)
     return call.build.maximum(x, each.reshape(-1, cells.shape[1]).T, (*x.shape[:2], *seen.outputs))
+
+
+# Resizing
+
+_HALF = Fraction(1, 2)
+
+
+Place = Callable[[int, int, int, Fraction], Fraction]
+"""From an output's number, an axis' length before and after, and the factor between them, to a place."""
+
+PLACES: dict[bytes, Place] = {
+    b"asymmetric": lambda i, before, after, scale: i / scale,
+    b"half_pixel": lambda i, before, after, scale: (i + _HALF) / scale - _HALF,
+    b"pytorch_half_pixel": lambda i, before, after, scale: (i + _HALF) / scale - _HALF if after > 1 else Fraction(0),
+    b"align_corners": lambda i, before, after, scale: Fraction(i * (before - 1), max(1, after - 1)),
+    b"half_pixel_symmetric": lambda i, before, after, scale: (
+        Fraction(before, 2) * (1 - after / (scale * before)) + (i + _HALF) / scale - _HALF
+    ),
+}
+"""The place that an output comes from, in the numbering of the inputs, by ``coordinate_transformation_mode``."""
+
+NEAREST: dict[bytes, Callable[[Fraction], int]] = {
+    b"round_prefer_floor": lambda place: math.ceil(place - _HALF),
+    b"round_prefer_ceil": lambda place: math.floor(place + _HALF),
+    b"floor": math.floor,
+    b"ceil": math.ceil,
+}
+"""The input that is taken for one at a place between inputs, by ``nearest_mode``."""
+
+Terms = list[tuple[int, Fraction]]
+"""Inputs along an axis, which may lie beyond its ends, and their weights."""
+
+
+def _linear(place: Fraction) -> Terms:
+    first = math.floor(place)
+    return [(first, 1 - (place - first)), (first + 1, place - first)]
+
+
+def _cubic(place: Fraction, a: Fraction) -> Terms:
+    """R. Keys, Cubic Convolution Interpolation for Digital Image Processing, IEEE Trans. ASSP 29, 1981, eq. 15."""
+    first, terms = math.floor(place), []
+    for i in range(first - 1, first + 3):
+        s = abs(place - i)
+        near = ((a + 2) * s - (a + 3)) * s * s + 1
+        far = ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
+        terms.append((i, near if s <= 1 else far))
+    return terms
+
+
+@converts("Resize", 11, 13, 18, 19)
+def _resize(call: Call) -> Value:
+    call.refuse(antialias=0, keep_aspect_ratio_policy=b"stretch")
+    mode, where = call.get("mode", b"nearest"), call.get("coordinate_transformation_mode", b"half_pixel")
+    place = call.choice("coordinate_transformation_mode", b"half_pixel", PLACES)
+    shape = call.value().shape
+    axes = [axis_of(axis, len(shape)) for axis in call.get("axes", range(len(shape)))]
+    scales, sizes = (None if given is None or not given.size else given for given in map(call.optional, (2, 3)))
+    if (scales is None) == (sizes is None) or len(set(axes)) < len(axes):
+        raise InputError("names neither scales nor sizes, or both, or an axis twice")
+    given = (scales if sizes is None else sizes).reshape(-1).tolist()  # type: ignore[union-attr]
+    if len(given) != len(axes):
+        raise InputError(f"{len(given)} factors or sizes for {len(axes)} axes")
+    factors = [Fraction(1)] * len(shape)
+    for axis, value in zip(axes, given, strict=True):
+        factors[axis] = Fraction(value) if sizes is None else Fraction(int(value), shape[axis])
+    if where == b"align_corners" and any(
+        (factor * size).denominator > 1 for factor, size in zip(factors, shape, strict=True)
+    ):
+        # The standard's own test cases and onnxruntime take different lengths for the result's.
+        raise UnsupportedError("aligns corners of a result of no whole length")
+    if mode == b"linear":
+        call.refuse(exclude_outside=0)
+    inside = mode == b"cubic" and bool(call.get("exclude_outside", 0))
+    return _resized(call, factors, place, _terms(call, b"round_prefer_floor"), inside)
+
+
+@converts("Upsample", 7, 9)
+@converts("Resize", 10)
+def _upsample(call: Call) -> Value:
+    rank = len(call.value().shape)
+    scales = call.get("scales", ()) if (call.op, call.version) == ("Upsample", 7) else call.constant(1).reshape(-1)
+    if len(scales) != rank:
+        raise InputError(f"{len(scales)} factors for {rank} axes")
+    factors = [Fraction(float(scale)) for scale in scales]
+    return _resized(call, factors, PLACES[b"asymmetric"], _terms(call, b"floor"))
+
+
+def _terms(call: Call, rounds: bytes) -> Callable[[Fraction], Terms]:
+    """Return the terms of a place in the node's mode; ``rounds`` is the default ``nearest_mode``."""
+    a = Fraction(float(np.float32(call.get("cubic_coeff_a", -0.75))))
+    known = {b"nearest": None, b"linear": _linear, b"cubic": lambda place: _cubic(place, a)}
+    if rounds == b"floor":
+        known = {b"nearest": None, b"linear": _linear, b"bilinear": _linear}
+    terms: Callable[[Fraction], Terms] | None = call.choice("mode", b"nearest", known)
+    if terms is None:
+        nearest = call.choice("nearest_mode", rounds, NEAREST)
+        return lambda place: [(nearest(place), Fraction(1))]
+    return terms
+
+
+def _resized(
+    call: Call,
+    factors: Sequence[Fraction],
+    place: Place,
+    terms: Callable[[Fraction], Terms],
+    inside: bool = False,
+) -> Value:
+    """Return the node's input resized along all its axes.
+
+    Args:
+        factors: of its axes.
+        place: where an output comes from, one of ``PLACES``.
+        terms: of a place between inputs. Inputs beyond an end are the one at the end.
+        inside: leave these out instead, the other weights made larger so that their sum is 1.
+    """
+    x = call.value()
+    shape = tuple(math.floor(factor * size) for size, factor in zip(x.shape, factors, strict=True))
+    if min(shape) < 1:
+        raise InputError(f"resizes to {list(shape)}")
+    axes = zip(x.shape, shape, factors, strict=True)
+    places, shares = zip(*(_line(*axis, place, terms, inside) for axis in axes), strict=True)
+    count = math.prod(one.shape[1] for one in places)
+    require_few(math.prod(shape) * count)
+    error, short, weights = 0.0, True, []
+    for numbers in shares:
+        nearest, off = rounded(Derived(numbers))
+        weights.append(nearest.numpy())
+        # Weights of few binary places.
+        short &= all(
+            w.denominator & (w.denominator - 1) == 0 and w.denominator <= 1 << 48 // len(shape) for w in numbers.flat
+        )
+        # Each product rounds once more, unless all its factors are short.
+        error = both(both(error, off), 0.0 if short else float(UNIT))
+    index = _outer(places, lambda found, place, axis: found * x.shape[axis] + place)
+    weight = _outer(weights, lambda found, other, _: found * other)
+    if count == 1 and bool((weight == 1).all()):
+        return call.build.moved(x, index.reshape(shape))
+    if bool(((weight != 0) & (np.abs(weight) < LEAST_WEIGHT)).any()):
+        raise UnsupportedError("weights next to 0")
+    return call.build.sparse(x, index, weight, shape, error=error)
+
+
+def _line(
+    before: int, after: int, scale: Fraction, place: Place, terms: Callable[[Fraction], Terms], inside: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inputs and weights, as fractions, of each output along one axis: (outputs, terms) each."""
+    if scale == 1 and before == after:
+        place, terms = (lambda i, *_: Fraction(i)), (lambda at: [(int(at), Fraction(1))])
+    found = [terms(place(i, before, after, scale)) for i in range(after)]
+    if inside:
+        found = [[(i, w if 0 <= i < before else Fraction(0)) for i, w in row] for row in found]
+        found = [[(i, w / sum(share for _, share in row)) for i, w in row] for row in found]
+    places = np.array([[min(max(i, 0), before - 1) for i, _ in row] for row in found], np.int64)
+    return places, np.array([[w for _, w in row] for row in found], dtype=object)

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.nn.gates import HardnessGate, Sharpened
+from verifiable_relu.nn.gates import Hardness
 from verifiable_relu.readers.derived import exact_product, exact_sum
 
 _SHAPES = {f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")} | {
@@ -48,6 +48,7 @@ _MEMORY = {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_stora
 
 _OTHERS_CODE = os.path.dirname(torch.__file__), os.path.dirname(os.__file__), str(Path(__file__).parents[2])
 _CALL = nn.Module._call_impl.__code__
+_is_file = cache(os.path.isfile)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ class TracedCall:
     """One operator that was applied.
 
     Attributes:
-        function: the operator.
-        op: its name in ATen.
+        function, op: the operator, and its name in ATen.
         arguments: by their names in ATen's schema, those that were left out included.
         made: the tensor, or the list of tensors, that it returned.
         path: the name of the innermost module that was running, "" for the outermost.
@@ -70,11 +70,6 @@ class TracedCall:
     path: str
     place: str
 
-    @property
-    def label(self) -> str:
-        """The name of the nodes that the step becomes."""
-        return self.path or self.op
-
     @cached_property
     def given(self) -> list[Tensor]:
         """The tensors among its arguments."""
@@ -85,17 +80,42 @@ class TracedCall:
         """The tensor that it returned, or the first of them."""
         return tensors(self.made)[0]
 
+    @property
+    def deciding(self) -> list[Tensor]:
+        """The tensors whose numbers it hands to Python, as themselves or as the shape of its result."""
+        tags = set(self.function.tags)
+        if self.op == "index" and torch.Tag.dynamic_output_shape in tags:
+            return [t for t in self.given if t.dtype == torch.bool]
+        return self.given if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & tags else []
+
+    @property
+    def rounds(self) -> bool:
+        """Whether numbers that it made of constants may be rounded."""
+        given, results, a = self.given, tensors(self.made), self.arguments
+        if not all(any(t.is_floating_point() for t in part) for part in (given, results)):
+            return False
+        if self.op in _EXACT or self.function.is_view:
+            return False
+        if self.op in ("mm", "addmm") and a.get("beta", 1) == 1:
+            # Where a factor is zero, nothing is rounded.
+            return all(bool(t.any()) for t in given[-2:])
+        if self.op not in ("add", "sub", "mul") or a.get("alpha", 1) != 1 or self.result.dtype != torch.float32:
+            return True
+        x, y = (torch.as_tensor(v, dtype=None if isinstance(v, Tensor) else torch.float32).detach().cpu().numpy()
+                for v in (a["self"], a["other"]))  # fmt: skip
+        wide = exact_product(x, y) if self.op == "mul" else exact_sum(x, -y if self.op == "sub" else y)
+        return wide is None or not bool((self.result.detach().cpu().double().numpy() == wide).all())
+
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested arguments."""
-    if isinstance(value, Tensor):
-        return [value]
-    nested = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for each in nested for tensor in tensors(each)]
+    """Return the tensors in nested arguments."""
+    found: list[Tensor] = []
+    exchanged(value, found.append)
+    return found
 
 
 def exchanged(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Nested arguments with each tensor changed."""
+    """Return nested arguments with each tensor changed."""
     if isinstance(value, dict):
         return {name: exchanged(each, change) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -103,42 +123,16 @@ def exchanged(value: Any, change: Callable[[Tensor], Any]) -> Any:
     return change(value) if isinstance(value, Tensor) else value
 
 
-@cache
-def _schema(function: Any) -> tuple[list[str], dict[str, Any]]:
-    """The names of an operator's arguments, and their defaults."""
-    arguments = function._schema.arguments
-    return [a.name for a in arguments], {a.name: a.default_value for a in arguments if a.has_default_value()}
-
-
-def _computed_weights(module: nn.Module) -> Iterator[Tensor]:
-    """The weights that parametrisations and old hooks compute; as they are rounded, they are the module's numbers."""
-    for part in module.modules():
-        for name in getattr(part, "parametrizations", {}):
-            yield getattr(part, name)
-        for hook in part._forward_pre_hooks.values():
-            if isinstance(hook, WeightNorm):
-                yield hook.compute_weight(part)
-            elif isinstance(hook, SpectralNorm):
-                yield hook.compute_weight(part, do_power_iteration=False)
-            elif isinstance(hook, BasePruningMethod):
-                yield hook.apply_mask(part)
-
-
 class Trace(TorchDispatchMode):
-    """The operators that are applied while it is entered.
-
-    Args:
-        module: that is run.
-        x: its input.
-        exact: whether constants that the module computes, and rounds, are refused.
+    """The operators that a module applies to x while the trace is entered.
 
     Attributes:
+        exact: whether constants that the module computes, and rounds, are refused.
         steps: the operators on computed tensors; at the end those that the output depends on.
         output: what the module returned.
         computed, rounded: the identities of tensors that depend on x, and of those that do not and may be rounded.
         constants: the steps that do not depend on x. They stay alive, so that nothing else gets a tensor's identity.
-        makers: by the identity of a tensor, the one of these that made it.
-        derived: by the identity of a tensor, the same with derivatives.
+        makers, derived: by the identity of a tensor, the one of these that made it, and the same with derivatives.
         unsteady: the memory of constants that were drawn at random, or written to.
         refusal: why no network is read, once that is known.
     """
@@ -168,29 +162,30 @@ class Trace(TorchDispatchMode):
 
     def follow(self, step: TracedCall) -> None:
         """List a step, and take note of what its results depend on."""
-        given, found = step.given, tensors(step.made)
-        tags, mutable = step.function.tags, step.function._schema.is_mutable
-        computed = step.op not in _SHAPES and any(id(t) in self.computed for t in given)
-        unsteady = mutable or torch.Tag.nondeterministic_seeded in tags or any(map(self.is_unsteady, given))
-        if any(id(t) in self.computed or self.is_unsteady(t) for t in _deciding(step)):
+        given, found, mutable = step.given, tensors(step.made), step.function._schema.is_mutable
+        if any(id(t) in self.computed or self.is_unsteady(t) for t in step.deciding):
             self.refuse(step.place, "what is computed depends on computed numbers; a network is a fixed list of layers")
-        if computed:
+        if step.op not in _SHAPES and any(id(t) in self.computed for t in given):
             if mutable:
                 self.refuse(step.place, "writes to a tensor in a way that cannot be followed")
             self.steps.append(step)
             self.computed.update(map(id, found))
             return
         self.constants.append(step)
-        if unsteady:
+        if mutable or self.is_drawn(step):
             self.unsteady |= {t.untyped_storage()._cdata for t in found}
         if not mutable:
             self.makers |= {id(t): step for t in found if not any(t is each for each in given)}
-        if self.exact and (any(id(t) in self.rounded for t in given) or _rounds(step)):
+        if self.exact and (any(id(t) in self.rounded for t in given) or step.rounds):
             self.rounded |= {id(t) for t in found if not any(t.dtype == w.dtype and t.equal(w) for w in self.weights)}
 
     def is_unsteady(self, tensor: Tensor) -> bool:
         """Return True if a tensor was drawn at random, or written to."""
         return tensor.untyped_storage()._cdata in self.unsteady
+
+    def is_drawn(self, step: TracedCall) -> bool:
+        """Return True if a step draws random numbers, or takes a tensor that was drawn, or written to."""
+        return torch.Tag.nondeterministic_seeded in step.function.tags or any(map(self.is_unsteady, step.given))
 
     def refuse(self, place: str, reason: str) -> NoReturn:
         """Stop. The refusal is kept, too: the module may catch what is raised."""
@@ -199,14 +194,15 @@ class Trace(TorchDispatchMode):
         raise error
 
     def where(self, function: str) -> tuple[str, str]:
-        """The name of the innermost running module, and the place of a function that is called there, for messages."""
+        """Return the name of the innermost running module, and for messages where a function is called there."""
         path, line = None, ""
         frame = sys._getframe(2)
         while frame is not None and frame.f_code is not trace.__code__ and (path is None or not line):
+            file = frame.f_code.co_filename
             if frame.f_code is _CALL and path is None:
                 path = self.names.get(id(frame.f_locals["self"]), "")
-            if not line and _is_users(frame.f_code.co_filename):
-                line = f", line {frame.f_lineno} of {os.path.basename(frame.f_code.co_filename)}"
+            if not line and not file.startswith(_OTHERS_CODE) and _is_file(file):
+                line = f", line {frame.f_lineno} of {os.path.basename(file)}"
             frame = frame.f_back  # type: ignore[assignment]
         return path or "", f"'{path or ''}' ({function}{line})"
 
@@ -223,20 +219,19 @@ class Trace(TorchDispatchMode):
                 needed.update(map(id, step.given))
         self.steps, self.output = kept, output
         for step in kept:
-            given = step.given
-            if torch.Tag.nondeterministic_seeded in step.function.tags or any(map(self.is_unsteady, given)):
+            if self.is_drawn(step):
                 self.refuse(step.place, "takes random numbers, or what is changed in place while the module runs")
-            for tensor in (t for t in given if id(t) in self.rounded):
+            for tensor in (t for t in step.given if id(t) in self.rounded):
                 said = f"a weight or constant is computed by the module in {tensor.dtype}, and rounded: keep it as a "
                 said += "parameter or buffer, or register its computation (torch.nn.utils.parametrize)"
                 self.refuse(step.place, said)
-            widths = [t.dtype.itemsize for t in given if id(t) in self.computed and t.is_floating_point()]
-            if step.result.is_floating_point() and step.result.dtype.itemsize < max(widths, default=0):
-                said = f"rounds to {step.result.dtype}: a network is computed in one precision, float32 or float64"
-                self.refuse(step.place, said)
+            kind = step.result.dtype
+            widths = [t.dtype.itemsize for t in step.given if id(t) in self.computed and t.is_floating_point()]
+            if kind.is_floating_point and kind.itemsize < max(widths, default=0):
+                self.refuse(step.place, f"rounds to {kind}: a network is computed in one precision, float32 or float64")
 
     def differentiable(self, constant: Tensor) -> Tensor:
-        """A tensor that does not depend on the input, with its derivatives by the module's parameters."""
+        """Return a tensor that does not depend on the input, with its derivatives by the module's parameters."""
         step = self.makers.get(id(constant))
         if step is None or id(constant) in self.derived:
             return self.derived.get(id(constant), constant)
@@ -250,70 +245,54 @@ class Trace(TorchDispatchMode):
 
 
 @cache
-def _is_users(file: str) -> bool:
-    return os.path.isfile(file) and not file.startswith(_OTHERS_CODE)
+def _schema(function: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of an operator's arguments, and their defaults."""
+    arguments = function._schema.arguments
+    return [a.name for a in arguments], {a.name: a.default_value for a in arguments if a.has_default_value()}
 
 
-def _deciding(step: TracedCall) -> list[Tensor]:
-    """The tensors whose numbers an operator hands to Python, as themselves or as the shape of its result."""
-    given, tags = step.given, step.function.tags
-    if torch.Tag.dynamic_output_shape in tags and step.op == "index":
-        return [t for t in given if t.dtype == torch.bool]
-    return given if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags) else []
-
-
-def _rounds(step: TracedCall) -> bool:
-    """Return True if numbers that an operator made of constants may be rounded."""
-    given, results, a = step.given, tensors(step.made), step.arguments
-    if not any(t.is_floating_point() for t in given) or not any(t.is_floating_point() for t in results):
-        return False
-    if step.op in _EXACT or step.function.is_view:
-        return False
-    if step.op in ("mm", "addmm") and a.get("beta", 1) == 1:
-        # Where a factor is zero, nothing is rounded.
-        return all(bool(t.any()) for t in given[-2:])
-    if step.op not in ("add", "sub", "mul") or a.get("alpha", 1) != 1 or step.result.dtype != torch.float32:
-        return True
-    pair = (v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float32) for v in (a["self"], a["other"]))
-    x, y = (v.detach().cpu().numpy() for v in pair)
-    wide = exact_product(x, y) if step.op == "mul" else exact_sum(x, -y if step.op == "sub" else y)
-    return wide is None or not bool((step.result.detach().cpu().double().numpy() == wide).all())
+def _computed_weights(module: nn.Module) -> Iterator[Tensor]:
+    """Yield weights that parametrisations and old hooks compute: as they are rounded, they are the module's numbers."""
+    for part in module.modules():
+        for name in getattr(part, "parametrizations", {}):
+            yield getattr(part, name)
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm):
+                yield hook.compute_weight(part)
+            elif isinstance(hook, SpectralNorm):
+                yield hook.compute_weight(part, do_power_iteration=False)
+            elif isinstance(hook, BasePruningMethod):
+                yield hook.apply_mask(part)
 
 
 class _Functions(TorchFunctionMode):
-    """Refuses to hand out a computed tensor's memory, and takes functions apart that torch would take apart otherwise.
-
-    Args:
-        into: the trace, which is told of refusals.
-    """
+    """Refuses to hand out a computed tensor's memory, and takes functions apart that torch takes apart otherwise."""
 
     def __init__(self, into: Trace) -> None:
         super().__init__()
         self.trace = into
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (HardnessGate.forward, Sharpened.forward):
+        if func is Hardness.forward:
             value, factor = args[0].form()
             # λ is a number of the module, as it is rounded.
             self.trace.rounded.discard(id(factor))
             return value(args[1] * factor) / factor
-        if func is F.instance_norm and kwargs.pop("use_input_stats"):
-            # torch's own merges the batch with the channels.
-            return F.group_norm(args[0], args[0].shape[1], kwargs["weight"], kwargs["bias"], kwargs["eps"])
         if func is F.instance_norm:
-            return F.batch_norm(args[0], training=False, **kwargs)
+            # torch's own merges the batch with the channels.
+            if not kwargs.pop("use_input_stats"):
+                return F.batch_norm(args[0], training=False, **kwargs)
+            return F.group_norm(args[0], args[0].shape[1], kwargs["weight"], kwargs["bias"], kwargs["eps"])
         if func in _MEMORY and any(map(torch._is_functional_tensor, tensors(args))):
-            _, place = self.trace.where(func.__name__)
-            self.trace.refuse(place, "the memory of a computed tensor cannot be had")
+            self.trace.refuse(self.trace.where(func.__name__)[1], "the memory of a computed tensor cannot be had")
         return func(*args, **(kwargs or {}))
 
 
 def trace(module: nn.Module, x: Tensor, exact: bool = False) -> Trace:
-    """Run a module on x, (batch, …), and return what it did.
+    """Run a module, in the mode that it is in, on x, (batch, …), which is not changed, and return what it did.
 
     Args:
-        module: as it is to be run: in evaluation mode, where that is wanted.
-        x: a batch of inputs; it is not changed.
+        module, x: what is run, and on what.
         exact: whether weights and constants that the module computes from others, and rounds, are refused; those of
             parametrisations and old hooks, and λ of gates, are not.
 
@@ -345,7 +324,8 @@ def trace(module: nn.Module, x: Tensor, exact: bool = False) -> Trace:
             raise InputError(f"the module fails for inputs of shape {tuple(x.shape)}: {said}") from failure
         raise UnsupportedError(f"the module cannot be followed: {said}") from failure
     if id(output) not in made.computed:
-        said = f"returns a {type(output).__name__} where one tensor computed from the input is expected"
-        raise UnsupportedError(said)
+        raise UnsupportedError(
+            f"returns a {type(output).__name__} where one tensor computed from the input is expected"
+        )
     made.finish(output)
     return made
