@@ -1,6 +1,6 @@
 """Properties of networks, their VNN-LIB files, and lists of instances."""
 
-from verifiable_relu.spec.balls import box_property, linf_properties, linf_property
+from verifiable_relu.spec.balls import box_property, linf_properties
 from verifiable_relu.spec.find import Instance, find_network, instances, queries, read_instances, write_instances
 from verifiable_relu.spec.property import Ball, Box, Property, Query, Row
 from verifiable_relu.spec.read import read_vnnlib
@@ -19,7 +19,6 @@ __all__ = [
     "find_network",
     "instances",
     "linf_properties",
-    "linf_property",
     "queries",
     "read_instances",
     "read_vnnlib",

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
-from verifiable_relu.data import DATASETS
+from verifiable_relu.command_line import Parser, add_debug, fraction, guarded, seconds
+from verifiable_relu.data import DATASETS, load
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.arrays import read_images
 from verifiable_relu.spec.balls import linf_properties
 from verifiable_relu.spec.find import Instance, read_instances, write_instances
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem, write_vnnlib
-from verifiable_relu.streams import guarded
 
 if TYPE_CHECKING:
     from verifiable_relu.ir.network import Network
@@ -37,7 +36,7 @@ _LARGEST_EPS = Fraction(10**6)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (``streams.guarded``)."""
+    """Run the command; returns the exit status (``command_line.guarded``)."""
     options = parser().parse_args(arguments)
     return guarded("spec", lambda: _generate(options), options.debug)
 
@@ -135,8 +134,7 @@ def _generate(options: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder cannot be made: {error.strerror}", path=options.out) from None
-    data_name = stem(options.data)
-    written: list[Instance] = []
+    data_name, written = stem(options.data), list[Instance]()
     inputs, outputs = Variable("X", (1, *network.source.input_shape)), Variable("Y", (1, *network.source.output_shape))
     relative = Path(os.path.relpath(net, options.out)).as_posix().removesuffix(".gz")
     for eps in options.eps:
@@ -164,8 +162,6 @@ def _generate(options: argparse.Namespace) -> int:
 def named_data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return images (n, …) and labels (n,) of a named data set or ``.npz`` file, and (n,) True for official images."""
     if not source.endswith(".npz"):
-        from verifiable_relu.data import load
-
         data = load(source, "train" if split == "train" else "test")
         return data.images, data.labels, data.exact
     images, labels = read_images(source)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational
@@ -13,36 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from verifiable_relu.arguments import fraction
+from verifiable_relu.command_line import fraction
 from verifiable_relu.errors import InputError
-from verifiable_relu.rounding import above, below
+from verifiable_relu.rounding import LARGEST, above, below
 from verifiable_relu.spec.property import (
-    Ball,
     BallBounds,
+    BallEnd,
     Box,
     Polytope,
     Property,
     Row,
-    lower_end,
     nearest,
     round_down,
     round_up,
 )
 
 _BLOCK = 1 << 15  # pixels that are computed at a time
-
-
-def linf_property(
-    image: np.ndarray,
-    label: int,
-    eps: Fraction | float,
-    classes: int,
-    clip: tuple[Fraction | float, Fraction | float] = (0, 1),
-    name: str = "linf",
-    decimals: int | None = None,
-) -> Property:
-    """Return the property of one image, a single sample of any shape (:func:`linf_properties`)."""
-    return linf_properties(image[None], [label], eps, classes, clip, [name], decimals)[0]
 
 
 def linf_properties(
@@ -72,7 +57,10 @@ def linf_properties(
     Raises:
         InputError: for a label, pixel, ``eps`` or ``clip`` out of range; the error names the image.
     """
-    low, high = _range(clip)
+    ends = list(clip) if np.iterable(clip) else []
+    if len(ends) != 2:
+        raise InputError(f"clip is {_shown(clip)}, not the two ends of a range")
+    low, high = (exact_number(end, "clip") for end in ends)
     if low > high:
         raise InputError(f"the valid range {_rounded(low)} to {_rounded(high)} is empty")
     if len(labels) != len(images):
@@ -92,19 +80,15 @@ def linf_properties(
     # A tie counts as violated. Properties of one label share their unsafe set.
     unsafe = [tuple((_at_most(i, j),) for j in range(classes) if j != i) for i in range(classes)]
     found: list[Property] = []
-    # Blocks of images whose arrays fit in the processor's cache.
-    step = max(1, _BLOCK // max(size, 1))
-    # An upper bound min(x + ε, h) is −max(−x − ε, −h): the negated lower bound of the negated pixel.
-    ends: tuple[tuple[int, Fraction, dict[tuple[float, int], str]], ...] = (1, low, {}), (-1, -high, {})
+    sides = BallEnd(radii, low, decimals, 1), BallEnd(radii, -high, decimals, -1)
+    step = max(1, _BLOCK // max(size, 1))  # blocks of images whose arrays fit in the processor's cache
     for start in range(0, len(flat), step):
-        pixels, indices = flat[start : start + step], level[start : start + step]
-        sides = [_floors(sign * pixels, radii, indices, least, decimals) for sign, least, _ in ends]
-        for i, (each, index) in enumerate(zip(pixels, indices, strict=True)):
-            lower, upper = (
-                BallBounds(each, inexact[i], radii, index, least, decimals, sign, known)
-                for (_, inexact), (sign, least, known) in zip(sides, ends, strict=True)
-            )
-            box = Box(sides[0][0][i], -sides[1][0][i], lower, upper)
+        pixels, levels = flat[start : start + step], level[start : start + step]
+        (lower, lower_inexact), (upper, upper_inexact) = (_rounded_ends(pixels, levels, side) for side in sides)
+        for i, (each, index) in enumerate(zip(pixels, levels, strict=True)):
+            pairs = zip(sides, (lower_inexact[i], upper_inexact[i]), strict=True)
+            exact_lower, exact_upper = (BallBounds(end, each, index, inexact) for end, inexact in pairs)
+            box = Box(lower[i], upper[i], exact_lower, exact_upper)
             found.append(Property(box, unsafe[int(labels[start + i])], names[start + i]))
     return found
 
@@ -134,67 +118,56 @@ def _levels(eps: object, shape: tuple[int, ...]) -> tuple[list[Fraction], np.nda
     return radii, level
 
 
-def _floors(
-    pixels: np.ndarray, radii: Sequence[Fraction], level: np.ndarray, least: Fraction, decimals: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The lower ends of balls as float64 (``round_down`` of ``lower_end``), and where the end is no float64 number.
+def _rounded_ends(pixels: np.ndarray, level: np.ndarray, end: BallEnd) -> tuple[np.ndarray, np.ndarray]:
+    """Return one side's float64 bounds of balls, rounded outward, and where a bound is no float64 number.
 
-    A radius ε is r + q + ρ with floats r, q and a rest ρ ≤ 2⁻¹⁰⁶ ε. Knuth's TwoSum gives the sum of two floats as their
-    rounded sum and its error, without any further error (Knuth, The Art of Computer Programming 2, 4.2.2). Four of them
-    write x − ε = s + a + b − ρ with |b| ≤ 2⁻⁵³ |a|. Where |a + b − ρ| is below the distance from s to its neighbour
-    on that side, x − ε is s or lies strictly between both. The few other pixels (x is next to ε, or a number is huge)
-    and ends with ``decimals`` are computed from the exact ends.
+    A radius ε is r − ρ with a float r. Knuth's TwoSum writes x − r = s + e, s the rounded difference, without any
+    further error (The Art of Computer Programming 2, 4.2.2), so that x − ε = s + e + ρ. Where |ρ| < |e|, or e is 0,
+    the sign of e + ρ is known; where |e + ρ| is below the distance from s to its neighbour on that side, x − ε is s or
+    lies strictly between both. The few other pixels (a number is huge, or x is far smaller than ε) and bounds with
+    ``decimals`` are computed from the exact ones.
 
     Pixels are finite and have, as ``level``, the shape (n, pixels). An end below ``least`` becomes ``least``.
     """
-    parts = np.array([_parts(radius) for radius in radii])
-    first, second, size, side = (parts[:, i][level] if len(radii) > 1 else parts[0, i] for i in range(4))
+    near = [nearest(radius) for radius in end.radii]
+    rest = [Fraction(r) - radius for r, radius in zip(near, end.radii, strict=True)]
+    radius, sign = (np.array(each)[level] for each in (near, [float((v > 0) - (v < 0)) for v in rest]))
+    size = np.array([round_up(min(abs(v), Fraction(LARGEST))) for v in rest])[level]
     with np.errstate(all="ignore"):
-        total, error = _two_sum(pixels, -first)
-        error, fine = _two_sum(error, -second)
-        total, error = _two_sum(total, error)
-        error, _ = _two_sum(error, fine)
-        side = np.where(error == 0, side, error)
+        x = end.sign * pixels
+        total = x - radius
+        part = total - x
+        error = (x - (total - part)) - (radius + part)
+        side = np.where(error == 0, sign, error)
         smaller = below(total)
-        gap = np.abs(np.where(np.signbit(side), smaller, above(total)) - total)
-        safe = (4 * np.abs(error) <= 3 * gap) & ((error == 0) | (8 * size < np.abs(error))) & (size < gap)
+        gap = np.where(np.signbit(side), total - smaller, above(total) - total)
+        safe = (4 * np.abs(error) <= 3 * gap) & (4 * size < gap) & ((error == 0) | (size < np.abs(error)))
         # Adding 0.0 turns −0.0 into 0.0.
         floats = np.where(side < 0, smaller, total) + 0.0
-    coarse = side != 0
-    end = round_down(least)
-    rounded = Fraction(end) != least
-    safe &= (floats != end) if rounded else True
-    coarse[floats < end] = rounded
-    np.maximum(floats, end, out=floats)
-    spots = np.flatnonzero(~safe) if decimals is None else np.arange(pixels.size)
-    values, positions = np.unique(pixels.flat[spots], return_inverse=True)
+    least = round_down(end.least)
+    inexact, rounded = side != 0, Fraction(least) != end.least
+    safe &= (floats != least) if rounded else True
+    inexact[floats < least] = rounded
+    np.maximum(floats, least, out=floats)
+    spots = np.flatnonzero(~safe) if end.decimals is None else np.arange(pixels.size)
     # A pair of a pixel's value and its radius has the end of every pixel with this pair.
-    pairs, positions = np.unique(positions * len(radii) + level.flat[spots], return_inverse=True)
-    indices = (divmod(pair, len(radii)) for pair in pairs.tolist())
-    exact = [lower_end(float(values[i]), radii[j], least, decimals) for i, j in indices]
-    down = [round_down(value) for value in exact]
-    if exact:
-        floats.flat[spots] = np.array(down)[positions]
-        coarse.flat[spots] = np.array([Fraction(f) != v for f, v in zip(down, exact, strict=True)])[positions]
-    return floats, coarse
+    values, at = np.unique(pixels.flat[spots], return_inverse=True)
+    pairs, at = np.unique(at * len(near) + level.flat[spots], return_inverse=True)
+    exact = (end.ratio(float(values[pair // len(near)]), pair % len(near)) for pair in pairs.tolist())
+    if found := [_round_down(*each) for each in exact]:
+        floats.flat[spots], inexact.flat[spots] = (np.array(each)[at] for each in zip(*found, strict=True))
+    return end.sign * floats, inexact
 
 
-def _parts(radius: Fraction) -> tuple[float, float, float, float]:
-    """Return the floats r and q of a radius r + q + ρ, a float ≥ |ρ|, and the sign of −ρ."""
-    first = nearest(radius)
-    second = nearest(radius - Fraction(first))
-    rest = radius - Fraction(first) - Fraction(second)
+def _round_down(top: int, bottom: int) -> tuple[float, bool]:
+    """Return ``property.round_down`` of a quotient, and True if it differs from the quotient."""
     try:
-        return first, second, round_up(abs(rest)), float((rest < 0) - (rest > 0))
-    except InputError:
-        return first, second, math.inf, 0.0
-
-
-def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounded sum of float64 numbers, and its error."""
-    total = a + b
-    part = total - a
-    return total, (a - (total - part)) + (b - part)
+        near = top / bottom  # Python rounds the quotient of two integers to nearest, once.
+    except OverflowError:
+        near = round_down(Fraction(top, bottom))
+    a, b = near.as_integer_ratio()
+    excess = a * bottom - top * b
+    return below(near) if excess > 0 else near, excess != 0
 
 
 def _at_most(first: int, second: int) -> Row:
@@ -220,16 +193,6 @@ def exact_number(value: object, what: str) -> Fraction:
     raise InputError(f"{what} is {_shown(value)}, not a number")
 
 
-def _range(clip: object) -> tuple[Fraction, Fraction]:
-    try:
-        ends = list(clip)  # type: ignore[call-overload]
-    except TypeError:
-        ends = []
-    if len(ends) != 2:
-        raise InputError(f"clip is {_shown(clip)}, not the two ends of a range")
-    return exact_number(ends[0], "clip"), exact_number(ends[1], "clip")
-
-
 def _rounded(value: Fraction) -> str:
     try:
         return repr(float(value))
@@ -242,29 +205,17 @@ def _shown(value: object) -> str:
     return f"{value!r:.60}" if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
 
 
-Pair = tuple[Any, Any]  # a matrix and a vector (A, b), which stand for A·y ≤ b
-
-
 def targeted(target: int, classes: int) -> tuple[Polytope, ...]:
     """Return the outputs with which a class is predicted: y_j ≤ y_target for every other class j."""
     return (tuple(_at_most(j, target) for j in range(classes) if j != target),)
-
-
-def within_balls(
-    properties: Sequence[Property], images: np.ndarray, radii: Sequence[Fraction], order: int
-) -> list[Property]:
-    """Return the properties of L∞ balls, asked for the L1 or L2 balls (``order``) with their centres and radii."""
-    centers = np.asarray(images, dtype=np.float64).reshape(len(images), -1)
-    balls = (Ball(center, radius, order) for center, radius in zip(centers, radii, strict=True))
-    return [replace(prop, ball=ball) for prop, ball in zip(properties, balls, strict=True)]
 
 
 def box_property(
     lower: np.ndarray | Sequence[float],
     upper: np.ndarray | Sequence[float],
     *,
-    unsafe: Pair | list[Pair] | None = None,
-    safe: Pair | None = None,
+    unsafe: tuple[Any, Any] | list[tuple[Any, Any]] | None = None,
+    safe: tuple[Any, Any] | None = None,
     name: str = "box",
 ) -> Property:
     """A property of a box of inputs and a polytope of outputs.

@@ -12,7 +12,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
@@ -46,7 +46,10 @@ class Networks:
         return repr([(name, str(path)) for name, path in self.files])
 
     def __rtruediv__(self, folder: Path) -> Networks:
-        return Networks(tuple((name, folder / path) for name, path in self.files))
+        return self.changed(folder.joinpath)
+
+    def changed(self, change: Callable[[Path], Path]) -> Networks:
+        return Networks(tuple((name, change(path)) for name, path in self.files))
 
 
 def onnx_files(text: str) -> Path | Networks:
@@ -56,17 +59,19 @@ def onnx_files(text: str) -> Path | Networks:
     return Path(text)
 
 
-def _named(onnx: Path | Networks | None) -> tuple[tuple[str, Path], ...]:
-    return onnx.files if isinstance(onnx, Networks) else () if onnx is None else (("", onnx),)
+def _changed(onnx: Path | Networks, change: Callable[[Path], Path]) -> Path | Networks:
+    return onnx.changed(change) if isinstance(onnx, Networks) else change(onnx)
 
 
 def paths(onnx: Path | Networks | None) -> tuple[Path, ...]:
     """Return all files of a network."""
-    return tuple(path for _, path in _named(onnx))
+    if isinstance(onnx, Networks):
+        return tuple(path for _, path in onnx.files)
+    return () if onnx is None else (onnx,)
 
 
 def named(onnx: str) -> str:
-    """The names of the files that a text names, without their folders."""
+    """Return the names of the files that a text names, without their folders."""
     return " and ".join(path.name for path in paths(onnx_files(onnx)))
 
 
@@ -141,8 +146,7 @@ def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for instance in instances:
-        files = [(name, Path(os.path.relpath(file, path.parent))) for name, file in _named(instance.onnx)]
-        onnx = Networks(tuple(files)) if isinstance(instance.onnx, Networks) else files[0][1]
+        onnx = _changed(instance.onnx, lambda file: Path(os.path.relpath(file, path.parent)))
         writer.writerow([str(onnx), os.path.relpath(instance.vnnlib, path.parent), f"{instance.timeout:g}"])
     try:
         path.write_text(buffer.getvalue(), encoding="utf-8")
@@ -236,7 +240,8 @@ def queries(spec: SpecFile, *networks: Network) -> list[Query]:
     """
     if spec.joined is None:
         (network,) = networks
-        _require_shapes(spec, network, spec.inputs, spec.outputs)
+        _require(spec, network, "input", spec.inputs, network.source.input_shape)
+        _require(spec, network, "output", spec.outputs, network.source.output_shape)
         return [Query(network, prop) for prop in spec.properties]
     declared = spec.joined.networks
     if len(networks) != len(declared):
@@ -273,27 +278,24 @@ def _require_fit(spec: SpecFile, network: Network, declared: DeclaredNetwork) ->
         kinds = [session.get_inputs()[0].type] * len(declared.inputs) + [session.get_outputs()[0].type] * len(tensors)
         for tensor, kind in zip(tensors, kinds, strict=False):
             if kind != _TYPES.get(tensor.kind, kind) and kind in _TYPES.values():
-                said = f"'{tensor.variable.name}' is declared as {KINDS[tensor.kind]}, but the file has {kind}"
+                said = f"'{tensor.name}' is declared as {KINDS[tensor.kind]}, but the file has {kind}"
                 raise InputError(said, path=spec.path)
-    if not network.source.ports and len(tensors) == 2:
-        return _require_shapes(spec, network, tensors[0].variable, tensors[1].variable)
     ports = network.source.ports or {"input": network.source.input_shape, "output": network.source.output_shape}
+    if not network.source.ports and len(tensors) == 2:
+        for tensor, (role, shape) in zip(tensors, ports.items(), strict=True):
+            _require(spec, network, role, tensor, shape)
+        return
     if len(ports) != len(tensors):
         counts = f"{len(tensors)} inputs, outputs and hidden nodes are declared, but the file has {len(ports)}"
         raise InputError(f"{counts}: {', '.join(ports)}", path=spec.path, place=f"network '{declared.name}'")
     split = len(declared.inputs)
     for i, (tensor, (name, shape)) in enumerate(zip(tensors, ports.items(), strict=True)):
         own = [*ports][:split] if i < split else [*ports][split:]
-        _require(spec, network, "tensor", tensor.variable, shape, name)
-        if i < split + len(declared.outputs) and tensor.variable.name != name and tensor.variable.name in own:
-            said = f"'{tensor.variable.name}' is declared in the place of the file's '{name}', another tensor"
+        _require(spec, network, "tensor", tensor, shape, name)
+        if i < split + len(declared.outputs) and tensor.name != name and tensor.name in own:
+            said = f"'{tensor.name}' is declared in the place of the file's '{name}', another tensor"
             role = "inputs" if i < split else "outputs"
             raise InputError(f"{said}: name all {role} as the file does, or none", path=spec.path)
-
-
-def _require_shapes(spec: SpecFile, network: Network, inputs: Variable, outputs: Variable) -> None:
-    _require(spec, network, "input", inputs, network.source.input_shape)
-    _require(spec, network, "output", outputs, network.source.output_shape)
 
 
 def _require(
@@ -312,12 +314,11 @@ def _require(
 
 
 def _existing(onnx: Path | Networks, source: str, spec: SpecFile) -> Path | Networks:
-    files = tuple((name, on_disk(path)) for name, path in _named(onnx))
-    for _, path in files:
-        # Path.is_file raises for a name that is too long.
-        if not os.path.isfile(path):
-            raise InputError(f"the network {path_end(path)} that {source} names does not exist", path=spec.path)
-    return Networks(files) if isinstance(onnx, Networks) else files[0][1]
+    found = _changed(onnx, on_disk)
+    # Path.is_file raises for a name that is too long.
+    for path in (path for path in paths(found) if not os.path.isfile(path)):
+        raise InputError(f"the network {path_end(path)} that {source} names does not exist", path=spec.path)
+    return found
 
 
 def _in_instances(spec: SpecFile) -> Path | Networks | None:
@@ -327,8 +328,10 @@ def _in_instances(spec: SpecFile) -> Path | Networks | None:
         if not os.path.isfile(csv):
             continue
         status = csv.stat()
-        rows = _listed(csv, status.st_mtime_ns, status.st_size).get(mine.name, ())
-        named = list(dict.fromkeys(onnx for onnx, vnnlib in rows if _plain(vnnlib) == mine))
+        # Resolving the paths of all rows takes long.
+        rows = _listed(csv, status.st_mtime_ns, status.st_size)
+        same = (row for row in rows if row.vnnlib.name.removesuffix(".gz") == mine.name and _plain(row.vnnlib) == mine)
+        named = list(dict.fromkeys(row.onnx for row in same))
         if len(named) > 1:
             shown = ", ".join(path.name for onnx in named[:_LISTED] for path in paths(onnx))
             said = f"{csv} names {len(named)} networks for this property ({shown}{' …' * (len(named) > _LISTED)})"
@@ -339,12 +342,8 @@ def _in_instances(spec: SpecFile) -> Path | Networks | None:
 
 
 @lru_cache(maxsize=_FOLDERS)
-def _listed(csv: Path, changed: int, size: int) -> dict[str, list[tuple[Path | Networks, Path]]]:
-    """Return a table's networks and properties by the properties' names, since resolving all paths takes long."""
-    found: dict[str, list[tuple[Path | Networks, Path]]] = {}
-    for row in read_instances(csv):
-        found.setdefault(row.vnnlib.name.removesuffix(".gz"), []).append((row.onnx, row.vnnlib))
-    return found
+def _listed(csv: Path, changed: int, size: int) -> list[Instance]:
+    return read_instances(csv)
 
 
 def _plain(path: Path) -> Path:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,60 +49,72 @@ def nearest(value: Fraction | float) -> float:
         return LARGEST if value > 0 else -LARGEST
 
 
-def lower_end(center: float, radius: Fraction, least: Fraction, decimals: int | None) -> Fraction:
-    """Return the exact max(center − radius, least), the difference rounded down to ``decimals`` if they are given."""
-    end = Fraction(center) - radius
-    return max(end if decimals is None else Fraction(math.floor(end * 10**decimals), 10**decimals), least)
-
-
 _MOST_TEXTS = 1 << 14  # bounds of balls with the same radii that are kept as text, about 100 bytes each
 
 
 @dataclass(frozen=True, eq=False)
-class BallBounds(Mapping[int, Fraction]):
-    """The exact lower bounds of an L∞ ball that float64 does not represent, by variable, computed when asked for.
+class BallEnd:
+    """The exact lower bounds of L∞ balls with the same radii; with ``sign`` −1 their negated upper bounds.
 
-    The variables in question are those where ``inexact`` (n,) is True; ``centers`` (n,) and ``least`` as ``lower_end``
-    has them, ``level`` (n,) the indices of radii. ``sign`` is −1 for the ball's upper bounds, the negated lower bounds
-    of the ball around −centers. Balls with the same radii share ``texts``, at most ``_MOST_TEXTS`` bounds as text by
-    center and level, since images have few different numbers.
+    An upper bound min(x + ε, h) is −max(−x − ε, −h), the negated lower bound of the ball around −x. ``texts`` has
+    bounds as text by center and index of the radius, since images have few different numbers.
     """
 
-    centers: np.ndarray
-    inexact: np.ndarray
     radii: Sequence[Fraction]
-    level: np.ndarray
     least: Fraction
-    decimals: int | None = None
-    sign: int = 1
+    decimals: int | None
+    sign: int
     texts: dict[tuple[float, int], str] = field(default_factory=dict)
 
-    def _pairs(self) -> tuple[list[int], list[tuple[float, int]]]:
-        """Return the variables, and center and level of each."""
-        where = np.flatnonzero(self.inexact)
-        pairs = zip((self.sign * self.centers[where]).tolist(), self.level[where].tolist(), strict=True)
-        return where.tolist(), list(pairs)
+    def ratio(self, center: float, level: int) -> tuple[int, int]:
+        """Return numerator and denominator of max(sign·center − radius ``level``, least), in no lowest terms.
+
+        The difference is rounded down to ``decimals`` if they are given.
+        """
+        (a, b), (p, q), (c, d) = (each.as_integer_ratio() for each in (center, self.radii[level], self.least))
+        top, bottom = self.sign * a * q - p * b, b * q
+        if self.decimals is not None:
+            scale = 10**self.decimals
+            top, bottom = top * scale // bottom, scale
+        return (c, d) if top * d < c * bottom else (top, bottom)
+
+    def text(self, center: float, level: int) -> str:
+        """Return the bound of a variable with this center as a ``Fraction`` is written."""
+        found = self.texts.get((center, level))
+        if found is None:
+            top, bottom = self.ratio(center, level)
+            common = math.gcd(top, bottom)
+            found = f"Fraction({self.sign * top // common}, {bottom // common})"
+            if len(self.texts) < _MOST_TEXTS:
+                self.texts[center, level] = found
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class BallBounds(Mapping[int, Fraction]):
+    """The exact bounds on one side of an L∞ ball that float64 does not represent, by variable, computed when asked for.
+
+    The variables are those where ``inexact`` (n,) is True; ``centers`` and ``level`` (n,) are what ``end`` takes.
+    """
+
+    end: BallEnd
+    centers: np.ndarray
+    level: np.ndarray
+    inexact: np.ndarray
+
+    def _pairs(self) -> Iterator[tuple[int, float, int]]:
+        where = list(self)
+        return zip(where, self.centers[where].tolist(), self.level[where].tolist(), strict=True)
 
     @cached_property
     def found(self) -> dict[int, Fraction]:
         """The bounds by variable, in the order of the variables."""
-        where, pairs = self._pairs()
-        known = {(x, i): self.sign * lower_end(x, self.radii[i], self.least, self.decimals) for x, i in set(pairs)}
-        return {variable: known[pair] for variable, pair in zip(where, pairs, strict=True)}
+        return {i: self.end.sign * Fraction(*self.end.ratio(center, level)) for i, center, level in self._pairs()}
 
     def __repr__(self) -> str:
         """The pairs of variable and bound, as a list of them is written: text that ``Property.digest`` hashes."""
-        # Where x − ε is not the bound itself, as after rounding to decimals, the fractions are written one by one.
-        if self.decimals is not None or Fraction(nearest(self.least)) != self.least:
-            return repr(list(self.found.items()))
-        where, pairs = self._pairs()
-        texts = self.texts if len(self.texts) < _MOST_TEXTS else dict(self.texts)
-        for x, i in set(pairs) - texts.keys():
-            (a, b), (p, q) = x.as_integer_ratio(), self.radii[i].as_integer_ratio()
-            top, bottom = a * q - p * b, b * q
-            common = math.gcd(top, bottom)
-            texts[x, i] = f"Fraction({self.sign * (top // common)}, {bottom // common})"
-        return f"[{', '.join([f'({i}, {texts[pair]})' for i, pair in zip(where, pairs, strict=True)])}]"
+        text = self.end.text
+        return f"[{', '.join([f'({i}, {text(center, level)})' for i, center, level in self._pairs()])}]"
 
     def __getitem__(self, variable: int) -> Fraction:
         return self.found[variable]
@@ -165,15 +177,13 @@ class Box:
         open_lower: Iterable[int] = (),
         open_upper: Iterable[int] = (),
     ) -> Box:
-        """The box with these exact rational bounds; ``open_lower`` and ``open_upper`` as for the class."""
-        low = np.array([round_down(v) for v in lower], dtype=np.float64)
-        high = np.array([round_up(v) for v in upper], dtype=np.float64)
+        """Return the box with these exact bounds; ``open_lower`` and ``open_upper`` as for the class."""
+        low, high = np.array([*map(round_down, lower)], np.float64), np.array([*map(round_up, upper)], np.float64)
         below, above = ({i: v for i, v in enumerate(each) if v != f[i]} for each, f in ((lower, low), (upper, high)))
         return cls(low, high, below, above, frozenset(open_lower), frozenset(open_upper))
 
     @property
     def size(self) -> int:
-        """Number of inputs."""
         return len(self.lower)
 
     def bounds(self, i: int) -> tuple[Fraction, Fraction]:
@@ -221,11 +231,8 @@ class Box:
         # The float64 bounds are the exact ones rounded outward: a float is at such a bound, or on the exact one's side.
         low, high = x < self.lower, x > self.upper
         for missed, ends, bound in ((low, self.exact_lower, self.lower), (high, self.exact_upper, self.upper)):
-            if isinstance(ends, BallBounds):
-                missed |= ends.inexact & (x == bound)
-            else:
-                for i in ends:
-                    missed[i] |= x[i] == bound[i]
+            where = list(ends)
+            missed[where] |= x[where] == bound[where]
         return low, high
 
 
@@ -370,18 +377,13 @@ class Query:
         """
         if not self.property.only_compares or self.network.arithmetic != "real":
             return self
-        network = _without_head(self.network)
+        # Imported here: property files must be read without torch.
+        from verifiable_relu.ir.transform import without_head
+
+        network = without_head(self.network)
         return self if network is None else Query(network, self.property)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over network and property, the key of caches and records; equal digests mean equal answers."""
         return hashlib.sha256((self.network.digest + self.property.digest).encode()).hexdigest()
-
-
-@lru_cache(maxsize=8)
-def _without_head(network: Network) -> Network | None:
-    # Queries of one network are about one without its head, too. Property files must be read without torch.
-    from verifiable_relu.ir.transform import without_head
-
-    return without_head(network)

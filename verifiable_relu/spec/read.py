@@ -7,18 +7,26 @@ becomes a term, a formula or a command. Unlike in SMT-LIB, numbers may be writte
 from __future__ import annotations
 
 import re
-from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import read_text
 from verifiable_relu.spec import limits
-from verifiable_relu.spec.formula import FALSE, TRUE, And, Formula, InputBound, Not, Or, negate, properties
-from verifiable_relu.spec.property import Row
-from verifiable_relu.spec.specfile import DeclaredNetwork, DeclaredTensor, JoinedNetwork, SpecFile, Variable, stem
-from verifiable_relu.spec.terms import ONE, LinearTerm, TermArithmetic, number
+from verifiable_relu.spec.formula import (
+    FALSE,
+    TRUE,
+    And,
+    Formula,
+    InputBound,
+    LinearTerm,
+    Or,
+    TermArithmetic,
+    negate,
+    properties,
+)
+from verifiable_relu.spec.specfile import DeclaredNetwork, JoinedNetwork, SpecFile, Variable, stem
 from verifiable_relu.spec.text import PropertyText, Words, shortened
 
 # Many bounds of inputs, as (<= X_0 1.0), after one another.
@@ -53,13 +61,12 @@ class _Vnnlib1Reader:
     def read(self, path: Path) -> SpecFile:
         self.evaluate()
         inputs, outputs = self.variable("X", "input"), self.variable("Y", "output")
-        formula, joined = And(self.asserted), None
+        joined = None
         if self.arithmetic.related:
-            formula = And((formula, *self.arithmetic.implied_bounds(formula)))
-            x, y = ((DeclaredTensor(each, "Real", ""),) for each in (inputs, outputs))
-            network = DeclaredNetwork("network", "", x, (), y, tuple(range(inputs.size)), 0)
+            places = tuple(range(inputs.size))
+            network = DeclaredNetwork("network", "", (inputs,), (), (outputs,), places, 0)
             joined = JoinedNetwork((network,), inputs.size, True, tuple(self.arithmetic.products))
-        found = properties(formula, inputs.size, "X_{}".format, stem(path), self.place)
+        found = properties(And(self.asserted), self.arithmetic, "X_{}".format, stem(path), self.place)
         return SpecFile(path, "1.0", found, inputs, outputs, network=self.source.network, joined=joined)
 
     def evaluate(self) -> None:
@@ -113,8 +120,7 @@ class _Vnnlib1Reader:
         return self.source.place(mark)
 
     def group(self, words: Words, position: int | tuple[int, Words]) -> LinearTerm | Formula:
-        found = self.groups.get(words)
-        if found is None:
+        if (found := self.groups.get(words)) is None:
             found = self.value([position, *words])
             if len(self.groups) < _REMEMBERED:
                 self.groups[words] = found
@@ -131,7 +137,8 @@ class _Vnnlib1Reader:
             else:
                 self.stack[-1].append(self.value(frame))
         except InputError as error:
-            said = f"{error.message}: {self.source.quote(frame[0], end)}"
+            words = self.source.text[frame[0] : min(end, frame[0] + 1000)].split()
+            said = f"{error.message}: {shortened(' '.join(words), 100)}"
             raise type(error)(said, place=self.source.place(frame[0])) from None
 
     def unclosed(self) -> InputError:
@@ -173,7 +180,7 @@ class _Vnnlib1Reader:
         index = int(digits)
         self.declared[kind].append(index)
         self.arithmetic.outputs, self.arithmetic.inputs = len(self.declared["Y"]), len(self.declared["X"])
-        self.terms[name] = self.terms[f"|{name}|"] = LinearTerm({~index if kind == "X" else index: ONE})
+        self.terms[name] = self.terms[f"|{name}|"] = LinearTerm.variable(~index if kind == "X" else index)
 
     def variable(self, kind: str, role: str) -> Variable:
         numbers = self.declared[kind]
@@ -194,13 +201,14 @@ class _Vnnlib1Reader:
             raise InputError(f"'{head}' needs two arguments")
         if not arguments and head in (*_ARITHMETIC, "and", "or", "=>"):
             raise InputError(f"'{head}' needs an argument")
-        if head in _COMPARISONS or head in _ARITHMETIC:
+        if head in _ARITHMETIC:
+            return self.arithmetic.apply(head, [self.term(argument) for argument in arguments])
+        if head in _COMPARISONS:
             terms = [self.term(argument) for argument in arguments]
-            if head in _ARITHMETIC:
-                return self.arithmetic.apply(head, terms)
-            if head == "distinct":
-                return self.arithmetic.distinct(terms, position)
-            found = [self.arithmetic.compare(head, left, right, position) for left, right in pairwise(terms)]
+            if head == "distinct" and len(terms) * (len(terms) - 1) // 2 > limits.PAIRS:
+                raise UnsupportedError(f"'distinct' of {len(terms):,} terms makes more than {limits.PAIRS:,} pairs")
+            operator, pairs = ("!=", combinations(terms, 2)) if head == "distinct" else (head, pairwise(terms))
+            found = [self.arithmetic.compare(operator, left, right, position) for left, right in pairs]
             return found[0] if len(found) == 1 else And(found)
         if head not in ("and", "or", "not", "=>"):
             raise UnsupportedError(f"the operator '{shortened(head)}' is not supported")
@@ -217,15 +225,14 @@ class _Vnnlib1Reader:
             return item
         if not isinstance(item, str):
             raise InputError("a number is expected where a condition stands")
-        known = self.terms.get(item)
-        if known is None:
-            known = LinearTerm(constant=_number(item))
+        if (known := self.terms.get(item)) is None:
+            known = _number(item)
             if len(self.terms) < _REMEMBERED:
                 self.terms[item] = known
         return known
 
     def formula(self, item: Any) -> Formula:
-        if isinstance(item, InputBound | Row | And | Or | Not):
+        if isinstance(item, Formula):
             return item
         if item in ("true", "false"):
             return TRUE if item == "true" else FALSE
@@ -233,10 +240,10 @@ class _Vnnlib1Reader:
         raise InputError(f"a condition is expected where {what} stands")
 
 
-def _number(token: str) -> Fraction:
+def _number(token: str) -> LinearTerm:
     # The length is checked first, because matching the pattern with a million digits takes long.
     if (len(token) > limits.DIGITS and token[0] in "+-.0123456789") or _NUMERAL.fullmatch(token):
-        return number(token)
+        return LinearTerm.number(token)
     if token.lstrip("+-").lower() in ("nan", "inf", "infinity", "oo"):
         raise InputError(f"'{token}' is not a finite number")
     if re.fullmatch(r"[+-]?[0-9.]+[eE][+-]?[0-9]+", token):

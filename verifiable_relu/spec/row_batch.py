@@ -35,10 +35,7 @@ def _members(group: Tensor, chosen: Tensor, groups: int) -> tuple[Tensor, Tensor
 
 
 _FloatRow = tuple[tuple[tuple[int, float], ...], float, float]
-"""Coefficients and bound of Σ coefficient·y_i ≤ bound in float64, and a scale.
-
-The exact row's slack is at least the value Σ coefficient·y_i − bound divided by the scale.
-"""
+"""Coefficients, bound and scale: the exact row's slack is at least (Σ coefficient·y_i − bound) / scale."""
 
 
 def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
@@ -123,11 +120,9 @@ class RowBatch:
         if entries:
             at, columns, values = zip(*entries, strict=True)
             matrix[list(at), list(columns)] = torch.tensor(values, dtype=torch.float64)
-        bounds, scales, sample, member = zip(*rows, strict=True) if rows else ((),) * 4
-        owner, origin = zip(*parts, strict=True) if parts else ((),) * 2
-        b, s = (torch.tensor(each, dtype=torch.float64) for each in (bounds, scales))
-        i, j, k, m = (torch.tensor(each, dtype=torch.long) for each in (sample, member, owner, origin))
-        return cls(matrix, b, s, i, j, k, m, len(properties))
+        bounds, scales, sample, member = torch.tensor(rows, dtype=torch.float64).reshape(-1, 4).unbind(1)
+        owner, origin = torch.tensor(parts, dtype=torch.long).reshape(-1, 2).unbind(1)
+        return cls(matrix, bounds, scales, sample.long(), member.long(), owner, origin, len(properties))
 
     def to(self, like: Tensor) -> RowBatch:
         """Return the rows on a tensor's device and in its dtype."""
@@ -181,15 +176,12 @@ class RowBatch:
 
     def margins(self, row_values: Tensor) -> Tensor:
         """Return margins (…, samples) of values (…, rows) of matrix·y − bound; lower bounds for lower bounds."""
-        return self.least(self.largest(row_values))
+        largest = self.largest(row_values)
+        worst = largest.new_full((*largest.shape[:-1], self.samples), math.inf)
+        return worst.scatter_reduce(-1, self.owner.expand_as(largest), largest, "amin")
 
     def largest(self, row_values: Tensor) -> Tensor:
         """Return the largest value of each polytope's rows, (…, polytopes): (…, rows) divided by ``scale``."""
         row_values = self.unscaled(row_values)
         kept = row_values.new_full((*row_values.shape[:-1], len(self.owner)), -math.inf)
         return kept.scatter_reduce(-1, self.polytope.expand_as(row_values), row_values, "amax")
-
-    def least(self, largest: Tensor) -> Tensor:
-        """Return margins (…, samples): the least of what ``largest`` returned over each property's polytopes."""
-        worst = largest.new_full((*largest.shape[:-1], self.samples), math.inf)
-        return worst.scatter_reduce(-1, self.owner.expand_as(largest), largest, "amin")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -18,13 +18,22 @@ from typing import NamedTuple
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.property import Box, Property, Row
 
+# The types of real numbers by what the standard's parser calls them.
+KINDS = {"Real": "Real", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+
 
 @dataclass(frozen=True)
 class Variable:
-    """The network's input or output as a property file declares it; the shape () is a scalar's."""
+    """A network's input, output or hidden node as a property file declares it; the shape () is a scalar's.
+
+    The type ``kind`` of its elements is one of ``KINDS``. A hidden node is the tensor ``node`` of the ONNX file. Inputs
+    and outputs are the file's in its order: the standard's parser knows no names for them, and ``node`` is empty.
+    """
 
     name: str
     shape: tuple[int, ...]
+    kind: str = field(default="Real", compare=False)
+    node: str = field(default="", compare=False)
 
     @property
     def size(self) -> int:
@@ -44,23 +53,6 @@ class Variable:
         return [self.element(index, version) for index in range(self.size)]
 
 
-# The types of real numbers by what the standard's parser calls them.
-KINDS = {"Real": "Real", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-
-
-@dataclass(frozen=True)
-class DeclaredTensor:
-    """An input, output or hidden node of a network as a query of VNN-LIB 2.0 declares it.
-
-    The type ``kind`` of its elements is one of ``KINDS``. A hidden node is the tensor ``node`` of the ONNX file. Inputs
-    and outputs are the file's in its order: the standard's parser knows no names for them, and ``node`` is empty.
-    """
-
-    variable: Variable
-    kind: str
-    node: str
-
-
 @dataclass(frozen=True)
 class DeclaredNetwork:
     """A network as a query of VNN-LIB 2.0 declares it; if it equals another, ``equal_to``, it shares its file.
@@ -71,14 +63,14 @@ class DeclaredNetwork:
 
     name: str
     equal_to: str
-    inputs: tuple[DeclaredTensor, ...]
-    hidden: tuple[DeclaredTensor, ...]
-    outputs: tuple[DeclaredTensor, ...]
+    inputs: tuple[Variable, ...]
+    hidden: tuple[Variable, ...]
+    outputs: tuple[Variable, ...]
     places: tuple[int, ...]
     start: int
 
     @property
-    def given(self) -> tuple[DeclaredTensor, ...]:
+    def given(self) -> tuple[Variable, ...]:
         """The outputs and then the hidden nodes: what the network gives the one asked about."""
         return (*self.outputs, *self.hidden)
 
@@ -110,12 +102,11 @@ class JoinedNetwork:
 
 @dataclass(frozen=True)
 class SpecFile:
-    """The content of a property file.
+    """The content of a property file: *sat* if any of its properties (at least one) is, and *unsat* if all are.
 
     Attributes:
         path: the file.
         version: "1.0" or "2.0".
-        properties: at least one; the file is *sat* if any of them is, and *unsat* if all are.
         inputs: the declared input, or all of them as one vector.
         outputs: the declared output, or all of them as one vector.
         networks: the names of the networks that 2.0 declares.
@@ -231,9 +222,8 @@ def _bound(operator: str, name: str, value: Fraction) -> str:
 
 def _row(row: Row, names: Sequence[str]) -> str:
     operator = "<" if row.strict else "<="
-    values = [*(c for _, c in row.coefficients), row.bound]
-    if any(decimal(value) is None for value in values):
-        scale = math.lcm(*(value.denominator for value in values))
+    if any(decimal(value) is None for value in (*(c for _, c in row.coefficients), row.bound)):
+        scale = math.lcm(row.bound.denominator, *(c.denominator for _, c in row.coefficients))
         row = Row(tuple((i, c * scale) for i, c in row.coefficients), row.bound * scale, row.strict)
     match row.coefficients:
         case ((i, c),) if abs(c) == 1:
@@ -248,16 +238,15 @@ def _row(row: Row, names: Sequence[str]) -> str:
 
 
 def decimal_places(value: Fraction) -> int | None:
-    """Return the number of places, at least 1, of the exact decimal of a rational; None without one.
+    """Return the number of places, from 1 to 4,000, of the exact decimal of a rational; None without one.
 
-    It has at most 4,000 places and is below 10³⁰⁰ (Python turns no integer of more than 4,300 digits into text).
+    Nor has a rational from 10³⁰⁰ on one: Python turns no integer of more than 4,300 digits into text.
     """
     denominator = value.denominator
     twos = (denominator & -denominator).bit_length() - 1
     rest, fives = denominator >> twos, 0
     while rest % 5 == 0:
-        rest //= 5
-        fives += 1
+        rest, fives = rest // 5, fives + 1
     places = max(twos, fives, 1)
     return places if rest == 1 and places <= _MOST_PLACES and abs(value.numerator) < _LARGEST * denominator else None
 
@@ -276,15 +265,12 @@ def exact_text(value: Fraction) -> str:
 
 
 def decimal_near(value: Fraction, lower: Fraction, upper: Fraction) -> Fraction:
-    """Return a decimal strictly between two bounds, near to ``value``, which lies between them.
-
-    Decimals of 20 places are tried first, then of 40, 80 and so on; after ``_MOST_PLACES`` the result is ``value``.
-    """
+    """Return a short decimal strictly between two bounds, near to ``value`` between them; ``value`` without one."""
     places = 20
     while places <= _MOST_PLACES:
-        scale = 10**places
-        nearest = Fraction(round(value * scale), scale)
-        for candidate in (nearest, nearest + Fraction(1, scale), nearest - Fraction(1, scale)):
+        step = Fraction(1, 10**places)
+        nearest = round(value / step) * step
+        for candidate in (nearest, nearest + step, nearest - step):
             if lower < candidate < upper:
                 return candidate
         places *= 2

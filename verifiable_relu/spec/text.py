@@ -109,10 +109,6 @@ class PropertyText:
         line = self.text.count("\n", 0, position) + 1
         return f"line {line}, column {position - self.text.rfind(chr(10), 0, position)}"
 
-    def quote(self, start: int, end: int) -> str:
-        """Return the text between two positions as one line of at most 100 characters."""
-        return shortened(" ".join(self.text[start : min(end, start + 1000)].split()), 100)
-
     def quoted_line(self, number: int) -> str:
         """Return the line with a number, cut to 100 characters; empty if the text has no such line."""
         lines = self.text.split("\n", number)

@@ -16,21 +16,27 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import vnnlib as standard
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.spec import limits, specfile
-from verifiable_relu.spec.formula import And, Formula, Or, properties
-from verifiable_relu.spec.specfile import DeclaredNetwork, DeclaredTensor, JoinedNetwork, SpecFile, Variable
-from verifiable_relu.spec.terms import ONE, LinearTerm, TermArithmetic, number
+from verifiable_relu.spec import limits
+from verifiable_relu.spec.formula import And, Formula, LinearTerm, TermArithmetic, properties
+from verifiable_relu.spec.specfile import KINDS, DeclaredNetwork, JoinedNetwork, SpecFile, Variable, stem
 from verifiable_relu.spec.text import PropertyText
 
-_COMPARISONS = {standard.LessEqual: "<=", standard.LessThan: "<", standard.Equal: "=", standard.NotEqual: "!="}
-_COMPARISONS |= {standard.GreaterEqual: ">=", standard.GreaterThan: ">"}
-_OPERATORS = {standard.Negate: "-", standard.Plus: "+", standard.Minus: "-", standard.Multiply: "*"}
+_OPERATORS: dict[type, str] = {standard.LessEqual: "<=", standard.LessThan: "<", standard.Equal: "="}
+_OPERATORS |= {
+    standard.NotEqual: "!=",
+    standard.GreaterEqual: ">=",
+    standard.GreaterThan: ">",
+    standard.And: "and",
+    standard.Or: "or",
+}
+_OPERATORS |= {standard.Negate: "-", standard.Plus: "+", standard.Minus: "-", standard.Multiply: "*"}
 # The standard's examples write Real, while its parser knows the type real. The parser accepts any unknown word as a
 # type, and then checks no types.
 _REAL = re.compile(r"(\(\s*declare-(?:input|hidden|output)\s+[^\s()]+\s+)Real\b")
@@ -49,48 +55,43 @@ _LINE = "line {}".format
 def parse(source: PropertyText, path: Path) -> SpecFile:
     """Read the text of a 2.0 file; the properties are named after ``path``, errors name no file."""
     query = _parsed(source)
-    inputs, given = dict[str, Variable](), dict[str, Variable]()
-    for network in query.networks:
-        inputs |= {one.name: _variable(one, source.text) for one in network.inputs}
-        given |= {one.name: _variable(one, source.text) for one in (*network.outputs, *network.hidden)}
-    if max(sum(variable.size for variable in each.values()) for each in (inputs, given)) > limits.ELEMENTS_2:
+    declared = [
+        [tuple(_variable(one, source.text) for one in each) for each in (of.inputs, of.outputs, of.hidden)]
+        for of in query.networks
+    ]
+    inputs = [one for x, _, _ in declared for one in x]
+    given = [one for _, y, hidden in declared for one in (*y, *hidden)]
+    if max(sum(variable.size for variable in each) for each in (inputs, given)) > limits.ELEMENTS_2:
         raise InputError(f"the networks have more than {limits.ELEMENTS_2:,} inputs or outputs together")
     translator = _QueryTranslator(source, inputs, given)
-    rest = [each for assertion in query.assertions for each in _conjuncts(assertion.expr) if not translator.equal(each)]
-    size, total = translator.number_inputs(), sum(variable.size for variable in given.values())
-    formula: Formula = And([translator.value(condition) for condition in rest])
-    formula = And((formula, *translator.arithmetic.implied_bounds(formula)))
-    places = translator.places
-    names = {
-        place: variable.element(i, "2.0")
-        for variable in reversed(inputs.values())
-        for i, place in enumerate(places[variable.name])
-    }
+    rest, pending = [], [assertion.expr for assertion in reversed(query.assertions)]
+    while pending:
+        condition = pending.pop()
+        if isinstance(condition, standard.And):
+            pending += reversed(condition.children())
+        elif not translator.equal(condition):
+            rest.append(condition)
+    translator.number_inputs()
+    formula = And([translator.value(condition) for condition in rest])
+    places, arithmetic = translator.places, translator.arithmetic
+    names = {place: one.element(i, "2.0") for one in reversed(inputs) for i, place in enumerate(places[one.name])}
     networks = []
-    for network in query.networks:
-        x, hidden, y = (tuple(map(_tensor, each)) for each in (network.inputs, network.hidden, network.outputs))
-        mine = tuple(place for tensor in x for place in places[tensor.variable.name])
-        start = places[y[0].variable.name][0]
-        networks.append(DeclaredNetwork(network.name, network.equal_to, x, hidden, y, mine, start))
-    arithmetic = translator.arithmetic
-    joined = JoinedNetwork(tuple(networks), size, arithmetic.related, tuple(arithmetic.products))
-    found = properties(formula, size, names.__getitem__, specfile.stem(path), _LINE)
-    one = Variable("X", (size,)) if len(inputs) > 1 else next(iter(inputs.values()))
-    other = Variable("Y", (total,)) if len(given) > 1 else next(iter(given.values()))
-    declared = tuple(network.name for network in networks)
-    return SpecFile(path, "2.0", found, one, other, declared, source.network, joined)
+    for network, (x, y, hidden) in zip(query.networks, declared, strict=True):
+        mine = tuple(place for one in x for place in places[one.name])
+        networks.append(DeclaredNetwork(network.name, network.equal_to, x, hidden, y, mine, places[y[0].name][0]))
+    joined = JoinedNetwork(tuple(networks), arithmetic.inputs, arithmetic.related, tuple(arithmetic.products))
+    found = properties(formula, arithmetic, names.__getitem__, stem(path), _LINE)
+    one = inputs[0] if len(inputs) == 1 else Variable("X", (arithmetic.inputs,))
+    other = given[0] if len(given) == 1 else Variable("Y", (arithmetic.outputs,))
+    return SpecFile(path, "2.0", found, one, other, tuple(each.name for each in networks), source.network, joined)
 
 
 def _variable(declared: Any, text: str) -> Variable:
-    if declared.dtype.name not in specfile.KINDS:
+    if declared.dtype.name not in KINDS:
         found = re.search(rf"declare-(?:input|hidden|output)\s+{re.escape(declared.name)}\s", text)
         line = text.count("\n", 0, found.start() if found else 0) + 1
         raise UnsupportedError(f"the element type of '{declared.name}' is not supported", place=_LINE(line))
-    return Variable(declared.name, tuple(declared.shape))
-
-
-def _tensor(one: Any) -> DeclaredTensor:
-    return DeclaredTensor(Variable(one.name, tuple(one.shape)), one.dtype.name, (one.onnx_name or "").strip('"'))
+    return Variable(declared.name, tuple(declared.shape), declared.dtype.name, (declared.onnx_name or "").strip('"'))
 
 
 def _parsed(source: PropertyText) -> Any:
@@ -133,57 +134,45 @@ def _explained(message: str, source: PropertyText) -> InputError:
     return InputError(said, place=_LINE(line))
 
 
-def _conjuncts(expression: Any) -> list[Any]:
-    """Return the parts of a condition that all must hold."""
-    found, pending = [], [expression]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, standard.And):
-            pending += reversed(list(each.args))
-        else:
-            found.append(each)
-    return found
-
-
 class _QueryTranslator:
     """The translation of the parser's expressions into terms and formulas.
 
-    ``inputs`` are the networks' inputs by name, ``given`` their outputs and hidden nodes, in the order of declarations.
+    ``inputs`` are the networks' inputs, ``given`` their outputs and hidden nodes, in the order of declarations.
     ``places`` has, by a variable's name, the input or output of the network asked about that each element is.
     """
 
-    def __init__(self, source: PropertyText, inputs: dict[str, Variable], given: dict[str, Variable]) -> None:
-        self.source, self.inputs, self.given = source, inputs, given
-        self.places: dict[str, list[int]] = {}
-        for variables in (inputs, given):
+    def __init__(self, source: PropertyText, inputs: Sequence[Variable], given: Sequence[Variable]) -> None:
+        self.source, self.inputs = source, [variable.name for variable in inputs]
+        self.shapes = {variable.name: variable.shape for variable in (*inputs, *given)}
+        self.places: dict[str, Sequence[int]] = {}
+        for variables in (given, inputs):
             start = 0
-            for name, variable in variables.items():
-                self.places[name] = list(range(start, start := start + variable.size))
-            # Of each input the least that it was found to equal, or one on the way there.
-            if variables is inputs:
-                self.equals = list(range(start))
-        self.arithmetic = TermArithmetic(start)
+            for variable in variables:
+                self.places[variable.name] = range(start, start := start + variable.size)
+            if variables is given:
+                self.arithmetic = TermArithmetic(start)
+        # Of each input the least that it was found to equal, or one on the way there.
+        self.equals = list(range(start))
 
     def equal(self, condition: Any) -> bool:
         """Return True if a condition says that two inputs are equal, which is then known."""
-        sides: Any = (condition.lhs, condition.rhs) if isinstance(condition, standard.Equal) else ()
+        sides: Any = condition.children() if isinstance(condition, standard.Equal) else ()
         if not (sides and all(isinstance(side, standard.Var) and side.name in self.inputs for side in sides)):
             return False
         try:
-            least, other = sorted(self._least(self.places[side.name][self._position(side)]) for side in sides)
+            least, other = sorted(self._least(self._place(side)) for side in sides)
         except InputError as error:
             raise InputError(f"'{sides[0].name}': {error.message}", place=_LINE(int(sides[0].line))) from None
         self.equals[other] = least
         return True
 
-    def number_inputs(self) -> int:
-        """Number the inputs that are not equal, and return their number."""
+    def number_inputs(self) -> None:
+        """Number the inputs that are not equal."""
         known: dict[int, int] = {}
         numbers = [known.setdefault(self._least(element), len(known)) for element in range(len(self.equals))]
         for name in self.inputs:
             self.places[name] = [numbers[element] for element in self.places[name]]
         self.arithmetic.inputs = len(known)
-        return len(known)
 
     def _least(self, element: int) -> int:
         while self.equals[element] != element:
@@ -193,67 +182,39 @@ class _QueryTranslator:
     def value(self, root: Any) -> Any:
         """Return the formula of a condition, or the linear term of an arithmetic expression."""
         # The method keeps a stack of its own, because files may be nested more deeply than Python's calls.
-        done, pending = list[Any](), [(root, -1)]
+        # Of each value done, the line of the first variable or number in its expression is kept.
+        done, pending = list[tuple[Any, int]](), [(root, -1)]
         while pending:
             expression, arguments = pending.pop()
-            if arguments < 0 and (parts := _parts(expression)):
+            if arguments < 0 and (parts := expression.children()):
                 pending.append((expression, len(parts)))
                 pending += ((part, -1) for part in reversed(parts))
                 continue
             values = done[-arguments:] if arguments > 0 else []
             del done[len(done) - len(values) :]
+            line = values[0][1] if values else int(expression.line)
             try:
-                done.append(self.combined(expression, values) if values else self.leaf(expression))
+                done.append((self._combined(expression, [value for value, _ in values], line), line))
             except InputError as error:
-                line = _line_of(expression)
                 said = f"{error.message}: {self.source.quoted_line(line)}"
                 raise type(error)(said, place=_LINE(line)) from None
-        return done.pop()
+        return done.pop()[0]
 
-    def leaf(self, expression: Any) -> LinearTerm:
+    def _combined(self, expression: Any, values: list[Any], line: int) -> LinearTerm | Formula:
         if isinstance(expression, standard.Literal):
-            return LinearTerm(constant=number(expression.lexeme))
-        place = self.places[expression.name][self._position(expression)]
-        return LinearTerm({~place if expression.name in self.inputs else place: ONE})
+            return LinearTerm.number(expression.lexeme)
+        if isinstance(expression, standard.Var):
+            place = self._place(expression)
+            return LinearTerm.variable(~place if expression.name in self.inputs else place)
+        if type(expression) not in _OPERATORS:
+            raise UnsupportedError(f"the expression '{str(expression).strip()[:_SHOWN]}' is not supported")
+        return self.arithmetic.combined(_OPERATORS[type(expression)], values, line)
 
-    def combined(self, expression: Any, values: list[Any]) -> LinearTerm | Formula:
-        kind = type(expression)
-        if kind in (standard.And, standard.Or):
-            return And(values) if kind is standard.And else Or(values)
-        if kind in _COMPARISONS:
-            left, right = values
-            return self.arithmetic.compare(_COMPARISONS[kind], left, right, _line_of(expression))
-        return self.arithmetic.apply(_OPERATORS[kind], values)
-
-    def _position(self, variable: Any) -> int:
-        """Return the row-major index of the element that an expression such as ``X[0,1]`` names."""
+    def _place(self, variable: Any) -> int:
+        """Return the place of the element that an expression such as ``X[0,1]`` names."""
         position = 0
-        shape = (self.inputs.get(variable.name) or self.given[variable.name]).shape
-        for i, extent in zip(variable.indices, shape, strict=True):
+        for i, extent in zip(variable.indices, self.shapes[variable.name], strict=True):
             if not 0 <= i < extent:  # The parser accepts X[-1].
                 raise InputError(f"the index {i} is not in 0 … {extent - 1}")
             position = position * extent + i
-        return position
-
-
-def _parts(expression: Any) -> tuple[Any, ...]:
-    """Return the direct subexpressions of an expression in order; none for a variable or a number."""
-    match expression:
-        case standard.And() | standard.Or() | standard.Plus() | standard.Multiply():
-            return tuple(expression.args)
-        case standard.Comparison():
-            return expression.lhs, expression.rhs
-        case standard.Minus():
-            return expression.head, *expression.rest
-        case standard.Negate():
-            return (expression.expr,)
-        case standard.Var() | standard.Literal():
-            return ()
-    raise UnsupportedError(f"the expression '{str(expression).strip()[:_SHOWN]}' is not supported")
-
-
-def _line_of(expression: Any) -> int:
-    """Return the line of the first variable or number in an expression."""
-    while not isinstance(expression, standard.Var | standard.Literal):
-        expression = expression.children()[0]
-    return int(expression.line)
+        return self.places[variable.name][position]
