@@ -20,56 +20,23 @@ scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. M
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from verifiable_relu.search.bab.nodes import Nodes
-from verifiable_relu.search.bab.relaxation import RelaxedForms, Stack, TreeRelaxation
+from verifiable_relu.search.bab.loop import Bounded, Nodes
+from verifiable_relu.search.bab.relaxation import Stack, TreeRelaxation
+from verifiable_relu.search.bab.system import AffineForms
 
-
-@dataclass(frozen=True, eq=False)
-class Bounded:
-    """The best that an ascent found for each node of a batch.
-
-    Attributes:
-        nodes: the nodes, with the multipliers γ and μ that were found.
-        bound: (nodes,) of each node's objective; not a proof.
-        columns: (k,) the columns of neurons that have multipliers in some node, by ascending neuron.
-        neurons: (k,) these neurons.
-        segment: (nodes, k) their segments; 0 where only 0 ≤ q̃ ≤ 1 is used.
-        w: (nodes, k) their multipliers.
-        v: (nodes, h) those of the values of the h of these neurons that have hull cuts.
-        coefficients: (nodes, m) of the remainders q̃.
-        blame: (nodes, m) how much the lines of each neuron cost the bound at most; −1 if it is not split further.
-    """
-
-    nodes: Nodes
-    bound: Tensor
-    columns: Tensor
-    neurons: Tensor
-    segment: Tensor
-    w: Tensor
-    v: Tensor
-    coefficients: Tensor
-    blame: Tensor
-
-    def __getitem__(self, chosen: Tensor) -> Bounded:
-        parts = (t[chosen] for t in (self.segment, self.w, self.v, self.coefficients, self.blame))
-        return Bounded(self.nodes[chosen], self.bound[chosen], self.columns, self.neurons, *parts)
-
-
-_LEAST = 1e-30
-"""Heuristic: what steps are divided by is at least this."""
-
-_CLOSED = 1e-6
-"""Heuristic: an objective above 0 by this part of its size counts as closed in float32."""
-
+_LEAST = 1e-30  # Heuristic: what steps are divided by is at least this
+_CLOSED = 1e-6  # Heuristic: an objective above 0 by this part of its size counts as closed in float32
+# The factor of Polyak's step: where few are taken, longer ones than those that converge for certain get further
 _FACTOR = 2.0
-"""The factor of Polyak's step: where few are taken, longer ones than those that converge for certain get further."""
-
 _MOMENTUM = 0.3
+
+_Layout = tuple[Tensor, Tensor, list[slice]]
+"""Columns of a relaxation by ascending neuron, these neurons, and those of each block."""
 
 
 class DualAscent:
@@ -86,24 +53,26 @@ class DualAscent:
     """
 
     def __init__(self, relaxation: TreeRelaxation, adaptive: Tensor, dtype: torch.dtype) -> None:
-        system, width = relaxation.system, relaxation.system.upper - relaxation.system.lower
+        system = relaxation.system
         self.relaxation, self.adaptive, self.dtype = relaxation, adaptive, dtype
-        self.ends = torch.tensor([0] + [block.end for block in system.blocks])
-        self.scale = (width.clamp(min=_LEAST) ** -2).to(dtype).clamp(max=1e30)
+        self._ends = torch.tensor([0] + [block.end for block in system.blocks])
         # Gaps are in units of the remainders that slopes leave.
-        stretch = relaxation.width / relaxation.span
-        self.open_gaps = [(gap * stretch).to(dtype) for gap in relaxation.segments.open_gaps]
-        self.closed = _CLOSED * relaxation.rows.size[: relaxation.objectives].to(dtype)
+        self.stretch = relaxation.width / relaxation.span
+        self.open_gaps = [(gap * self.stretch).to(dtype) for gap in relaxation.segments.open_gaps]
+        sizes, count = relaxation.rows.size(), relaxation.objectives
+        self.closed = _CLOSED * sizes[:count].to(dtype)
         self.aim = 2 * self.closed
-        mine = adaptive.nonzero().squeeze(1)
-        relaxation.places(mine)
+        self.scale, self.row_scale = (
+            (size.clamp(min=_LEAST) ** -2).to(dtype).clamp(max=1e30)
+            for size in (system.upper - system.lower, sizes[count:])
+        )
+        relaxation.places(adaptive.nonzero().squeeze(1))
         self.rows = self._centred(relaxation.rows)
         none = self._centred(relaxation.rows[:0])
-        self._forms, self._base = ([Stack(t) for t in none] for _ in range(2))
-        sizes = relaxation.rows.size[relaxation.objectives :]
-        self.row_scale = ((sizes + _LEAST) ** -2).to(dtype).clamp(max=1e30)
+        self._forms, self._base = Stack(*none), Stack(*none)
+        self._last: _Layout | None = None
 
-    def _centred(self, forms: RelaxedForms) -> tuple[Tensor, Tensor]:
+    def _centred(self, forms: AffineForms) -> tuple[Tensor, Tensor]:
         """Return forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
         n = self.relaxation.system.inputs
         constant = (forms.constant + forms.matrix[:, n:].sum(1) / 2).to(self.dtype)
@@ -111,38 +80,43 @@ class DualAscent:
         matrix[:, n:] /= 2
         return matrix, constant
 
-    def forms(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pre-activations of some columns, as forms of e and p."""
-        return self._taken(self._forms, self.relaxation.forms, columns)
+    def forms(self, columns: Tensor, of_base: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the pre-activations of some columns, or ``base`` of these, as forms of e and p."""
+        kept, made = (self._base, self.relaxation.base) if of_base else (self._forms, self.relaxation.forms)
+        if len(made) > len(kept.rows[0]):
+            kept.push(*self._centred(made[len(kept.rows[0]) :]))
+        matrix, constant = kept.rows
+        return matrix.index_select(0, columns), constant[columns]
 
-    def base(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the differences that cuts make in the values of some columns' neurons, likewise."""
-        return self._taken(self._base, self.relaxation.base, columns)
-
-    def _taken(self, kept: list[Stack], made: RelaxedForms, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        known = len(kept[1].rows)
-        if len(made) > known:
-            for stack, more in zip(kept, self._centred(made[known:]), strict=True):
-                stack.push(more)
-        return kept[0].rows.index_select(0, numbers), kept[1].rows[numbers]
+    def layout(self, nodes: Nodes) -> _Layout:
+        """Return the columns that some nodes use, or all on an accelerator, where to see which would wait for it."""
+        every, is_cpu = self.relaxation.columns, nodes.mu.device.type == "cpu"
+        if is_cpu:
+            columns = ((nodes.segment != 0).any(0) | self.adaptive[every]).nonzero().squeeze(1)
+        elif self._last is not None and len(self._last[0]) == len(every):
+            return self._last
+        else:
+            columns = torch.arange(len(every), device=every.device)
+        columns = columns[every[columns].argsort()]
+        neurons = every[columns]
+        ends = torch.searchsorted(neurons, self._ends.to(neurons)).tolist()
+        self._last = columns, neurons, [slice(a, b) for a, b in itertools.pairwise(ends) if b > a]
+        return self._last
 
     def run(self, nodes: Nodes, steps: int, factor: float = _FACTOR) -> Bounded:
         """Take some steps, ``factor`` of Polyak's, from the nodes' multipliers, and return the best bounds found."""
         view = _View(self, nodes)
         closed, aim = self.closed[nodes.objective], self.aim[nodes.objective]
-        at = view.given
-        best = point = view.bound(at)
-        moved: _Multipliers | None = None
+        best = point = view.bound(view.given)
+        moved: Tensor | None = None
         for _ in range(steps):
             if nodes.mu.device.type == "cpu" and bool((best.bound > closed).all()):
                 break
             gradient = view.gradient(point)
-            moved = gradient if moved is None else gradient.plus(moved, _MOMENTUM)
-            along = _Multipliers(moved.neurons * view.scale, moved.rows * view.row_scale)
-            length = (along.neurons * moved.neurons).sum(1) + (along.rows * moved.rows).sum(1)
-            size = factor * (aim - point.bound).clamp(min=0) / length.clamp(min=_LEAST)
-            point = view.bound(view.clamped(point, at.plus(along, size[:, None])))
-            at = point.at
+            moved = gradient if moved is None else gradient.add(moved, alpha=_MOMENTUM)
+            along = moved * view.scale
+            size = factor * (aim - point.bound).clamp(min=0) / (along * moved).sum(1).clamp(min=_LEAST)
+            point = view.bound(view.clamped(point, point.at + along * size[:, None]))
             best = best.better(point)
         return view.bounded(best)
 
@@ -153,50 +127,27 @@ class DualAscent:
 
 
 @dataclass(frozen=True, eq=False)
-class _Multipliers:
-    """Multipliers γ of a view's neurons (nodes, k), and μ of its rows (nodes, rows); or steps of them."""
-
-    neurons: Tensor
-    rows: Tensor
-
-    def plus(self, other: _Multipliers, factor: float | Tensor) -> _Multipliers:
-        rows = self.rows + factor * other.rows if self.rows.shape[1] else self.rows
-        return _Multipliers(self.neurons + factor * other.neurons, rows)
-
-
-@dataclass(frozen=True, eq=False)
 class _Point:
-    """Bounds of nodes by some multipliers.
+    """Bounds of nodes by some multipliers."""
 
-    Attributes:
-        at: the multipliers.
-        bound: (nodes,).
-        c: (nodes, n + m) the coefficients of e and p.
-        q: (nodes, k) those of the remainders of the view's neurons that their slopes leave.
-        w: (nodes, k) the multipliers of pre-activations.
-        v: (nodes, h) those of the values of neurons with cuts.
-        low, high: (nodes, k) the limits of the multipliers γ.
-    """
-
-    at: _Multipliers
-    bound: Tensor
-    c: Tensor
-    q: Tensor
-    w: Tensor
-    v: Tensor
+    at: Tensor  # (nodes, k + rows) the multipliers, γ of the view's k neurons and μ of its rows
+    bound: Tensor  # (nodes,)
+    c: Tensor  # (nodes, n + m) the coefficients of e and p
+    q: Tensor  # (nodes, k) those of the remainders of the view's neurons that their slopes leave
+    w: Tensor  # (nodes, k) the multipliers of pre-activations
+    v: Tensor  # (nodes, h) those of the values of neurons with cuts
+    # low, high: (nodes, k + rows) the limits of the multipliers
     low: Tensor
     high: Tensor
 
     def better(self, other: _Point) -> _Point:
         """Return the better of both for each node; c, w, v and the multipliers are all that is asked of it."""
         wins = (other.bound > self.bound)[:, None]
-
-        def best(new: Tensor, old: Tensor) -> Tensor:
-            return torch.where(wins, new, old) if old.shape[1] else old
-
-        at = _Multipliers(best(other.at.neurons, self.at.neurons), best(other.at.rows, self.at.rows))
-        parts = (best(other.c, self.c), self.q, best(other.w, self.w), best(other.v, self.v))
-        return _Point(at, torch.maximum(self.bound, other.bound), *parts, self.low, self.high)
+        at, c, w, v = (
+            torch.where(wins, new, old) if old.shape[1] else old
+            for new, old in ((other.at, self.at), (other.c, self.c), (other.w, self.w), (other.v, self.v))
+        )
+        return replace(self, at=at, bound=torch.maximum(self.bound, other.bound), c=c, w=w, v=v)
 
 
 class _View:
@@ -204,35 +155,28 @@ class _View:
 
     Attributes:
         given: the nodes' multipliers.
-        scale, row_scale: of steps.
+        scale: of steps.
+        inputs: the number of inputs that vary.
     """
 
     def __init__(self, ascent: DualAscent, nodes: Nodes) -> None:
-        relaxation, dtype = ascent.relaxation, ascent.dtype
-        neurons, segments = relaxation.columns, relaxation.segments
-        nodes = nodes.widened(len(neurons))
+        relaxation, dtype, count = ascent.relaxation, ascent.dtype, ascent.relaxation.objectives
+        nodes = nodes.widened(len(relaxation.columns))
         self._ascent, self._nodes, self.inputs = ascent, nodes, relaxation.system.inputs
-        # On an accelerator to see which are used would wait for it.
-        used = (nodes.segment != 0).any(0) if nodes.mu.device.type == "cpu" else torch.ones_like(neurons) > 0
-        columns = (used | ascent.adaptive[neurons]).nonzero().squeeze(1)
-        self.columns = columns = columns[neurons[columns].argsort()]
-        self.neurons = neurons = neurons[columns]
+        self._columns, self._neurons, self._blocks = columns, neurons, _ = ascent.layout(nodes)
         self._places = self.inputs + neurons
-        ends = torch.searchsorted(neurons, ascent.ends.to(neurons)).tolist()
-        self._blocks = [slice(a, b) for a, b in itertools.pairwise(ends) if b > a]
         self._matrix, self._constant = ascent.forms(columns)
         self._between = 2 * self._matrix.index_select(1, self._places)
-        count = relaxation.objectives
         # One objective is the same for all nodes.
         self._objective = self._rows_of(slice(0, 1) if count == 1 else nodes.objective)
-        self._rows, self.row_scale = self._rows_of(slice(count, None)), ascent.row_scale
-        self.scale = ascent.scale[neurons]
-        self.given = _Multipliers(nodes.multipliers.index_select(1, columns).to(dtype), nodes.mu.to(dtype))
+        self._rows = self._rows_of(slice(count, None))
+        self.scale = torch.cat([ascent.scale[neurons], ascent.row_scale])
+        self.given = torch.cat([nodes.multipliers.index_select(1, columns), nodes.mu], 1).to(dtype)
         segment, adaptive = nodes.segment.index_select(1, columns), ascent.adaptive[neurons]
         is_open = segment == 0
         has_lines = is_open & adaptive
-        self.segment = torch.where(has_lines, 1, segment)
-        self._lines = lines = segments.lines(neurons, self.segment, dtype)
+        self._segment = torch.where(has_lines, 1, segment)
+        self._lines = lines = relaxation.segments.lines(neurons, self._segment, dtype)
         self._set_limits(segment, is_open, has_lines)
         self._lift, self._cuts = lines.offset_above - 1, None
         if relaxation.cuts is not None:
@@ -246,17 +190,17 @@ class _View:
         segment of a smooth neuron γ is free, and multiplies the segment's ends. Without lines it is zero.
         """
         segments, dtype = self._ascent.relaxation.segments, self._ascent.dtype
-        kinked = segments.kinked[self.neurons]
+        kinked = segments.kinked[self._neurons]
         none = torch.zeros((), dtype=dtype, device=segment.device)
         through = has_lines & kinked
         self._flattest, self._steepest = (
-            torch.where(through, rates[self.neurons].to(dtype), none)
+            torch.where(through, rates[self._neurons].to(dtype), none)
             for rates in (segments.flattest, segments.steepest)
         )
         curved = ~kinked & (has_lines | ~is_open)
         self._least = none.new_zeros(segment.shape).masked_fill_((segment == 3) & kinked | curved, -torch.inf)
         self._most = none.new_zeros(segment.shape).masked_fill_((segment == 2) & kinked | curved, torch.inf)
-        self._concave = segments.concave[self.neurons] if segments.has_concave else None
+        self._concave = segments.concave[self._neurons] if segments.has_concave else None
         self._ends: tuple[Tensor, Tensor] | None = None
         if not segments.all_kinked:
             lower, upper = (end.masked_fill(~curved, 0) for end in (self._lines.lower, self._lines.upper))
@@ -267,14 +211,15 @@ class _View:
         matrix, constant = (t[numbers] for t in self._ascent.rows)
         return matrix, 2 * matrix.index_select(1, self._places), constant
 
-    def bound(self, at: _Multipliers) -> _Point:
+    def bound(self, at: Tensor) -> _Point:
         """Bound the nodes with multipliers, γ within its limits."""
-        lines = self._lines
-        first, q, constant = self._objective
-        if at.rows.shape[1]:
-            first, q, constant = (own + at.rows @ rows for own, rows in zip(self._objective, self._rows, strict=True))
-        q = q.expand(len(at.rows), -1).clone()
-        w, gamma, low, high = (torch.empty_like(q) for _ in range(4))
+        lines, count = self._lines, len(self._neurons)
+        (first, q, constant), mu = self._objective, at[:, count:]
+        if mu.shape[1]:
+            first, q, constant = (own + mu @ rows for own, rows in zip(self._objective, self._rows, strict=True))
+        q = q.expand(len(at), -1).clone()
+        w, gamma = torch.empty_like(q), torch.empty_like(q)
+        low, high = torch.zeros_like(at), torch.full_like(at, torch.inf)
         v = q.new_zeros(len(q), 0 if self._cuts is None else len(self._cuts.which))
         for part in reversed(self._blocks):
             if self._cuts is not None:
@@ -284,7 +229,7 @@ class _View:
             side = positive if self._concave is None else torch.where(self._concave[part], negative, positive)
             torch.addcmul(self._least[:, part], side, self._flattest[:, part], out=low[:, part])
             torch.addcmul(self._most[:, part], side, self._steepest[:, part], out=high[:, part])
-            torch.maximum(torch.minimum(at.neurons[:, part], high[:, part]), low[:, part], out=free)
+            torch.maximum(torch.minimum(at[:, part], high[:, part]), low[:, part], out=free)
             value = torch.addcmul(free, negative, lines.rate_above[:, part])
             w[:, part] = value.addcmul_(positive, lines.rate_below[:, part])
             if part.start:
@@ -302,18 +247,18 @@ class _View:
             rest += torch.minimum(-gamma * lower, -gamma * upper)
         return _Point(at, bound + rest.sum(1), c, q, w, v, low, high)
 
-    def gradient(self, point: _Point) -> _Multipliers:
+    def gradient(self, point: _Point) -> Tensor:
         """Return the gradient of the bound, zero where a multiplier is at a limit and the gradient leads out."""
-        lines, given = self._lines, point.at.neurons
+        lines, count = self._lines, len(self._neurons)
         y = torch.copysign(torch.ones((), dtype=point.c.dtype, device=point.c.device), point.c).neg_()
         y.index_fill_(1, self._places, -1)
         z = torch.addmm(self._constant, y, self._matrix.T)
         base = None if self._cuts is None else torch.addmm(self._cuts.constant, y, self._cuts.matrix.T)
-        negative, lowest, highest = point.q < 0, given <= point.low, given >= point.high
+        negative, lowest, highest = point.q < 0, point.at <= point.low, point.at >= point.high
         rate = torch.where(negative, lines.rate_above, lines.rate_below)
         offset = torch.where(negative, lines.offset_above, lines.offset_below)
         # At a limit, the line through the kink moves with the coefficient.
-        turned = torch.where(highest, self._steepest, 0).where(~lowest, self._flattest)
+        turned = torch.where(highest[:, :count], self._steepest, 0).where(~lowest[:, :count], self._flattest)
         on_other = negative if self._concave is None else negative != self._concave
         rate += turned.masked_fill_(on_other, 0)
         values = torch.zeros_like(z)
@@ -323,48 +268,43 @@ class _View:
             torch.addcmul(offset[:, part], rate[:, part], z[:, part], out=values[:, part])
             if self._cuts is not None and base is not None:
                 self._cuts.values(values, base, part)
-        found = z if self._ends is None else z - self._nearest(z, given, self._ends)
-        found *= (~lowest | (found > 0)) & (~highest | (found < 0))
-        of_rows = point.at.rows
-        if of_rows.shape[1]:
-            rows, between, constant = self._rows
-            of_rows = constant + y @ rows.T + values @ between.T
-            of_rows *= (point.at.rows > 0) | (of_rows > 0)
-        return _Multipliers(found, of_rows)
-
-    @staticmethod
-    def _nearest(z: Tensor, given: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the point of each segment at which −γ·z is least: the nearest to z where γ is zero."""
-        lower, upper = ends
-        nearest = torch.maximum(torch.minimum(z, upper), lower)
-        return torch.where(given > 0, upper, torch.where(given < 0, lower, nearest))
-
-    def clamped(self, before: _Point, at: _Multipliers) -> _Multipliers:
-        """Return multipliers within their limits; γ stops at zero before it passes from one end to the other."""
-        found = torch.maximum(torch.minimum(at.neurons, before.high), before.low)
+        found = z
         if self._ends is not None:
-            crossed = (before.at.neurons * found < 0) & self._least.isinf() & self._most.isinf()
+            # The point of each segment at which −γ·z is least: the nearest to z where γ is zero.
+            (lower, upper), given = self._ends, point.at[:, :count]
+            nearest = torch.maximum(torch.minimum(z, upper), lower)
+            found = z - torch.where(given > 0, upper, torch.where(given < 0, lower, nearest))
+        if point.at.shape[1] > count:
+            rows, between, constant = self._rows
+            found = torch.cat([found, constant + y @ rows.T + values @ between.T], 1)
+        return found * ((~lowest | (found > 0)) & (~highest | (found < 0)))
+
+    def clamped(self, before: _Point, at: Tensor) -> Tensor:
+        """Return multipliers within their limits; γ stops at zero before it passes from one end to the other."""
+        found = torch.maximum(torch.minimum(at, before.high), before.low)
+        if self._ends is not None:
+            crossed = (before.at * found < 0) & before.low.isinf() & before.high.isinf()
             found = found.masked_fill(crossed, 0)
-        return _Multipliers(found, at.rows.clamp(min=0))
+        return found
 
     def bounded(self, best: _Point) -> Bounded:
-        relaxation, nodes = self._ascent.relaxation, self._nodes
+        relaxation, nodes, count = self._ascent.relaxation, self._nodes, len(self._neurons)
         segments = relaxation.segments
         multipliers = torch.zeros_like(nodes.multipliers)
-        multipliers[:, self.columns] = best.at.neurons.to(multipliers.dtype)
+        multipliers[:, self._columns] = best.at[:, :count].to(multipliers.dtype)
         coefficients = 2 * best.c[:, self.inputs :]
         below, above = self._ascent.open_gaps
         blame = coefficients.clamp(max=0) * -above
         if self._ends is not None or self._concave is not None:
             blame += coefficients.clamp(min=0) * below
-        segment, mine = nodes.segment[:, self.columns], coefficients[:, self.neurons]
-        low, high = segments.gaps(self.neurons, self.segment)
+        segment, mine = nodes.segment[:, self._columns], coefficients[:, self._neurons]
+        low, high = segments.gaps(self._neurons, self._segment)
         cost = mine.abs() * torch.where(mine >= 0, low, high).to(mine)
         if self._cuts is not None:
-            cost *= (relaxation.width / relaxation.span)[self.neurons].to(cost)
-        blame[:, self.neurons] = cost.masked_fill_(segment >= segments.last[self.neurons], -1)
-        found = Nodes(nodes.segment, multipliers, best.at.rows.to(nodes.mu.dtype), nodes.objective)
-        parts = (self.columns, self.neurons, self.segment, best.w, best.v)
+            cost *= self._ascent.stretch[self._neurons].to(cost)
+        blame[:, self._neurons] = cost.masked_fill_(segment >= segments.last[self._neurons], -1)
+        found = replace(nodes, multipliers=multipliers, mu=best.at[:, count:].to(nodes.mu.dtype))
+        parts = (self._columns, self._neurons, self._segment, best.w, best.v)
         return Bounded(found, best.bound, *parts, coefficients, blame)
 
 
@@ -385,11 +325,10 @@ class _ViewCuts:
     ) -> None:
         relaxation = ascent.relaxation
         self.which = relaxation.over[neurons].nonzero().squeeze(1)
-        self.matrix, self.constant = ascent.base(columns[self.which])
+        self.matrix, self.constant = ascent.forms(columns[self.which], of_base=True)
         self._between = 2 * self.matrix.index_select(1, places)
         mine = neurons[self.which]
-        self._share = (1 / relaxation.span[mine]).to(ascent.dtype)
-        self._stretch = (relaxation.width / relaxation.span)[mine].to(ascent.dtype)
+        self._share, self._stretch = (t[mine].to(ascent.dtype) for t in (1 / relaxation.span, ascent.stretch))
         self._always, self._adaptive = ~is_open[:, self.which], adaptive[self.which]
         self._free = torch.zeros_like(self._always)
         self._is_exchanged = torch.zeros_like(self._always)

@@ -1,101 +1,254 @@
-"""The loop of branch and bound over splits of neurons, whatever the question.
+"""The loop of branch and bound over splits of neurons, whatever the question, and the nodes that it works on.
+
+Nodes are one record of tensors, on the device of the search. A batch of them has a column for each neuron that was ever
+split in the tree, or has lines of its own (``TreeRelaxation.columns``): few of all neurons.
 
 A node is bounded, closed if that proves enough, and otherwise kept until it is split; then its children are bounded.
 A ``Strategy`` says how a node is bounded and proved, and what is tried where a bound leaves it open: trees that exclude
 polytopes (``tree``), and trees that tighten intervals of neurons (``refine``).
+
+**Events** tell an observer what a search proves, at the moment it is proven. An event holds tensors of a batch: all
+that another proof of the same inequality needs. For any multipliers w_j of the pre-activations z_j of unstable neurons,
+and any μ ≥ 0 of rows that are at most zero, the row bounded is at least the least value of objective + Σ μ_i·row_i + Σ
+w_j·(z_j(e, q̃) − z_j) on a node (``proof``). Multipliers are hints: whoever writes them may round them. Trees are told
+apart by their relaxations, which have the system, slopes, rows, and the points at which segments were cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from verifiable_relu.search.bab.ascent import Bounded
-from verifiable_relu.search.bab.events import NeuronsSplit, NodesClosed, Observer
-from verifiable_relu.search.bab.nodes import Frontier, Nodes, OpenNodes
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
+
+_OTHER_CHILD = 0.1  # The weight of the gain of the worse child where choices to split on are compared
+
+
+@dataclass(frozen=True, eq=False)
+class TreeBegun:
+    """A tree is to exclude a polytope; of several trees of one polytope, one that is proven suffices."""
+
+    relaxation: TreeRelaxation  # Of the tree
+    polytope: int  # Its number, as ``RowBatch`` counts polytopes
+    order: Tensor  # (rows,) which row of the polytope each row of the relaxation is; the first is the objective
+    scale: Tensor  # (rows,) the factors of the rows
+
+
+@dataclass(frozen=True, eq=False)
+class TreeEnded:
+    """A tree has ended, or was given up; if it ``is_proved``, the nodes that were closed exclude its polytope."""
+
+    relaxation: TreeRelaxation
+    is_proved: bool
+
+
+@dataclass(frozen=True, eq=False)
+class NodesClosed:
+    """Nodes of a tree that are proven."""
+
+    relaxation: TreeRelaxation  # Of the tree
+    objective: Tensor  # (nodes,) the row that is bounded
+    neurons: Tensor  # (k,) the neurons with segments or multipliers, by their numbers in the system
+    segment: Tensor  # (nodes, k) their segments; 0 and 1 are the whole interval
+    w: Tensor  # (nodes, k) the multipliers of their pre-activations; those of all other neurons are 0
+    v: Tensor  # (nodes, h) those of the values of the h of these neurons that have hull cuts (``TreeRelaxation.base``)
+    mu: Tensor  # (nodes, rows behind the objectives) multipliers of rows
+    lower: Tensor  # (nodes,) what is proven of the objective, or of the largest row of its polytope
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalsTightened:
+    """Intervals of pre-activations that trees have proven: the leaves were told of before."""
+
+    op: int  # The elementwise op that the pre-activations feed
+    numbers: Tensor  # (count,) its elements
+    # lower, upper: (count,) the ends; infinite where nothing was gained
+    lower: Tensor
+    upper: Tensor
+    # Of the trees: its first objectives are the pre-activations ``numbers``, then their negatives
+    relaxation: TreeRelaxation
+
+
+Event = TreeBegun | TreeEnded | NodesClosed | IntervalsTightened
+Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Nodes, a row each."""
+
+    segment: Tensor  # (nodes, k) int8, the segment of each neuron among the first k columns; 0 if it is open
+    multipliers: Tensor  # (nodes, k) γ of the neurons, as the ascent has them
+    mu: Tensor  # (nodes, rows behind the objectives) the multipliers of these rows
+    objective: Tensor  # (nodes,) the number of the relaxation's row that is bounded
+    bound: Tensor  # (nodes,) the bound that left the node open, not proven
+    choices: Tensor  # (nodes, choices) neurons to split on, the best first; −1 is none
+
+    def __len__(self) -> int:
+        return len(self.objective)
+
+    def __getitem__(self, chosen: Tensor | slice) -> Nodes:
+        return Nodes(*(t[chosen] for t in vars(self).values()))
+
+    @staticmethod
+    def roots(relaxation: TreeRelaxation, choices: int = 1) -> Nodes:
+        """Return a node without splits for each objective."""
+        like, count, k = relaxation.slopes.float(), relaxation.objectives, len(relaxation.columns)
+        segment = torch.zeros(count, k, dtype=torch.int8, device=like.device)
+        multipliers, mu = like.new_zeros(count, k), like.new_zeros(count, len(relaxation.rows) - count)
+        objective = torch.arange(count, device=like.device)
+        return Nodes(segment, multipliers, mu, objective, mu.new_zeros(count), objective.new_zeros(count, choices))
+
+    def widened(self, columns: int) -> Nodes:
+        """Return the nodes with more columns, of open neurons."""
+        more = columns - self.segment.shape[1]
+        if not more:
+            return self
+        return replace(self, segment=pad(self.segment, (0, more)), multipliers=pad(self.multipliers, (0, more)))
+
+    def moved(self, place: Tensor) -> Nodes:
+        """Return the nodes with their columns at other places (columns,)."""
+        width, at = int(place.max()) + 1 if len(place) else 0, place[: self.segment.shape[1]]
+        old = (self.segment, self.multipliers)
+        segment, multipliers = (t.new_zeros(len(self), width).index_copy_(1, at, t) for t in old)
+        return replace(self, segment=segment, multipliers=multipliers)
+
+    def split_on(self, neuron: Tensor, relaxation: TreeRelaxation) -> Nodes:
+        """Return twice as many nodes: each one's upper half by a neuron (nodes,), then all lower halves.
+
+        A segment that is not cut any more is the same in both halves.
+        """
+        place = relaxation.places(neuron)[:, None]
+        wide = self.widened(len(relaxation.columns))
+        before = wide.segment.gather(1, place)[:, 0]
+        relaxation.segments.cut(neuron, before)
+        lower = 2 * before.clamp(min=1)
+        whole = before >= relaxation.segments.last[neuron]
+        halves = torch.cat([torch.where(whole, before, half) for half in (lower + 1, lower)])
+        every = torch.arange(len(self), device=neuron.device).repeat(2)
+        twice = replace(wide, multipliers=wide.multipliers.scatter(1, place, 0))[every]
+        return replace(twice, segment=twice.segment.scatter(1, place[every], halves[:, None]))
+
+    def depth(self) -> Tensor:
+        """Return the number of splits that led to each node, (nodes,) in float64: the cuts that made its segments."""
+        return self.segment.double().clamp(min=1).log2().floor().sum(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """The best that an ascent found for each node of a batch."""
+
+    nodes: Nodes  # The nodes, with the multipliers γ and μ that were found
+    bound: Tensor  # (nodes,) of each node's objective; not a proof
+    columns: Tensor  # (k,) the columns of neurons that have multipliers in some node, by ascending neuron
+    neurons: Tensor  # (k,) these neurons
+    segment: Tensor  # (nodes, k) their segments; 0 where only 0 ≤ q̃ ≤ 1 is used
+    w: Tensor  # (nodes, k) their multipliers
+    v: Tensor  # (nodes, h) those of the values of the h of these neurons that have hull cuts
+    coefficients: Tensor  # (nodes, m) of the remainders q̃
+    blame: Tensor  # (nodes, m) how much the lines of each neuron cost the bound at most; −1 if it is not split further
+
+    def __getitem__(self, chosen: Tensor) -> Bounded:
+        parts = (t[chosen] for t in (self.segment, self.w, self.v, self.coefficients, self.blame))
+        return Bounded(self.nodes[chosen], self.bound[chosen], self.columns, self.neurons, *parts)
+
+
+class Frontier:
+    """The open nodes of a tree, one record that grows in place; those that came last are at the end."""
+
+    def __init__(self) -> None:
+        self._held: Nodes | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def bytes(self) -> int:
+        """The memory that the nodes take."""
+        return 0 if self._held is None else sum(t[: self._count].nbytes for t in vars(self._held).values())
+
+    def push(self, nodes: Nodes) -> None:
+        """Keep copies of some nodes."""
+        start, end = self._count, self._count + len(nodes)
+        held = nodes[:0] if self._held is None else self._held
+        width = max(held.segment.shape[1], nodes.segment.shape[1])
+        held, nodes = held.widened(width), nodes.widened(width)
+        if end > len(held):
+            more = max(end, 2 * start) - start
+            held = Nodes(*(torch.cat([t[:start], t.new_empty(more, *t.shape[1:])]) for t in vars(held).values()))
+        for mine, new in zip(vars(held).values(), vars(nodes).values(), strict=True):
+            mine[start:end] = new
+        self._held, self._count = held, end
+
+    def pop(self, count: int) -> Nodes:
+        """Return the last nodes, at most ``count``."""
+        assert self._held is not None
+        end, self._count = self._count, max(0, self._count - count)
+        # What is pushed next takes their place.
+        return Nodes(*(t[self._count : end].clone() for t in vars(self._held).values()))
+
+    def batches(self, size: int) -> Iterator[Nodes]:
+        """Yield all nodes, at most ``size`` at a time."""
+        for start in range(0, self._count, size):
+            assert self._held is not None
+            yield self._held[start : min(start + size, self._count)]
+
+    def deal(self, hands: int) -> list[Frontier]:
+        """Return the nodes dealt out one by one, early and late ones to every hand; none stay here."""
+        dealt = [Frontier() for _ in range(hands)]
+        every = self.pop(self._count)
+        for number, hand in enumerate(dealt):
+            hand.push(every[number::hands])
+        return dealt
 
 
 class State(Enum):
-    """What is known of a loop's questions."""
+    """What is known of a loop's questions; of several parts of a tree the last of these holds."""
 
-    OPEN = auto()
     PROVED = auto()
-    REACHED = auto()
-    STUCK = auto()
+    OPEN = auto()
     FULL = auto()
+    STUCK = auto()
+    REACHED = auto()
 
 
 @dataclass
 class TreeProgress:
-    """The state of some nodes, and of what these were split into.
+    """The state of some nodes, and of what these were split into."""
 
-    Attributes:
-        open: the nodes that are open.
-        lower: (objectives,) proven lower bounds of what is closed.
-        state: what is known of them all.
-        nodes: how many have been bounded.
-        work: about how many multiplications, or what takes as long, that took.
-        closed: the part of a tree that is closed, a node with d splits counted as 2⁻ᵈ.
-        leaves: (objectives,) how many nodes of each are closed.
-        columns: the neurons that the nodes have columns for, where they come from another process.
-    """
-
-    open: Frontier
+    open: Frontier  # The nodes that are open
+    # lower, leaves: (objectives,) proven lower bounds of the nodes of each that are closed, and how many these are
     lower: Tensor
     leaves: Tensor
-    state: State = State.OPEN
-    nodes: int = 0
-    work: float = 0.0
-    closed: float = 0.0
-    columns: Tensor | None = None
-
-    def add(self, other: TreeProgress) -> None:
-        """Take the state of other nodes, which are then a part of these."""
-        self.open.take(other.open)
-        states = {self.state, other.state}
-        ended = [state for state in (State.REACHED, State.STUCK, State.FULL) if state in states]
-        self.state = ended[0] if ended else State.OPEN if len(self.open) else State.PROVED
-        self.nodes, self.work = self.nodes + other.nodes, self.work + other.work
-        self.lower, self.closed = torch.minimum(self.lower, other.lower), min(1.0, self.closed + other.closed)
-        self.leaves = self.leaves + other.leaves
+    state: State = State.OPEN  # What is known of them all
+    nodes: int = 0  # How many have been bounded
+    work: float = 0.0  # About how many multiplications, or what takes as long, that took
+    closed: float = 0.0  # The part of a tree that is closed, a node with d splits counted as 2⁻ᵈ
+    columns: Tensor | None = None  # The neurons that the nodes have columns for, where they come from another process
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How nodes are bounded and closed.
+    """How nodes are bounded and closed."""
 
-    Attributes:
-        bound: bounds nodes, not proven; or only for a look at them.
-        prove: returns proven lower bounds (nodes,); −inf or NaN where nothing is proven.
-        enough: returns the bounds (nodes,) above which nodes may be closed.
-        remain: returns which of the nodes that a bound leaves open stay so after all else that is tried, (nodes,) bool,
-            and what is known of all of them.
-        floor: nodes are closed with more than this proven.
-        batch: nodes that are split at once.
-        choices: how many neurons a node may be split on: where there are several, the children by each are bounded.
-        looked: from this number of bounded nodes on, nodes are split on the first choice without a look.
-        memory: bytes of open nodes.
-    """
-
-    bound: Callable[[Nodes, bool], Bounded]
-    prove: Callable[[Bounded], Tensor]
-    enough: Callable[[Nodes], Tensor]
-    remain: Callable[[Bounded], tuple[Tensor, Bounded]]
-    floor: float = 0.0
-    batch: int = 512
+    bound: Callable[[Nodes, bool], Bounded]  # Bounds nodes, not proven; or only for a look at them
+    prove: Callable[[Bounded], Tensor]  # Returns proven lower bounds (nodes,); −inf or NaN where nothing is proven
+    enough: Callable[[Nodes], Tensor]  # Returns the bounds (nodes,) above which nodes may be closed
+    # Returns those of the nodes that a bound leaves open which stay so after all else that is tried
+    remain: Callable[[Bounded], Bounded]
+    floor: float = 0.0  # Nodes are closed with more than this proven
+    batch: int = 512  # Nodes that are split at once
+    # How many neurons a node may be split on: where there are several, the children by each are bounded
     choices: int = 1
-    looked: float = math.inf
-    memory: float = math.inf
-
-
-_OTHER_CHILD = 0.1
-"""The weight of the gain of the worse child where choices to split on are compared."""
+    looked: float = math.inf  # From this number of bounded nodes on, nodes are split on the first choice without a look
+    memory: float = math.inf  # Bytes of open nodes
 
 
 class Loop:
@@ -120,39 +273,36 @@ class Loop:
         now.nodes += len(nodes)
         rest = (~self.close(found)).nonzero().squeeze(1)
         if len(rest):
-            remains, found = self.strategy.remain(found[rest])
-            self._push(found[remains.nonzero().squeeze(1)])
+            found = self.strategy.remain(found[rest])
+            choices = torch.zeros_like(found.nodes.choices)
+            if found.blame.shape[1]:
+                likely, choices = found.blame.topk(choices.shape[1], 1)
+                # The first is split on though nothing may be to blame.
+                choices[:, 1:].masked_fill_(likely[:, 1:] <= 0, -1)
+            now.open.push(replace(found.nodes, bound=found.bound.float(), choices=choices))
         if now.state is State.OPEN and not len(now.open):
             now.state = State.PROVED
+        elif now.state is State.OPEN and now.open.bytes > self.strategy.memory:
+            now.state = State.FULL
 
-    def advance(self, chosen: OpenNodes | None = None) -> None:
+    def advance(self, chosen: Nodes | None = None) -> None:
         """Split open nodes, those that came last if none are given, and bound what they are split into.
 
         Args:
             chosen: nodes that are none of the open ones any more.
         """
-        self.begin(self._split(self.now.open.pop(self.strategy.batch) if chosen is None else chosen))
-
-    def _split(self, chosen: OpenNodes) -> Nodes:
-        """Return the children by the best choices."""
+        chosen = self.now.open.pop(self.strategy.batch) if chosen is None else chosen
+        neuron = chosen.choices[:, 0]
         # In a part of the nodes, those before it was dealt out count as well.
         bounded = self._before.nodes + (0 if self.now is self._before else self.now.nodes)
-        neuron = chosen.choices[:, 0]
         if self.strategy.choices > 1 and bounded < self.strategy.looked:
             gains = []
             for choice in chosen.choices.T:
-                nodes = chosen.nodes.split_on(choice.clamp(min=0), self.relaxation)
-                bound = self.strategy.bound(nodes, True).bound
+                bound = self.strategy.bound(chosen.split_on(choice.clamp(min=0), self.relaxation), True).bound
                 gains.append(gain(bound.reshape(2, -1), chosen.bound).masked_fill_(choice < 0, -torch.inf))
             # Of choices that are as good as each other the first is taken.
             neuron = chosen.choices.gather(1, torch.stack(gains, 1).argmax(1, keepdim=True))[:, 0]
-        children = chosen.nodes.split_on(neuron, self.relaxation)
-        if self._observer is not None:
-            place = self.relaxation.places(neuron)[:, None]
-            segment = chosen.nodes.widened(len(self.relaxation.columns)).segment.gather(1, place)[:, 0]
-            point = self.relaxation.segments.point(neuron, segment)
-            self._observer(NeuronsSplit(self.relaxation, neuron, segment, point))
-        return children
+        self.begin(chosen.split_on(neuron, self.relaxation))
 
     def close(self, found: Bounded) -> Tensor:
         """Close the nodes with more than ``floor`` proven; returns which, (nodes,) bool."""
@@ -178,19 +328,6 @@ class Loop:
             parts = (nodes.objective, found.neurons, found.segment, found.w, found.v, nodes.mu)
             self._observer(NodesClosed(self.relaxation, *parts, lower))
 
-    def _push(self, found: Bounded) -> None:
-        """Keep open nodes."""
-        if not len(found.bound):
-            return
-        choices = torch.zeros_like(found.nodes.objective)[:, None]
-        if found.blame.shape[1]:
-            likely, choices = found.blame.topk(min(self.strategy.choices, found.blame.shape[1]), 1)
-            # The first is split on though nothing may be to blame.
-            choices[:, 1:].masked_fill_(likely[:, 1:] <= 0, -1)
-        self.now.open.push(OpenNodes(found.nodes, found.bound.float(), choices))
-        if self.now.open.bytes > self.strategy.memory and self.now.state is State.OPEN:
-            self.now.state = State.FULL
-
     # Parts of the nodes, for several processes.
 
     def begin_part(self, part: Frontier) -> None:
@@ -205,12 +342,17 @@ class Loop:
 
     def take_part(self, ended: TreeProgress | None, part: Frontier) -> None:
         """Take the state of a part of the nodes; None where a process has failed, and nothing is known."""
-        if ended is None:
-            self.now.add(self._none(part))
-            return
-        if ended.columns is not None and not torch.equal(ended.columns, self.relaxation.columns):
-            ended.open = ended.open.moved(self.relaxation.places(ended.columns))
-        self.now.add(ended)
+        now, more = self.now, ended or self._none(part)
+        if len(more.open):
+            nodes = more.open.pop(len(more.open))
+            if more.columns is not None and not torch.equal(more.columns, self.relaxation.columns):
+                nodes = nodes.moved(self.relaxation.places(more.columns))
+            now.open.push(nodes)
+        ends = max(now.state, more.state, key=lambda state: state.value)
+        now.state = ends if ends.value > State.OPEN.value else State.OPEN if len(now.open) else State.PROVED
+        now.nodes, now.work = now.nodes + more.nodes, now.work + more.work
+        now.lower, now.closed = torch.minimum(now.lower, more.lower), min(1.0, now.closed + more.closed)
+        now.leaves = now.leaves + more.leaves
 
 
 def gain(children: Tensor, parent: Tensor) -> Tensor:

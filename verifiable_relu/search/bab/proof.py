@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.rounding import OWN, TINY, gamma
-from verifiable_relu.search.bab.ascent import Bounded
+from verifiable_relu.search.bab.loop import Bounded
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
 
 
@@ -39,7 +39,7 @@ def lower_bounds(relaxation: TreeRelaxation, found: Bounded) -> Tensor:
     Returns:
         (nodes,) in float64, rounding accounted for; NaN or −inf where arithmetic broke down.
     """
-    rows, n, m = relaxation.rows, relaxation.system.inputs, relaxation.system.size
+    rows, segments, n, m = relaxation.rows, relaxation.segments, relaxation.system.inputs, relaxation.system.size
     forms, w, weight = relaxation.forms[found.columns], found.w.double(), row_weights(relaxation, found)
     c = torch.addmm(weight @ rows.matrix, w, forms.matrix)
     constant = weight @ rows.constant + w @ forms.constant
@@ -47,21 +47,22 @@ def lower_bounds(relaxation: TreeRelaxation, found: Bounded) -> Tensor:
     terms = n + m + 2 * len(found.columns) + len(rows) + 16
     unit = gamma(terms, torch.float64)
     reach = torch.maximum(-relaxation.system.lower, relaxation.system.upper)[found.neurons]
-    size = weight @ rows.size + w.abs() @ (forms.size + 2 * reach)
+    size = weight @ rows.size() + w.abs() @ (forms.size() + 2 * reach)
     error = weight @ rows.error + w.abs() @ forms.error + 3 * unit * size + 16 * terms * (n + m + 1) * TINY
-    over = relaxation.over[found.neurons]
-    if bool(over.any()):
+    over = None
+    if relaxation.cuts is not None:
+        over = relaxation.over[found.neurons].nonzero().squeeze(1)
         v, base, width = found.v.double(), relaxation.base[found.columns[over]], relaxation.width[found.neurons[over]]
         c, constant = c + v @ base.matrix, constant + v @ base.constant
-        size, error = size + v.abs() @ (base.size + width), error + v.abs() @ base.error
-    of_e, q = c[:, :n], c[:, n:]
-    mine = q[:, found.neurons]
-    free = q.clamp(max=0).sum(1) - mine[:, ~over].clamp(max=0).sum(1)
-    if bool(over.any()):
+        size, error = size + v.abs() @ (base.size() + width), error + v.abs() @ base.error
+    mine = c[:, n + found.neurons]
+    held = mine if over is None else mine.index_fill(1, over, 0.0)
+    free = c[:, n:].clamp(max=0).sum(1) - held.clamp(max=0).sum(1)
+    if over is not None:
         mine[:, over] = -v * width
-    least, lost = relaxation.segments.least(found.neurons, found.segment, mine, -w, 16 * unit)
+    least, lost = segments.least(found.neurons, found.segment, mine, -w, 16 * unit)
     # The remainders of the view were added and taken off: each of both sums is off by a part of ``size``.
-    return constant - of_e.abs().sum(1) + free + least.sum(1) - OWN * (error + unit * size + lost.sum(1))
+    return constant - c[:, :n].abs().sum(1) + free + least.sum(1) - OWN * (error + unit * size + lost.sum(1))
 
 
 def row_weights(relaxation: TreeRelaxation, found: Bounded) -> Tensor:

@@ -15,23 +15,17 @@ from verifiable_relu.errors import OutOfTime
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.rounding import OWN, unit_roundoff
-from verifiable_relu.search.bab.cuts import HullCuts
-from verifiable_relu.search.bab.elimination import Elimination
-from verifiable_relu.search.bab.events import Observer
-from verifiable_relu.search.bab.forms import AffineForms
+from verifiable_relu.search.bab.loop import Observer
 from verifiable_relu.search.bab.refine import Refinement, refine_intervals
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
-from verifiable_relu.search.bab.slopes import Improve, SlopeSearch
-from verifiable_relu.search.bab.system import eliminate_stable_neurons, is_whole
+from verifiable_relu.search.bab.slopes import HullCuts, Improve, SlopeSearch
+from verifiable_relu.search.bab.system import AffineForms, eliminate_stable_neurons, is_whole
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.forks import run_shares
 
-_ROWS = 512
-"""The neurons of a system that is not held as a whole of which a tree makes rows, about."""
-
-_REFINING = 0.25
-"""The part of the time left that one refinement may take: on convolutions it would take all of it."""
+_ROWS = 512  # The neurons of a system that is not held as a whole of which a tree makes rows, about
+_REFINING = 0.25  # The part of the time left that one refinement may take: on convolutions it would take all of it
 
 
 def tree_bytes(inputs: int, neurons: int) -> int:
@@ -41,26 +35,16 @@ def tree_bytes(inputs: int, neurons: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class OpenPolytope:
-    """One polytope of the unsafe set that bounds do not exclude.
+    """One polytope of the unsafe set that bounds do not exclude."""
 
-    Attributes:
-        rows: its rows, A·y − b as forms of e and r, the one with the largest lower bound first.
-        scale: (rows,) the factor of each row that made its coefficients integers.
-        order: (rows,) which row of the polytope each is.
-        alpha, slopes: (m,) parameters and slopes of the relaxation that is best for the first row.
-        cuts: hull cuts over neurons for the first row; None for none.
-        lower: the first row's lower bound by this relaxation, not proven.
-        improved: whether a better relaxation has been searched for.
-    """
-
-    rows: AffineForms
-    scale: Tensor
-    order: Tensor
+    rows: AffineForms  # Its rows, A·y − b as forms of e and r, the one with the largest lower bound first
+    scale: Tensor  # (rows,) the factor of each row that made its coefficients integers
+    order: Tensor  # (rows,) which row of the polytope each is
+    # alpha, slopes: (m,) parameters and slopes of the relaxation that is best for the first row
     alpha: Tensor
     slopes: Tensor
-    cuts: HullCuts | None
-    lower: float
-    improved: bool = False
+    cuts: HullCuts | None = None  # Hull cuts over neurons for the first row; None for none
+    improved: bool = False  # Whether a better relaxation has been searched for
 
 
 class ReducedQuery:
@@ -75,8 +59,7 @@ class ReducedQuery:
         stop: asked now and then.
 
     Attributes:
-        system: as above.
-        intervals: as above.
+        system, intervals: as above.
         parts: the polytopes, the one with the least bound first.
 
     Raises:
@@ -96,30 +79,25 @@ class ReducedQuery:
         self.intervals = intervals
         self.system = system = eliminate_stable_neurons(network, box, intervals, stop)
         kept = torch.isin(rows.polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
-        assert isinstance(system.given, Elimination)
         forms, bound = system.outputs(rows.matrix[kept].to(box.lower)), rows.bound[kept].to(box.lower)
         # What a search asks of the system later is no longer than its own steps.
-        system.given.stop = None
+        system.passes.stop = None
         rounding = OWN * unit_roundoff(torch.float64) * (forms.constant.abs() + bound.abs())
-        forms = AffineForms(forms.inputs, forms.neurons, forms.constant - bound, forms.error + rounding)
+        forms = replace(forms, constant=forms.constant - bound, error=forms.error + rounding)
         # Trees over kinks adapt their own lines: there the search took longer than what it saved.
         search = SlopeSearch(steps=0) if system.piecewise_linear else SlopeSearch()
         alpha, slopes, lower = search.search(system, forms, stop)
         if stop():
             raise OutOfTime
-        parts, scale, polytope = {}, rows.scale[kept].to(box.lower), rows.polytope[kept].to(box.lower.device)
+        least, scale, polytope = [], rows.scale[kept].to(box.lower), rows.polytope[kept].to(box.lower.device)
         for number in sorted(polytopes):
             mine = (polytope == number).nonzero().squeeze(1)
             order = lower[mine].argsort(descending=True)
             mine = mine[order]
             first = int(mine[0])
-            best = (alpha[first], slopes[first], None, float(lower[first]))
-            parts[number] = OpenPolytope(forms[mine], scale[mine], order, *best)
-        self.parts = dict(sorted(parts.items(), key=lambda item: item[1].lower))
-
-    def tree_bytes(self) -> int:
-        """Return about the memory that the tree of a polytope takes before it has open nodes."""
-        return tree_bytes(self.system.inputs, self.system.size)
+            part = OpenPolytope(forms[mine], scale[mine], order, alpha[first], slopes[first])
+            least.append((float(lower[first]), number, part))
+        self.parts = {number: part for _, number, part in sorted(least, key=lambda each: each[0])}
 
     @property
     def width(self) -> float:

@@ -15,54 +15,39 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
-from verifiable_relu.search.bab.ascent import Bounded, DualAscent
-from verifiable_relu.search.bab.events import IntervalsTightened, Observer
-from verifiable_relu.search.bab.forms import AffineForms
-from verifiable_relu.search.bab.loop import Loop, Strategy
-from verifiable_relu.search.bab.nodes import Nodes, OpenNodes
+from verifiable_relu.search.bab.ascent import DualAscent
+from verifiable_relu.search.bab.loop import Bounded, IntervalsTightened, Loop, Nodes, Observer, Strategy
 from verifiable_relu.search.bab.proof import lower_bounds
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
 from verifiable_relu.search.bab.slopes import slopes_for_all
-from verifiable_relu.search.bab.system import ReducedSystem, eliminate_stable_neurons
+from verifiable_relu.search.bab.system import AffineForms, ReducedSystem, eliminate_stable_neurons
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.supervisor.forks import run_shares
 
-_WORKING = 1 << 27
-"""Bytes that the trees searched at once may take."""
-
-_LARGE = 4
-"""Neurons of one group that a process is dealt, at least, where others get some of this group, too."""
-
-_CALL = 1e7
-"""Multiplications that could be done in the time that the calls of one step of an ascent take."""
-
-_GAIN = 0.01
-"""An end of an interval is moved if that makes the interval narrower by this part of it, at least."""
+_WORKING = 1 << 27  # Bytes that the trees searched at once may take
+_LARGE = 4  # Neurons of one group that a process is dealt, at least, where others get some of this group, too
+_CALL = 1e7  # Multiplications that could be done in the time that the calls of one step of an ascent take
+_GAIN = 0.01  # An end of an interval is moved if that makes the interval narrower by this part of it, at least
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """How the intervals of neurons are refined.
+    """How the intervals of neurons are refined."""
 
-    Attributes:
-        leaves: at most, of the tree of one end of one interval, in a layer that no later one takes more work than.
-        earlier: the trees of a layer have at most this multiple of the leaves, as many as make its work equal to that
-            of the later layer that takes the most: every later layer gains from tighter intervals of an earlier one.
-        first: steps of the ascent at the root of each tree.
-        steps: of the ascent at every other node.
-        batch: about how many nodes are split at once.
-        worthwhile: a leaf is closed where less than this part of the distance between the root's bound and a value
-            that is attained is left.
-    """
-
+    # At most, of the tree of one end of one interval, in a layer that no later one takes more work than
     leaves: int = 8
+    # The trees of a layer have at most this multiple of the leaves, as many as make its work equal to that of the later
+    # layer that takes the most: every later layer gains from tighter intervals of an earlier one
     earlier: int = 16
-    first: int = 20
-    steps: int = 6
-    batch: int = 256
+    first: int = 20  # Steps of the ascent at the root of each tree
+    steps: int = 6  # Of the ascent at every other node
+    batch: int = 256  # About how many nodes are split at once
+    # A leaf is closed where less than this part of the distance between the root's bound and a value that is attained
+    # is left
     worthwhile: float = 0.05
 
     def work(self, system: ReducedSystem) -> float:
@@ -116,48 +101,36 @@ def refine_intervals(
             break
         source = network.ops[block.op].inputs[0]
         system = eliminate_stable_neurons(network, box, found, until=block.op)
-        mine = whole.places[block.part, 1]
-        unit = torch.zeros(len(mine), network.ops[source].size, dtype=torch.float64, device=mine.device)
-        rows = system.outputs(
-            unit.index_put((torch.arange(len(mine), device=mine.device), mine), unit.new_ones(())), source
-        )
+        mine, x = whole.places[block.part, 1], found[source]
+        rows = system.outputs(one_hot(mine, network.ops[source].size).double(), source)
         # A neuron that no other one feeds has its exact interval.
         groups = [part for part in _alike(system.support(rows)) if bool((rows.neurons[part] != 0).any())]
-        before = Interval(found[source].lower[0, mine], found[source].upper[0, mine])
         options = replace(refinement, leaves=refinement.leaves_of(whole, block.op))
-        ends = torch.stack([before.lower, -before.upper])
-        task = _Layer(options, system, rows, ends, block.op, mine, observer)
+        ends = torch.stack([x.lower[0, mine], -x.upper[0, mine]])
+        layer = _Layer(options, system, rows, ends, block.op, mine, observer)
         hands = _dealt(groups, budget.processes if shared else 1)
-        shares = [partial(task.share, hand, budget) for hand in hands if hand]
+        shares = [partial(layer.share, hand, budget) for hand in hands if hand]
         for share, done in zip(shares, run_shares(shares, budget.left, whole=True), strict=True):
             # Where a process has failed, this one does its share.
             ends = torch.maximum(ends, share(budget.over) if done is None else done)
-        lower, upper = found[source].lower.clone(), found[source].upper.clone()
-        lower[0, mine], upper[0, mine] = ends[0], -ends[1]
-        found[source] = Interval(lower, upper)
+        found[source] = Interval(
+            x.lower.index_copy(1, mine, ends[None, 0]), x.upper.index_copy(1, mine, -ends[None, 1])
+        )
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """The neurons of one op whose intervals are refined.
+    """The neurons of one op whose intervals are refined."""
 
-    Attributes:
-        options: of the refinement.
-        system: of the neurons before.
-        rows: the pre-activations as forms of these.
-        ends: (2, count) lower bounds of the pre-activations and of their negatives.
-        op, numbers: the op, and which of its neurons these are.
-        observer: told of events.
-    """
-
-    options: Refinement
-    system: ReducedSystem
-    rows: AffineForms
-    ends: Tensor
+    options: Refinement  # Of the refinement
+    system: ReducedSystem  # Of the neurons before
+    rows: AffineForms  # The pre-activations as forms of these
+    ends: Tensor  # (2, count) lower bounds of the pre-activations and of their negatives
+    # op, numbers: the op, and which of its neurons these are
     op: int
     numbers: Tensor
-    observer: Observer | None
+    observer: Observer | None  # Told of events
 
     def share(self, groups: Sequence[Tensor], budget: TimeBudget, pause: Callable[[], bool]) -> Tensor:
         """Return better ends of groups of neurons; once no time is left, the rest is left out."""
@@ -176,8 +149,7 @@ class _Layer:
                 chosen, before = group[part], self.ends[:, group[part]]
                 trees = _IntervalTrees(self.options, small, rows[torch.cat([part, part + len(group)])], self.observer)
                 proven = trees.search(stop).reshape(2, -1)
-                width = -before.sum(0)
-                better = torch.where(proven - before > _GAIN * width, proven, -torch.inf)
+                better = torch.where(proven - before > -_GAIN * before.sum(0), proven, -torch.inf)
                 found[:, chosen] = torch.maximum(before, better)
                 if self.observer is not None:
                     made = (better[0], -better[1], trees.loop.relaxation)
@@ -194,13 +166,10 @@ def _alike(support: Tensor) -> Iterator[Tensor]:
 def _dealt(groups: Sequence[Tensor], hands: int) -> list[list[Tensor]]:
     """Deal groups of neurons so that every hand has about as many neurons; large groups are divided."""
     dealt: list[list[Tensor]] = [[] for _ in range(hands)]
-    sizes = [0] * hands
     for group in groups:
         pieces = hands if len(group) >= _LARGE * hands else 1
         for number in range(pieces):
-            piece, hand = group[number::pieces], sizes.index(min(sizes))
-            dealt[hand].append(piece)
-            sizes[hand] += len(piece)
+            min(dealt, key=lambda hand: sum(map(len, hand))).append(group[number::pieces])
     return dealt
 
 
@@ -212,8 +181,7 @@ class _IntervalTrees:
     ) -> None:
         self._options, self._system, self._rows, count = options, system, rows, len(rows)
         relaxation = TreeRelaxation(system, rows, slopes_for_all(system), count)
-        every = torch.ones(system.size, dtype=torch.bool, device=rows.constant.device)
-        self._ascent = DualAscent(relaxation, every, torch.float32)
+        self._ascent = DualAscent(relaxation, torch.ones_like(relaxation.over), torch.float32)
         strategy = Strategy(self._bound, self._prove, self._enough, self._remain, -math.inf, options.batch)
         self.loop = Loop(relaxation, strategy, observer)
         # A neuron is stable where one of its objectives is above zero.
@@ -250,12 +218,12 @@ class _IntervalTrees:
             self._leave(self._ascent.run(nodes, 0))
         return self.loop.now.lower
 
-    def _worst(self) -> OpenNodes:
+    def _worst(self) -> Nodes:
         """Return the nodes to split: the worst of each tree, of trees that are not done. The others stay open."""
         self._aim()
         now, count = self.loop.now, len(self._rows)
         every = now.open.pop(len(now.open))
-        objective, lower = every.nodes.objective, now.lower.to(every.bound)
+        objective, lower = every.objective, now.lower.to(every.bound)
         least = torch.full_like(lower, torch.inf).scatter_reduce(0, objective, every.bound, "amin")
         # A tree with a leaf that cannot be split gets no better than that.
         done = lower < least
@@ -265,17 +233,14 @@ class _IntervalTrees:
         done |= stable | stable.roll(count // 2) | (least >= self._ascent.closed)
         done |= torch.bincount(objective, minlength=count) + now.leaves >= self._options.leaves
         chosen = (~done[objective] & (every.bound < self._ascent.closed[objective])).nonzero().squeeze(1)
-        chosen = chosen[self._first(objective[chosen], every.bound[chosen])]
-        now.open.push(every[torch.ones_like(objective, dtype=torch.bool).index_fill(0, chosen, False)])
-        return every[chosen]
-
-    def _first(self, objective: Tensor, bound: Tensor) -> Tensor:
-        """Return which nodes are split now: of each tree as many, those with the least bounds."""
-        order = torch.argsort(bound, stable=True)
+        # Of each tree as many, those with the least bounds.
+        order = chosen[torch.argsort(every.bound[chosen], stable=True)]
         order = order[torch.argsort(objective[order], stable=True)]
         mine = objective[order]
         rank = torch.arange(len(order), device=order.device) - torch.searchsorted(mine, mine)
-        return order[rank < max(1, self._options.batch // max(1, len(mine.unique())))]
+        chosen = order[rank < max(1, self._options.batch // max(1, len(mine.unique())))]
+        now.open.push(every[torch.ones_like(objective, dtype=torch.bool).index_fill(0, chosen, False)])
+        return every[chosen]
 
     def _bound(self, nodes: Nodes, look: bool) -> Bounded:
         found = self._ascent.run(nodes, self._steps)
@@ -291,12 +256,14 @@ class _IntervalTrees:
     def _enough(self, nodes: Nodes) -> Tensor:
         return self._ascent.closed[nodes.objective]
 
-    def _remain(self, found: Bounded) -> tuple[Tensor, Bounded]:
+    def _remain(self, found: Bounded) -> Bounded:
         # What cannot be split is a leaf, whatever it proves.
         remains = (found.blame > 0).any(1)
-        if not bool(remains.all()):
-            self._leave(found[~remains])
-        return remains, found
+        leaves = (~remains).nonzero().squeeze(1)
+        if not len(leaves):
+            return found
+        self._leave(found[leaves])
+        return found[remains.nonzero().squeeze(1)]
 
     def _leave(self, found: Bounded) -> None:
         self.loop.note(found, self._prove(found))

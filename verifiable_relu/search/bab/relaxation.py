@@ -1,12 +1,19 @@
-"""The relaxation that a whole tree shares: every neuron's value is a line and a bounded remainder.
+"""The relaxation that a whole tree shares, and what a node of the tree adds to it: segments of pre-activations.
 
-With any slope t_j, the value of neuron j is
+With any slope t_j, the value of neuron j is a line and a bounded remainder,
 
     r_j = t_j·z_j + o_j + q_j,   o_j = min (f_j(z) − t_j·z),   0 ≤ q_j ≤ Q_j = max (f_j(z) − t_j·z) − o_j
 
 over z ∈ [l_j, u_j]. Put into the reduced system block by block, this makes all pre-activations and the objective affine
 in e ∈ [−1, 1]ⁿ and q̃ = q/Q ∈ [0, 1]ᵐ. The objective's least value over that box is the α-CROWN bound with the slopes
 t_j (Xu et al., arXiv 2011.13824). Nodes of a tree change neither slopes nor forms: that makes them cheap.
+
+A split cuts a segment of [l_j, u_j] at the point that the function names: at the kink of a ReLU, whose two halves are
+its phases, and at a point of a smooth function. Segments are numbered as in a heap: 1 is [l, u], and the halves of
+segment k are 2k below and 2k + 1 above. On each segment the points (z, q̃) of the function lie in a polygon: the graph
+itself of a piecewise-linear function, the band between two linear bounds of another one. A multiplier of z is optimal
+at a vertex, so that polygons are all that a proof needs. An ascent uses a line below q̃ and one above it. Number 0
+stands for an open neuron of which only 0 ≤ q̃ ≤ 1 is used.
 """
 
 from __future__ import annotations
@@ -16,75 +23,201 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, gamma, unit_roundoff
-from verifiable_relu.search.bab.cuts import HullCuts
-from verifiable_relu.search.bab.forms import AffineForms, Block, Replacement
-from verifiable_relu.search.bab.segments import Segments
-from verifiable_relu.search.bab.system import ReducedSystem
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.ir.interval import Interval
+from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, divisor, gamma, unit_roundoff
+from verifiable_relu.search.bab.slopes import HullCuts
+from verifiable_relu.search.bab.system import AffineForms, Block, ReducedSystem, Replacement
 
+_MOST = 64  # Segments of smooth neurons from this number on are not cut, so that a number fits into eight bits
+_POINTS = 16  # Points of a segment, and one more, at which the distance of its lines from the function is measured
 _UNIT = unit_roundoff(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class RelaxedForms:
-    """Affine forms matrix·(e, q̃) + constant, one a row.
+class SegmentLines:
+    """Lines of q̃ on some segments, all of one shape: rate·z + offset below and above, and the ends of z."""
+
+    lower: Tensor
+    upper: Tensor
+    rate_below: Tensor
+    rate_above: Tensor
+    offset_below: Tensor
+    offset_above: Tensor
+
+
+class Segments:
+    """The segments of all neurons of a system, whose lines are computed once for a tree.
+
+    Args:
+        system: the neurons.
+        slopes, offset, width: (m,) t, o and Q.
 
     Attributes:
-        matrix: (rows, n + m).
-        constant: (rows,).
-        error: (rows,) how far the form is from what it stands for, at most, at any point of the box.
+        last: (m,) segments from this number on are not cut.
+        kinked: (m,) bool, the neurons with a kink, of which any line through it will do on one side.
+        all_kinked: whether all neurons have a kink.
+        concave: (m,) bool, those of them whose other side is the lower one.
+        has_concave: whether there are any.
+        flattest, steepest: (m,) between these rates, of q̃ by z, are the lines through the kink; for concave neurons
+            the other way round.
+
+    Raises:
+        UnsupportedError: if a line is not finite.
     """
 
-    matrix: Tensor
-    constant: Tensor
-    error: Tensor
+    def __init__(self, system: ReducedSystem, slopes: Tensor, offset: Tensor, width: Tensor) -> None:
+        self._system, self._slopes, self._offset, self._width = system, slopes, offset, width
+        linear = [block.function.piecewise_linear for block in system.blocks]
+        self.all_kinked = all(linear)
+        self._count, phases = (4, 3) if self.all_kinked else (2 * _MOST, 1)
+        counts = torch.tensor([len(block) for block in system.blocks], dtype=torch.long)
+        self.kinked = torch.tensor(linear, dtype=torch.bool).repeat_interleave(counts).to(slopes.device)
+        self.last = torch.where(self.kinked, 2, _MOST)
+        shape = (system.size, self._count)
+        # In the order of ``SegmentLines``; 0 ≤ q̃ ≤ 1 until they are computed.
+        self._lines = slopes.new_zeros(6, *shape)
+        self._lines[5] = 1
+        self._lines[0], self._lines[1] = system.lower[:, None], system.upper[:, None]
+        self._gaps, self._sizes = slopes.new_ones(2, *shape), slopes.new_zeros(shape)
+        self._vertices = slopes.new_zeros(2, 4, *shape)
+        self._is_cut = torch.zeros(shape, dtype=torch.bool, device=slopes.device)
+        self.concave = torch.zeros_like(self.kinked)
+        self.flattest, self.steepest = torch.zeros_like(slopes), torch.zeros_like(slopes)
+        every = torch.arange(system.size, device=slopes.device)
+        numbers, segment = every.repeat_interleave(phases), 1 + torch.arange(phases).to(every).repeat(len(every))
+        lower, upper = system.lower.repeat_interleave(phases), system.upper.repeat_interleave(phases)
+        if self.all_kinked:
+            lower, upper = lower.masked_fill(segment == 3, 0), upper.masked_fill(segment == 2, 0)
+            self._is_cut[:, 1] = True
+        self._fill(numbers, segment, lower, upper)
+        self._gaps[:, :, 0] = torch.where(self.kinked, self._gaps[:, :, 1], 1.0)
+        self.has_concave = bool(self.concave.any())
 
-    def __getitem__(self, chosen: Tensor | slice) -> RelaxedForms:
-        return RelaxedForms(self.matrix[chosen], self.constant[chosen], self.error[chosen])
+    def _fill(self, numbers: Tensor, segment: Tensor, lower: Tensor, upper: Tensor) -> None:
+        """Compute segments [lower, upper] of neurons."""
+        for block in self._system.blocks:
+            mine = ((numbers >= block.start) & (numbers < block.end)).nonzero().squeeze(1)
+            if len(mine):
+                self._fill_block(block, numbers[mine], segment[mine], Interval(lower[None, mine], upper[None, mine]))
+        at = (numbers, segment)
+        if not bool(self._lines[(slice(None), *at)].isfinite().all() & self._vertices[(..., *at)].isfinite().all()):
+            raise UnsupportedError("the linear bounds of an activation are not finite")
 
-    def __len__(self) -> int:
-        return len(self.constant)
+    def _fill_block(self, block: Block, numbers: Tensor, segment: Tensor, x: Interval) -> None:
+        function, t, width = block.select(numbers), self._slopes[numbers], self._width[numbers]
+        whole, ends = segment < self.last[numbers], torch.cat([x.lower, x.upper])
+
+        def remainder(values: Tensor) -> Tensor:
+            return (values - self._offset[numbers]) / width
+
+        (low, high), choice = function.slopes(x), function.slope_range(x)
+        if function.piecewise_linear:
+            # One line of an open neuron goes through the kink, the other one is the chord.
+            convex = (choice.lower_from != choice.lower_to)[0]
+            low, high = torch.where(whole & convex, t, low), torch.where(whole & ~convex, t, high)
+            z = torch.cat([x.lower, function.split_point(x), x.upper, x.upper])
+            q = remainder(function.value(z) - t * z)
+            at, y, first = z[1:2], q[1:2], numbers[whole]
+            rates = (q[1:3] - q[:2]) / divisor(z[1:3] - z[:2])
+            self.concave[first] = ~convex[whole]
+            self.flattest[first], self.steepest[first] = rates[:, whole]
+        lines = function.relaxation(x, low, high)
+        below, above = (
+            torch.cat([(slope - t) / width, remainder(offset)])
+            for slope, offset in ((lines.lower_slope, lines.lower_offset), (lines.upper_slope, lines.upper_offset))
+        )
+        if not function.piecewise_linear:
+            z, q = ends.repeat(2, 1), torch.cat([rate * ends + offset for rate, offset in (below, above)])
+            share = torch.arange(_POINTS + 1, device=t.device, dtype=t.dtype)[:, None] / _POINTS
+            at = torch.lerp(x.lower, x.upper, share)
+            y = remainder(function.value(at) - t * at)
+        gaps = torch.stack([(y - below[0] * at - below[1]).amax(0), (above[0] * at + above[1] - y).amax(0)])
+        place = (numbers, segment)
+        self._lines[(slice(None), *place)] = torch.stack([*ends, below[0], above[0], below[1], above[1]])
+        self._vertices[(..., *place)], self._gaps[(slice(None), *place)] = torch.stack([z, q]), gaps.clamp(min=0)
+        # The function is between its lines.
+        slopes = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())[0]
+        offsets = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())[0]
+        size = (slopes + t.abs()) * ends.abs().amax(0) + offsets
+        self._sizes[place] = (size + self._offset[numbers].abs()) / width
+
+    def cut(self, numbers: Tensor, segment: Tensor) -> None:
+        """Compute the halves of segments (count,) of neurons (count,), unless they are known."""
+        if self.all_kinked:
+            return
+        keys = (numbers * self._count + segment.long().clamp(min=1)).unique()
+        numbers, segment = keys // self._count, keys % self._count
+        todo = ~self._is_cut[numbers, segment] & (segment < self.last[numbers])
+        numbers, segment = numbers[todo], segment[todo]
+        if not len(numbers):
+            return
+        lower, upper = self._lines[0, numbers, segment], self._lines[1, numbers, segment]
+        point = torch.zeros_like(lower)
+        for block in self._system.blocks:
+            mine = ((numbers >= block.start) & (numbers < block.end)).nonzero().squeeze(1)
+            x = Interval(lower[None, mine], upper[None, mine])
+            point[mine] = block.select(numbers[mine]).split_point(x)[0]
+        self._fill(numbers, 2 * segment, lower, point)
+        self._fill(numbers, 2 * segment + 1, point, upper)
+        self._is_cut[numbers, segment] = True
+
+    def point(self, numbers: Tensor, segment: Tensor) -> Tensor:
+        """Return where segments of neurons that were cut, (count,) each, were cut."""
+        return self._lines[1, numbers, 2 * segment.long().clamp(min=1)]
+
+    def lines(self, numbers: Tensor, segment: Tensor, dtype: torch.dtype) -> SegmentLines:
+        """Return the lines of segments (nodes, k) of neurons (k,)."""
+        at = numbers * self._count + segment.long()
+        return SegmentLines(*self._lines.flatten(1).index_select(1, at.flatten()).to(dtype).unflatten(1, at.shape))
+
+    def gaps(self, numbers: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how far q̃ is from the line below and from that above, at most, (nodes, k) each."""
+        at = numbers * self._count + segment.long()
+        return self._gaps[0].flatten().take(at), self._gaps[1].flatten().take(at)
 
     @property
-    def size(self) -> Tensor:
-        """(rows,) the sum of the magnitudes of each form's terms over the box."""
-        return self.matrix.abs().sum(1) + self.constant.abs()
+    def open_gaps(self) -> tuple[Tensor, Tensor]:
+        """As ``gaps`` of open neurons, (m,) each."""
+        return self._gaps[0, :, 0], self._gaps[1, :, 0]
+
+    def least(self, numbers: Tensor, segment: Tensor, c: Tensor, pull: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+        """Return lower bounds of c·q̃ + pull·z over segments (nodes, k) of neurons (k,), and their rounding errors.
+
+        Args:
+            numbers, segment: as above.
+            c, pull: (nodes, k).
+            unit: what a sum of the terms loses, relative to their sizes.
+        """
+        at = numbers * self._count + segment.long().clamp(min=1)
+        z, q = self._vertices.flatten(2).flatten(0, 1).index_select(1, at.flatten()).unflatten(1, at.shape).split(4)
+        polygon = c * q[0] + pull * z[0]
+        for more in range(1, 4):
+            polygon = torch.minimum(polygon, c * q[more] + pull * z[more])
+        band = c.clamp(max=0) + torch.minimum(pull * z[0], pull * z[-1])
+        reach = torch.maximum(z[0].abs(), z[-1].abs())
+        error = unit * (c.abs() * (self._sizes.flatten().take(at) + 1) + pull.abs() * reach)
+        return torch.maximum(polygon, band), error
 
 
 class Stack:
-    """A tensor that grows by rows at its end, in place but for now and then."""
+    """Tensors of as many rows each, which grow at their ends, in place but for now and then."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self._rows, self._count = rows, len(rows)
-
-    @property
-    def rows(self) -> Tensor:
-        return self._rows[: self._count]
-
-    def push(self, rows: Tensor) -> None:
-        count = self._count + len(rows)
-        if count > len(self._rows):
-            grown = self._rows.new_empty(max(count, 2 * self._count), *self._rows.shape[1:])
-            grown[: self._count] = self.rows
-            self._rows = grown
-        self._rows[self._count : count] = rows
-        self._count = count
-
-
-class _Made:
-    """Forms that grow in number."""
-
-    def __init__(self, columns: int, like: Tensor) -> None:
-        self._matrix, self._rest = Stack(like.new_zeros(0, columns)), Stack(like.new_zeros(0, 2))
+    def __init__(self, *tensors: Tensor) -> None:
+        self._held, self._count = tensors, len(tensors[0])
 
     @property
-    def rows(self) -> RelaxedForms:
-        constant, error = self._rest.rows.unbind(1)
-        return RelaxedForms(self._matrix.rows, constant, error)
+    def rows(self) -> tuple[Tensor, ...]:
+        return tuple(t[: self._count] for t in self._held)
 
-    def push(self, forms: RelaxedForms) -> None:
-        self._matrix.push(forms.matrix)
-        self._rest.push(torch.stack([forms.constant, forms.error], 1))
+    def push(self, *more: Tensor) -> None:
+        start, end = self._count, self._count + len(more[0])
+        if end > len(self._held[0]):
+            room = max(end, 2 * start) - start
+            self._held = tuple(torch.cat([t, t.new_empty(room, *t.shape[1:])]) for t in self.rows)
+        for held, new in zip(self._held, more, strict=True):
+            held[start:end] = new
+        self._count = end
 
 
 class TreeRelaxation:
@@ -98,13 +231,11 @@ class TreeRelaxation:
         cuts: upper bounds of some neurons, whose values are a cut and a remainder in all forms; None for none.
 
     Attributes:
-        slopes: as above.
+        rows: as relaxed forms.
         offset, width: (m,) o, rounded down, and Q, rounded up.
         segments: of the neurons.
-        cuts: as above.
         over: (m,) bool, the neurons with cuts.
         span: (m,) ``width``, or that of the remainder that a cut leaves: a unit of q̃ in all forms.
-        columns: (k,) the neurons whose pre-activations have been made, in the order in which they were asked for.
     """
 
     def __init__(
@@ -132,46 +263,54 @@ class TreeRelaxation:
             self.span[cuts.neurons] = torch.maximum(cuts.width * FEW + TINY, least)
         self.rows = self._relaxed(system.substituted(rows, self._lines))
         self._place = torch.full((system.size,), -1, device=slopes.device)
-        self._columns = Stack(self._place[:0])
-        self._forms, self._base = (_Made(system.inputs + system.size, slopes) for _ in range(2))
+        none = self.rows[:0].tensors
+        self._columns, self._forms, self._base = Stack(self._place[:0]), Stack(*none), Stack(*none)
 
     @property
     def columns(self) -> Tensor:
-        return self._columns.rows
+        """(k,) the neurons whose pre-activations have been made, in the order in which they were asked for."""
+        return self._columns.rows[0]
 
     @property
     def made(self) -> Tensor:
         """(m,) bool, the neurons among ``columns``."""
         return self._place >= 0
 
-    def places(self, neurons: Tensor) -> Tensor:
-        """Return where the forms of some neurons' pre-activations are in ``forms``, making them where they are not."""
-        missing = neurons[self._place[neurons] < 0].unique()
-        if len(missing):
-            self._place[missing] = len(self.columns) + torch.arange(len(missing), device=missing.device)
-            found = self._relaxed(self.system.of_neurons(missing, self._lines))
-            self._forms.push(found)
-            self._columns.push(missing)
-            if self.cuts is not None:
-                self._base.push(self._differences(missing, found))
-        return self._place[neurons]
-
     @property
-    def forms(self) -> RelaxedForms:
+    def forms(self) -> AffineForms:
         """The pre-activations of the neurons ``columns``."""
-        return self._forms.rows
+        return self._of(self._forms)
 
     @property
-    def base(self) -> RelaxedForms:
+    def base(self) -> AffineForms:
         """Differences of two forms of a neuron's value, by its cut and by its slope, of the neurons ``columns``.
 
         At the network's values that of a neuron with a cut is ``width`` times the remainder that its slope leaves.
         """
-        return self._base.rows
+        return self._of(self._base)
+
+    def _of(self, stack: Stack) -> AffineForms:
+        matrix, constant, error = stack.rows
+        return AffineForms(matrix, constant, error, self.system.inputs)
+
+    def places(self, neurons: Tensor) -> Tensor:
+        """Return where the forms of some neurons' pre-activations are in ``forms``, making them where they are not."""
+        found = self._place[neurons]
+        missing = neurons[found < 0]
+        if not len(missing):
+            return found
+        missing = missing.unique()
+        self._place[missing] = len(self.columns) + torch.arange(len(missing), device=missing.device)
+        forms = self._relaxed(self.system.of_neurons(missing, self._lines))
+        self._forms.push(*forms.tensors)
+        self._columns.push(missing)
+        if self.cuts is not None:
+            self._base.push(*self._differences(self.cuts, missing, forms).tensors)
+        return self._place[neurons]
 
     def _lines(self, block: Block, mine: Tensor) -> Replacement:
         """Take t·z + o in the place of each value; what the products lose is charged here."""
-        part, count, before = block.part, block.end - block.start, None
+        part, count, before = block.part, len(block), None
         size = torch.maximum(-self.system.lower[part], self.system.upper[part])
         slope, offset = (t[part].masked_fill(self.over[part], 0.0) for t in (self.slopes, self.offset))
         weight, constant = mine * slope, mine @ offset
@@ -182,25 +321,25 @@ class TreeRelaxation:
             constant, error = constant + more, error + lost + _UNIT * (constant.abs() + more.abs())
         return Replacement(weight, constant, error, before)
 
-    def _differences(self, neurons: Tensor, forms: RelaxedForms) -> RelaxedForms:
+    def _differences(self, cuts: HullCuts, neurons: Tensor, forms: AffineForms) -> AffineForms:
         """Return cut − span + span·q̃ − slope·z − offset of neurons (count,), given their z; 0 of those without cuts."""
-        assert self.cuts is not None
         has = self.over[neurons].nonzero().squeeze(1)
         mine, n = neurons[has], self.system.inputs
-        found = RelaxedForms(*(torch.zeros_like(t) for t in vars(forms).values()))
-        rows = self.cuts.rows(torch.searchsorted(self.cuts.neurons, mine), self.system)
+        found = forms.each(torch.zeros_like)
+        rows = cuts.rows(torch.searchsorted(cuts.neurons, mine), self.system)
         cut, z = self._relaxed(self.system.substituted(rows, self._lines)), forms[has]
         t, o, span = self.slopes[mine], self.offset[mine], self.span[mine]
         matrix = cut.matrix - t[:, None] * z.matrix
         matrix[torch.arange(len(has), device=has.device), n + mine] += span
-        size = cut.size + t.abs() * z.size + o.abs() + 2 * span
+        size = cut.size() + t.abs() * z.size() + o.abs() + 2 * span
         error = OWN * (cut.error + t.abs() * z.error + 8 * _UNIT * size + TINY * (8 + matrix.shape[1]))
         found.constant[has] = cut.constant - t * z.constant - o - span
         found.matrix[has], found.error[has] = matrix, error
         return found
 
-    def _relaxed(self, rows: AffineForms) -> RelaxedForms:
+    def _relaxed(self, rows: AffineForms) -> AffineForms:
         """Return forms of e and of the remainders q as forms of e and q̃."""
-        rest = rows.neurons * self.span
-        rounding = _UNIT * rest.abs().sum(1) + TINY * (1 + rest.shape[1])
-        return RelaxedForms(torch.cat([rows.inputs, rest], 1), rows.constant, OWN * (rows.error + rounding))
+        matrix, n = rows.matrix.clone(), rows.n
+        matrix[:, n:] *= self.span
+        rounding = _UNIT * matrix[:, n:].abs().sum(1) + TINY * (1 + self.system.size)
+        return AffineForms(matrix, rows.constant, OWN * (rows.error + rounding), n)

@@ -85,12 +85,14 @@ def bound_differences(
 ) -> dict[int, Interval]:
     """Return tighter intervals of what feeds elementwise ops: CROWN bounds differences of candidates.
 
-    Candidates read nearly the same inputs, so that their difference varies far less than their intervals say.
+    Candidates read nearly the same inputs, so that their difference varies far less than their intervals say. What is
+    before the first tournament is known as well.
 
     Args:
         network, box, intervals: without maxima, the box (1, inputs), and what is known, (1, size).
         stop: once it returns True, the rest keeps what is known.
     """
     relaxation = Relaxation(network, box, known=intervals, stop=stop)
-    bound_by_crown(relaxation)
+    played = [i for i, op in enumerate(network.ops) if isinstance(op, Affine) and isinstance(op.map, Sparse)]
+    bound_by_crown(relaxation, sources=range(min(played, default=0), len(network.ops)))
     return {index: interval.intersect(relaxation.bounds[index].interval) for index, interval in intervals.items()}

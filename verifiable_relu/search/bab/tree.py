@@ -16,33 +16,18 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.rounding import TINY, mean_below
-from verifiable_relu.search.bab.ascent import Bounded, DualAscent
-from verifiable_relu.search.bab.events import Observer
-from verifiable_relu.search.bab.loop import Loop, State, Strategy
-from verifiable_relu.search.bab.nodes import Nodes
+from verifiable_relu.search.bab.ascent import DualAscent
+from verifiable_relu.search.bab.loop import Bounded, Loop, Nodes, Observer, State, Strategy
 from verifiable_relu.search.bab.proof import lower_bounds
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
 
-_WORKING = 1 << 27
-"""Bytes of coefficients of the nodes that are bounded at once."""
-
-_OTHER = 150
-"""Everything else that is done for a node takes as much work as this number of rows of the system."""
-
-_NEW = 0.5
-"""The weight of the blame of a neuron without a row, compared with others, where rows are to be few."""
-
-_MOST = 32
-"""Nodes that are finished at once, at most."""
-
-_TOGETHER = 1e10
-"""The work of finishing several nodes at once, at most, so that the clock is looked at often enough."""
-
-_LAST = 300
-"""Steps of a node without open neurons: there is nothing else to do."""
-
-_CANDIDATES = 4
-"""The nodes of a batch, those with the least bounds, that are asked for a counterexample."""
+_WORKING = 1 << 27  # Bytes of coefficients of the nodes that are bounded at once
+_OTHER = 150  # Everything else that is done for a node takes as much work as this number of rows of the system
+_NEW = 0.5  # The weight of the blame of a neuron without a row, compared with others, where rows are to be few
+# Nodes that are finished at once, and the work of that, at most: the clock is to be looked at often enough
+_MOST, _TOGETHER = 32, 1e10
+_LAST = 300  # Steps of a node without open neurons: there is nothing else to do
+_CANDIDATES = 4  # The nodes of a batch, those with the least bounds, that are asked for a counterexample
 
 Decide = Callable[[Tensor, Tensor], bool | None]
 """Tells, by the numbers (k,) of a node's split neurons and their segments (k,), whether none of its points is a
@@ -51,35 +36,26 @@ counterexample; None where it does not know."""
 
 @dataclass(frozen=True)
 class Branching:
-    """How a tree is searched.
+    """How a tree is searched."""
 
-    Attributes:
-        steps: of the ascent for each node.
-        adaptive: how many neurons have lines of their own while they are open, those first that matter most at the
-            root.
-        batch: most nodes that are split at once.
-        stalled: a node is finished where all neurons together are to blame for no more than this part of its bound.
-        settled: where finishing leaves less than this part, points below the node's are tried, and it is put to whoever
-            decides nodes exactly.
-        finishing: steps of the ascent with lines for every neuron.
-        choices: how many neurons a node may be split on; where there are several, the children by each are bounded.
-        look: steps of the ascent for these children.
-        looked: from this number of bounded nodes on, each is split on the neuron that is most to blame.
-    """
-
-    steps: int = 2
+    steps: int = 2  # Of the ascent for each node
+    # How many neurons have lines of their own while they are open, those first that matter most at the root
     adaptive: int = 32
-    batch: int = 512
+    batch: int = 512  # Most nodes that are split at once
+    # A node is finished where all neurons together are to blame for no more than this part of its bound
     stalled: float = 0.5
+    # Where finishing leaves less than this part, points below the node's are tried, and it is put to whoever decides
+    # nodes exactly
     settled: float = 0.05
-    finishing: int = 30
+    finishing: int = 30  # Steps of the ascent with lines for every neuron
+    # How many neurons a node may be split on; where there are several, the children by each are bounded
     choices: int = 1
-    look: int = 4
-    looked: float = math.inf
+    look: int = 4  # Steps of the ascent for these children
+    looked: float = math.inf  # From this number of bounded nodes on, each is split on the neuron that is most to blame
 
 
 class PhaseTree:
-    """The proof, or refutation, that no point of the box makes all of some rows at most zero.
+    """The proof, or refutation, that no point of the box makes all of some rows at most zero; ``loop`` has the nodes.
 
     Args:
         relaxation: its first row is the objective.
@@ -91,9 +67,6 @@ class PhaseTree:
         memory: bytes of open nodes.
         decide: asked about nodes that nothing else closes; None for nobody.
         observer: told of events.
-
-    Attributes:
-        loop: the nodes.
     """
 
     def __init__(
@@ -110,32 +83,26 @@ class PhaseTree:
         self._relaxation, self._system = relaxation, relaxation.system
         self._scale, self._decide = scale, decide
         self._reached, self._left, self._options = reached, left, options
-        size = self._system.size
+        size, segments = self._system.size, relaxation.segments
         batch = max(16, min(options.batch, _WORKING // (24 * (self._system.inputs + size + 1))))
         rest = (batch, options.choices, options.looked, memory)
-        strategy = Strategy(self._bound, self._prove, self._enough, self._remain, 0.0, *rest)
-        self.loop = Loop(relaxation, strategy, observer)
-        none = torch.zeros(size, dtype=torch.bool, device=scale.device)
+        enough = lambda nodes: torch.zeros_like(nodes.bound)  # noqa: E731
+        self.loop = Loop(relaxation, Strategy(self._bound, self._prove, enough, self._remain, 0.0, *rest), observer)
+        none, nodes = torch.zeros_like(relaxation.over), Nodes.roots(relaxation, max(1, min(options.choices, size)))
         # A line is better for being adaptive on the side of a kink.
-        first = DualAscent(relaxation, none, torch.float32).run(Nodes.roots(relaxation), 0).coefficients[0].double()
-        segments = relaxation.segments
+        first = DualAscent(relaxation, none, torch.float32).run(nodes, 0).coefficients[0].double()
         on_side = torch.where(segments.concave, -first, first)
         weight = torch.where(segments.kinked & ~relaxation.over, on_side, first.abs())
         matter = weight.topk(min(size, options.adaptive)).indices
         self._ascent = DualAscent(relaxation, none.index_fill(0, matter, True), torch.float32)
-        root = self._ascent.run(Nodes.roots(relaxation), options.finishing)
-        self._at_root = float(self._prove(root)[0])
         # All nodes begin with the root's multipliers.
+        root = self._ascent.run(nodes, options.finishing)
+        self._at_root = float(self._prove(root)[0])
         self.loop.begin(root.nodes)
 
-    @property
-    def lower(self) -> float:
-        """A proven lower bound, on the nodes that are closed, of the largest of the property's rows."""
-        return float(self.loop.now.lower[0])
-
     def bound(self, stop: Callable[[], bool]) -> float:
-        """``lower`` for closed and open nodes together; that of the root once ``stop`` says that there is no time."""
-        lower = self.lower
+        """Return a lower bound of the largest of the property's rows: the root's once ``stop`` says so."""
+        lower = float(self.loop.now.lower[0])
         for nodes in self.loop.now.open.batches(self.loop.strategy.batch):
             if stop():
                 return self._at_root
@@ -145,7 +112,7 @@ class PhaseTree:
     def _bound(self, nodes: Nodes, look: bool) -> Bounded:
         steps = self._options.look if look else self._options.steps
         found = self._ascent.run(nodes, steps)
-        self.loop.now.work += self._work(len(nodes), steps, len(found.columns))
+        self._count(len(nodes), steps, len(found.columns))
         if not self._system.whole:
             found.blame.mul_(torch.where(self._relaxation.made, 1.0, _NEW).to(found.blame))
         return found
@@ -156,24 +123,22 @@ class PhaseTree:
         parts = self._scale[0] + found.nodes.mu.double().clamp(min=0) @ self._scale[1:]
         return mean_below(lower_bounds(self._relaxation, found), parts, len(self._scale))
 
-    @staticmethod
-    def _enough(nodes: Nodes) -> Tensor:
-        return torch.zeros_like(nodes.mu[:, :0].sum(1))
-
-    def _remain(self, found: Bounded) -> tuple[Tensor, Bounded]:
+    def _remain(self, found: Bounded) -> Bounded:
         """Look for counterexamples, and finish nodes of which splits promise little."""
-        remains, options, now = torch.ones_like(found.bound, dtype=torch.bool), self._options, self.loop.now
+        options, now = self._options, self.loop.now
         worst = found.bound.topk(min(len(found.bound), _CANDIDATES), largest=False).indices
         if self._reached(self._ascent.minimisers(found.nodes[worst])):
             now.state = State.REACHED
-            return remains, found
-        stalled = _total(found.blame) <= options.stalled * found.bound.abs()
-        stalled |= (found.blame < 0).all(1)
-        one = max(1.0, self._work(1, options.finishing, self._system.size))
-        for part in stalled.nonzero().squeeze(1).split(max(1, min(_MOST, int(_TOGETHER / one)))):
-            if len(part) and self._left() > 0 and now.state is State.OPEN:
+            return found
+        stalled = (_total(found.blame) <= options.stalled * found.bound.abs()) | (found.blame < 0).all(1)
+        numbers = stalled.nonzero().squeeze(1)
+        if not len(numbers):
+            return found
+        remains, one = torch.ones_like(stalled), max(1.0, self._work(1, options.finishing, self._system.size))
+        for part in numbers.split(max(1, min(_MOST, int(_TOGETHER / one)))):
+            if self._left() > 0 and now.state is State.OPEN:
                 remains[part], found = self._finish(found, part)
-        return remains, found
+        return found[remains.nonzero().squeeze(1)]
 
     def _finish(self, found: Bounded, part: Tensor) -> tuple[Tensor, Bounded]:
         """Return which of the nodes ``part`` stay open after more steps and, where these have settled, a decision."""
@@ -185,34 +150,33 @@ class PhaseTree:
             found.blame[part] = self._or_gaps(mine)
             return torch.ones_like(part, dtype=torch.bool), found
         mine = self._everywhere.run(mine.nodes, self._options.finishing)
-        now.work += self._work(len(part), self._options.finishing, self._system.size)
+        self._count(len(part), self._options.finishing, self._system.size)
         is_open = ~self.loop.close(mine)
         last = (mine.blame < 0).all(1)
-        if bool((is_open & last).any()):
-            rest = (is_open & last).nonzero().squeeze(1)
-            now.work += self._work(len(rest), _LAST, self._system.size)
+        rest = (is_open & last).nonzero().squeeze(1)
+        if len(rest):
+            self._count(len(rest), _LAST, self._system.size)
             is_open[rest] = ~self.loop.close(self._everywhere.run(mine.nodes[rest], _LAST, 1.0))
         settled = is_open & (last | (_total(mine.blame) < self._options.settled * mine.bound.abs()))
-        if bool(settled.any()) and self._reached(self._everywhere.minimisers(mine.nodes[settled]), True):
+        numbers = settled.nonzero().squeeze(1)
+        if len(numbers) and self._reached(self._everywhere.minimisers(mine.nodes[numbers]), True):
             now.state = State.REACHED
-        for number in settled.nonzero().squeeze(1).tolist():
+        for number in numbers:
             if self._left() <= 0 or now.state is not State.OPEN:
                 break
-            is_open[number] = not self._decided(mine[torch.tensor([number]).to(part)], bool(last[number]))
+            is_open[number] = not self._decided(mine[number[None]], bool(last[number]))
         found.blame[part] = self._or_gaps(mine).to(found.blame)
         # Multipliers of open neurons without lines of their own are lost.
-        columns = self._relaxation.columns
-        kept = (mine.nodes.segment != 0) | self._ascent.adaptive[columns[: mine.nodes.segment.shape[1]]]
-        nodes = found.nodes.widened(len(columns))
         width = mine.nodes.segment.shape[1]
+        kept = (mine.nodes.segment != 0) | self._ascent.adaptive[self._relaxation.columns[:width]]
+        nodes = found.nodes.widened(len(self._relaxation.columns))
         multipliers, mu = nodes.multipliers.clone(), nodes.mu.clone()
         multipliers[part, :width], mu[part] = mine.nodes.multipliers * kept, mine.nodes.mu
         return is_open, replace(found, nodes=replace(nodes, multipliers=multipliers, mu=mu))
 
     @cached_property
     def _everywhere(self) -> DualAscent:
-        every = torch.ones(self._system.size, dtype=torch.bool, device=self._scale.device)
-        return DualAscent(self._relaxation, every, torch.float64)
+        return DualAscent(self._relaxation, torch.ones_like(self._relaxation.over), torch.float64)
 
     def _or_gaps(self, found: Bounded) -> Tensor:
         """Return the blame of each neuron; where no line costs anything, the widest band is split."""
@@ -232,12 +196,14 @@ class PhaseTree:
         if known:
             # Nothing but the sign of the margin is known.
             self.loop.note(found, torch.full_like(found.bound, TINY, dtype=torch.float64))
-            return True
-        if known is False:
+        elif known is False:
             self.loop.now.state = State.REACHED
         elif last and self._left() > 0:
             self.loop.now.state = State.STUCK
-        return False
+        return known is True
+
+    def _count(self, nodes: int, steps: int, rows: int) -> None:
+        self.loop.now.work += self._work(nodes, steps, rows)
 
     def _work(self, nodes: int, steps: int, rows: int) -> float:
         """Return the work of some steps with some rows of the system, for some nodes."""

@@ -6,45 +6,364 @@ query whose margin is zero, or nearly so, stays unknown.
 What bounds of whole boxes leave open is reduced to its inputs and unstable neurons, one query after the other
 (``query``), and each polytope of the unsafe set that is left becomes a tree (``tree``). An *unsat* rests on bounds in
 float64 with rounding accounted for, and on nothing that a solver or a search in float32 says.
+
+**The search** takes turns between trees of a query's system and trees of tighter systems for what these leave open.
+Which of the two decides a query is not known beforehand. On shallow networks trees over the first intervals do, on deep
+ones tighter intervals of the neurons do more than millions of sub-problems. So trees begin; those that have closed
+nothing worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes
+more.
+
+Before that, where a tree stands still, it is begun again with a better relaxation (``slopes``): hull cuts over its
+neurons, or better slopes. Cuts bound the root much better, but not always what it is split into: all trees get theirs
+where this one has closed more after the same work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Product, Sum
-from verifiable_relu.search.bab.query import tree_bytes
-from verifiable_relu.search.bab.search import RESIDUAL, QuerySearch, Schedule
-from verifiable_relu.search.bab.tree import Branching
-from verifiable_relu.search.bab.witness import WitnessCheck
-from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.attack import WitnessCheck
+from verifiable_relu.search.bab.loop import Observer, State, TreeBegun, TreeEnded, TreeProgress
+from verifiable_relu.search.bab.query import ReducedQuery, tree_bytes
+from verifiable_relu.search.bab.refine import Refinement
+from verifiable_relu.search.bab.slopes import Improve, better_slopes, hull_cuts
+from verifiable_relu.search.bab.tree import Branching, PhaseTree
 from verifiable_relu.search.budget import SOLO_WORK, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
-from verifiable_relu.search.question import BoundedQuery, decide_one_by_one, require_piecewise_linear
-from verifiable_relu.supervisor.forks import most_shares
+from verifiable_relu.search.question import BoundedQuery, CompleteMethod, require_piecewise_linear
+from verifiable_relu.supervisor.forks import most_shares, run_shares
+
+_GROWTH = 4  # Each refinement has this multiple of the leaves of the one before
+_TRUST = 8.0  # Weight of progress made by trees with better relaxations when deciding whether to refine
+# How trees are searched when no refinement follows, if refinements leave at most this part of the neurons unstable.
+# Where refinements do little, as on convolutions, so many steps for every node do harm
+_LAST, _SMALL = Branching(steps=6, adaptive=1 << 20, choices=8), 0.5
+_LATE_S = 0.3  # Seconds that bounding the open nodes may take once the budget is spent
+_LEAST = 1e-9  # Heuristic: the part of a tree that counts as closed, at least, where its work is estimated
+_SHORT_S = 0.2  # Where the first process had nothing left after fewer seconds, copies are not made again at once
+# Share trees among processes when their estimated remaining work exceeds this multiple of what one does alone
+_WORTH = 3.0
 
 
 @dataclass(frozen=True)
-class Bab:
-    """Branch and bound on one relaxation for each polytope of the unsafe set.
+class Schedule:
+    """How trees and refinements take turns."""
 
-    Attributes:
-        ascent_steps: as of ``CompleteMethod``, where all neurons are piecewise linear.
-        search: how trees are searched.
-        schedule: how trees and tighter intervals of neurons take turns; None for a choice by the network.
-        alone: the work (``TreeProgress``) that one process does alone before others share the rest.
+    # The first one; None for trees alone
+    refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
+    improve: Improve | None = hull_cuts  # Makes better relaxations; None for none
+    hard: Branching | None = None  # How trees with better relaxations are searched; None for as all others
+    # Whether all trees get better relaxations only where one of them closes more than the tree before
+    tried: bool = True
+    # Work that the trees of a query may take before a refinement is thought of (``TreeProgress``); before better
+    # relaxations are, one tree takes its share of it
+    first: float = 2e9
+    # Better relaxations are searched for where a tree has closed no more than this part by then
+    improve_below: float = 0.1
+    # How much work the trees get before a refinement, as a multiple of the refinement's and of the part of the trees
+    # that is closed after ``first``
+    refinement_share: float = 1.0
+    # Another refinement is made only where the last one made the intervals of all neurons together narrower by this
+    # part
+    gain: float = 0.02
+
+
+RESIDUAL = Schedule(
+    refinement=None, improve=better_slopes, hard=Branching(choices=32, look=0, looked=4000), tried=False, first=2e10
+)
+"""For networks with shortcuts, where cuts and refinements take longer and gain less than trees in the same time."""
+
+
+@dataclass(frozen=True)
+class SearchEnd:
+    """Why a search ended that decides nothing."""
+
+    reason: Reason
+    detail: str
+
+
+IN_TIME = SearchEnd(Reason.TIMEOUT, "the budget ran out")
+_FULL = SearchEnd(Reason.MEMORY, "the open sub-problems took too much memory")
+_STUCK = SearchEnd(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
+
+
+@dataclass
+class SearchResult:
+    """The result of a search, as far as it has come."""
+
+    ended: SearchEnd = IN_TIME  # Why there may be something left
+    # By polytope a proven lower bound of its largest row, so far as one is known
+    lower: dict[int, float] = field(default_factory=dict)
+    # nodes, rounds: how many sub-problems have been bounded, and how many refinements were made
+    nodes: int = 0
+    rounds: int = 0
+    work: float = 0.0  # What that took (``TreeProgress``)
+
+    def prove(self, polytope: int, lower: float) -> None:
+        """Take note of a lower bound of a polytope's largest row."""
+        self.lower[polytope] = max(lower, self.lower.get(polytope, lower))
+
+
+class QuerySearch:
+    """The search of one query, which ends with the first counterexample that ``witness`` finds."""
+
+    def __init__(
+        self,
+        query: ReducedQuery,
+        witness: WitnessCheck,
+        options: Branching,
+        schedule: Schedule,
+        budget: TimeBudget,
+        observer: Observer | None = None,
+    ) -> None:
+        self._query, self._witness, self._options = query, witness, options
+        self._schedule, self._budget, self._observer = schedule, budget, observer
+        # A neuron that no other one feeds has its exact interval.
+        self._refinement = schedule.refinement if len(query.system.blocks) > 1 and query.system.whole else None
+        self._size = query.system.size
+        self.found = SearchResult()
+
+    def run(self) -> SearchResult:
+        """Take turns until the query is decided, or no time is left."""
+        while True:
+            self._search_trees()
+            rest = self._open()
+            if self._refinement is None or self._witness.found is not None or not rest or self._budget.over():
+                return self.found
+            try:
+                self._refine(self._refinement, rest)
+            except OutOfTime:
+                self.found.ended = IN_TIME
+                return self.found
+
+    def _open(self) -> list[int]:
+        """Return the polytopes that are not excluded."""
+        return [polytope for polytope in self._query.parts if not self.found.lower.get(polytope, -math.inf) > 0]
+
+    def _trees(
+        self, polytopes: Sequence[int], options: Branching | None = None, query: ReducedQuery | None = None
+    ) -> TreeScheduler:
+        rest = (self._witness, options or self._options, self._budget, self.found, self._observer)
+        return TreeScheduler(query or self._query, polytopes, *rest)
+
+    def _search_trees(self) -> None:
+        """Search trees of the query as it is now, for as long as a refinement does not do more."""
+        schedule, refinement, system = self._schedule, self._refinement, self._query.system
+        trees, trust = self._trees(self._open()), 1.0
+        ended = trees.search(schedule.first / max(1, len(trees.open)), together=1)
+        # What the trees may take before a refinement does.
+        work = math.inf if refinement is None else schedule.refinement_share * refinement.work(system)
+        if ended is None and trees.least_closed()[0] > schedule.improve_below:
+            ended = trees.search(schedule.first)
+        if ended is None and schedule.improve is not None and system.piecewise_linear:
+            better = self._better_trees(schedule.improve, trees, work)
+            if better is not None:
+                trees, trust = better, _TRUST
+        if ended is None:
+            ended = trees.search(schedule.first)
+        if ended is None and refinement is not None:
+            ended = trees.search(min(1.0, trust * trees.least_closed()[0]) * work)
+        elif ended is None:
+            last = system.size <= _SMALL * self._size
+            ended = (self._trees(self._open(), _LAST) if last else trees).search()
+        self.found.ended = ended or IN_TIME
+
+    def _better_trees(self, improve: Improve, trees: TreeScheduler, work: float) -> TreeScheduler | None:
+        """Return trees with better relaxations, if one closes more with as much work as the least closed tree.
+
+        Cuts for all polytopes take longer than trees that are soon given up for a refinement, which takes ``work``.
+        Nothing needs to be tried of what is always worth it.
+        """
+        schedule, query = self._schedule, self._query
+        if schedule.tried:
+            before, polytope = trees.least_closed()
+            query = query.improved(improve, [polytope], self._budget)
+            trial = self._trees([polytope], schedule.hard, query)
+            ended = trial.search(trees.spent(polytope))
+            closed = trial.least_closed()[0] if trial.open else 1.0
+            if (ended is None and closed <= before) or closed * _TRUST * work < schedule.first:
+                return None
+            if self._open() == trial.open:
+                return trial
+        rest = self._open()
+        return self._trees(rest, schedule.hard, query.improved(improve, rest, self._budget))
+
+    def _refine(self, refinement: Refinement, polytopes: Sequence[int]) -> None:
+        """Go on with tighter intervals of the neurons."""
+        before = self._query
+        self._query = before.refined(refinement, polytopes, self._budget, self._observer)
+        self.found.rounds += 1
+        self.found.work += refinement.work(before.system)
+        worth_it = self._query.width < (1 - self._schedule.gain) * before.width
+        self._refinement = replace(refinement, leaves=_GROWTH * refinement.leaves) if worth_it else None
+
+
+class TreeScheduler:
+    """The trees of some polytopes of one query, which go on in turn, in one process or several.
+
+    ``found`` takes what is proved, and what it took.
     """
 
-    ascent_steps: int = 2
-    search: Branching = field(default_factory=Branching)
+    def __init__(
+        self,
+        query: ReducedQuery,
+        polytopes: Sequence[int],
+        witness: WitnessCheck,
+        options: Branching,
+        budget: TimeBudget,
+        found: SearchResult,
+        observer: Observer | None = None,
+    ) -> None:
+        self._query, self._witness, self._options, self._budget = query, witness, options, budget
+        self._found, self._observer = found, observer
+        self._waiting = list(polytopes)
+        self._trees: dict[int, PhaseTree] = {}
+        self._ended: set[State] = set()
+        self._counted: dict[int, tuple[int, float]] = {}
+        self._most = max(1, min(len(polytopes), budget.memory // tree_bytes(query.system.inputs, query.system.size)))
+        # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
+        # An observer is told by this process alone.
+        alone = observer is not None or query.system.lower.device.type != "cpu" or not query.system.piecewise_linear
+        self._alone, self._processes = budget.solo_work - found.work, 1 if alone else budget.processes
+        self._memory = budget.memory // self._most * self._processes
+
+    def search(self, work: float = math.inf, together: int = sys.maxsize) -> SearchEnd | None:
+        """Go on with every tree in turn, at most ``together`` at once, until all are decided or time is up.
+
+        The search pauses, too, once its trees have taken some ``work`` (``TreeProgress``). Returned is why there may be
+        something left; None if the search only paused, and can go on.
+        """
+        while (self._waiting or self._trees) and not self._over():
+            if self._waiting and len(self._trees) < min(self._most, together):
+                self._plant(self._waiting.pop(0))
+            elif self.work >= work:
+                return None
+            elif self._is_worth_sharing():
+                self._share(work - self.work)
+            else:
+                for polytope, tree in list(self._trees.items()):
+                    tree.loop.advance()
+                    self._take_note(polytope)
+                    if self._over():
+                        break
+        if self._budget.over():
+            for polytope, tree in self._trees.items():
+                self._found.prove(polytope, tree.bound(lambda: self._budget.left() < -_LATE_S))
+            return IN_TIME
+        return _FULL if State.FULL in self._ended else _STUCK
+
+    @property
+    def open(self) -> list[int]:
+        """The polytopes that are not decided, those first whose trees have begun."""
+        return [*self._trees, *self._waiting]
+
+    def least_closed(self) -> tuple[float, int]:
+        """Return the least part of an open tree that is closed, and that tree's polytope."""
+        return min(((tree.loop.now.closed, number) for number, tree in self._trees.items()), default=(0.0, -1))
+
+    def spent(self, polytope: int) -> float:
+        """Return the work that a polytope's tree has taken."""
+        return self._counted[polytope][1]
+
+    @property
+    def work(self) -> float:
+        """The work that the trees have taken."""
+        return sum(work for _, work in self._counted.values())
+
+    def _over(self) -> bool:
+        return self._witness.found is not None or self._budget.over()
+
+    def _is_worth_sharing(self) -> bool:
+        """Return True if there is work enough for every process."""
+        if self._processes == 1 or self.work < self._alone:
+            return False
+        trees = [tree.loop.now for tree in self._trees.values() if len(tree.loop.now.open) >= self._processes]
+        ahead = sum(now.work * (1 / max(_LEAST, now.closed) - 1) for now in trees)
+        return bool(trees) and ahead >= _WORTH * self._budget.solo_work
+
+    def _share(self, work: float) -> None:
+        """Go on with all trees in several processes, until one of these has nothing left, or for some work."""
+        trees, count = {polytope: tree.loop for polytope, tree in self._trees.items()}, self._processes
+        hands = {polytope: loop.now.open.deal(count) for polytope, loop in trees.items()}
+
+        def share(number: int, pause: Callable[[], bool]) -> tuple[dict[int, TreeProgress], Outcome | None]:
+            for polytope, loop in trees.items():
+                loop.begin_part(hands[polytope][number])
+            is_open = [loop for loop in trees.values() if len(loop.now.open)]
+            while is_open and not self._over():
+                for loop in is_open:
+                    loop.advance()
+                    if self._over():
+                        break
+                is_open = [loop for loop in is_open if loop.now.state is State.OPEN]
+                # Asked after some progress, so that there is some however soon others have ended.
+                if pause() or count * sum(loop.now.work for loop in trees.values()) >= work:
+                    break
+            return {polytope: loop.end_part() for polytope, loop in trees.items()}, self._witness.found
+
+        began = time.perf_counter()
+        found = run_shares([partial(share, number) for number in range(count)], self._budget.left)
+        for number, one in enumerate(found):
+            ended, counterexample = one or ({}, None)
+            for polytope, loop in trees.items():
+                loop.take_part(ended.get(polytope), hands[polytope][number])
+            self._witness.found = self._witness.found or counterexample
+        if None in found:
+            self._processes = 1
+        for polytope in trees:
+            self._take_note(polytope)
+        if time.perf_counter() - began < _SHORT_S:
+            self._alone = self.work + self._budget.solo_work
+
+    def _plant(self, polytope: int) -> None:
+        query, witness = self._query, self._witness
+        reached = lambda e, *descend: witness.reached(query.system.point(e), *descend)  # noqa: E731
+        decide = witness.decider(polytope, query.system.places) if witness.decider is not None else None
+        rest = (self._budget.left, self._options, self._memory, decide, self._observer)
+        part, relaxation = query.parts[polytope], query.relaxation(polytope)
+        if self._observer is not None:
+            self._observer(TreeBegun(relaxation, polytope, part.order, part.scale))
+        self._trees[polytope] = PhaseTree(relaxation, part.scale, reached, *rest)
+        self._take_note(polytope)
+
+    def _take_note(self, polytope: int) -> None:
+        """Take note of what has become of a tree, and drop it when it has ended."""
+        tree, now = self._trees[polytope], self._trees[polytope].loop.now
+        nodes, work = self._counted.get(polytope, (0, 0.0))
+        self._counted[polytope] = now.nodes, now.work
+        self._found.nodes, self._found.work = self._found.nodes + now.nodes - nodes, self._found.work + now.work - work
+        if now.state is State.PROVED:
+            self._found.prove(polytope, float(now.lower[0]))
+        if now.state is not State.OPEN:
+            if self._observer is not None:
+                self._observer(TreeEnded(tree.loop.relaxation, now.state is State.PROVED))
+            self._ended.add(now.state)
+            del self._trees[polytope]
+        if self._trees:
+            self._budget.report_progress({"sub-problems": self._found.nodes, "closed": self.least_closed()[0]})
+
+
+@dataclass(frozen=True)
+class Bab(CompleteMethod):
+    """Branch and bound on one relaxation for each polytope of the unsafe set."""
+
+    ascent_steps: int = 2  # As of ``CompleteMethod``, where all neurons are piecewise linear
+    search: Branching = field(default_factory=Branching)  # How trees are searched
+    # How trees and tighter intervals of neurons take turns; None for a choice by the network
     schedule: Schedule | None = None
+    # The work (``TreeProgress``) that one process does alone before others share the rest
     alone: float = field(default=SOLO_WORK, repr=False)
 
     name: ClassVar[str] = "bab"
@@ -61,23 +380,14 @@ class Bab:
             return False
         return True
 
-    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
-        return decide_one_by_one(self, batch)
-
     def require(self, network: Network) -> None:
-        """As of ``CompleteMethod``."""
         if any(isinstance(op, Product) for op in network.ops):
             require_piecewise_linear(network)
         for op in network.ops:
             if isinstance(op, Elementwise) and isinstance(op.function, StepFunction):
                 raise UnsupportedError("step functions are not split", place=op.place)
 
-    def start(self) -> None:
-        """As of ``CompleteMethod``."""
-
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        """As of ``CompleteMethod``."""
         # A device other than the CPU works for one process.
         processes = most_shares(budget.processes) if torch.device(budget.device).type == "cpu" else 1
         within = replace(budget, memory=budget.memory // 2, solo_work=self.alone, processes=processes)
@@ -103,9 +413,5 @@ class Bab:
 
 def has_shortcuts(network: Network) -> bool:
     """Return True if computed values are added to each other; a concatenation is a sum of parts that are moved."""
-
-    def is_moved(index: int) -> bool:
-        op = network.ops[index]
-        return isinstance(op, Affine) and isinstance(op.map, Gather)
-
-    return any(isinstance(op, Sum) and not all(map(is_moved, op.inputs)) for op in network.ops)
+    moved = {i for i, op in enumerate(network.ops) if isinstance(op, Affine) and isinstance(op.map, Gather)}
+    return any(isinstance(op, Sum) and not moved.issuperset(op.inputs) for op in network.ops)
