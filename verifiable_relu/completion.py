@@ -8,11 +8,10 @@ from pathlib import Path
 from shlex import quote
 
 from verifiable_relu.__main__ import COMMANDS, NAME
-from verifiable_relu.arguments import Parser
+from verifiable_relu.command_line import Parser, guarded
 from verifiable_relu.errors import missing
 from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.search.registry import methods
-from verifiable_relu.streams import guarded
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 

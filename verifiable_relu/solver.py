@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiable_relu import __version__
-from verifiable_relu.arguments import Parser, named_file, seconds
+from verifiable_relu.command_line import Parser, complain, guarded, named_file, seconds
 from verifiable_relu.errors import InputError
-from verifiable_relu.streams import complain, guarded
 from verifiable_relu.supervisor.forks import SetLimits, default_shares, run_limited
 
 if TYPE_CHECKING:
@@ -50,10 +49,11 @@ THEORIES = {
     "--optimised-disjunctive-reasoning": "false",
     "--serialise-assignments": "true",
     "--unsat-proofs": "false",
+    "--onnx-operators-unsat-proofs": "",
 }
 """The answers to ``supports`` that are known without reading the tables of operators."""
 
-_OPERATORS = ("--onnx-opset-versions", "--onnx-operators", "--onnx-operators-unsat-proofs")
+_OPERATORS = ("--onnx-opset-versions", "--onnx-operators")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,8 +92,8 @@ def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
 
 
 def _supported(capability: str) -> str:
-    if capability in THEORIES or capability == "--onnx-operators-unsat-proofs":
-        return THEORIES.get(capability, "")
+    if capability in THEORIES:
+        return THEORIES[capability]
     from verifiable_relu.readers.onnx.read import CONVERTERS
 
     if capability == "--onnx-opset-versions":
@@ -148,13 +148,12 @@ def _answer(options: argparse.Namespace, end: float) -> list[str]:
 
     method, budget = chosen(options.method, processes=default_shares())
     files = Networks(tuple(options.network)) if options.net is None else onnx_files(options.net)
-    entry = InstanceFiles(options.query, files, _UNLIMITED)
+    entry, arithmetic = InstanceFiles(options.query, files, _UNLIMITED), options.arithmetic
     case = Loader().case(entry)
     spec = case.spec
     assert spec is not None
     declared = () if spec.joined is None else spec.joined.networks
     kinds = {KINDS[tensor.kind].lower() for each in declared for tensor in (*each.inputs, *each.given)} or {"real"}
-    arithmetic = options.arithmetic
     if arithmetic == "declared":
         if len(kinds) > 1:
             said = f"the query declares several element types: {', '.join(sorted(kinds))}"
@@ -173,34 +172,30 @@ def _answer(options: argparse.Namespace, end: float) -> list[str]:
     if spec.version == "1.0":
         return [result.answer, *assignment(result, spec)]
     # The standard's numbers have no quotients.
-    found = tensors(result, spec, lambda value: decimal(value) or repr(float(value)))
-    return [result.answer, *_assigned(options, list(found))]
+    found = list(tensors(result, spec, lambda value: decimal(value) or repr(float(value))))
+    if options.serialise_assignments is not None:
+        _write_tensors(options.serialise_assignments, found)
+        return [result.answer]
+    lines = [result.answer]
+    for variable, values in found:
+        lines += [f"{variable.name} {KINDS[variable.kind]} [{','.join(map(str, variable.shape))}]", *values]
+    return lines
 
 
-def _assigned(options: argparse.Namespace, tensors: Sequence[tuple[Variable, str, list[str]]]) -> list[str]:
-    """The assignment in VNN-LIB 2.0's form, or none if it is written into a folder."""
-    from verifiable_relu.spec.specfile import KINDS
-
-    if options.serialise_assignments is None:
-        lines = []
-        for variable, kind, values in tensors:
-            shape = ",".join(map(str, variable.shape))
-            lines += [f"{variable.name} {KINDS[kind]} [{shape}]", *values]
-        return lines
+def _write_tensors(folder: Path, tensors: Sequence[tuple[Variable, list[str]]]) -> None:
+    """Write an assignment as ONNX tensors, a file for each variable."""
     import numpy as np
     from onnx import numpy_helper
 
-    folder = options.serialise_assignments
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for variable, kind, values in tensors:
-            dtype: Any = {"F64": np.float64, "Real": np.float64}.get(kind, np.float32)
+        for variable, values in tensors:
+            dtype: Any = {"F64": np.float64, "Real": np.float64}.get(variable.kind, np.float32)
             array = np.array([float(value) for value in values]).astype(dtype).reshape(variable.shape)
             data = numpy_helper.from_array(array, variable.name).SerializeToString()
             (folder / f"{variable.name}.pb").write_bytes(data)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", path=folder) from None
-    return []
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ of the gradient's sign and a step size that shrinks from step to step. Half of t
 not. Later starting points are corners in some inputs only, the best of many, and others that first move so that the
 outputs change most, in a random direction (Tashiro, Song, Ermon, Diversity can be Transferred: Output Diversification
 for White- and Black-box Attacks, arXiv 2003.06878).
+
+Points that other searches come across are tried as counterexamples by a ``WitnessCheck``.
 """
 
 from __future__ import annotations
@@ -21,22 +23,19 @@ from torch import Tensor
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Network
 from verifiable_relu.rounding import largest
+from verifiable_relu.search.bab.tree import Decide
 from verifiable_relu.search.batch import QueryBatch, answer_in_parts
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.claims import claim
-from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, claim
 from verifiable_relu.search.property_rows import BoxRows, input_box
-from verifiable_relu.search.solvers.equalities import equalities, exact_point
+from verifiable_relu.search.solvers.encoding import equalities, exact_point
 from verifiable_relu.spec.property import Property
+from verifiable_relu.spec.row_batch import RowBatch
 
-_BATCH = 128
-"""The most queries that are attacked at once."""
-
-_NUMBERS = (1 << 30) // (4 * 3)
-"""The numbers of neurons that may be held at once: each with its value, gradient and an intermediate, in 1 GiB."""
-
+_BATCH = 128  # The most queries that are attacked at once
+_NUMBERS = (1 << 30) // (4 * 3)  # Neurons held at once: each with its value, gradient and an intermediate, in 1 GiB
+# Numbers that are computed, about, to find a property's starting points, in a step of a later round, and at once
 _SCREENED, _STARTED, _TOGETHER = 1 << 22, 1 << 16, 1 << 24
-"""Numbers that are computed, about, to find a property's starting points, in a step of a later round, and at once."""
 
 
 def search_dtype(network: Network) -> torch.dtype:
@@ -50,31 +49,21 @@ def search_dtype(network: Network) -> torch.dtype:
 class Pgd:
     """Options of the attack.
 
-    Attributes:
-        steps: gradient steps in each round.
-        starts: starting points per property and round. In the first round half of them are random corners of the box,
-            one is its centre, the others are uniform.
-        rounds: the most rounds; each draws new starting points for the properties without a counterexample so far.
-        step_size: the length of a round's first step, as a fraction of the box's radius. In the first round the length
-            shrinks linearly to a tenth of that, in later ones geometrically to a hundredth.
-        more: starting points per property in later rounds; fewer in larger networks, but no fewer than ``starts``.
-        screened: how many points are drawn for a property before a later round, the best of which are half of its
-            starting points; fewer in large networks.
-        diverse: the steps that the other half of these first makes for the sake of different outputs.
-        clearance: a property's search ends once a margin is below −clearance. The sign of a margin nearer to zero could
-            differ in other arithmetic, such as that of the check by replay.
-        seed: seeds the drawing of starting points.
+    The starting points of the first round are random corners of the box, its centre, and uniform ones. The lengths of
+    its steps shrink linearly to a tenth, those of later rounds geometrically to a hundredth. Of the starting points of
+    later rounds, half are the best of many; the others first move for the sake of different outputs.
     """
 
-    steps: int = 40
-    starts: int = 16
-    rounds: int = 2
-    step_size: float = 0.5
-    more: int = 64
-    screened: int = 1024
-    diverse: int = 5
+    steps: int = 40  # Gradient steps in each round
+    starts: int = 16  # Starting points per property in the first round
+    rounds: int = 2  # The most rounds; each draws new starting points for properties without a counterexample so far
+    step_size: float = 0.5  # The length of a round's first step, as a fraction of the box's radius
+    more: int = 64  # Starting points per property in later rounds; fewer in larger networks, but not than ``starts``
+    screened: int = 1024  # Points that are drawn for a property before a later round; fewer in large networks
+    diverse: int = 5  # Steps for the sake of different outputs
+    # A search ends at a margin below −clearance: the sign of others could differ in the arithmetic of a replay
     clearance: float = 1e-5
-    seed: int = 0
+    seed: int = 0  # Of the drawing of starting points
 
     def search(
         self,
@@ -85,12 +74,10 @@ class Pgd:
     ) -> tuple[Tensor, Tensor]:
         """Search for the point of least margin in the box of each property, for all properties of a network at once.
 
-        It runs in float32, or in float64 where weights exceed the range of float32, until ``stop`` returns True.
-
         Returns:
-            The points of least margin found, (properties, inputs) in float64, which lie in the boxes up to float32
-            rounding; and their margins, (properties,), as the forward pass computed them: ≤ 0 suggests a
-            counterexample.
+            The points of least margin found until ``stop`` returns True, (properties, inputs) in float64, which lie in
+            the boxes up to float32 rounding; and their margins, (properties,), as the forward pass computed them: ≤ 0
+            suggests a counterexample.
         """
         box = input_box(properties, search_dtype(network), device)
         rows = BoxRows.from_properties(properties, network.output_size, box.lower).to(box.lower.dtype)
@@ -168,11 +155,8 @@ class Descent:
     def of_margins(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Descend on margins from points (starts, batch, inputs); return the best of each box, and their margins."""
         steps = self.options.steps
-
-        def loss(step: int, y: Tensor, values: Tensor, margins: Tensor) -> Tensor:
-            return torch.where(margins.isfinite(), margins, 0.0).sum()
-
-        return self._descend(x, steps, lambda step: 1 - 0.9 * step / steps, loss)
+        lengths = [1 - 0.9 * step / steps for step in range(steps)]
+        return self._descend(x, lengths, lambda _, y, values, margins: margins.where(margins.isfinite(), 0.0).sum())
 
     def toward_polytopes(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Descend from each of the starting points (starts, batch, inputs) on what keeps it from one polytope.
@@ -194,16 +178,16 @@ class Descent:
                 wanted = torch.where(directions.any(2), (directions * y).sum(2), wanted)
             return wanted.sum()
 
-        return self._descend(x, steps, lambda step: 0.01 ** (step / steps), loss)
+        return self._descend(x, [0.01 ** (step / steps) for step in range(steps)], loss)
 
-    def _descend(self, x: Tensor, steps: int, length: Callable[[int], float], loss: Loss) -> tuple[Tensor, Tensor]:
+    def _descend(self, x: Tensor, lengths: Sequence[float], loss: Loss) -> tuple[Tensor, Tensor]:
         """Take steps of the sign of a loss's gradient."""
         movable = (self._width > 0).any()
-        for step in range(steps + 1):
+        for step in range(len(lengths) + 1):
             x = x.detach().requires_grad_()
             with torch.enable_grad():
                 y, values, margins = self._seen(x)
-                if step == steps or (self._stop is not None and self._stop()):
+                if step == len(lengths) or (self._stop is not None and self._stop()):
                     break
                 # Without ``stop``, nothing may wait for the device.
                 if self._stop is not None and bool((self.worst < -self.options.clearance).all() | ~movable):
@@ -212,7 +196,7 @@ class Descent:
                 if not wanted.requires_grad:
                     break
                 (gradient,) = torch.autograd.grad(wanted, x)
-            x = x.detach() - self.options.step_size * length(step) * self._width / 2 * gradient.sign()
+            x = x.detach() - self.options.step_size * lengths[step] * self._width / 2 * gradient.sign()
             x = torch.minimum(torch.maximum(x, self.box.lower), self.box.upper)
         return self.best, self.worst
 
@@ -227,6 +211,75 @@ class Descent:
         point = x.detach().gather(0, which[None, :, None].expand(1, -1, x.shape[2]))[0]
         self.best = torch.where(better[:, None], point, self.best)
         return y, values, margins
+
+
+# The descent from points at which relaxations of nodes that are nearly decided are least
+_WITNESS_PGD = Pgd(steps=15, step_size=0.2)
+
+Decider = Callable[[int, Tensor], Decide | None]
+"""Returns who decides the nodes of a polytope's tree that nothing else closes, given the elementwise op of each neuron
+and its number there, (m, 2); None for nobody."""
+
+Judge = Callable[[Network, Property, np.ndarray, str], Outcome | None]
+"""Returns what a method claims of a point, if anything: ``outcomes.claim``, or ``outcomes.exact_claim``."""
+
+
+class WitnessCheck:
+    """Tests points that a search comes across; ``found`` claims the first one that is a counterexample.
+
+    Args:
+        network: the network.
+        prop: the property.
+        method: the name of the method that claims.
+        decider: of nodes that nothing else closes; None for nobody.
+        judge: of points whose margin is not positive in float64.
+    """
+
+    def __init__(
+        self, network: Network, prop: Property, method: str, decider: Decider | None = None, judge: Judge = claim
+    ) -> None:
+        self.decider = decider
+        self.found: Outcome | None = None
+        self._network, self._prop, self._method, self._judge = network, prop, method, judge
+        self._rows = RowBatch.from_properties([prop], network.output_size)
+        # Where the margin is zero, the point may be on an edge that is not part of the unsafe set or of the box.
+        strict = any(row.strict for polytope in prop.unsafe for row in polytope)
+        self._strict = strict or bool(prop.box.open_lower or prop.box.open_upper)
+
+    def anywhere(self) -> Outcome:
+        """Return the outcome of a property for which any point should do: the centre of the box is tried."""
+        box = self._prop.box
+        self._take((box.lower + box.upper) / 2)
+        return self.found or Outcome.unknown(Reason.UNCONFIRMED, self._method, "any point should do")
+
+    def reached(self, points: Tensor, descend: bool = False) -> bool:
+        """Return True once a counterexample is known; also tests points (count, inputs), and points on the way down."""
+        if descend and self.found is None:
+            points, prop = points.cpu(), self._prop
+            box = Interval(*(torch.from_numpy(end).expand(points.shape) for end in (prop.box.lower, prop.box.upper)))
+            rows = BoxRows.from_properties([prop] * len(points), self._network.output_size, points)
+            points, _ = Descent(_WITNESS_PGD, self._network, box, rows).of_margins(points[None])
+        with torch.no_grad():
+            values = self._network(points).cpu() @ self._rows.matrix.T - self._rows.bound
+        margins = self._rows.margins(values)[:, 0]
+        least = int(margins.argmin())
+        if self.found is None and bool(margins[least] <= 0):
+            self._take(points[least].cpu().numpy())
+        return self.found is not None
+
+    def near(self, point: Tensor) -> bool:
+        """Return True once a counterexample is known; also tests the exact point nearest to one (1, inputs)."""
+        if self.found is None:
+            self._take(point[0].cpu().numpy())
+        return self.found is not None
+
+    def _take(self, point: np.ndarray) -> None:
+        claimed = self._judge(self._network, self._prop, point, self._method)
+        if claimed is None or claimed.witness is None or claimed.margin is None:
+            return
+        is_inside = claimed.trust is Trust.EXACT or not self._strict or claimed.margin < 0
+        if is_inside and self._prop.box.contains(claimed.witness):
+            self.found = claimed
 
 
 @dataclass(frozen=True)

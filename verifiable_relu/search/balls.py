@@ -18,30 +18,24 @@ from torch import Tensor
 
 from verifiable_relu.bounds.neuron_bounds import BASE
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.ir.network import Network
 from verifiable_relu.rounding import below, epsilon, tiny, unit_roundoff
 from verifiable_relu.search.batch import QueryBatch, Verifier, answer_in_parts, batch_size
-from verifiable_relu.search.bounding import BoundedBoxes, Bounding
+from verifiable_relu.search.bounding import BoundedBoxes, Crown
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.claims import claim
-from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
+from verifiable_relu.search.outcomes import Outcome, Reason, Verdict, claim
 from verifiable_relu.search.split.bounding import backward_rows, coefficient_error
 from verifiable_relu.spec.property import Ball, round_up
 
-_BATCH = 64
-"""Most balls bounded at once."""
-
-_INSIDE = 1e-4
-"""The part of the radius by which a candidate stays away from the sphere, so that rounding does not leave the ball."""
+_BATCH = 64  # Most balls bounded at once
+_INSIDE = 1e-4  # The part of the radius by which candidates stay inside, so that rounding does not leave the ball
 
 
 @dataclass(frozen=True)
 class InBalls:
     """Answers properties of L1 and L2 balls; queries without a ball are left to ``inner`` as they are.
 
-    Attributes:
-        inner: the method that is asked about the box around a ball where bounds in the ball decide nothing. Its *unsat*
-            holds for the ball; its *sat* only counts if the counterexample lies in the ball.
+    It is asked about the box around a ball, too, where bounds in the ball decide nothing: its *unsat* holds for the
+    ball, its *sat* only counts if the counterexample lies in the ball.
     """
 
     inner: Verifier
@@ -53,7 +47,7 @@ class InBalls:
         asked = {number: query.property for number, query in batch.queries.items()}
         balls = batch.part([number for number, prop in asked.items() if prop.ball is not None])
         first: dict[int, Outcome] = {}
-        for number, outcome in answer_in_parts(self.name, balls, self._size, self._answer):
+        for number, outcome in answer_in_parts(self.name, balls, batch_size(_BATCH), self._answer):
             if outcome.verdict is Verdict.UNKNOWN:
                 first[number] = outcome
             else:
@@ -71,13 +65,10 @@ class InBalls:
                 box = replace(box, detail=detail).after(first[number])
             yield number, box
 
-    def _size(self, network: Network, budget: TimeBudget) -> int:
-        return batch_size(network, _BATCH, budget.memory // 2)
-
     @torch.no_grad()
     def _answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         # The error of coefficients of the inputs is known in float64.
-        bounds = BoundedBoxes(Bounding(linear=False, dtype=BASE), part, work.share(0.5))
+        bounds = BoundedBoxes(Crown("float64", linear=False), part, work.share(0.5))
         relaxation, rows = bounds.relaxation, bounds.rows
         value, coefficients = backward_rows(relaxation, rows.matrix)
         balls = [prop.ball for prop in part.properties if prop.ball is not None]
@@ -107,12 +98,8 @@ def least_in_balls(
 ) -> tuple[Tensor, Tensor]:
     """Return lower bounds (balls, rows) of linear functions, and points (balls, rows, inputs) where they are least.
 
-    Args:
-        value: (balls, rows) lower bounds over the boxes around the balls.
-        slope: (balls, rows, inputs) the functions' coefficients, in float64.
-        box: the boxes, (balls, inputs).
-        balls: as many.
-        slope_error: the relative error of the coefficients.
+    ``value`` (balls, rows) are lower bounds over the boxes (balls, inputs) around the balls, ``slope`` (balls, rows,
+    inputs) the functions' coefficients, in float64, and ``slope_error`` their relative error.
     """
     lower, upper = box.lower.unsqueeze(1), box.upper.unsqueeze(1)
     center = torch.from_numpy(np.stack([ball.center for ball in balls])).to(slope).unsqueeze(1)

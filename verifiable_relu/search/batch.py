@@ -2,6 +2,10 @@
 
 Claims of all methods come here once. A claimed counterexample becomes *sat* if exact evaluation and a replay in
 onnxruntime confirm it, and what was claimed before is joined with what is claimed later.
+
+A method that bounds the whole box of a query starts from the bounds that are known (``RootBounds``), tightens them, and
+hands on the result (``BoundsCache``). So the steps of ``auto`` compute CROWN's bounds of a query once, and a later one
+has the tighter bounds of every earlier one. All of it is proven, with rounding accounted for.
 """
 
 from __future__ import annotations
@@ -14,28 +18,113 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.neuron_bounds import BASE
+from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Network
 from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE, sum_error
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
-from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, fault
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.search.property_rows import input_box
-from verifiable_relu.search.root_bounds import NO_BOUNDS, BoundsCache
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
 from verifiable_relu.supervisor.workers import processor_seconds
-from verifiable_relu.trust.confirmation import Confirmation, confirm, representable
+from verifiable_relu.trust.confirmation import confirm, representable
 
 ProofObserver = Callable[[Sequence[int], object], None]
-"""Learns what is proven of the queries with some numbers, at the moment it is proven: an event of ``search.events``,
-``search.split.events`` or ``search.bab.events``."""
-
+"""Learns what is proven of the queries with some numbers, at the moment it is proven: an event of ``search.bounding``,
+``search.split.boxes`` or ``search.bab.loop``."""
 
 Claims = Iterator[tuple[int, Outcome]]
 """Numbers of queries, and what is claimed of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class RootBounds:
+    """Bounds that are proven of one query over its whole box; tensors are in float64 on the CPU."""
+
+    intervals: Mapping[int, Interval]  # Of what feeds nonlinear ops, by op, (1, size); infinite where nothing is known
+    # (polytopes,) lower bounds of the largest row of each polytope of the unsafe set, in the units of the property, as
+    # ``RowBatch`` counts polytopes; −inf where nothing is proven
+    lower: Tensor
+    reached: float = -1  # CROWN has bounded every unstable neuron before the ops up to this one; infinite for all
+    searched: int = 0  # Steps of the search for slopes for the bounds of every neuron that CROWN left unstable
+    has_rows: bool = False  # ``lower`` is CROWN's over these intervals
+
+    @property
+    def bytes(self) -> int:
+        return self.lower.nbytes + sum(x.lower.nbytes + x.upper.nbytes for x in self.intervals.values())
+
+    def joined(self, other: RootBounds) -> RootBounds:
+        """Return what this and other bounds of the same query say together."""
+        intervals = {index: x.intersect(other.intervals[index]) for index, x in self.intervals.items()}
+        # Of sound bounds over the same box, which has points: one of them is of another query.
+        if any(bool((x.lower > x.upper).any()) for x in intervals.values()):
+            raise RuntimeError("two bounds of one query exclude each other")
+        reached, searched = max(self.reached, other.reached), max(self.searched, other.searched)
+        lower = torch.maximum(self.lower, other.lower)
+        return RootBounds(intervals, lower, reached, searched, self.has_rows or other.has_rows)
+
+
+class BoundsCache:
+    """Bounds of the queries of a batch, by their numbers.
+
+    All may take ``memory`` bytes together. Bounds for which there is no room are not kept: since every step goes
+    through all queries in the same order, dropping the oldest ones would leave each step with those that it needs last.
+    """
+
+    def __init__(self, memory: int = 0) -> None:
+        self._free = memory
+        self._kept: dict[int, RootBounds] = {}
+
+    def get(self, number: int) -> RootBounds | None:
+        return self._kept.get(number)
+
+    def drop(self, number: int) -> None:
+        """Forget a query, which is decided."""
+        if (root := self._kept.pop(number, None)) is not None:
+            self._free += root.bytes
+
+    def known(self, numbers: Sequence[int], device: torch.device) -> RootBounds | None:
+        """Return what is known of some queries of one network, as one batch on a device; ``lower`` is left out."""
+        roots = [self.get(number) for number in numbers]
+        given = [root for root in roots if root is not None]
+        if not given:
+            return None
+        intervals = {}
+        for index, some in given[0].intervals.items():
+            nothing = Interval(torch.full_like(some.lower, -math.inf), torch.full_like(some.upper, math.inf))
+            found = [nothing if root is None else root.intervals[index] for root in roots]
+            lower, upper = torch.cat([x.lower for x in found]), torch.cat([x.upper for x in found])
+            intervals[index] = Interval(lower.to(device), upper.to(device))
+        known = [root or RootBounds({}, torch.zeros(0)) for root in roots]
+        reached, searched = min(root.reached for root in known), min(root.searched for root in known)
+        return RootBounds(intervals, torch.zeros(0), reached, searched, all(root.has_rows for root in known))
+
+    def learn(self, number: int, found: RootBounds) -> Tensor:
+        """Take what is proven over the box of a query; returns ``lower`` as it is known altogether."""
+        before = self.get(number)
+        found = found if before is None else found.joined(before)
+        self.drop(number)
+        # Of a query that is decided nobody needs bounds any more.
+        if found.bytes <= self._free and not bool((found.lower > 0).all()):
+            self._free -= found.bytes
+            self._kept[number] = found
+        return found.lower
+
+    def prove(self, number: int, lower: Mapping[int, float]) -> None:
+        """Take proven lower bounds of some polytopes' largest rows, by the polytopes' numbers."""
+        if (root := self.get(number)) is not None:
+            best = root.lower.clone()
+            for polytope, value in lower.items():
+                best[polytope] = max(float(best[polytope]), value)
+            self._kept[number] = replace(root, lower=best)
+
+
+NO_BOUNDS = BoundsCache()  # For methods that are asked by themselves: nothing is known, and nothing is kept
 
 
 @dataclass(eq=False)
@@ -136,14 +225,12 @@ class QueryBatch:
 
     def left(self, numbers: Sequence[int]) -> float:
         """Return the seconds that are left for queries together, never negative."""
-        return sum(max(0.0, self._most[account] - account.spent) for account in self._of(numbers))
+        accounts = dict.fromkeys(self._accounts[number] for number in numbers)
+        return sum(max(0.0, self._most[account] - account.spent) for account in accounts)
 
     def processor(self, number: int) -> float:
         """Return the processor seconds that a query, and those it shares an account with, have cost."""
         return self._accounts[number].processor
-
-    def _of(self, numbers: Sequence[int]) -> list[Account]:
-        return list(dict.fromkeys(self._accounts[number] for number in numbers))
 
     def charge(self, numbers: Sequence[int], seconds: float, processor: float = 0.0) -> None:
         """Charge seconds, and seconds of processor time, to queries, in equal shares."""
@@ -152,11 +239,11 @@ class QueryBatch:
             self._accounts[number].processor += processor / len(numbers)
 
     @contextmanager
-    def work(self, numbers: Sequence[int]) -> Iterator[TimeBudget]:
-        """A block of work for queries with its budget; its time is charged to them in equal shares."""
-        left = self.left(numbers)
+    def work(self) -> Iterator[TimeBudget]:
+        """A block of work for all queries with its budget; its time is charged to them in equal shares."""
+        left, numbers = self.left(list(self.queries)), list(self.queries)
         # What the whole has beyond a part is spare, in which a step that has begun may end.
-        whole = sum(max(0.0, account.limit - account.spent) for account in self._of(numbers))
+        whole = sum(max(0.0, account.limit - account.spent) for account in self._most)
         spare = 0.0 if whole == math.inf else whole - left
         begun = replace(self.budget.begun(left), patience=PATIENCE + spare)
         used = processor_seconds()
@@ -221,19 +308,30 @@ class QueryBatch:
         self.bounds_cache.drop(number)
 
     def _confirmed(self, query: Query, claim: Outcome) -> Outcome:
-        start, witness = self.budget.clock(), claim.witness or ()
+        """Return what exact evaluation and a replay make of a claimed counterexample.
+
+        Inputs such as 1/3 are replaced by decimals if the box has some near them, and the new point is confirmed.
+        """
+        start, witness, prop = self.budget.clock(), claim.witness or (), query.property
         if query.network.arithmetic != "real":
-            witness = representable(query.property, witness)
-        judged = confirm(query.network, query.property, witness)
+            witness = representable(prop, witness)
+        judged = confirm(query.network, prop, witness)
         spent = claim.seconds.get("confirm", 0.0) + self.budget.clock() - start
         claim = replace(claim, witness=witness, seconds={**claim.seconds, "confirm": spent})
         if not judged.confirmed or judged.replayed is None:
             return claim.withdrawn(Reason.UNCONFIRMED, judged.detail)
-        witness, judged = _in_decimals(query, witness, judged)
+        if any(decimal_places(v) is None for v in witness):
+            ends = (prop.box.bounds(i) for i in range(len(witness)))
+            moved = [
+                v if decimal_places(v) is not None else decimal_near(v, *e) for v, e in zip(witness, ends, strict=True)
+            ]
+            again = confirm(query.network, prop, moved)
+            if again.confirmed and again.replayed is not None:
+                witness, judged = tuple(moved), again
         assert judged.replayed is not None
         trust, outputs = Trust.EXACT if judged.exact else Trust.ROUNDED, tuple(judged.replayed.tolist())
-        claim = replace(claim, detail=judged.detail or claim.detail)
-        return replace(claim, trust=trust, margin=judged.margin, witness=witness, outputs=outputs)
+        detail = judged.detail or claim.detail
+        return replace(claim, detail=detail, trust=trust, margin=judged.margin, witness=witness, outputs=outputs)
 
 
 def _unmodelled(query: Query, claim: Outcome) -> str:
@@ -266,20 +364,6 @@ def stays_within(network: Network, prop: Property, most: float, ops: Collection[
                 sizes.append(total * (1 + 2 * sum_error(op.map.terms + 4, BASE)))
         # What is not a number is not within either.
         return all(bool((size <= most).all()) for size in sizes)
-
-
-def _in_decimals(query: Query, point: Witness, judged: Confirmation) -> tuple[Witness, Confirmation]:
-    """Return a confirmed counterexample, and its confirmation, with decimals in the place of inputs such as 1/3.
-
-    If the box has none near them, or the new point is not confirmed, the given point is returned.
-    """
-    others = [i for i, v in enumerate(point) if decimal_places(v) is None]
-    if not others:
-        return point, judged
-    near = {i: decimal_near(point[i], *query.property.box.bounds(i)) for i in others}
-    moved = tuple(near.get(i, v) for i, v in enumerate(point))
-    again = confirm(query.network, query.property, moved)
-    return (moved, again) if again.confirmed and again.replayed is not None else (point, judged)
 
 
 class Verifier(Protocol):
@@ -335,16 +419,16 @@ def attempted(part: QueryBatch, name: str, answer: Answer) -> Sequence[Outcome]:
 
     An exception is the outcome of all of them, and where the time is over, what is *incomplete* is timed out.
     """
-    numbers = list(part.queries)
-    if part.left(numbers) <= 0:
-        return [Outcome.unknown(Reason.TIMEOUT, name, "no time was left")] * len(numbers)
-    with part.work(numbers) as work:
+    count = len(part.queries)
+    if part.left(list(part.queries)) <= 0:
+        return [Outcome.unknown(Reason.TIMEOUT, name, "no time was left")] * count
+    with part.work() as work:
         try:
             with neutral():
                 found = answer(part, work)
         except Exception as error:
-            found = [fault(error, name)] * len(numbers)
-        spent, late = {name: work.elapsed() / len(numbers)}, work.over()
+            found = [fault(error, name)] * count
+        spent, late = {name: work.elapsed() / count}, work.over()
     outcomes = []
     for outcome in found:
         if late and outcome.reason is Reason.INCOMPLETE:
@@ -353,9 +437,16 @@ def attempted(part: QueryBatch, name: str, answer: Answer) -> Sequence[Outcome]:
     return outcomes
 
 
-def batch_size(network: Network, most: int, memory: int) -> int:
-    """Return the number of boxes over which a network is bounded at once: each takes about 16 float64 per neuron."""
-    return max(1, min(most, memory // (sum(op.size for op in network.ops) * 8 * 16)))
+def batch_size(most: int) -> Callable[[Network, TimeBudget], int]:
+    """Return the function that says over how many boxes, ``most`` at most, a network is bounded at once.
+
+    Half of the memory is for boxes, which take about 16 float64 per neuron each, and half for rows that are bounded.
+    """
+
+    def size(network: Network, budget: TimeBudget) -> int:
+        return max(1, min(most, budget.memory // 2 // (sum(op.size for op in network.ops) * 8 * 16)))
+
+    return size
 
 
 def described(method: Verifier, budget: TimeBudget) -> str:

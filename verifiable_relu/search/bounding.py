@@ -1,15 +1,17 @@
-"""Bounds of the whole boxes of a batch of queries, and of their properties' rows there.
+"""Bounds of the whole boxes of a batch of queries and of their properties' rows, and verification by these alone.
 
-They start from what is known of the queries (``root_bounds``) and are added to it. What is proven of a polytope is not
-computed again.
+IBP, CROWN and α-CROWN claim *unsat* where the margin is positive for certain. Bounds start from what is known of the
+queries (``batch.RootBounds``) and are added to it. What is proven of a polytope is not computed again. Whoever writes
+certificates learns what is proven, at the moment it is proven: ``RowsBounded`` and ``NeuronsBounded``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,43 +25,116 @@ from verifiable_relu.bounds.structure import NONLINEAR
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Product, Sum
 from verifiable_relu.rounding import below, negligible, sum_error
-from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.batch import QueryBatch, RootBounds, answer_in_parts, batch_size
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.events import NeuronsBounded, RowsBounded
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.property_rows import BoxRows, input_box
-from verifiable_relu.search.root_bounds import RootBounds
 
-_CLEAR = 1e-6
-"""Heuristic: by this part of its bound, and of 1, a row is above 0 whose slopes are not sought any further."""
+_BATCH = 256  # Most queries bounded at once, so that progress moves and budgets are looked at
+_CLEAR = 1e-6  # Heuristic: slopes of a row are not sought further that is above 0 by this part of its bound, and of 1
+
+
+@dataclass(frozen=True, eq=False)
+class RowsBounded:
+    """Rows of properties are bounded from below over their boxes; a query with a positive margin is proved."""
+
+    relaxation: Relaxation  # The intervals of all ops over the boxes, and CROWN's slopes
+    rows: BoxRows  # Of the properties
+    values: Tensor  # (boxes, rows) lower bounds of matrix·y − bound
+    chosen: Tensor  # (count,) rows for which slopes were searched for, as ``values`` flattened counts them
+    # What each of these chose at elementwise ops and products, by number, (count, n) in [0, 1] (``bounds.alpha``).
+    # Which slopes prove a row better may be found out by bounding it with both
+    choices: Mapping[int, Tensor]
+    by_crown: bool = True  # CROWN's rows bound the inputs of nonlinear ops; else intervals alone do
+    after: float = -1  # CROWN's rows do so behind this op alone; other inputs are known
+    by_intervals: Tensor | None = None  # (boxes, rows) the output's interval alone bounds a row as well
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronsBounded:
+    """Neurons are bounded by rows with slopes of their own; ``RowsBounded`` of the same relaxation follows.
+
+    sign·(element ``neuron``) of ``op`` is at least ``lower`` over the box of ``sample``, (rows,) each.
+    """
+
+    relaxation: Relaxation  # As far as ops are bounded
+    op: int
+    neuron: Tensor
+    sign: Tensor
+    sample: Tensor
+    lower: Tensor
+    choices: Mapping[int, Tensor]  # As of ``RowsBounded``, (rows, n) by number
 
 
 @dataclass(frozen=True)
-class Bounding:
-    """How boxes are bounded.
+class Crown:
+    """CROWN with CROWN-tight bounds of every unstable neuron; others differ from it by their options alone."""
 
-    Attributes:
-        by_crown: whether rows bound the neurons that intervals leave unstable.
-        neurons: the search for better bounds of the neurons that rows with CROWN's slopes leave unstable.
-        linear: whether rows of properties are bounded by CROWN; else by intervals alone.
-        slopes: the search for slopes of rows of properties that CROWN does not decide.
-        dtype: of coefficients; by default the one that ``bounds.precision`` chooses.
-    """
+    # Of coefficients, ``float64`` or ``float32``, rounding accounted for in both; by default float32 where that widens
+    # bounds little
+    dtype: str | None = None
+    # The search for slopes of each row of the output that CROWN does not decide; None for none
+    ascent: Ascent | None = None
+    # The search for bounds of the neurons that CROWN leaves unstable; None keeps CROWN's
+    intermediate: Ascent | None = None
+    by_crown: bool = field(default=True, repr=False)  # Whether rows bound the neurons that intervals leave unstable
+    # Whether rows of properties are bounded by CROWN; else by intervals alone
+    linear: bool = field(default=True, repr=False)
 
-    by_crown: bool = True
-    neurons: Ascent | None = None
-    linear: bool = True
-    slopes: Ascent | None = None
-    dtype: torch.dtype | None = None
+    name: ClassVar[str] = "crown"
+
+    def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
+        """As ``Verifier.claims``."""
+        return answer_in_parts(self.name, batch, batch_size(_BATCH), self._answer)
+
+    @torch.no_grad()
+    def _answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+        found = BoundedBoxes(self, part, work)
+        return [found.outcome(number, self.name, "the bounds do not decide") for number in part.queries]
+
+
+@dataclass(frozen=True)
+class Ibp(Crown):
+    """Interval bound propagation."""
+
+    by_crown: bool = field(default=False, repr=False)
+    linear: bool = field(default=False, repr=False)
+
+    name = "ibp"
+
+
+@dataclass(frozen=True)
+class CrownIbp(Crown):
+    """CROWN-IBP: linear bounds of the output over interval bounds of every pre-activation (arXiv 1906.06316)."""
+
+    by_crown: bool = field(default=False, repr=False)
+
+    name = "crown-ibp"
+
+
+@dataclass(frozen=True)
+class AlphaCrown(Crown):
+    """α-CROWN: CROWN, then optimised slopes for what it does not decide."""
+
+    ascent: Ascent | None = Ascent()  # noqa: RUF009 -- frozen
+
+    name = "alpha-crown"
+
+
+@dataclass(frozen=True)
+class AlphaCrownTight(AlphaCrown):
+    """α-CROWN whose slopes are optimised for the bounds of neurons, too: tighter, and slower by their number."""
+
+    intermediate: Ascent | None = Ascent()  # noqa: RUF009 -- frozen
+
+    name = "alpha-crown-tight"
 
 
 class BoundedBoxes:
     """Bounds of the boxes of a batch of queries of one network.
 
     Attributes:
-        queries: by number.
-        relaxation: of the boxes.
-        rows: of the properties.
+        relaxation, rows: of the boxes, and of the properties.
         lower: for each query (polytopes,) proven lower bounds of the largest row of each polytope, on the CPU.
         unstable: for each query the number of unstable neurons.
         trust: in all of this.
@@ -68,32 +143,48 @@ class BoundedBoxes:
         OutOfTime: if the work has gone on for long after its time.
     """
 
-    def __init__(self, options: Bounding, part: QueryBatch, work: TimeBudget) -> None:
-        network, device = part.network, torch.device(work.device)
-        self.queries, self._cache = part.queries, part.bounds_cache
-        numbers, properties = list(part.queries), part.properties
+    def __init__(self, options: Crown, part: QueryBatch, work: TimeBudget) -> None:
+        network, device, numbers = part.network, torch.device(work.device), list(part.queries)
+        self._options, self._cache, self._reached = options, part.bounds_cache, math.inf
         self._sample = {number: sample for sample, number in enumerate(numbers)}
-        box = input_box(properties, BASE, device)
-        dtypes = (BASE, options.dtype or BASE)
-        self.trust = Trust.ROUNDED if all(is_covered(network, t, device) for t in dtypes) else Trust.FLOAT
-        known = self._cache.known(numbers, device) if self.trust is Trust.ROUNDED else None
-        self._options, self._known, self._reached = options, known or RootBounds({}, torch.zeros(0)), math.inf
-        self.rows = BoxRows.from_properties(properties, network.output_size, box.lower)
-        given, memory, stop = self._known.intervals, work.memory // 2, partial(self._stop, work)
-        self.relaxation = Relaxation(network, box, known=given, dtype=options.dtype, memory=memory, stop=stop)
-        steps = 0 if options.neurons is None else options.neurons.steps
-        improves = options.by_crown and (self._known.reached < math.inf or steps > self._known.searched)
-        self._has_rows = self._known.has_rows and not improves
         self._observer = None if part.observer is None else partial(part.observer, numbers)
-        self._bound_neurons(options.neurons if steps > self._known.searched else None)
+        box = input_box(part.properties, BASE, device)
+        dtype = None if options.dtype is None else getattr(torch, options.dtype)
+        self.trust = (
+            Trust.ROUNDED if all(is_covered(network, t, device) for t in (BASE, dtype or BASE)) else Trust.FLOAT
+        )
+        known = self._cache.known(numbers, device) if self.trust is Trust.ROUNDED else None
+        self._known = known or RootBounds({}, torch.zeros(0))
+        self.rows = BoxRows.from_properties(part.properties, network.output_size, box.lower)
+        given, memory, stop = self._known.intervals, work.memory // 2, partial(self._stop, work)
+        self.relaxation = Relaxation(network, box, known=given, dtype=dtype, memory=memory, stop=stop)
+        steps = 0 if options.intermediate is None else options.intermediate.steps
+        is_deeper = steps > self._known.searched
+        self._has_rows = self._known.has_rows and not (
+            options.by_crown and (self._known.reached < math.inf or is_deeper)
+        )
+        self._bound_neurons(options.intermediate if is_deeper else None)
         fed = sorted({i for op in network.ops if isinstance(op, NONLINEAR) for i in op.inputs})
         self._intervals = intervals = {i: self.relaxation.bounds[i].interval for i in fed}
-        functions = [(op.function, op.inputs[0]) for op in network.ops if isinstance(op, Elementwise)]
-        counts = [function.unstable(intervals[i]).sum(1) for function, i in functions]
+        counts = [
+            op.function.unstable(intervals[op.inputs[0]]).sum(1) for op in network.ops if isinstance(op, Elementwise)
+        ]
         every = sum(counts, start=torch.zeros(len(numbers), dtype=torch.long, device=device))
         self.unstable = dict(zip(numbers, every.tolist(), strict=True))
-        self._before = self._known_of_rows(numbers)
-        self.lower = self._learn(numbers, self.rows.largest(self._row_values()).cpu())
+        exists = self.rows.exists.cpu()
+        before = torch.full(exists.shape, -math.inf, dtype=BASE)
+        for sample, number in enumerate(numbers):
+            if self.trust is Trust.ROUNDED and (root := self._cache.get(number)) is not None:
+                before[sample, exists[sample]] = root.lower
+        self._before = before.to(device)
+        lower = self.rows.largest(self._row_values()).cpu()
+        searched, self.lower = 0 if self._reached < math.inf else steps, dict[int, Tensor]()
+        for sample, number in enumerate(numbers):
+            own = lower[sample][exists[sample]]
+            if self.trust is Trust.ROUNDED:
+                root = RootBounds(self.intervals_of(number), own, self._reached, searched, self._has_rows)
+                own = self._cache.learn(number, root)
+            self.lower[number] = own
 
     def _stop(self, work: TimeBudget) -> bool:
         """Return True once time is up; notes before which op that was."""
@@ -119,15 +210,6 @@ class BoundedBoxes:
         after = len(relaxation.network.ops) if reached == math.inf else int(reached)
         bound_by_crown(relaxation, search=search, after=after, only=only)
 
-    def _known_of_rows(self, numbers: Sequence[int]) -> Tensor:
-        """Return what is known of the largest row of each polytope, (boxes, polytopes); −inf for nothing."""
-        exists = self.rows.exists.cpu()
-        found = torch.full(exists.shape, -math.inf, dtype=BASE)
-        for sample, number in enumerate(numbers):
-            if self.trust is Trust.ROUNDED and (root := self._cache.get(number)) is not None:
-                found[sample, exists[sample]] = root.lower
-        return found.to(self.rows.bound.device)
-
     def _row_values(self) -> Tensor:
         """Return lower bounds (boxes, rows) of matrix·y − bound; what is known already is not bounded again."""
         options, relaxation, rows = self._options, self.relaxation, self.rows
@@ -137,14 +219,14 @@ class BoundedBoxes:
             values = torch.fmax(found.view_as(values), values)
             self._has_rows = self._reached == math.inf and not relaxation.stop()
         chosen, choices = torch.zeros(0, dtype=torch.long), {}
-        if options.slopes is not None:
+        if options.ascent is not None:
             chosen = self._undecided(values - rows.bound).flatten().nonzero().squeeze(1)
             # The search prepares much before it asks for the first time.
             if len(chosen) and not relaxation.stop():
                 values = values.clone()
                 sample, last = chosen // rows.bound.shape[1], len(relaxation.network.ops) - 1
                 matrix, settled = rows.matrix.flatten(0, 1)[chosen], self._settled(values, chosen)
-                better = ascend(relaxation, last, matrix, sample, options.slopes, settled=settled)
+                better = ascend(relaxation, last, matrix, sample, options.ascent, settled=settled)
                 values.view(-1)[chosen] = torch.fmax(values.flatten()[chosen], better.lower)
                 choices = better.choices
         by_intervals, values = ~(values > flat), below(values - rows.bound)
@@ -172,22 +254,16 @@ class BoundedBoxes:
 
         return settled
 
-    def _learn(self, numbers: Sequence[int], lower: Tensor) -> dict[int, Tensor]:
-        """Join what was found with what is known of each query, and return the bounds of its polytopes."""
-        exists, neurons = self.rows.exists.cpu(), self._options.neurons
-        searched = 0 if neurons is None or self._reached < math.inf else neurons.steps
-        found = {}
-        for sample, number in enumerate(numbers):
-            own = lower[sample][exists[sample]]
-            if self.trust is Trust.ROUNDED:
-                root = RootBounds(self.intervals_of(number), own, self._reached, searched, self._has_rows)
-                own = self._cache.learn(number, root)
-            found[number] = own
-        return found
-
     def intervals_of(self, number: int) -> dict[int, Interval]:
-        """Return the intervals of what feeds nonlinear ops in one query's box, (1, size) on the CPU."""
-        return {i: _of_sample(x, self._sample[number]) for i, x in self._intervals.items()}
+        """Return the intervals of what feeds nonlinear ops in one query's box, (1, size) on the CPU.
+
+        NaN, of which nothing is known, becomes infinite.
+        """
+        sample, far, found = self._sample[number], math.inf, {}
+        for i, x in self._intervals.items():
+            lower, upper = (end[sample : sample + 1].detach().cpu().clone() for end in (x.lower, x.upper))
+            found[i] = Interval(lower.nan_to_num_(-far, far, -far), upper.nan_to_num_(far, far, -far))
+        return found
 
     def margin(self, number: int) -> float:
         """Return a proven lower bound of one query's margin."""
@@ -206,12 +282,6 @@ class BoundedBoxes:
             return Outcome(Verdict.UNSAT, Reason.PROVED, name, self.trust, margin, detail=decided, **counts)
         told = margin if margin > -math.inf else None
         return Outcome.unknown(Reason.INCOMPLETE, name, undecided, margin=told, **counts)
-
-
-def _of_sample(x: Interval, sample: int) -> Interval:
-    """Return a copy of one sample's interval on the CPU; NaN, of which nothing is known, becomes infinite."""
-    lower, upper = (end[sample : sample + 1].detach().cpu().clone() for end in (x.lower, x.upper))
-    return Interval(lower.nan_to_num_(-math.inf, math.inf, -math.inf), upper.nan_to_num_(math.inf, math.inf, -math.inf))
 
 
 def _by_intervals(matrix: Tensor, y: Interval) -> Tensor:

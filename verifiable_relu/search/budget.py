@@ -9,14 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from verifiable_relu.errors import OutOfTime
 
-MEMORY = 1 << 30
-"""Bytes that bounds, boxes and trees may hold at once by default."""
-
-SOLO_WORK = 3e9
-"""Work of some tenths of a second; to make copies of a process takes some hundredths."""
-
-PATIENCE = 0.5
-"""The seconds after its time limit in which work may still return a result, at least, before it is broken off."""
+MEMORY = 1 << 30  # Bytes that bounds, boxes and trees may hold at once by default
+SOLO_WORK = 3e9  # Work of some tenths of a second; to make copies of a process takes some hundredths
+PATIENCE = (
+    0.5  # Seconds after its time limit in which work may still return a result, at least, before it is broken off
+)
 
 SearchProgress = Mapping[str, float]
 """Progress of the work on a query: the best lower bound of its ``margin``, how many ``sub-problems`` have been bounded
@@ -24,7 +21,7 @@ and which part of them is ``closed``, or some of these."""
 
 
 def ignore_progress(progress: SearchProgress) -> None:
-    """Drop a report of progress."""
+    """Drop a report of progress; budgets are pickled."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 
+import numpy as np
 import torch
 
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
+from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
+from verifiable_relu.ir.network import Network
+from verifiable_relu.spec.property import Property, nearest
+from verifiable_relu.spec.row_batch import RowBatch
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -98,15 +103,15 @@ class Outcome:
         """Join this outcome with that of a method that was asked before and claimed an *unknown*."""
         if before is None:
             return self
-        kept, margins = self, [margin for margin in (before.margin, self.margin) if margin is not None]
-        counts = [count for count in (before.subproblems, self.subproblems) if count is not None]
+        kept = self
         if self.verdict is Verdict.UNKNOWN:
             # That a counterexample was claimed tells more than what later methods did not find.
             kept = before if before.reason is Reason.UNCONFIRMED else self
+            margins = [margin for margin in (before.margin, self.margin) if margin is not None]
             kept = replace(kept, margin=max(margins, default=None))
-        stages = {**before.seconds, **self.seconds}
-        seconds = {name: before.seconds.get(name, 0.0) + self.seconds.get(name, 0.0) for name in stages}
+        seconds = {n: before.seconds.get(n, 0.0) + self.seconds.get(n, 0.0) for n in {**before.seconds, **self.seconds}}
         unstable = before.unstable if self.unstable is None else self.unstable
+        counts = [count for count in (before.subproblems, self.subproblems) if count is not None]
         return replace(kept, seconds=seconds, unstable=unstable, subproblems=sum(counts) if counts else None)
 
     def withdrawn(self, reason: Reason, detail: str) -> Outcome:
@@ -132,3 +137,35 @@ def fault(error: BaseException, method: str) -> Outcome:
         case RecursionError():
             reason, detail = Reason.UNSUPPORTED, "the network is deeper than the method can follow"
     return Outcome.unknown(reason, method, detail)
+
+
+def claim(network: Network, prop: Property, point: np.ndarray, method: str) -> Outcome | None:
+    """Return a *sat* claim for the exact point of the box nearest to a point; None if its margin there is positive.
+
+    Args:
+        network: it is evaluated in float64, or in float32 where what runs it rounds.
+        prop: the property.
+        point: (inputs,), in or near the property's box.
+        method: the method that claims.
+    """
+    witness = prop.box.witness(point)
+    x = torch.tensor([[float(v) for v in witness]], dtype=torch.float64)
+    with torch.no_grad():
+        y = network(x if network.arithmetic == "real" else x.float())[0].double()
+    rows = RowBatch.from_properties([prop], network.output_size)
+    margin = float(rows.margins(rows.matrix @ y - rows.bound))
+    # An overflow to infinity or NaN says nothing of the true margin.
+    if not (margin <= 0 and bool(torch.isfinite(y).all())):
+        return None
+    return Outcome(Verdict.SAT, Reason.REFUTED, method, Trust.FLOAT, margin, witness, subproblems=0)
+
+
+def exact_claim(network: Network, prop: Property, point: np.ndarray, method: str) -> Outcome | None:
+    """Return what ``claim`` does, judged in rational arithmetic where the network can be evaluated in it."""
+    if not is_evaluable(network):
+        return claim(network, prop, point, method)
+    witness = prop.box.witness(point)
+    outputs = evaluate_exact(network, witness)
+    if not (prop.box.contains(witness) and prop.violated(outputs)):
+        return None
+    return Outcome(Verdict.SAT, Reason.REFUTED, method, Trust.EXACT, nearest(prop.margin(outputs)), witness)

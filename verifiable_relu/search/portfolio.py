@@ -22,12 +22,11 @@ from verifiable_relu.bounds.structure import structure
 from verifiable_relu.rounding import varies
 from verifiable_relu.search.attack import Attack, Pgd
 from verifiable_relu.search.bab.verifier import Bab
-from verifiable_relu.search.batch import Claims, QueryBatch, Verifier, answers
+from verifiable_relu.search.batch import NO_BOUNDS, BoundsCache, Claims, QueryBatch, RootBounds, Verifier, answers
+from verifiable_relu.search.bounding import AlphaCrown, Crown
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.incomplete import AlphaCrown, Crown
 from verifiable_relu.search.outcomes import Reason, Verdict
 from verifiable_relu.search.registry import make
-from verifiable_relu.search.root_bounds import NO_BOUNDS, BoundsCache, RootBounds
 from verifiable_relu.spec.property import Query
 
 
@@ -51,25 +50,15 @@ LIMITS = Thresholds()
 
 @dataclass(frozen=True)
 class QueryFeatures:
-    """Features of a query, as they are known once CROWN has bounded it.
+    """Features of a query, as they are known once CROWN has bounded it."""
 
-    Attributes:
-        inputs: how many inputs vary.
-        unstable: how many neurons are unstable; infinite where that is not known.
-        linear: whether the network is piecewise linear.
-        splittable: whether branch and bound over neurons takes the network, and has memory for the query.
-        bounded: which part of the network CROWN has bounded; all where that is not known.
-        counted: whether nothing but whole numbers of the inputs that vary matters.
-        large: whether the network is so large that an attack comes before its bounds.
-    """
-
-    inputs: int
-    unstable: float
-    linear: bool
-    splittable: bool
-    bounded: float = 1.0
-    counted: bool = False
-    large: bool = False
+    inputs: int  # Inputs that vary
+    unstable: float  # Unstable neurons; infinite where that is not known
+    linear: bool  # The network is piecewise linear
+    splittable: bool  # Branch and bound over neurons takes the network, and has memory for the query
+    bounded: float = 1.0  # The part of the network that CROWN has bounded; all where that is not known
+    counted: bool = False  # Nothing but whole numbers of the inputs that vary matters
+    large: bool = False  # The network is so large that an attack comes before its bounds
 
     @staticmethod
     def from_query(query: Query, unstable: float, memory: int, root: RootBounds | None = None) -> QueryFeatures:
@@ -100,23 +89,14 @@ class QueryFeatures:
 
 @dataclass(frozen=True)
 class PortfolioStep:
-    """One method's turn.
+    """One method's turn."""
 
-    Attributes:
-        method: its name.
-        takes: which queries it takes by their features.
-        why: why a query that it takes goes there, in plain words.
-        share: the part of the time left that a query may spend here.
-        most: takes only queries with at most this number of unstable neurons under the latest bounds.
-        make: makes the verifier of a round, by its number; the method as the command line has it by default.
-    """
-
-    method: str
-    takes: Callable[[QueryFeatures], bool]
-    why: str = ""
-    share: Callable[[QueryFeatures], float] = lambda f: 1.0
-    most: float = math.inf
-    make: Callable[[int], Verifier] | None = None
+    method: str  # Its name
+    takes: Callable[[QueryFeatures], bool]  # Chooses queries by their features
+    why: str = ""  # Why a query that it takes goes there, in plain words
+    share: Callable[[QueryFeatures], float] = lambda f: 1.0  # The part of the time left that a query may spend here
+    most: float = math.inf  # Takes only queries with at most this number of unstable neurons under the latest bounds
+    make: Callable[[int], Verifier] | None = None  # Makes the verifier of a round; None for the method's own
 
     def verifier(self, number: int = 0) -> Verifier:
         return make(self.method) if self.make is None else self.make(number)
@@ -126,58 +106,49 @@ def _attack_share(features: QueryFeatures) -> float:
     return 1.0 if features.bounded == 1 else 0.5
 
 
+# Reasons of steps
+_FAR = "its first share took it far enough that it seems to end in time"
+_CHEAP = "a counterexample is cheap to look for"
+_LONG = "its bounds take longer than its first share, and other methods begin with them"
+_NO_BAB = "branch and bound, which would begin with better slopes, does not take the query"
+_FEW = "few inputs vary and few neurons are unstable"
+_SLOPES = "better slopes decide some queries by which boxes would take long, and are where these start"
+_BOXES = "few inputs vary and many neurons are unstable, so that phases are far more than boxes"
+_PHASES = "what is open is the phases of unstable neurons, or the segments of smooth ones"
+_EDGE = "what is left is within the others' tolerances of the boundary, and exact arithmetic has none"
+
 PORTFOLIO = (
-    PortfolioStep(
-        "crown",
-        lambda f: 0.5 <= f.bounded < 1 and not f.counted,
-        "its first share took it far enough that it seems to end in time",
-        lambda f: 0.9,
-    ),
+    PortfolioStep("crown", lambda f: 0.5 <= f.bounded < 1 and not f.counted, _FAR, lambda f: 0.9),
     PortfolioStep(
         "attack",
         lambda f: f.narrow and not f.counted,
-        "a counterexample is cheap to look for; splitting inputs looks again, more thoroughly",
+        f"{_CHEAP}; splitting inputs looks again, more thoroughly",
         _attack_share,
         make=lambda _: Attack(Pgd(rounds=1)),
     ),
-    PortfolioStep("attack", lambda f: not f.narrow, "a counterexample is cheap to look for", _attack_share),
-    PortfolioStep(
-        "crown",
-        lambda f: f.bounded < 0.5 and not f.counted,
-        "its bounds take longer than its first share, and other methods begin with them",
-        lambda f: 0.5 if f.narrow else 1.0,
-    ),
+    PortfolioStep("attack", lambda f: not f.narrow, _CHEAP, _attack_share),
+    PortfolioStep("crown", lambda f: f.bounded < 0.5 and not f.counted, _LONG, lambda f: 0.5 if f.narrow else 1.0),
     PortfolioStep(
         "alpha-crown",
         lambda f: not f.splittable and not f.counted and not (f.narrow and f.linear),
-        "branch and bound, which would begin with better slopes, does not take the query",
+        _NO_BAB,
         lambda f: 0.5,
         make=lambda _: AlphaCrown(intermediate=Ascent(steps=6)),
     ),
-    PortfolioStep(
-        "bab",
-        lambda f: f.few,
-        "few inputs vary and few neurons are unstable: either may be split, neurons first",
-        lambda f: 0.5,
-    ),
-    PortfolioStep("split", lambda f: f.few, "few inputs vary and few neurons are unstable: now inputs", lambda f: 0.5),
+    PortfolioStep("bab", lambda f: f.few, f"{_FEW}: either may be split, neurons first", lambda f: 0.5),
+    PortfolioStep("split", lambda f: f.few, f"{_FEW}: now inputs", lambda f: 0.5),
     PortfolioStep(
         "alpha-crown",
         lambda f: f.narrow and f.splittable and not f.few,
-        "better slopes decide some queries by which boxes would take long, and are where these start",
+        _SLOPES,
         lambda f: 0.05,
         make=lambda _: AlphaCrown(intermediate=Ascent(steps=2)),
     ),
-    PortfolioStep(
-        "split",
-        lambda f: f.narrow and not f.few,
-        "few inputs vary and many neurons are unstable, so that phases are far more than boxes",
-        lambda f: 0.8 if f.splittable else 1.0,
-    ),
+    PortfolioStep("split", lambda f: f.narrow and not f.few, _BOXES, lambda f: 0.8 if f.splittable else 1.0),
     PortfolioStep(
         "bab",
         lambda f: f.splittable,
-        "what is open is the phases of unstable neurons, or the segments of smooth ones",
+        _PHASES,
         lambda f: 0.9 if f.linear and f.unstable <= LIMITS.integer_neurons else 1.0,
     ),
     PortfolioStep(
@@ -187,12 +158,7 @@ PORTFOLIO = (
         most=LIMITS.integer_neurons,
     ),
     PortfolioStep("split", lambda f: f.few, "few inputs vary, and there is time left"),
-    PortfolioStep(
-        "smt-exact",
-        lambda f: f.linear,
-        "what is left is within the others' tolerances of the boundary, and exact arithmetic has none",
-        most=LIMITS.exact_neurons,
-    ),
+    PortfolioStep("smt-exact", lambda f: f.linear, _EDGE, most=LIMITS.exact_neurons),
 )
 """The steps of ``auto`` after CROWN, in their order."""
 
@@ -211,9 +177,9 @@ ROUNDS = (
 """The methods that take turns in rounds after that: slopes with more steps, what profits from them, and attacks from
 other points, which last as long as they may."""
 
+# The parts of the time left that rounds have: of all of it 1/7, 2/7 and 4/7. A method that had too little time in one
+# has twice as much in the next
 ROUND_SHARES = (1 / 7, 1 / 3, 1.0)
-"""The parts of the time left that rounds have: of all of it 1/7, 2/7 and 4/7. A method that had too little time in one
-has twice as much in the next."""
 
 
 def explanation(features: QueryFeatures) -> str:
@@ -234,8 +200,7 @@ def explanation(features: QueryFeatures) -> str:
 class Auto:
     """A portfolio: the verifiers of ``PORTFOLIO``, one after the other, each for the queries that are left by then.
 
-    A later step starts from what earlier ones have proven of a query's box (``BoundsCache``). Attack, MILP and SMT
-    have no limit of memory.
+    Attack, MILP and SMT have no limit of memory.
     """
 
     name: ClassVar[str] = "auto"
@@ -293,7 +258,9 @@ class Auto:
                     for i, margin in margins.items():
                         rest[i] -= 1
                         # The same again, or more of what brought nothing, would bring nothing.
-                        if now.left([i]) > 0 and not _has_grown(batch.outcomes[i].margin, margin):
+                        least = -math.inf if margin is None else margin + LIMITS.gain * abs(margin)
+                        known = batch.outcomes[i].margin
+                        if now.left([i]) > 0 and (known is None or not known > least):
                             steps[i].remove(step)
 
     def explain(self, query: Query, budget: TimeBudget) -> str:
@@ -303,11 +270,6 @@ class Auto:
             return "CROWN's bounds decide"
         unstable = math.inf if outcome.unstable is None else outcome.unstable
         return explanation(QueryFeatures.from_query(query, unstable, budget.memory))
-
-
-def _has_grown(now: float | None, before: float | None) -> bool:
-    """Return True if a margin is larger than one before, by more than what is worth another try."""
-    return now is not None and (before is None or now > before + LIMITS.gain * abs(before))
 
 
 def _is_large(query: Query) -> bool:

@@ -23,14 +23,9 @@ from verifiable_relu.rounding import above, below, divisor, epsilon, mean_of_row
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 
-_STEPS = 12
-"""Steps of the ascent."""
-
-_GAIN = 0.1
-"""A sum is bounded if its form's least value is above that of every single row by this part of its size."""
-
-_WEIGHT_UNIT = 1024
-"""Weights are multiples of 1/1024, so that sums of rows with small integers are exact."""
+_STEPS = 12  # Of the ascent
+_GAIN = 0.1  # A sum is bounded if its form's least value is above that of every single row by this part of its size
+_WEIGHT_UNIT = 1024  # Weights are multiples of 1/1024, so that sums of rows with small integers are exact
 
 
 def input_box(properties: Sequence[Property], dtype: torch.dtype, device: torch.device | str) -> Interval:
@@ -46,26 +41,16 @@ class BoxRows:
     """The rows of the unsafe set of each box of a batch, or of each of some properties.
 
     All have as many rows and polytopes as the largest: others are filled with rows of a polytope that does not count.
-
-    Attributes:
-        matrix: (batch, rows, outputs), A of A·y ≤ b times ``scale``.
-        bound: (batch, rows), b times ``scale``.
-        scale: (batch, rows), positive: a row's value A·y − b divided by it counts for the margin.
-        polytope: (batch, rows) the number of each row's polytope; that of rows that fill is ``polytopes``.
-        exists: (batch, polytopes) bool.
-        members: (batch, polytopes, most) numbers of each polytope's rows; ``rows`` where it has fewer.
-        is_scaled: whether a scale may be other than 1.
-        weights: of sums of rows, (batch, polytopes, most) whole numbers: those of ``members``; None without sums.
     """
 
-    matrix: Tensor
-    bound: Tensor
-    scale: Tensor
-    polytope: Tensor
-    exists: Tensor
-    members: Tensor
-    is_scaled: bool
-    weights: Tensor | None = None
+    matrix: Tensor  # (batch, rows, outputs), A of A·y ≤ b times ``scale``
+    bound: Tensor  # (batch, rows), b times ``scale``
+    scale: Tensor  # (batch, rows), positive: a row's value A·y − b divided by it counts for the margin
+    polytope: Tensor  # (batch, rows) the number of each row's polytope; that of rows that fill is ``polytopes``
+    exists: Tensor  # (batch, polytopes) bool
+    members: Tensor  # (batch, polytopes, most) numbers of each polytope's rows; ``rows`` where it has fewer
+    is_scaled: bool  # A scale may be other than 1
+    weights: Tensor | None = None  # Of sums of rows, (batch, polytopes, most) whole numbers: those of ``members``
 
     @classmethod
     def from_properties(cls, properties: Sequence[Property], outputs: int, like: Tensor) -> BoxRows:
@@ -108,8 +93,7 @@ class BoxRows:
     def largest(self, values: Tensor) -> Tensor:
         """Return the largest of each polytope's rows, (…, batch, polytopes), in the margin's units.
 
-        Args:
-            values: (…, batch, rows) of matrix·y − bound; lower bounds give lower bounds.
+        Lower bounds (…, batch, rows) of matrix·y − bound give lower bounds.
         """
         values = self.unscaled(values)
         kept = values.new_full((*values.shape[:-1], self.exists.shape[1] + 1), -torch.inf)
@@ -123,13 +107,12 @@ class BoxRows:
     def sums(self, values: Tensor, center: Tensor, along: Tensor) -> BoxRows:
         """Return a weighted sum of the rows of each polytope; no row where that promises no more than single rows do.
 
+        The batch has as many rows as there are polytopes.
+
         Args:
             values: (batch, rows) lower bounds of the rows' values.
             center, along: (batch, rows) c and (batch, symbols, rows) a of affine forms c + Σ_k a_k·ε_k, ε_k ∈ [−1, 1],
                 whose least values are near the rows' or below.
-
-        Returns:
-            A batch of as many rows as there are polytopes.
         """
         (batch, polytopes, most), rows = self.members.shape, self.bound.shape[1]
         present = self.members < rows
@@ -171,9 +154,8 @@ def _places(group: Tensor, groups: int) -> tuple[Tensor, int]:
 def _ascend(center: Tensor, along: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """Return weights of the rows of each polytope, of sum 1, and the least value of the sum of their forms.
 
-    Args:
-        center, along: (batch, polytopes, rows) and (batch, polytopes, symbols, rows) of the forms.
-        present: (batch, polytopes, rows) bool: where there is a row.
+    ``center`` (batch, polytopes, rows) and ``along`` (batch, polytopes, symbols, rows) are of the forms; ``present``
+    (batch, polytopes, rows) says where there is a row.
     """
     weights = present.to(center) / present.sum(2, keepdim=True).clamp(min=1)
     best, found = weights, torch.full_like(center[..., 0], -torch.inf)

@@ -17,45 +17,31 @@ from verifiable_relu.ir.functions.function import Function
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
-from verifiable_relu.search.bab.events import Observer
+from verifiable_relu.search.bab.loop import Observer
 from verifiable_relu.search.bab.query import ReducedQuery
 from verifiable_relu.search.bab.tournament import bound_differences, tournament_intervals, without_maxima
 from verifiable_relu.search.batch import Claims, QueryBatch, attempted, batch_size
-from verifiable_relu.search.bounding import BoundedBoxes, Bounding
+from verifiable_relu.search.bounding import BoundedBoxes, Crown
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 
-_BATCH = 64
-"""Most queries bounded at once."""
-
-_CURVED_STEPS = 6
-"""Steps of the search for bounds of neurons where some are smooth: there they are worth more than splits."""
+_BATCH = 64  # Most queries bounded at once
+_CURVED_STEPS = 6  # Of the search for bounds of neurons where some are smooth: there they are worth more than splits
 
 
 @dataclass(frozen=True, eq=False)
 class BoundedQuery:
-    """A network, a property, and what is proven of the property's box.
-
-    Attributes:
-        network: the network.
-        prop: the property.
-        intervals: of the ops that feed elementwise ops and maxima, by number, (1, size) in float64 on the CPU.
-        lower: (polytopes,) lower bounds of the largest row of each polytope, as ``RowBatch`` counts polytopes; None
-            where nothing is proven.
-        trust: in ``intervals`` and ``lower``.
-        learn: told of lower bounds of polytopes that have been proven since.
-        observer: told of what is proven; None for nobody.
-    """
+    """A network, a property, and what is proven of the property's box, in float64 on the CPU."""
 
     network: Network
     prop: Property
-    intervals: Mapping[int, Interval]
-    lower: Tensor | None = None
-    trust: Trust = Trust.ROUNDED
-    learn: Callable[[dict[int, float]], None] = lambda lower: None
-    observer: Observer | None = None
+    intervals: Mapping[int, Interval]  # Of the ops that feed elementwise ops and maxima, by number, (1, size)
+    lower: Tensor | None = None  # (polytopes,) of the largest row of each, as ``RowBatch`` counts; None for nothing
+    trust: Trust = Trust.ROUNDED  # In ``intervals`` and ``lower``
+    learn: Callable[[dict[int, float]], None] = lambda lower: None  # Told of ``lower`` that are proven since
+    observer: Observer | None = None  # Told of what is proven
 
     @cached_property
     def box(self) -> Interval:
@@ -85,10 +71,7 @@ class BoundedQuery:
     def reduced(self, stop: Callable[[], bool], device: str = "cpu") -> ReducedQuery | None:
         """Return the reduced system and the polytopes that bounds leave open; None if one of these has no rows.
 
-        All of it is on ``device``.
-
-        Raises:
-            OutOfTime: once ``stop`` says so.
+        All of it is on ``device``. Raises ``OutOfTime`` once ``stop`` says so.
         """
         is_open = [polytope for polytope, lower in enumerate(self.bounds()) if not lower > 0]
         counts = torch.bincount(self.rows.polytope, minlength=len(self.rows.owner))
@@ -105,18 +88,17 @@ class CompleteMethod(Protocol):
     """A method that decides one query after the other, over bounds of their boxes.
 
     By default it takes piecewise-linear networks alone.
-
-    Attributes:
-        name: on the command line and in tables.
-        ascent_steps: steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable;
-            None for a method that uses no intervals, whose queries are not bounded before.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def ascent_steps(self) -> int | None: ...
+    def ascent_steps(self) -> int | None:
+        """Steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable.
+
+        None for a method that uses no intervals, whose queries are not bounded before.
+        """
 
     def claims(self, batch: QueryBatch) -> Claims:
         """As ``Verifier.claims``."""
@@ -128,6 +110,7 @@ class CompleteMethod(Protocol):
 
     def start(self) -> None:
         """Start what the method needs, which takes none of a query's time, or raise ``CallFailed``."""
+        return
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
         """Return what is claimed of a query.
@@ -167,33 +150,29 @@ def all_excluded(outcomes: Iterable[Outcome], proved: Outcome) -> Outcome:
 def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Claims:
     """Yield a method's claims: bounds in batches, then the queries that they leave open, one after the other."""
     is_bounded, done = method.ascent_steps is not None, 0
-    parts = batch.batches(lambda network, budget: batch_size(network, _BATCH, budget.memory // 2))
-    for part in parts if is_bounded else [batch]:
-        bounds, found = _bounded(method, part) if is_bounded else (None, {})
+    for part in batch.batches(batch_size(_BATCH)) if is_bounded else [batch]:
+        bounds: list[BoundedBoxes] = []
+        found: dict[int, Outcome] = {}
+        if is_bounded:
+            found.update(zip(part.queries, attempted(part, "bounds", partial(_bound, method, bounds)), strict=True))
         for number in part.queries:
             outcome = found.get(number)
-            if outcome is None or (bounds is not None and outcome.verdict is Verdict.UNKNOWN):
-                outcome = _decided(method, bounds, part.part([number]), number).after(outcome)
+            if outcome is not None and not bounds:
+                outcome = replace(outcome, method=method.name)
+            elif outcome is None or outcome.verdict is Verdict.UNKNOWN:
+                outcome = _decided(method, bounds[0] if bounds else None, part.part([number]), number).after(outcome)
             yield number, outcome
             done += 1
             batch.stage(method.name, done, len(batch.queries))
 
 
-def _bounded(method: CompleteMethod, part: QueryBatch) -> tuple[BoundedBoxes | None, dict[int, Outcome]]:
-    """Return bounds of queries of one network, None if there are none, and the outcomes."""
-    made: list[BoundedBoxes] = []
-
-    def bound(part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
-        method.require(part.network)
-        ascent = Ascent(steps=(method.ascent_steps or 0) if part.network.piecewise_linear else _CURVED_STEPS)
-        with torch.no_grad():
-            made.append(BoundedBoxes(Bounding(neurons=ascent), part, work))
-        return [made[0].outcome(number, method.name, decided="decided by bounds alone") for number in part.queries]
-
-    found = dict(zip(part.queries, attempted(part, "bounds", bound), strict=True))
-    if made:
-        return made[0], found
-    return None, {number: replace(outcome, method=method.name) for number, outcome in found.items()}
+def _bound(method: CompleteMethod, made: list[BoundedBoxes], part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
+    """Return what bounds say of queries of one network; ``made`` gets the bounds."""
+    method.require(part.network)
+    ascent = Ascent(steps=(method.ascent_steps or 0) if part.network.piecewise_linear else _CURVED_STEPS)
+    with torch.no_grad():
+        made.append(BoundedBoxes(Crown(intermediate=ascent), part, work))
+    return [made[0].outcome(number, method.name, decided="decided by bounds alone") for number in part.queries]
 
 
 def _decided(method: CompleteMethod, bounds: BoundedBoxes | None, alone: QueryBatch, number: int) -> Outcome:

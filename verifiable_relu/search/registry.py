@@ -17,27 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of the table.
+    """A method of the table."""
 
-    Attributes:
-        module: the module of its verifier, in ``verifiable_relu``.
-        verifier: the name of the verifier's class in that module.
-        options: the keyword arguments with which the verifier is this method.
-        limits: those of ``TimeBudget`` that it goes by, of device, memory and processes; others run on the CPU alone.
-        attacks: whether it looks for counterexamples; bounds by themselves only prove.
-        proves: whether it proves; an attack only refutes.
-        needs: the modules that the verifier imports and that an installation without extras lacks.
-        install: what pip must be told to install them.
-    """
-
-    module: str
-    verifier: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    limits: tuple[str, ...] = ()
-    attacks: bool = True
-    proves: bool = True
-    needs: Sequence[str] = ()
-    install: str = ""
+    module: str  # The module of its verifier, in ``verifiable_relu``
+    verifier: str  # The name of the verifier's class in that module
+    options: Mapping[str, Any] = field(default_factory=dict)  # Keyword arguments with which the verifier is this method
+    limits: tuple[str, ...] = ()  # Of ``TimeBudget``: device, memory, processes; others run on the CPU alone
+    attacks: bool = True  # It looks for counterexamples; bounds by themselves only prove
+    proves: bool = True  # It proves; an attack only refutes
+    needs: Sequence[str] = ()  # Modules that the verifier imports and that an installation without extras lacks
+    install: str = ""  # What pip must be told to install them
 
 
 _ALL = "device", "memory", "processes"
@@ -50,30 +39,24 @@ _AUTO_LIRPA = Method(
     install="appdirs packaging pyyaml setuptools tqdm, and pip install --no-deps auto_LiRPA==0.3",
 )
 
+_MARABOU = "maraboupy, for which there are wheels up to Python 3.12.0"
+
 METHODS = {
     "auto": Method("search.portfolio", "Auto", limits=_ALL),
     "attack": Method("search.attack", "Attack", limits=("device",), proves=False),
-    "ibp": Method("search.incomplete", "Ibp", **_BOUNDS),
-    "crown-ibp": Method("search.incomplete", "CrownIbp", **_BOUNDS),
-    "crown": Method("search.incomplete", "Crown", **_BOUNDS),
-    "alpha-crown": Method("search.incomplete", "AlphaCrown", **_BOUNDS),
-    "alpha-crown-tight": Method("search.incomplete", "AlphaCrownTight", **_BOUNDS),
+    "ibp": Method("search.bounding", "Ibp", **_BOUNDS),
+    "crown-ibp": Method("search.bounding", "CrownIbp", **_BOUNDS),
+    "crown": Method("search.bounding", "Crown", **_BOUNDS),
+    "alpha-crown": Method("search.bounding", "AlphaCrown", **_BOUNDS),
+    "alpha-crown-tight": Method("search.bounding", "AlphaCrownTight", **_BOUNDS),
     "split": Method("search.split", "InputSplit", limits=_ALL),
     "bab": Method("search.bab.verifier", "Bab", limits=_ALL),
     "milp": Method("search.solvers.milp", "Milp"),
     "smt": Method("search.solvers.smt", "Smt"),
     "smt-exact": Method("search.solvers.smt", "Smt", {"whole": True}),
-    "marabou": Method(
-        "search.solvers.marabou",
-        "Marabou",
-        needs=("maraboupy",),
-        install="maraboupy, for which there are wheels up to Python 3.12.0",
-    ),
+    "marabou": Method("search.solvers.marabou", "Marabou", needs=("maraboupy",), install=_MARABOU),
     "auto_lirpa": _AUTO_LIRPA,
-    **{
-        f"auto_lirpa-{bound}": replace(_AUTO_LIRPA, options={"bound": bound})
-        for bound in ("ibp", "crown", "alpha-crown")
-    },
+    **{f"auto_lirpa-{name}": replace(_AUTO_LIRPA, options={"bound": name}) for name in ("ibp", "crown", "alpha-crown")},
 }
 """The methods by name. A new one is an entry of this table, and a class that fulfils ``search.batch.Verifier``."""
 

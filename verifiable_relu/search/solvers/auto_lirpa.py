@@ -32,8 +32,7 @@ from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
 
-_ENTRIES = 1 << 24
-"""The most weights of a map that the library is given as a matrix."""
+_ENTRIES = 1 << 24  # The most weights of a map that the library is given as a matrix
 
 Traced = Callable[..., Tensor]
 
@@ -135,13 +134,8 @@ def _rounding_estimate(network: Network, prop: Property, rows: RowBatch) -> Tens
 class TracedNetwork(nn.Module):
     """A network without maxima as a torch module of operators that the library knows, with flat outputs.
 
-    Values keep the shapes of images for as long as they can: the library's sparse form of convolutions needs them.
-
-    Attributes:
-        shape: of one sample.
-
-    Raises:
-        UnsupportedError: naming an op that the library does not take.
+    Values keep the shapes of images for as long as they can: the library's sparse form of convolutions needs them. An
+    ``UnsupportedError`` names an op that the library does not take.
     """
 
     def __init__(self, network: Network) -> None:

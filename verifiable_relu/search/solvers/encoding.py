@@ -1,48 +1,56 @@
-"""Exact affine forms of a piecewise-linear network over a box: stable neurons are eliminated, unstable ones variables.
+"""Exact affine forms of a piecewise-linear network over a box, and exact points of unsafe sets by means of them.
 
-Rows go back from an op to the input, through affine maps and stable neurons alike, and end at unstable neurons. A
-formula then has one equation for each unstable neuron and one row for each output constraint, whatever the size of the
-network. Weights are dyadic rationals, so that integers with an exponent suffice.
+**Forms.** Rows go back from an op to the input, through affine maps and stable neurons alike, and end at unstable
+neurons. A formula then has one equation for each unstable neuron and one row for each output constraint, whatever the
+size of the network. Weights are dyadic rationals, so that integers with an exponent suffice. Where stored weights are
+not those that the file means, a form is not what it stands for: with relative errors ε of W and errors δ of b, rows A
+of y = W·x + b change by at most |A|·(ε·|W|·|x| + δ). Every form carries the sum of these over the box. A formula whose
+rows are loosened by it has every solution that the network has.
 
-Where stored weights are not those that the file means, a form is not what it stands for: with relative errors ε of W
-and errors δ of b, rows A of y = W·x + b change by at most |A|·(ε·|W|·|x| + δ). Every form carries the sum of these over
-the box. A formula whose rows are loosened by it has every solution that the network has.
+**Points** of sets without interior: equalities of outputs, and sets that the outputs only touch. Floating-point numbers
+miss such a set though a rational point of the box reaches it. Newton's method in float64 goes from any point to one
+near the set. On the linear piece of the network there, the rows that are to be 0 are affine functions of the inputs,
+whose equations are solved in rational arithmetic. Exact evaluation judges each point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
+import torch
 from scipy import sparse
 from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.ir.exact import evaluate_exact, is_evaluable, multiplications
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense, LinearMap
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Network
 from verifiable_relu.rounding import LEAST, OWN
+from verifiable_relu.search.bab.tournament import without_maxima
+from verifiable_relu.search.outcomes import Witness
 from verifiable_relu.search.question import require_piecewise_linear, slopes_below
+from verifiable_relu.spec.property import Polytope, Property
 
-_CHUNK = 1 << 21
-"""Most multiplications in a row, so that the clock is looked at several times a second."""
+_CHUNK = 1 << 21  # Most multiplications in a row, so that the clock is looked at several times a second
+# Heuristic
+_STEPS, _SOLVED = 40, 4  # Steps of Newton's method in float64, and then in rational arithmetic
+_NEGLIGIBLE = 1e-12  # Singular values below this share of the largest one count as 0
+_MULTIPLICATIONS = 20_000_000  # The most multiplications of all exact evaluations for one polytope: about 3 s
 
 
 @dataclass(frozen=True, eq=False)
 class ExactForms:
-    """Affine forms of the inputs x and of the values r of unstable neurons, one a row.
+    """Affine forms of the inputs x and of the values r of unstable neurons, one a row."""
 
-    Attributes:
-        coefficients: (rows, inputs + unstable neurons), the latter in the order of ``ExactEncoding.places``.
-        constant: (rows,).
-        error: (rows,), how far each form is from what it stands for, at most.
-    """
-
-    coefficients: Dyadic
-    constant: Dyadic
-    error: Dyadic
+    coefficients: Dyadic  # (rows, inputs + unstable neurons), the latter in the order of ``ExactEncoding.places``
+    constant: Dyadic  # (rows,)
+    error: Dyadic  # (rows,), how far each form is from what it stands for, at most
 
 
 def phases_of(network: Network, intervals: Mapping[int, Interval]) -> dict[int, np.ndarray]:
@@ -55,16 +63,10 @@ def phases_of(network: Network, intervals: Mapping[int, Interval]) -> dict[int, 
 
 
 class ExactEncoding:
-    """A piecewise-linear network without maxima, as exact affine forms.
+    """A piecewise-linear network without maxima, as exact affine forms, given ``phases`` as of ``phases_of``.
 
-    Args:
-        phases: as ``phases_of`` returns them.
-        size: returns bounds (size,) of the magnitude of an op's value over the box, by its number; needed where stored
-            weights are not those that the file means.
-
-    Attributes:
-        places: the elementwise op of each unstable neuron, and its number there.
-        slopes: of the unstable neurons, below 0.
+    ``size`` returns bounds (size,) of the magnitude of an op's value over the box, by its number; it is needed where
+    stored weights are not those that the file means.
     """
 
     def __init__(
@@ -73,12 +75,12 @@ class ExactEncoding:
         require_piecewise_linear(network)
         self.network, self._phases, self._size = network, phases, size
         self._unstable = {index: np.flatnonzero(phase == 0) for index, phase in phases.items()}
+        # The elementwise op of each unstable neuron, and its number there
         self.places = [(index, int(j)) for index, chosen in self._unstable.items() for j in chosen]
         functions = {index: op.function for index in phases if isinstance(op := network.ops[index], Elementwise)}
         self._below = {i: Dyadic.of(slopes_below(f, network.ops[i].size).numpy()) for i, f in functions.items()}
-        self._entries: dict[int, tuple[np.ndarray, ...]] = {}
-        none = Dyadic(np.zeros(0, dtype=object), 0)
-        self.slopes = _joined(none, *(Dyadic(s.numbers[self._unstable[i]], s.exponent) for i, s in self._below.items()))
+        slopes = [Dyadic(s.numbers[self._unstable[i]], s.exponent) for i, s in self._below.items()]
+        self.slopes = _joined(_zeros(0), *slopes)
 
     def neurons(self) -> Iterator[tuple[int, ExactForms]]:
         """Yield the pre-activations of all unstable neurons in chunks: the first one's number, and forms."""
@@ -95,9 +97,8 @@ class ExactEncoding:
     def forms(self, target: int, rows: Dyadic) -> ExactForms:
         """Return rows (rows, size) of the value of an op as forms of inputs and unstable neurons."""
         count, pending = len(rows.numbers), {target: rows}
-        constant = error = Dyadic(np.zeros(count, dtype=object), 0)
-        inputs = Dyadic(np.zeros((count, self.network.input_size), dtype=object), 0)
-        kept = {i: Dyadic(np.zeros((count, len(c)), dtype=object), 0) for i, c in self._unstable.items()}
+        constant, error, inputs = _zeros(count), _zeros(count), _zeros(count, self.network.input_size)
+        kept = {i: _zeros(count, len(chosen)) for i, chosen in self._unstable.items()}
         for index in sorted(range(target + 1), reverse=True):
             if index not in pending:
                 continue
@@ -115,7 +116,7 @@ class ExactEncoding:
                 if not op.is_exact:
                     off = Dyadic.of(self._off(op))
                     error = error + Dyadic(np.abs(a.numbers) @ off.numbers, a.exponent + off.exponent)
-                a = self._transposed(index, op.map, a)
+                a = _transposed(op.map, a)
             for source in op.inputs:
                 pending[source] = pending[source] + a if source in pending else a
         return ExactForms(_joined(inputs, *kept.values()), constant, error)
@@ -131,28 +132,147 @@ class ExactEncoding:
             raise UnsupportedError("the bounds of the network's values are not finite", place=op.place)
         return found
 
-    def _transposed(self, index: int, linear: LinearMap, a: Dyadic) -> Dyadic:
-        """Return Wᵀ·a of rows a (rows, n_out)."""
-        terms = max(1, linear.back_terms)
-        if isinstance(linear, Dense):
 
-            def dense(digits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-                return np.matmul(rows.reshape(len(rows), linear.copies, -1), digits).reshape(len(rows), -1)
+def _transposed(linear: LinearMap, a: Dyadic) -> Dyadic:
+    """Return Wᵀ·a of rows a (rows, n_out)."""
+    terms = max(1, linear.back_terms)
+    if isinstance(linear, Dense):
 
-            return a.weighed(linear.weight.detach().cpu().double().numpy(), terms, dense)
-        if index not in self._entries:
-            parts = linear.entries()
-            self._entries[index] = tuple((x.double() if x.is_floating_point() else x).numpy() for x in parts)
-        row, column, weight = self._entries[index]
+        def dense(digits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            return np.matmul(rows.reshape(len(rows), linear.copies, -1), digits).reshape(len(rows), -1)
 
-        def product(digits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            found: np.ndarray = rows @ sparse.csr_array((digits, (row, column)), (linear.n_out, linear.n_in))
-            return found
+        return a.weighed(linear.weight.detach().cpu().double().numpy(), terms, dense)
+    row, column, weight = ((x.double() if x.is_floating_point() else x).numpy() for x in linear.entries())
 
-        return a.weighed(weight, terms, product)
+    def product(digits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        found: np.ndarray = rows @ sparse.csr_array((digits, (row, column)), (linear.n_out, linear.n_in))
+        return found
+
+    return a.weighed(weight, terms, product)
+
+
+def _zeros(*shape: int) -> Dyadic:
+    return Dyadic(np.zeros(shape, dtype=object), 0)
 
 
 def _joined(*parts: Dyadic) -> Dyadic:
     """Return the columns of all parts."""
     least = min(part.exponent for part in parts)
     return Dyadic(np.concatenate([part.at(least) for part in parts], -1), least)
+
+
+def equalities(polytope: Polytope) -> np.ndarray:
+    """Return for each row whether its opposite is a row of the polytope, too, which then has no interior."""
+    rows = [row.canonical() for row in polytope]
+    keys = {(row.coefficients, row.bound) for row in rows}
+    return np.array([(tuple((i, -c) for i, c in row.coefficients), -row.bound) in keys for row in rows], dtype=bool)
+
+
+def exact_point(network: Network, prop: Property, start: np.ndarray) -> Witness | None:
+    """Look from a point (inputs,) for one of the box whose exact outputs lie in the unsafe set, on its boundary.
+
+    There is none where rational arithmetic does not evaluate the network.
+    """
+    if not (is_evaluable(network) and network.piecewise_linear) or prop.ball is not None:
+        return None
+    cost = multiplications(network)
+    for polytope in prop.unsafe:
+        rows = min(len(polytope), network.input_size) + 1
+        if polytope and _SOLVED * rows * cost <= _MULTIPLICATIONS:
+            # Numbers may be beyond float64.
+            with suppress(OverflowError):
+                if (found := _Solving(network, prop, polytope).point(start)) is not None:
+                    return found
+    return None
+
+
+class _Solving:
+    """The search for a point of one polytope."""
+
+    def __init__(self, network: Network, prop: Property, polytope: Polytope) -> None:
+        self._network, self._prop, self._polytope = network, prop, polytope
+        self._pieces, _ = without_maxima(network)
+        self._equal = equalities(polytope)
+        self._matrix = torch.zeros(len(polytope), network.output_size, dtype=torch.float64)
+        for number, i, c in ((number, *entry) for number, row in enumerate(polytope) for entry in row.coefficients):
+            self._matrix[number, i] = float(c)
+        self._bound = torch.tensor([float(row.bound) for row in polytope], dtype=torch.float64)
+
+    def point(self, start: np.ndarray) -> Witness | None:
+        box = self._prop.box
+        x = box.witness(self._approached(start))
+        for _ in range(_SOLVED):
+            for point in (x, solved := self._solved(x)):
+                if box.contains(point) and self._prop.violated(evaluate_exact(self._network, point)):
+                    return point
+            x = box.witness(np.array([float(v) for v in solved]))
+        return None
+
+    def _slacks(self, x: Tensor) -> Tensor:
+        return self._matrix @ self._network(x[None])[0] - self._bound
+
+    def _approached(self, start: np.ndarray) -> np.ndarray:
+        """Return a point near the polytope, by damped steps of Newton's method, each the least that does, in widths."""
+        lower, upper = self._prop.box.lower, self._prop.box.upper
+
+        def missing(x: np.ndarray) -> np.ndarray:
+            # Any value of an equality, and a positive one of other rows, keeps a point from the polytope.
+            with torch.no_grad():
+                found = self._slacks(torch.from_numpy(x)).numpy()
+            return np.where(self._equal, found, found.clip(min=0))
+
+        x = np.clip(start, lower, upper)
+        away = missing(x)
+        for _ in range(_STEPS):
+            derivatives = torch.autograd.functional.jacobian(self._slacks, torch.from_numpy(x)).numpy()[away != 0]
+            inward = self._inward(x)
+            step = inward * np.linalg.lstsq(derivatives * inward, -away[away != 0], rcond=_NEGLIGIBLE)[0]
+            tried = (np.clip(x + share * step, lower, upper) for share in 0.5 ** np.arange(8))
+            nearer = next((moved for moved in tried if np.abs(missing(moved)).max() < np.abs(away).max()), None)
+            if nearer is None:
+                break
+            x, away = nearer, missing(nearer)
+        return x
+
+    def _inward(self, x: np.ndarray) -> np.ndarray:
+        """Return how far inputs may move at a point, nearly."""
+        lower, upper = self._prop.box.lower, self._prop.box.upper
+        return np.minimum(x - lower, upper - x) + 1e-3 * (upper - lower)
+
+    def _solved(self, x: Witness) -> Witness:
+        """Return the point of the linear piece at x where rows are 0: equalities, and those that are not fulfilled."""
+        near, box = np.array([float(v) for v in x]), self._prop.box
+        y, gradients = self._piece(x, near)
+        # The ends of a decimal number as floats differ though it is one point.
+        varies = np.array([low < high for low, high in map(box.bounds, range(len(x)))])
+        room, moves = self._inward(near) * varies, np.zeros(len(x), dtype=object)
+        pivots: dict[int, np.ndarray] = {}
+        for row, equal in zip(self._polytope, self._equal, strict=True):
+            if not row.coefficients or (not equal and row.slack(y) <= 0):
+                continue
+            # Gaussian elimination: the row's derivatives and what it misses, without inputs that others determine.
+            line = np.array([*sum(c * gradients[i] for i, c in row.coefficients), -row.slack(y)], dtype=object)
+            for j, other in pivots.items():
+                line = line - line[j] * other
+            weights = np.abs(line[:-1].astype(np.float64)) * room
+            if weights.any():
+                j = int(weights.argmax())
+                pivots = {k: other - other[j] * line / line[j] for k, other in pivots.items()} | {j: line / line[j]}
+        for j, line in pivots.items():
+            moves[j] = line[-1]
+        return tuple(Fraction(value) for value in np.array(x, dtype=object) + moves)
+
+    def _piece(self, x: Witness, near: np.ndarray) -> tuple[list[Fraction], dict[int, np.ndarray]]:
+        """Return the outputs that rows name, and their derivatives, at a point of the linear piece at a float point."""
+        net = self._pieces
+        values = net.values(torch.from_numpy(near)[None])
+        phases = {i: np.where(values[net.ops[i].inputs[0]][0].detach().numpy() >= 0, 1, -1) for i in net.activations}
+        used = sorted({i for row in self._polytope for i, _ in row.coefficients})
+        unit = np.zeros((len(used), net.output_size), dtype=object)
+        unit[np.arange(len(used)), used] = 1
+        forms = ExactEncoding(net, phases).forms(len(net.ops) - 1, Dyadic(unit, 0))
+        gradients, offsets = (f.numbers * Fraction(2) ** f.exponent for f in (forms.coefficients, forms.constant))
+        y = [Fraction(0)] * net.output_size
+        for i, value in zip(used, gradients @ np.array(x, dtype=object) + offsets, strict=True):
+            y[i] = value
+        return y, dict(zip(used, gradients, strict=True))

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.search.bab.forms import AffineForms
-from verifiable_relu.search.bab.system import ReducedSystem
-from verifiable_relu.search.bab.witness import WitnessCheck
+from verifiable_relu.search.attack import WitnessCheck
+from verifiable_relu.search.bab.system import AffineForms, ReducedSystem
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
-from verifiable_relu.search.solvers.program import system_slopes
+from verifiable_relu.search.solvers.milp import system_slopes
 from verifiable_relu.supervisor.workers import Worker
 
 
@@ -63,10 +62,9 @@ class Marabou(CompleteMethod):
 
 
 def _constraints(system: ReducedSystem, rows: AffineForms, loose: float) -> tuple[Any, ...]:
-    """Return what ``solve`` is asked.
+    """Return bounds of variables (variables, 2), slopes, and matrix and right-hand side of equations and inequalities.
 
-    Variables are scaled inputs, pre-activations of unstable neurons, and their values. Returned are their bounds
-    (variables, 2), the slopes, and matrix and right-hand side of equations, and of rows that are at most that.
+    Variables are scaled inputs, pre-activations of unstable neurons, and their values.
     """
     slopes, lower, upper = system_slopes(system).numpy(), system.lower.numpy(), system.upper.numpy()
     if not ((slopes >= 0) & (slopes < 1)).all():

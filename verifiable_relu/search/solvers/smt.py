@@ -16,7 +16,7 @@ stable neurons (``encoding``) and nothing else: chords or intervals as further c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
@@ -28,41 +28,32 @@ from torch import Tensor
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
-from verifiable_relu.search.bab.elimination import Elimination
-from verifiable_relu.search.bab.search import QuerySearch, Schedule
+from verifiable_relu.search.attack import WitnessCheck
+from verifiable_relu.search.bab.system import eliminate_stable_neurons
 from verifiable_relu.search.bab.tree import Branching, Decide
-from verifiable_relu.search.bab.witness import WitnessCheck
+from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
-from verifiable_relu.search.claims import exact_claim
-from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, fault
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, exact_claim, fault
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.encoding import ExactEncoding, ExactForms, phases_of
-from verifiable_relu.search.solvers.z3 import Z3, Z3Answer, Z3Task
+from verifiable_relu.search.solvers.workers import Z3, Z3Answer, Z3Task
 from verifiable_relu.spec.property import Polytope
 
 _TREES = Schedule(refinement=None, improve=None)
 
+# How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one
 _DEPTHS = tuple(Fraction(1, 1 << bits) for bits in (4, 8, 12, 16, 20, 24, 30))
-"""How far beyond the boundary a counterexample is looked for, so that rounding it to floats leaves it one."""
 
 
 @dataclass(frozen=True)
 class Smt(CompleteMethod):
-    """Verification by z3.
+    """Verification by z3."""
 
-    Attributes:
-        whole: ask z3 about each whole polytope, as ``smt-exact`` does; otherwise about sub-problems, as ``smt`` does.
-        branching: how the trees of ``smt`` are searched.
-        open_neurons: z3 decides sub-problems of ``smt`` with at most this number of neurons without a phase.
-        ascent_steps: as of ``CompleteMethod``.
-        process_memory: the most bytes of resident memory of the solver's process; None for half of the machine's.
-    """
-
-    whole: bool = False
-    branching: Branching = field(default_factory=Branching)
-    open_neurons: int = 8
+    whole: bool = False  # Ask z3 about each whole polytope, as ``smt-exact``, else about sub-problems, as ``smt``
+    branching: Branching = field(default_factory=Branching)  # How the trees of ``smt`` are searched
+    open_neurons: int = 8  # z3 decides sub-problems of ``smt`` with at most this number of neurons without a phase
     ascent_steps: int = 6
-    process_memory: int | None = None
+    process_memory: int | None = None  # Most bytes of the solver's process; None for half of the machine's
 
     @property
     def name(self) -> str:
@@ -72,25 +63,24 @@ class Smt(CompleteMethod):
         Z3.start()
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        with torch.no_grad():
-            solver = _Asked(self, query, budget)
-            return self._all_at_once(solver) if self.whole else self._in_trees(solver)
-
-    def _all_at_once(self, solver: _Asked) -> Outcome:
-        """Go through the open polytopes, the least excluded one first."""
-        query = solver.query
+        solver = _Solver(self, query, budget)
+        if not self.whole:
+            with torch.no_grad():
+                return self._in_trees(solver)
+        # The least excluded polytope comes first.
         order = sorted((value, part) for part, value in enumerate(query.bounds()) if not value > 0)
         numbers = dict.fromkeys(int(query.rows.origin[part]) for _, part in order)
         proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, query.trust, 0.0)
-        return all_excluded((solver.reach(query.prop.unsafe[number]) for number in numbers), proved)
+        with torch.no_grad():
+            return all_excluded((solver.reach(query.prop.unsafe[number]) for number in numbers), proved)
 
-    def _in_trees(self, solver: _Asked) -> Outcome:
+    def _in_trees(self, solver: _Solver) -> Outcome:
         query, budget, witness = solver.query, solver.budget, solver.witness
-        system = query.reduced(budget.over)
-        if system is None:
+        reduced = query.reduced(budget.over)
+        if reduced is None:
             return witness.anywhere()
         within = replace(budget, memory=budget.memory // 2, processes=1)
-        found = QuerySearch(system, witness, self.branching, _TREES, within).run()
+        found = QuerySearch(reduced, witness, self.branching, _TREES, within).run()
         told = f"{found.nodes} sub-problems, {solver.decided} of them decided by z3"
         if (ended := witness.found or solver.missed) is not None:
             return replace(ended, detail="; ".join(filter(None, (ended.detail, told))), subproblems=found.nodes)
@@ -104,24 +94,18 @@ class Smt(CompleteMethod):
         return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", **known)
 
 
-class _Asked:
-    """z3, asked about one query and about sub-problems of it.
-
-    Attributes:
-        witness: tests points that trees come across; z3's counterexamples are among them.
-        decided: the number of sub-problems that z3 has excluded.
-        missed: an exact counterexample that is none in floating point.
-    """
+class _Solver:
+    """z3, asked about one query and about sub-problems of it."""
 
     def __init__(self, method: Smt, query: BoundedQuery, budget: TimeBudget) -> None:
         self.query, self.budget, self._method = query, budget, method
         self._formula = SmtFormula(query, budget)
-        self.witness = WitnessCheck(query.network, query.prop, method.name, self.decider, exact_claim)
-        self.decided = 0
-        self.missed: Outcome | None = None
+        self.witness = WitnessCheck(query.network, query.prop, method.name, self._decider, exact_claim)
+        self.decided = 0  # Sub-problems that z3 has excluded
+        self.missed: Outcome | None = None  # An exact counterexample that is none in floating point
 
-    def decider(self, polytope: int, places: Tensor) -> Decide:
-        """Return who decides nodes of the tree of a polytope (``bab.witness.Decider``)."""
+    def _decider(self, polytope: int, places: Tensor) -> Decide:
+        """Return who decides nodes of the tree of a polytope (``attack.Decider``)."""
         every, unsafe = places.tolist(), self.query.prop.unsafe[int(self.query.rows.origin[polytope])]
 
         def decide(neurons: Tensor, segments: Tensor) -> bool | None:
@@ -130,25 +114,24 @@ class _Asked:
             split = zip(neurons.tolist(), segments.tolist(), strict=True)
             # Segment 3 is above the kink, and 2 below.
             zeros = (f"{'n' if side == 3 else 'p'}_{every[j][0]}_{every[j][1]}" for j, side in split)
-            return self._excluded(self.reach(unsafe, _asserted(f"(<= {name} 0.0)" for name in zeros)))
+            outcome = self.reach(unsafe, _asserted(f"(<= {name} 0.0)" for name in zeros))
+            if outcome.verdict is Verdict.SAT:
+                self.witness.found = outcome
+            elif outcome.reason is Reason.UNCONFIRMED:
+                self.missed = outcome
+            elif outcome.verdict is Verdict.UNKNOWN:
+                return None
+            self.decided += outcome.verdict is Verdict.UNSAT
+            return outcome.verdict is Verdict.UNSAT
 
         return decide
-
-    def _excluded(self, outcome: Outcome) -> bool | None:
-        if outcome.verdict is Verdict.SAT:
-            self.witness.found = outcome
-        elif outcome.reason is Reason.UNCONFIRMED:
-            self.missed = outcome
-        elif outcome.verdict is Verdict.UNKNOWN:
-            return None
-        self.decided += outcome.verdict is Verdict.UNSAT
-        return outcome.verdict is Verdict.UNSAT
 
     def reach(self, polytope: Polytope, more: str = "") -> Outcome:
         """Look for a point that reaches a polytope and satisfies more assertions; only z3 says *unsat*."""
         name, formula = self._method.name, self._formula
+        timeout = Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out")
         if self.budget.over():
-            return Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out")
+            return timeout
         deeper = [f"(assert (>= gap {_number(depth)}))\n" for depth in _DEPTHS]
         assertions = formula.shared + formula.unsafe(polytope) + more
         seconds = max(0.0, self.budget.left())
@@ -159,19 +142,16 @@ class _Asked:
             return fault(error, name)
         if found.answer == "unsat":
             return Outcome(Verdict.UNSAT, Reason.PROVED, name)
-        if found.answer == "sat":
-            return self._counterexample([formula.point(model) for model in found.models])
-        if self.budget.over() or found.reason in ("timeout", "canceled"):
-            return Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out")
-        return Outcome.unknown(Reason.ERROR, name, f"z3 gave up: {found.reason}")
-
-    def _counterexample(self, points: Sequence[Witness]) -> Outcome:
-        network, prop, name = self.query.network, self.query.prop, self._method.name
+        if found.answer == "unknown":
+            given_up = Outcome.unknown(Reason.ERROR, name, f"z3 gave up: {found.reason}")
+            return timeout if self.budget.over() or found.reason in ("timeout", "canceled") else given_up
+        network, prop, box = self.query.network, self.query.prop, self.query.prop.box
+        points = [tuple(model.get(f"x_{i}", box.bounds(i)[0]) for i in range(box.size)) for model in found.models]
         for point in points:
             near = np.array([value.numerator / value.denominator for value in point])
-            if (found := exact_claim(network, prop, near, name)) is not None:
-                return found
-        witness = points[0]
+            if (claimed := exact_claim(network, prop, near, name)) is not None:
+                return claimed
+        witness: Witness = points[0]
         if is_evaluable(network) and prop.margin(evaluate_exact(network, witness)) == 0:
             # A set that is only touched has no other points.
             return Outcome(Verdict.SAT, Reason.REFUTED, name, Trust.EXACT, 0.0, witness)
@@ -189,20 +169,19 @@ class SmtFormula:
 
     def __init__(self, query: BoundedQuery, budget: TimeBudget) -> None:
         network, intervals = query.without_maxima
-        self._query, self._budget = query, budget
-        size = cache(lambda: Elimination(network, query.box, intervals, budget.over).sizes)
-        self._encoding = ExactEncoding(network, phases_of(network, intervals), lambda index: size()[index])
+        self._box, self._budget = query.prop.box, budget
+        over = cache(lambda: eliminate_stable_neurons(network, query.box, intervals, budget.over).passes)
+        self._encoding = ExactEncoding(network, phases_of(network, intervals), lambda index: over().size(index))
         self.pairs = [(f"p_{i}_{j}", f"n_{i}_{j}") for i, j in self._encoding.places]
-        self._inputs = network.input_size
         parts = (pair[side] for side in range(2) for pair in self.pairs)
-        self._names = [*(f"x_{i}" for i in range(self._inputs)), *parts]
+        self._names = [*(f"x_{i}" for i in range(network.input_size)), *parts]
         self.declarations = "".join(f"(declare-const {name} Real)\n" for name in [*self._names, "gap"])
         self._unsafe: dict[Polytope, str] = {}
 
     @cached_property
     def shared(self) -> str:
         """The assertions for all polytopes: box, unstable neurons, and that the gap is not negative."""
-        return _asserted([*self._box(), *self._neurons(), "(>= gap 0.0)"])
+        return _asserted([*self._of_inputs(), *self._of_neurons(), "(>= gap 0.0)"])
 
     def unsafe(self, polytope: Polytope) -> str:
         """Return the assertions of a polytope's rows, each with ``gap``, which may be zero, on its smaller side."""
@@ -222,18 +201,14 @@ class SmtFormula:
             self._unsafe[polytope] = _asserted(lines)
         return self._unsafe.get(polytope, "")
 
-    def point(self, model: Mapping[str, Fraction]) -> Witness:
-        box = self._query.prop.box
-        return tuple(model.get(f"x_{i}", box.bounds(i)[0]) for i in range(box.size))
-
-    def _box(self) -> Iterator[str]:
-        box = self._query.prop.box
+    def _of_inputs(self) -> Iterator[str]:
+        box = self._box
         for i in range(box.size):
             lower, upper = box.bounds(i)
             yield f"({'>' if i in box.open_lower else '>='} x_{i} {_number(lower)})"
             yield f"({'<' if i in box.open_upper else '<='} x_{i} {_number(upper)})"
 
-    def _neurons(self) -> Iterator[str]:
+    def _of_neurons(self) -> Iterator[str]:
         for start, forms in self._encoding.neurons():
             for row, (p, n) in enumerate(self.pairs[start : start + len(forms.constant.numbers)]):
                 if self._budget.over():
@@ -250,7 +225,8 @@ class SmtFormula:
     def _linear(self, forms: ExactForms, row: int) -> tuple[list[str], int, Fraction]:
         """Return terms with coprime integer coefficients, a constant, and the factor that made integers of a form."""
         slopes, all_, constant = self._encoding.slopes, forms.coefficients, forms.constant
-        below = Dyadic(-all_.numbers[row, self._inputs :] * slopes.numbers, all_.exponent + slopes.exponent)
+        values = all_.numbers[row, self._encoding.network.input_size :]
+        below = Dyadic(-values * slopes.numbers, all_.exponent + slopes.exponent)
         exponent = min(constant.exponent, below.exponent, all_.exponent)
         numbers = [*all_.at(exponent)[row].tolist(), *below.at(exponent).tolist()]
         last = int(constant.at(exponent)[row])
@@ -272,7 +248,7 @@ def _number(value: Fraction | int) -> str:
     return sign + (size if value.denominator == 1 else f"(/ {size} {value.denominator}.0)") + top
 
 
-def _sum(terms: Sequence[str]) -> str:
+def _sum(terms: list[str]) -> str:
     return "0.0" if not terms else terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
 
 

@@ -1,4 +1,4 @@
-"""Linear lower bounds of rows over a batch of boxes: by zonotopes, by CROWN, or by intervals alone.
+"""Linear lower bounds of rows over a batch of boxes, by zonotopes, CROWN, or intervals alone; and clipping by them.
 
 * **Zonotopes** (``bounds.zonotopes``) cost a fraction of CROWN's bounds of all neurons. Rows then go back by CROWN as
   well, over the zonotopes' intervals; the better bound of each row counts.
@@ -6,6 +6,12 @@
   more neurons unstable, as not every neuron has a symbol. Bounds over a box hold for its parts: only neurons that are
   unstable in the larger box are bounded again.
 * **Intervals** where whole numbers of the inputs alone matter: little is left of linear bounds behind steps.
+
+**Clipping** cuts off the part of a box in which a row of each polytope is positive. A row g of a polytope of the unsafe
+set has a lower bound g(x) ≥ v + Σ_i |A_i|·|x_i − m_i| over a box: A are the coefficients of its linear bound, m is the
+corner where that is least, and v its value there. A counterexample in the polytope has g(x) ≤ 0 for every row, so that
+|x_i − m_i| ≤ −v/|A_i| for every input i, since no other term of the sum is negative. What is left of a box is the
+smallest box that holds what every polytope leaves of it that is not proved.
 """
 
 from __future__ import annotations
@@ -23,50 +29,31 @@ from verifiable_relu.bounds.structure import NONLINEAR, structure
 from verifiable_relu.bounds.zonotopes import FormRows, Zonotopes
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Elementwise, Network
-from verifiable_relu.rounding import below, unit_roundoff
+from verifiable_relu.rounding import CUT, above, below, reach_of_cut, unit_roundoff
 from verifiable_relu.search.property_rows import BoxRows
-from verifiable_relu.search.split.boxes import SubBoxes
-from verifiable_relu.search.split.events import BoxesBounded, Observer, ignore
+from verifiable_relu.search.split.boxes import BoxesBounded, Observer, SubBoxes
 
 Known = dict[int, Interval]
 """Intervals of ops that feed nonlinear ones, (batch, size) by number."""
 
-DEVICE_BATCH = {"cpu": 512}
-"""Boxes that are bounded at once, by kind of device ..."""
-
-OTHER_BATCH = 1 << 15
-"""... and on others."""
-
-NARROW = 64
-"""Inputs that vary, at most, for zonotopes: more make too many symbols."""
-
-LOOSE = 2
-"""Zonotopes are not used that leave more than this multiple of the neurons unstable that is known to be."""
-
-ROW_COEFFICIENTS = 1 << 27
-"""Coefficients, about, of the rows by which CROWN bounds neurons of all boxes of a batch."""
-
-SPARE_SYMBOLS = 1.25
-"""A zonotope's symbols at an op, by how many the neurons of the last batch would have used at most."""
-
-ROUNDED_AWAY = 0.02
-"""Generators are in float32 where errors are at most this part of what the generators of the output make."""
+BATCH_CPU, BATCH_ELSEWHERE = 512, 1 << 15  # Boxes that are bounded at once by default
+NARROW = 64  # Inputs that vary, at most, for zonotopes: more make too many symbols
+LOOSE = 2  # Zonotopes are not used that leave more than this multiple of the neurons unstable that is known to be
+ROW_COEFFICIENTS = 1 << 27  # Coefficients, about, of the rows by which CROWN bounds neurons of all boxes of a batch
+SPARE_SYMBOLS = 1.25  # A zonotope's symbols at an op, by how many the neurons of the last batch would have used at most
+ROUNDED_AWAY = 0.02  # Generators are in float32 where errors are at most this part of those of the output
 
 
 class BoxBounder:
-    """Bounds boxes of the queries of a network.
+    """Bounds boxes of the queries of a network, ``batch`` at once.
 
     Args:
-        network: the network.
-        varying: numbers of the inputs that vary.
+        network, varying: the network, and the numbers of the inputs that vary.
         batch: how many boxes are bounded at once, at most; by default as many as suit the device.
         memory: bytes for bounds.
-        symbols: how many unstable neurons of an op have a noise symbol of their own in a zonotope.
-        max_unstable: ops with more unstable neurons in a box are not bounded by CROWN there.
+        symbols, max_unstable: as of ``InputSplit``.
         points: whether nothing but whole numbers of the inputs that vary matters.
-
-    Attributes:
-        batch: how many boxes are to be bounded next.
+        is_bounded: whether what is known of the first boxes is CROWN's over these very boxes.
     """
 
     def __init__(
@@ -78,50 +65,51 @@ class BoxBounder:
         symbols: int,
         max_unstable: int,
         points: bool,
+        is_bounded: bool,
     ) -> None:
         self._network, self._varying, self._memory, self.by_intervals = network, varying, memory, points
-        self._symbols, self._max_unstable = symbols, max_unstable
+        self._symbols, self._max_unstable, self._is_bounded, self._first = symbols, max_unstable, is_bounded, True
         self._dtype = torch.float32 if is_covered(network, torch.float32, varying.device) else torch.float64
         self._neurons = sum(op.size for op in network.ops)
         self._new = {i: symbols for i, op in enumerate(network.ops) if isinstance(op, NONLINEAR)}
-        each = form_bytes(network, len(varying), symbols)
+        # About the bytes of one box's affine forms: a few arrays of all symbols at the op where these are largest.
+        count, largest = len(varying), 1
+        for i, op in enumerate(network.ops):
+            count += min(op.size, symbols) if i in self._new else 0
+            largest = max(largest, count * op.size)
+        each = 4 * 8 * largest
         self.by_zonotopes = bool(self._new) and len(varying) <= NARROW and each <= memory and not points
         each = max(each if self.by_zonotopes else 0, self._neurons * 8 * 16)
-        suits = DEVICE_BATCH.get(varying.device.type, OTHER_BATCH) if batch is None else batch
-        self.batch = self._most = max(1, min(suits, memory // each))
+        suits = BATCH_CPU if varying.device.type == "cpu" else BATCH_ELSEWHERE
+        self.batch = self._most = max(1, min(suits if batch is None else batch, memory // each))
         self._fed = sorted({source for i in self._new for source in network.ops[i].inputs})
 
-    def over(self, box: Interval, known: Known, first: bool, is_bounded: bool, stop: Callable[[], bool]) -> BoxBounds:
-        """Bound a batch of boxes (batch, inputs).
-
-        Args:
-            box: the boxes.
-            known: intervals over larger boxes.
-            first: whether these boxes are the first.
-            is_bounded: whether ``known`` is CROWN's over these very boxes.
-            stop: returns True once time is over.
-        """
-        forms = (
-            Zonotopes(self._network, box, self._varying, self._new, self._dtype, stop) if self.by_zonotopes else None
-        )
-        if forms is not None and first:
-            part = (forms.output.error / forms.output.radius).amax()
-            self._dtype = self._dtype if bool(part <= ROUNDED_AWAY) else torch.float64
-            loose = bool(known) and self._unstable(forms.inputs).sum() > LOOSE * self._unstable(known).sum()
-            # Forms may leave the interval on which a function is defined.
-            if bool(loose | ~forms.output.error.isfinite().all()):
-                self.by_zonotopes, forms = False, None
-        if forms is not None:
-            relaxation = Relaxation(self._network, box, known=forms.inputs, dtype=torch.float64, stop=stop).advance()
-            counts = torch.stack([count.amax() for count in forms.unstable.values()])
-            return BoxBounds(relaxation, box, {}, counts, forms)
-        relaxation = Relaxation(self._network, box, known=known, memory=self._memory, stop=stop)
+    def over(self, box: Interval, known: Known, stop: Callable[[], bool]) -> BoxBounds:
+        """Bound a batch of boxes (batch, inputs), given intervals over larger boxes, until ``stop`` returns True."""
+        network, (first, self._first) = self._network, (self._first, False)
+        if self.by_zonotopes:
+            forms = Zonotopes(network, box, self._varying, self._new, self._dtype, stop)
+            if not first or self._suits(forms, known):
+                relaxation = Relaxation(network, box, known=forms.inputs, dtype=torch.float64, stop=stop).advance()
+                counts = torch.stack([count.amax() for count in forms.unstable.values()])
+                return BoxBounds(relaxation, box, {}, counts, forms)
+            self.by_zonotopes = False
+        relaxation = Relaxation(network, box, known=known, memory=self._memory, stop=stop)
         if self.by_intervals:
             return BoxBounds(relaxation.advance(), box, {}, self._varying[:0], by_intervals=True)
+        is_bounded = first and self._is_bounded
         most = None if known and (is_bounded or not first) else self._max_unstable
         bound_by_crown(relaxation, by_rows=not is_bounded, max_unstable=most)
         inputs = {i: relaxation.bounds[i].interval for i in self._fed}
         return BoxBounds(relaxation, box, inputs, self._unstable(inputs).sum()[None])
+
+    def _suits(self, forms: Zonotopes, known: Known) -> bool:
+        """Return True if zonotopes are not far looser than what is known; chooses the type of their generators."""
+        part = (forms.output.error / forms.output.radius).amax()
+        self._dtype = self._dtype if bool(part <= ROUNDED_AWAY) else torch.float64
+        loose = bool(known) and self._unstable(forms.inputs).sum() > LOOSE * self._unstable(known).sum()
+        # Forms may leave the interval on which a function is defined.
+        return not bool(loose | ~forms.output.error.isfinite().all())
 
     def notice(self, counts: list[int], boxes: int) -> None:
         """Take note of the ``counts`` of the last bounds, and of the number of their boxes."""
@@ -138,34 +126,16 @@ class BoxBounder:
         return torch.stack(counts).sum(0) if counts else self._varying.new_zeros(1)
 
 
-def form_bytes(network: Network, varying: int, most: int) -> int:
-    """About the bytes of one box's affine forms: a few arrays of all symbols at the op where these are largest."""
-    symbols, largest = varying, 1
-    for op in network.ops:
-        symbols += min(op.size, most) if isinstance(op, NONLINEAR) else 0
-        largest = max(largest, symbols * op.size)
-    return 4 * 8 * largest
-
-
 @dataclass(frozen=True, eq=False)
 class BoxBounds:
-    """Bounds of a network over a batch of boxes.
+    """Bounds of a network over a batch of boxes."""
 
-    Attributes:
-        relaxation: by which rows go back.
-        box: the boxes.
-        inputs: intervals of neurons that are worth being known of the boxes' parts.
-        counts: (m,) int64, for ``BoxBounder.notice``: unstable neurons.
-        forms: the zonotopes whose intervals the relaxation has, if these are used.
-        by_intervals: whether rows are bounded by the intervals of the last nonlinear op as well.
-    """
-
-    relaxation: Relaxation
+    relaxation: Relaxation  # By which rows go back
     box: Interval
-    inputs: Known
-    counts: Tensor
-    forms: Zonotopes | None = None
-    by_intervals: bool = False
+    inputs: Known  # Intervals of neurons that are worth being known of the boxes' parts
+    counts: Tensor  # (m,) int64, for ``BoxBounder.notice``: unstable neurons
+    forms: Zonotopes | None = None  # The zonotopes whose intervals the relaxation has, if these are used
+    by_intervals: bool = False  # Rows are bounded by the intervals of the last nonlinear op as well
 
     def rows(self, matrix: Tensor) -> FormRows:
         """Return linear lower bounds of rows (batch, rows, outputs)."""
@@ -195,33 +165,26 @@ class BoxBounds:
         """Return what is proven of rows, (boxes, rows) ``values`` with their ``coefficients``."""
         fed = {i for op in self.relaxation.network.ops if isinstance(op, NONLINEAR) for i in op.inputs}
         intervals = {i: self.relaxation.bounds[i].interval for i in sorted(fed)}
-        by_forms = torch.zeros_like(values, dtype=torch.bool)
-        if self.forms is not None:
-            by_forms = below(self.forms.rows(rows.matrix).lower - rows.bound) >= values
-        slopes = {} if self.forms is None else self.forms.slopes
-        return BoxesBounded(boxes, intervals, slopes, rows, values, coefficients, by_forms)
+        if self.forms is None:
+            return BoxesBounded(boxes, intervals, {}, rows, values, coefficients, torch.zeros_like(values).bool())
+        by_forms = below(self.forms.rows(rows.matrix).lower - rows.bound) >= values
+        return BoxesBounded(boxes, intervals, self.forms.slopes, rows, values, coefficients, by_forms)
 
 
 @dataclass(frozen=True, eq=False)
 class RowBounds:
-    """Linear lower bounds of the rows of properties over a batch of boxes.
+    """Linear lower bounds of the rows of properties over a batch of boxes."""
 
-    Attributes:
-        rows: the rows of the boxes' properties, and perhaps sums of them.
-        values: (batch, rows) lower bounds of matrix·y − bound.
-        coefficients: (batch, rows, inputs) of the linear bounds that have these least values.
-        influence: (batch, inputs) as of ``BoxBounds``.
-        helped: (), in how many boxes a sum of rows proves what no row does.
-    """
-
-    rows: BoxRows
-    values: Tensor
-    coefficients: Tensor
-    influence: Tensor
-    helped: Tensor
+    rows: BoxRows  # The rows of the boxes' properties, and perhaps sums of them
+    values: Tensor  # (batch, rows) lower bounds of matrix·y − bound
+    coefficients: Tensor  # (batch, rows, inputs) of the linear bounds that have these least values
+    influence: Tensor  # (batch, inputs) as of ``BoxBounds``
+    helped: Tensor  # (), in how many boxes a sum of rows proves what no row does
 
 
-def bound_rows(bounds: BoxBounds, boxes: SubBoxes, rows: BoxRows, with_sums: bool, observer: Observer) -> RowBounds:
+def bound_rows(
+    bounds: BoxBounds, boxes: SubBoxes, rows: BoxRows, with_sums: bool, observer: Observer | None
+) -> RowBounds:
     """Bound the rows of the boxes' properties, and sums of them if they are wanted."""
     found = bounds.rows(rows.matrix)
     values, coefficients, influence = below(found.lower - rows.bound), found.coefficients, bounds.influence(found)
@@ -233,7 +196,7 @@ def bound_rows(bounds: BoxBounds, boxes: SubBoxes, rows: BoxRows, with_sums: boo
         values = torch.cat([values, below(more.lower - sums.bound)], 1)
         coefficients = torch.cat([coefficients, more.coefficients], 1)
         helped = ((rows.margins(values) > 0) & ~(before > 0)).sum()
-    if observer is not ignore:
+    if observer is not None:
         observer(bounds.event(boxes, rows, values, coefficients))
     return RowBounds(rows, values, coefficients, influence, helped)
 
@@ -256,3 +219,57 @@ def coefficient_error(network: Network) -> float:
     """Return the relative error of coefficients of the inputs: of those where rows end, only the way to the inputs."""
     ops = [op for op in network.ops[1 : structure(network).start + 1] if isinstance(op, Affine)]
     return 8 * (len(ops) + 2) * unit_roundoff(torch.float64) + 2 * sum(op.weight_error for op in ops)
+
+
+@dataclass(frozen=True, eq=False)
+class Clipped:
+    """The rest of a batch of boxes."""
+
+    lower: Tensor  # (batch, inputs), as ``upper``
+    upper: Tensor
+    empty: Tensor  # (batch,) whether nothing is left: the box is proved
+    margin: Tensor  # (batch,) a positive lower bound of the property's margin in all that was cut off, else infinity
+    ends: Tensor  # (2, batch, rows, inputs) the lower and upper ends that each row leaves of its polytope
+
+
+def clip(lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficients: Tensor, error: float) -> Clipped:
+    """Cut off boxes (batch, inputs) where a row of each polytope is positive.
+
+    Rounding: computed coefficients and values are those of a valid bound, but that coefficients may be off by the part
+    ``error`` of themselves. That moves g(x) by at most the same part of Σ_i |A_i|·width_i, which counts against what is
+    cut off; ends move outward. ``values`` (batch, rows) are lower bounds of the ``rows`` of the boxes' properties, and
+    ``coefficients`` (batch, rows, inputs) those of their linear lower bounds.
+    """
+    low, high = lower[:, None], upper[:, None]
+    width = high - low
+    # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
+    reach = reach_of_cut(values, coefficients.abs(), width, error)
+    spare = rows.unscaled(CUT / 2 * -values)
+    polytopes = rows.exists.shape[1]
+    cut = (reach < width) & ((spare > 0) & (rows.polytope < polytopes))[..., None]
+    rest_high = torch.where(cut & (coefficients > 0), torch.minimum(above(low + reach), high), high)
+    rest_low = torch.where(cut & (coefficients < 0), torch.maximum(below(high - reach), low), low)
+    place = rows.polytope[..., None].expand_as(rest_low)
+    fill = (len(lower), polytopes + 1, lower.shape[1])
+    low = low.expand(fill).scatter_reduce(1, place, rest_low, "amax")[:, :-1]
+    high = high.expand(fill).scatter_reduce(1, place, rest_high, "amin")[:, :-1]
+    largest = rows.largest(values)
+    # Polytopes that do not exist are infinitely far.
+    proved = largest > 0
+    gone = (proved | (low > high).any(2))[..., None]
+    new_low = torch.where(gone, torch.inf, low).amin(1)
+    new_high = torch.where(gone, -torch.inf, high).amax(1)
+    margin = torch.where(proved, largest, torch.inf).amin(1)
+    margin = torch.minimum(margin, torch.where(cut.any(2), spare, torch.inf).amin(1))
+    return Clipped(new_low, new_high, (new_low > new_high).any(1), margin, torch.stack([rest_low, rest_high]))
+
+
+def clipping_rows(rows: BoxRows, clipped: Clipped) -> tuple[Tensor, Tensor]:
+    """Return the rows that cut off most of a polytope at both ends, and these ends, (2, batch, polytopes, inputs)."""
+    member = rows.polytope[:, None] == torch.arange(rows.exists.shape[1], device=rows.polytope.device)[:, None]
+    low, high = (
+        torch.where(member[..., None], end[:, None], worst)
+        for end, worst in zip(clipped.ends, (-torch.inf, torch.inf), strict=True)
+    )
+    (least, at_least), (most, at_most) = low.max(2), high.min(2)
+    return torch.stack([at_least, at_most]), torch.stack([least, most])

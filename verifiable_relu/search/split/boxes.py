@@ -1,50 +1,45 @@
-"""Sub-boxes of queries as one record of tensors, the stack of those that are open, and what is known in them."""
+"""Sub-boxes of queries as one record of tensors: the stack of open ones, what is known in them, and what is proven.
+
+The search hands events, which are batches of tensors, to an observer, for writers of certificates: all that it proves,
+at the moment it proves it. Multipliers are hints: whoever chose them, the inequality that they stand for holds, so that
+they may be rounded to few bits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.ir.interval import Interval
+from verifiable_relu.search.property_rows import BoxRows
 
-NO_BOUNDS = -1
-"""``SubBoxes.within`` of boxes in which nothing is known of neurons."""
+NO_BOUNDS = -1  # ``SubBoxes.within`` of boxes in which nothing is known of neurons
 
 
 @dataclass(frozen=True, eq=False)
 class SubBoxes:
-    """Sub-boxes of the queries of one network.
+    """Sub-boxes of the queries of one network."""
 
-    Attributes:
-        lower, upper: (boxes, inputs) their ends, float64.
-        owner: (boxes,) the query of each.
-        number: (boxes,) by which events name it.
-        within: (boxes,) the serial number of a larger box in which neurons are bounded (``KnownBounds``).
-    """
-
-    lower: Tensor
+    lower: Tensor  # (boxes, inputs), float64, as ``upper``
     upper: Tensor
-    owner: Tensor
-    number: Tensor
-    within: Tensor
+    owner: Tensor  # (boxes,) the query of each
+    number: Tensor  # (boxes,) by which events name it
+    within: Tensor  # (boxes,) the serial number of a larger box in which neurons are bounded (``KnownBounds``)
+
+    @staticmethod
+    def cat(parts: list[SubBoxes]) -> SubBoxes:
+        """Return the boxes of all parts, which are at least one."""
+        names = [each.name for each in fields(SubBoxes)]
+        return parts[0] if len(parts) == 1 else SubBoxes(*(torch.cat([getattr(p, n) for p in parts]) for n in names))
 
     def __len__(self) -> int:
         return len(self.owner)
 
     def __getitem__(self, chosen: Tensor | slice) -> SubBoxes:
-        return SubBoxes(*(column[chosen] for column in self.columns))
-
-    @property
-    def columns(self) -> list[Tensor]:
-        """The tensors, in the order of the fields."""
-        return [getattr(self, each.name) for each in fields(self)]
-
-    @property
-    def interval(self) -> Interval:
-        """The ends."""
-        return Interval(self.lower, self.upper)
+        return SubBoxes(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     def whole(self, counted: Tensor) -> SubBoxes:
         """Return the boxes with ends moved inward to whole numbers in the inputs that are ``counted``, (inputs,)."""
@@ -55,10 +50,7 @@ class SubBoxes:
         """Return twice as many boxes: each cut in the middle of one input (boxes,), the lower halves first.
 
         Of ``counted`` inputs (inputs,) whole numbers alone matter: halves have none in common. A box that is one point
-        along the input is both of its halves.
-
-        Args:
-            first: the number of the first half.
+        along the input is both of its halves. The first half has the number ``first``.
         """
         dimension = dimension[:, None]
         low, high = self.lower.gather(1, dimension), self.upper.gather(1, dimension)
@@ -72,53 +64,45 @@ class SubBoxes:
 
 
 class Frontier:
-    """A stack of boxes in tensors that grow; what came last is taken first, so that searches go deep."""
+    """A stack of open boxes, in chunks; what came last is taken first, so that searches go deep."""
 
     def __init__(self, boxes: SubBoxes) -> None:
-        self._columns, self._count = boxes.columns, len(boxes)
+        self._chunks, self._count = [boxes], len(boxes)
 
     def __len__(self) -> int:
         return self._count
 
     def push(self, boxes: SubBoxes) -> None:
         """Put boxes on the stack."""
-        end = self._count + len(boxes)
-        if end > len(self._columns[0]):
-            self._columns = [
-                torch.cat([old[: self._count], new, old.new_empty(end, *old.shape[1:])])
-                for old, new in zip(self._columns, boxes.columns, strict=True)
-            ]
-        else:
-            for old, new in zip(self._columns, boxes.columns, strict=True):
-                old[self._count : end] = new
-        self._count = end
+        self._chunks.append(boxes)
+        self._count += len(boxes)
 
     def pop(self, most: int) -> SubBoxes:
         """Take the last boxes, ``most`` at most."""
-        cut = max(0, self._count - most)
-        # Copies, since what is pushed next takes their place.
-        taken = SubBoxes(*(column[cut : self._count].clone() for column in self._columns))
-        self._count = cut
-        return taken
+        cut, taken = max(0, self._count - most), list[SubBoxes]()
+        while self._count > cut:
+            taken.append(self._chunks.pop())
+            self._count -= len(taken[-1])
+        staying = cut - self._count
+        self.push(taken[-1][:staying])
+        taken[-1] = taken[-1][staying:]
+        return SubBoxes.cat(taken[::-1])
 
     def every(self) -> SubBoxes:
         """Return all boxes, in order."""
-        return SubBoxes(*(column[: self._count] for column in self._columns))
+        self._chunks = [SubBoxes.cat(self._chunks)]
+        return self._chunks[0]
 
 
 class KnownBounds:
-    """The latest intervals of neurons over boxes, by serial number: a ring in which new ones replace the oldest.
-
-    Args:
-        most: how many boxes' intervals are kept.
-    """
+    """The intervals of neurons over the latest ``most`` boxes, by serial number: new ones replace the oldest."""
 
     def __init__(self, most: int) -> None:
         self._most, self._next = most, 0
         self._kept: dict[int, Interval] = {}
         self._serial: Tensor | None = None
 
-    def keep(self, inputs: dict[int, Interval]) -> Tensor:
+    def keep(self, inputs: Mapping[int, Interval]) -> Tensor:
         """Keep the intervals of a batch of boxes, (batch, size) by op, and return their serial numbers, (batch,)."""
         some = next(iter(inputs.values())).lower
         count = len(some)
@@ -127,10 +111,8 @@ class KnownBounds:
             return torch.full_like(serial, NO_BOUNDS)
         if self._serial is None:
             self._serial = torch.full((self._most,), NO_BOUNDS, device=some.device)
-            self._kept = {
-                i: Interval(*(end.new_empty(self._most, end.shape[1]) for end in (x.lower, x.upper)))
-                for i, x in inputs.items()
-            }
+            for i, x in inputs.items():
+                self._kept[i] = Interval(*(end.new_empty(self._most, end.shape[1]) for end in (x.lower, x.upper)))
         place = serial % self._most
         self._serial[place] = serial
         for i, x in inputs.items():
@@ -142,9 +124,45 @@ class KnownBounds:
         """Return the intervals of boxes by their serial numbers, (boxes,): infinite where nothing is known any more."""
         if self._serial is None:
             return {}
-        place = within.clamp(min=0) % self._most
+        place, found = within.clamp(min=0) % self._most, {}
         lost = ((self._serial[place] != within) | (within == NO_BOUNDS))[:, None]
-        return {
-            i: Interval(x.lower[place].masked_fill(lost, -torch.inf), x.upper[place].masked_fill(lost, torch.inf))
-            for i, x in self._kept.items()
-        }
+        for i, x in self._kept.items():
+            lower, upper = x.lower[place].masked_fill(lost, -torch.inf), x.upper[place].masked_fill(lost, torch.inf)
+            found[i] = Interval(lower, upper)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class BoxesBounded:
+    """Rows of the boxes' properties are bounded from below; a box with a positive margin is proved."""
+
+    boxes: SubBoxes
+    intervals: Mapping[int, Interval]  # Of the ops that feed nonlinear ops, over each box, by number
+    # λ_j/K_j of elementwise ops on which the intervals rest, (boxes, size) by number; none where these rest on CROWN's
+    # own (``Function.slopes``)
+    slopes: Mapping[int, Tensor]
+    rows: BoxRows  # Sums of rows among them
+    values: Tensor  # (boxes, rows) their lower bounds
+    coefficients: Tensor  # (boxes, rows, inputs) of the linear bounds that have these least values
+    by_slopes: Tensor  # (boxes, rows) whether a row's bound rests on ``slopes``, else on CROWN's over the intervals
+
+
+@dataclass(frozen=True, eq=False)
+class BoxesClipped:
+    """Nothing beyond the ends of ``rest``, by the same numbers, is unsafe: by rows of the latest ``BoxesBounded``."""
+
+    rest: SubBoxes  # Ends cross where nothing is left
+    row: Tensor  # (2, boxes, polytopes, inputs) that cuts most of a polytope off at the lower and the upper end
+    ends: Tensor  # Likewise, these ends: what the rows leave of each polytope
+
+
+@dataclass(frozen=True, eq=False)
+class BoxesHalved:
+    """Boxes are the union of ``children``: the lower halves, then the upper ones, of what clipping left of each."""
+
+    parent: Tensor
+    children: SubBoxes
+
+
+Event = BoxesBounded | BoxesClipped | BoxesHalved
+Observer = Callable[[Event], None]

@@ -1,8 +1,9 @@
-"""The search over sub-boxes of all queries of a network.
+"""``split``: branch and bound on the input box, complete in the limit, and quick where few inputs vary.
 
-Every step takes the last boxes from a stack, bounds them, tries points of them as counterexamples, clips them, drops
-those that are proved, and puts the others back, halved. It reads from the device once: how many boxes are left of each
-query, and whether something needs attention. All else is done with tensors of known sizes.
+Every step takes the last boxes of all queries of a network from a stack, bounds them, tries points of them as
+counterexamples, clips them, drops those that are proved, and puts the others back, halved. It reads from the device
+once: how many boxes are left of each query, and whether something needs attention. All else is done with tensors of
+known sizes.
 
 **The input that is halved** has the largest part in the width of the output's rows. With zonotopes, that is directly,
 and by way of every unstable neuron's contribution, in which each input has a share. With CROWN it is |A_i|·width_i, A
@@ -32,37 +33,30 @@ from verifiable_relu.ir.network import Network
 from verifiable_relu.ir.transform import without_repeated
 from verifiable_relu.rounding import varies
 from verifiable_relu.search.attack import Descent, Pgd, search_dtype
-from verifiable_relu.search.batch import QueryBatch
-from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.claims import claim
-from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
+from verifiable_relu.search.batch import QueryBatch, RootBounds
+from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, claim, fault
 from verifiable_relu.search.property_rows import BoxRows, input_box
-from verifiable_relu.search.root_bounds import RootBounds
-from verifiable_relu.search.split.bounding import BoxBounder, bound_rows, coefficient_error
-from verifiable_relu.search.split.boxes import NO_BOUNDS, Frontier, KnownBounds, SubBoxes
-from verifiable_relu.search.split.clipping import clip, clipping_rows
-from verifiable_relu.search.split.events import BoxesClipped, BoxesHalved, Event, Observer, ignore
+from verifiable_relu.search.split.bounding import BoxBounder, bound_rows, clip, clipping_rows, coefficient_error
+from verifiable_relu.search.split.boxes import (
+    NO_BOUNDS,
+    BoxesClipped,
+    BoxesHalved,
+    Event,
+    Frontier,
+    KnownBounds,
+    Observer,
+    SubBoxes,
+)
 from verifiable_relu.settings import neutral
 from verifiable_relu.supervisor.forks import most_shares, run_shares
 from verifiable_relu.supervisor.workers import processor_seconds
 
-_TIE = 1e-9
-"""Heuristic: the score of an input's width where none has an influence."""
-
-_ATTACKED, _TRIED = 1 << 13, 1 << 23
-"""Boxes times neurons of what is attacked at once, and points times neurons of what is tried at once."""
-
-_EVERY = 1 << 16
-"""Points of a box up to which all are tried."""
-
-_SHORT = 0.2
-"""Seconds: where one process had no boxes left so soon, copies are not made again at once."""
-
-_WIDE = 128
-"""Fewer boxes than this are cut several times at once, so that the next batch is a large one."""
-
-_SUMS_EVERY = 8
-"""Sums of rows are bounded in every such step, and in as many steps after one in which they proved a box."""
+_TIE = 1e-9  # Heuristic: the score of an input's width where none has an influence
+_ATTACKED, _TRIED = 1 << 13, 1 << 23  # Neurons times the boxes that are attacked, or points that are tried, at once
+_EVERY = 1 << 16  # Points of a box up to which all are tried
+_SHORT = 0.2  # Seconds: where one process had no boxes left so soon, copies are not made again at once
+_WIDE = 128  # Fewer boxes than this are cut several times at once, so that the next batch is a large one
+_SUMS_EVERY = 8  # Sums of rows are bounded in such steps, and in as many steps after one in which they proved a box
 
 Points = tuple[Tensor, Tensor, Tensor]
 """Queries (count,), points (count, inputs), and their margins (count,)."""
@@ -70,27 +64,16 @@ Points = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class InputSplit:
-    """``split``: branch and bound on the input box. Of memory, the boxes that wait are not counted.
+    """``split``: branch and bound on the input box. Of memory, the boxes that wait are not counted."""
 
-    Attributes:
-        batch: most sub-boxes bounded at once; by default as many as suit the device.
-        max_unstable: layers with more unstable neurons in a box are not bounded by CROWN there.
-        symbols: how many unstable neurons of a layer have a noise symbol of their own in a zonotope.
-        attack_every: boxes are attacked each time this number of steps is done.
-        box_attack: how they are attacked.
-        attack_after_boxes: a query that is not through after this number of boxes is attacked as a whole.
-        query_attack: how it is attacked.
-        share_after_s: the seconds that one process searches alone before others share the boxes.
-    """
-
-    batch: int | None = None
-    max_unstable: int = 512
-    symbols: int = 256
-    attack_every: int = 4
+    batch: int | None = None  # Most sub-boxes bounded at once; by default as many as suit the device
+    max_unstable: int = 512  # Layers with more unstable neurons in a box are not bounded by CROWN there
+    symbols: int = 256  # How many unstable neurons of a layer have a noise symbol of their own in a zonotope
+    attack_every: int = 4  # Boxes are attacked each time this number of steps is done
     box_attack: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
-    attack_after_boxes: int = 512
+    attack_after_boxes: int = 512  # A query that is not through after this number of boxes is attacked as a whole
     query_attack: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
-    share_after_s: float = field(default=0.5, repr=False)
+    share_after_s: float = field(default=0.5, repr=False)  # One process searches alone before others share the boxes
 
     name: ClassVar[str] = "split"
 
@@ -104,59 +87,47 @@ class InputSplit:
                 device = torch.device(part.budget.device)
                 known = part.bounds_cache.known(list(part.queries), device) if network is part.network else None
                 search = BoxSearch(self, part, network, known)
+            numbers, told = list(part.queries), set[int]()
             while len(search.now.frontier):
                 try:
                     with neutral(), torch.no_grad():
                         search.advance()
                     batch.budget.report_progress({"sub-problems": sum(search.now.bounded)})
                 except Exception as error:
-                    search.give_up(fault(error, self.name))
-                for local in search.decided():
-                    yield search.numbers[local], search.now.outcomes[local]
-                    done += 1
-                batch.stage(self.name, done, len(batch.queries))
+                    for local in search.undecided():
+                        search.decide(local, fault(error, self.name))
+                    search.drop()
+                for local, outcome in search.now.outcomes.items():
+                    if local not in told:
+                        yield numbers[local], outcome
+                        told.add(local)
+                batch.stage(self.name, done + len(told), len(batch.queries))
+            done += len(told)
 
 
 @dataclass(eq=False)
 class Progress:
-    """The state of a search, or of the part of it that a copy of the process has.
+    """The state of a search, or of the part of it that a copy of the process has."""
 
-    Attributes:
-        frontier: the boxes that are open.
-        margin: (queries,) the least proven one of the boxes that are not open any more, else infinity.
-        open, bounded: for each query, how many boxes are open, and how many have been bounded.
-        outcomes: of queries that are decided.
-        number: the next box's, under which events name it.
-        events: of a copy.
-    """
-
-    frontier: Frontier
-    margin: Tensor
-    open: list[int]
-    bounded: list[int]
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    number: int = 0
-    events: list[Event] = field(default_factory=list)
+    frontier: Frontier  # The boxes that are open
+    margin: Tensor  # (queries,) the least proven one of the boxes that are not open any more, else infinity
+    open: list[int]  # For each query, how many boxes are open
+    bounded: list[int]  # For each query, how many boxes have been bounded
+    outcomes: dict[int, Outcome] = field(default_factory=dict)  # Of queries, in the order in which they are decided
+    number: int = 0  # The next box's, under which events name it
+    events: list[Event] = field(default_factory=list)  # Of a copy
 
 
 class BoxSearch:
-    """The search for the queries of one network.
-
-    Args:
-        options: of the method.
-        batch: the queries.
-        network: the network of the queries, as it is bounded.
-        known: bounds over the queries' boxes, if there are any.
-    """
+    """The search for the queries of one network, which is given as it is bounded; they have numbers from 0 on here."""
 
     def __init__(self, options: InputSplit, batch: QueryBatch, network: Network, known: RootBounds | None) -> None:
         self._options, self._batch, self._budget, self._network = options, batch, batch.budget, network
-        self._name = options.name
-        self._observer: Observer = ignore if batch.observer is None else partial(batch.observer, list(batch.queries))
+        self._numbers, self._properties = list(batch.queries), batch.properties
+        self._observer: Observer | None = None if batch.observer is None else partial(batch.observer, self._numbers)
         self._charged = self._budget.clock(), processor_seconds()
-        self.numbers, self._queries = list(batch.queries), list(batch.queries.values())
-        device, properties = torch.device(self._budget.device), [query.property for query in self._queries]
-        box, count = input_box(properties, torch.float64, device), len(properties)
+        device, count = torch.device(self._budget.device), len(self._numbers)
+        box = input_box(self._properties, torch.float64, device)
         self._counted = torch.zeros(network.input_size, dtype=torch.bool, device=device)
         for places in network.counted.values():
             self._counted[places] = True
@@ -167,12 +138,13 @@ class BoxSearch:
         memory, neurons = self._budget.memory // (2 * self._processes), sum(op.size for op in network.ops)
         self._attacked, self._tried = max(1, _ATTACKED // neurons), max(1, _TRIED // neurons)
         limits = (options.batch, memory, options.symbols, options.max_unstable)
-        self.bounder = BoxBounder(network, moving.nonzero().squeeze(1), *limits, self._points)
-        self._rows = BoxRows.from_properties(properties, network.output_size, box.lower)
+        is_bounded = known is not None and known.reached == math.inf
+        self.bounder = BoxBounder(network, moving.nonzero().squeeze(1), *limits, self._points, is_bounded)
+        self._rows = BoxRows.from_properties(self._properties, network.output_size, box.lower)
         self._known, owner = KnownBounds(memory // (16 * neurons)), torch.arange(count, device=device)
-        within, self._is_bounded = torch.full_like(owner, NO_BOUNDS), known is not None and known.reached == math.inf
+        within = torch.full_like(owner, NO_BOUNDS)
         if known is not None and known.intervals and not self._points:
-            within = self._known.keep(dict(known.intervals))
+            within = self._known.keep(known.intervals)
         frontier = Frontier(SubBoxes(box.lower, box.upper, owner, owner.clone(), within))
         nothing = box.lower.new_full((count,), torch.inf)
         self.now = Progress(frontier, nothing, [1] * count, [0] * count, number=count)
@@ -181,20 +153,8 @@ class BoxSearch:
         self._generator = torch.Generator().manual_seed(options.box_attack.seed)
         self._rough, self._error = search_dtype(network), coefficient_error(network)
         self._trust = Trust.ROUNDED if is_covered(network, torch.float64, device) else Trust.FLOAT
-        self._new: list[int] = []
         self._alone = time.perf_counter() + options.share_after_s
         self._charge(self.now.open)
-
-    def decided(self) -> list[int]:
-        """Return the queries decided since the last call."""
-        new, self._new = self._new, []
-        return new
-
-    def give_up(self, outcome: Outcome) -> None:
-        """Close all queries that are not decided."""
-        for local in self._undecided():
-            self._decide(local, outcome)
-        self._drop()
 
     def advance(self) -> None:
         """Go on by a step, or in several processes; then close the queries that are through or out of time."""
@@ -203,33 +163,58 @@ class BoxSearch:
             self._share()
         else:
             self._step()
-        for local in self._undecided():
+        for local in self.undecided():
             if not (left := self.now.open[local]):
                 margin = float(self.now.margin[local])
-                self._decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, self._name, self._trust, margin))
+                self.decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, self._options.name, self._trust, margin))
             elif self._left([local]) <= 0:
-                detail = f"the budget ran out after {self.now.bounded[local]} boxes, {left} were left"
-                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self._name, detail))
-        self._drop()
+                self._time_out(local, f"after {self.now.bounded[local]} boxes, {left} were left")
+        self.drop()
 
-    def _undecided(self) -> list[int]:
-        return [i for i in range(len(self._queries)) if i not in self.now.outcomes]
+    def undecided(self) -> list[int]:
+        return [i for i in range(len(self._numbers)) if i not in self.now.outcomes]
+
+    def decide(self, local: int, outcome: Outcome) -> None:
+        """Take the outcome of a query, unless it has one."""
+        if local not in self.now.outcomes:
+            boxes, name = self.now.bounded[local], self._options.name
+            outcome = replace(outcome, method=name, detail=outcome.detail or f"{boxes} boxes")
+            self.now.outcomes[local] = replace(outcome, seconds={name: self._seconds[local]}, subproblems=boxes)
+
+    def drop(self) -> None:
+        """Drop the boxes of queries that are decided."""
+        gone = [local for local in self.now.outcomes if self.now.open[local]]
+        if gone:
+            every = self.now.frontier.every()
+            closed = torch.zeros(len(self._numbers), dtype=torch.bool, device=every.owner.device)
+            closed[gone] = True
+            self.now.frontier = Frontier(every[~closed[every.owner]])
+            self.now.open = [0 if local in gone else left for local, left in enumerate(self.now.open)]
+
+    def _time_out(self, local: int, where: str) -> None:
+        detail = f"the budget ran out {where}"
+        self.decide(local, Outcome.unknown(Reason.TIMEOUT, self._options.name, detail))
 
     def _left(self, members: Sequence[int]) -> float:
-        return self._batch.left([self.numbers[local] for local in members])
+        return self._batch.left([self._numbers[local] for local in members])
 
-    def _work(self, members: Sequence[int]) -> TimeBudget:
-        return self._budget.begun(self._left(members))
+    def _stop(self, members: Sequence[int]) -> Callable[[], bool]:
+        return self._budget.begun(self._left(members)).stop
+
+    def _open_boxes(self) -> list[int]:
+        owner = self.now.frontier.every().owner
+        found: list[int] = torch.bincount(owner, minlength=len(self._numbers)).tolist()
+        return found
 
     def _share(self) -> None:
         """Go on with all boxes in several processes, until one of these has none left."""
-        every = self.now.frontier.every()
+        every, began = self.now.frontier.every(), time.perf_counter()
         hands = [every[torch.arange(first, len(every), self._processes)] for first in range(self._processes)]
-        began, count = time.perf_counter(), len(self._queries)
-        self.now.frontier, self.now.open = Frontier(hands[0]), _counts(hands[0].owner, count)
+        self.now.frontier = Frontier(hands[0])
+        self.now.open = self._open_boxes()
         shares: list[Callable[[Callable[[], bool]], Any]] = [self._go_on]
-        shares += [partial(self.go_on_elsewhere, hand, place) for place, hand in enumerate(hands[1:], start=1)]
-        found = run_shares(shares, self._work(self._undecided()).left)[1:]
+        shares += [partial(self._go_on_elsewhere, hand, place) for place, hand in enumerate(hands[1:], start=1)]
+        found = run_shares(shares, self._budget.begun(self._left(self.undecided())).left)[1:]
         for hand, part in zip(hands[1:], found, strict=True):
             left = hand if part is None else part.frontier.every()
             if part is None:
@@ -239,13 +224,14 @@ class BoxSearch:
                 self.now.margin = torch.minimum(self.now.margin, part.margin)
                 self.now.bounded = [mine + more for mine, more in zip(self.now.bounded, part.bounded, strict=True)]
                 self.now.number = max(self.now.number, part.number)
-                for event in part.events:
-                    self._observer(event)
+                if self._observer is not None:
+                    for event in part.events:
+                        self._observer(event)
                 for local, outcome in part.outcomes.items():
-                    self._decide(local, outcome)
+                    self.decide(local, outcome)
             # Bounds that a copy has come to know stay there, and numbers stand for something else by now.
             self.now.frontier.push(replace(left, within=torch.full_like(left.owner, NO_BOUNDS)))
-        self.now.open = _counts(self.now.frontier.every().owner, count)
+        self.now.open = self._open_boxes()
         now = time.perf_counter()
         self._alone = now + self._options.share_after_s if now - began < _SHORT else now
 
@@ -256,15 +242,14 @@ class BoxSearch:
             if pause():
                 break
 
-    def go_on_elsewhere(self, boxes: SubBoxes, place: int, pause: Callable[[], bool]) -> Progress:
+    def _go_on_elsewhere(self, boxes: SubBoxes, place: int, pause: Callable[[], bool]) -> Progress:
         """Go on with some boxes in a copy of the process that has all; returns the progress made."""
-        before, count = self.now, len(self._queries)
+        before, count = self.now, len(self._numbers)
         # Numbers of boxes are this copy's own.
         margin, number = torch.full_like(before.margin, torch.inf), before.number + (place << 40)
-        self.now = Progress(
-            Frontier(boxes), margin, _counts(boxes.owner, count), [0] * count, dict(before.outcomes), number
-        )
-        if self._observer is not ignore:
+        self.now = Progress(Frontier(boxes), margin, [], [0] * count, dict(before.outcomes), number)
+        self.now.open = self._open_boxes()
+        if self._observer is not None:
             self._observer = self.now.events.append
         self._go_on(pause)
         new = {local: found for local, found in self.now.outcomes.items() if local not in before.outcomes}
@@ -276,7 +261,7 @@ class BoxSearch:
         No query is *unsat* by this alone: other processes may have boxes of it.
         """
         boxes = self.now.frontier.pop(self.bounder.batch)
-        stop = self._work([local for local, left in enumerate(self.now.open) if left]).stop
+        stop = self._stop([local for local, left in enumerate(self.now.open) if left])
         self._steps += 1
         try:
             if self._steps == 1 and self._points:
@@ -285,9 +270,8 @@ class BoxSearch:
         except OutOfTime:
             # These boxes are not open any more, and nothing is known of them.
             for local in boxes.owner.unique().tolist():
-                detail = f"the budget ran out in {self.now.bounded[local]} boxes"
-                self._decide(local, Outcome.unknown(Reason.TIMEOUT, self._name, detail))
-        self._drop()
+                self._time_out(local, f"in {self.now.bounded[local]} boxes")
+        self.drop()
 
     def _bound(self, boxes: SubBoxes, stop: Callable[[], bool]) -> None:
         """Drop of these boxes those that are proved, and put the others back, clipped and halved.
@@ -295,10 +279,8 @@ class BoxSearch:
         Raises:
             OutOfTime: if the time of their queries ends meanwhile; then none was put back.
         """
-        rows, count, first = self._rows.take(boxes.owner), len(self._queries), self._steps == 1
-        bounds = self.bounder.over(
-            boxes.interval, self._known.over(boxes.within), first, first and self._is_bounded, stop
-        )
+        rows, count = self._rows.take(boxes.owner), len(self._numbers)
+        bounds = self.bounder.over(Interval(boxes.lower, boxes.upper), self._known.over(boxes.within), stop)
         with_sums = self._has_joint_rows and (self._steps <= self._sums_until or not self._steps % _SUMS_EVERY)
         found = bound_rows(bounds, boxes, rows, with_sums, self._observer)
         margins = found.rows.margins(found.values)
@@ -317,37 +299,30 @@ class BoxSearch:
         hits = torch.stack([(margin <= 0).any() for _, _, margin in tried]).any()
         seen = torch.stack([stuck.any().long(), hits.long(), found.helped])
         # The step's one look at what the device has found.
-        summary: list[int] = torch.cat([by_query.flatten(), seen, bounds.counts]).tolist()
-        taken, kept, (any_stuck, any_hit, helped) = (
-            summary[:count],
-            summary[count : 2 * count],
-            summary[2 * count :][:3],
-        )
-        self.bounder.notice(summary[2 * count + 3 :], len(boxes))
+        summary: list[int] = torch.cat([seen, by_query.flatten(), bounds.counts]).tolist()
+        (any_stuck, any_hit, helped), taken, kept = summary[:3], summary[3 : 3 + count], summary[3 + count :][:count]
+        self.bounder.notice(summary[3 + 2 * count :], len(boxes))
         self._sums_until = self._steps + _SUMS_EVERY if helped else self._sums_until
         # Few boxes are cut several times at once.
         cuts = max(1, (min(self.bounder.batch, _WIDE) // (2 * max(1, sum(kept)))).bit_length())
-        long = [
-            i
-            for i, (b, n) in enumerate(zip(self.now.bounded, taken, strict=True))
-            if b <= self._options.attack_after_boxes < b + n
-        ]
-        for local in range(count):
-            self.now.bounded[local] += taken[local]
-            self.now.open[local] += (kept[local] << cuts) - taken[local]
+        now, limit = self.now, self._options.attack_after_boxes
+        long = [i for i, more in enumerate(taken) if now.bounded[i] <= limit < now.bounded[i] + more]
+        now.bounded = [bounded + more for bounded, more in zip(now.bounded, taken, strict=True)]
+        now.open = [was + (new << cuts) - more for was, new, more in zip(now.open, kept, taken, strict=True)]
         for points in tried if any_hit else ():
             self._claim(*points)
         for local in boxes.owner[stuck].unique().tolist() if any_stuck else ():
             detail = "a box of one point is neither proved nor violated in float64"
-            self._decide(local, Outcome.unknown(Reason.INCOMPLETE, self._name, detail))
+            self.decide(local, Outcome.unknown(Reason.INCOMPLETE, self._options.name, detail))
         self._charge(taken)
-        self._attack_queries([local for local in long if local not in self.now.outcomes], stop)
-        if self._observer is not ignore:
+        self._attack_queries([local for local in long if local not in now.outcomes], stop)
+        if self._observer is not None:
             self._observer(BoxesClipped(rest, *clipping_rows(found.rows, clipped)))
         chosen = order[len(order) - sum(kept) :]
         if len(chosen):
-            serial = self._known.keep({i: x.pick(chosen) for i, x in bounds.inputs.items()}) if bounds.inputs else None
-            within = torch.full_like(chosen, NO_BOUNDS) if serial is None else serial
+            within = torch.full_like(chosen, NO_BOUNDS)
+            if bounds.inputs:
+                within = self._known.keep({i: x.pick(chosen) for i, x in bounds.inputs.items()})
             self._halve(replace(rest[chosen], within=within), found.influence[chosen], cuts)
 
     def _halve(self, boxes: SubBoxes, influence: Tensor, cuts: int) -> None:
@@ -356,7 +331,7 @@ class BoxSearch:
             parent, boxes = boxes, boxes.halves(self._score(boxes, influence).argmax(1), self._counted, self.now.number)
             self.now.number += len(boxes)
             influence = influence.repeat(2, 1)
-            if self._observer is not ignore:
+            if self._observer is not None:
                 self._observer(BoxesHalved(parent.number, boxes))
         self.now.frontier.push(boxes)
 
@@ -387,10 +362,10 @@ class BoxSearch:
 
     def _attack_queries(self, members: list[int], stop: Callable[[], bool]) -> None:
         if members:
-            properties = [self._queries[local].property for local in members]
+            properties = [self._properties[local] for local in members]
             found = self._options.query_attack.search(self._network, properties, stop, self._budget.device)
             self._claim(torch.tensor(members), *found)
-            self._charge([int(local in members) for local in range(len(self._queries))])
+            self._charge([int(local in members) for local in range(len(self._numbers))])
 
     def _try_all(self, boxes: SubBoxes) -> None:
         """Try every point of boxes in which whole numbers alone count, where these are not too many."""
@@ -399,7 +374,7 @@ class BoxSearch:
             places = ((low < high) & self._counted).nonzero().squeeze(1).tolist()
             sizes = [int(size) + 1 for size in (high - low)[places].tolist()]
             owner = boxes.owner.new_tensor([local])
-            stop, count, rows = self._work([local]).stop, math.prod(sizes), self._rows.take(owner)
+            stop, count, rows = self._stop([local]), math.prod(sizes), self._rows.take(owner)
             for first in range(0, count if count <= _EVERY else 0, self._tried):
                 if local in self.now.outcomes or stop():
                     break
@@ -418,9 +393,9 @@ class BoxSearch:
             local = int(owner[number])
             if local not in self.now.outcomes:
                 point = points[number].double().cpu().numpy()
-                found = claim(self._network, self._queries[local].property, point, self._name)
+                found = claim(self._network, self._properties[local], point, self._options.name)
                 if found is not None:
-                    self._decide(local, found)
+                    self.decide(local, found)
 
     def _charge(self, worked: Sequence[int]) -> None:
         """Charge the time since the last charge to queries, by how many of ``worked`` boxes they have."""
@@ -429,27 +404,5 @@ class BoxSearch:
         for local, count in enumerate(worked):
             if count:
                 share = count / sum(worked)
-                self._batch.charge([self.numbers[local]], elapsed * share, used * share)
+                self._batch.charge([self._numbers[local]], elapsed * share, used * share)
                 self._seconds[local] += elapsed * share
-
-    def _drop(self) -> None:
-        """Drop the boxes of queries that are decided."""
-        gone = [local for local in self.now.outcomes if self.now.open[local]]
-        if gone:
-            every = self.now.frontier.every()
-            closed = torch.zeros(len(self._queries), dtype=torch.bool, device=every.owner.device)
-            closed[gone] = True
-            self.now.frontier = Frontier(every[~closed[every.owner]])
-            self.now.open = [0 if local in gone else left for local, left in enumerate(self.now.open)]
-
-    def _decide(self, local: int, outcome: Outcome) -> None:
-        if local not in self.now.outcomes:
-            boxes, seconds = self.now.bounded[local], {self._name: self._seconds[local]}
-            outcome = replace(outcome, method=self._name, detail=outcome.detail or f"{boxes} boxes")
-            self.now.outcomes[local] = replace(outcome, seconds=seconds, subproblems=boxes)
-            self._new.append(local)
-
-
-def _counts(owner: Tensor, count: int) -> list[int]:
-    found: list[int] = torch.bincount(owner, minlength=count).tolist()
-    return found
