@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from verifiable_relu.check import BadInput, Refused, check
-from verifiable_relu.check.folder import check_folder
+from verifiable_relu.check.checker import check_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,31 +26,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if folder != (given.net is None) or folder != (given.spec is None):
         made.error("a certificate needs --net and --spec, and a folder of certificates takes neither")
     try:
-        if folder:
-            return _folder(given.certificate)
-        print(f"accepted: {check(given.certificate, given.net, given.spec, other=given.other)}")
+        if not folder:
+            print(f"accepted: {check(given.certificate, given.net, given.spec, other=given.other)}")
+            return 0
+        status = 0
+        for name, _, spec, ended, said in check_folder(given.certificate):
+            print(f"{_line(name or spec)}: {_line(said)}", flush=True)
+            # The exit status is that of the first that is not accepted.
+            status = status or ended
+        return status
     except Refused as error:
         print(f"refused: {_line(error)}")
         return 1
-    except BadInput as error:
-        print(f"check: {_line(error)}", file=sys.stderr)
-        return 2
-    except Exception as error:  # whatever else happens, 1 would say that the certificate was read and refused
-        print(f"check: {type(error).__name__}: {_line(error)}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("check: interrupted", file=sys.stderr)
         return 130
-    return 0
-
-
-def _folder(folder: Path) -> int:
-    """Check all certificates of a folder; the exit status is that of the first that is not accepted."""
-    status = 0
-    for name, _, spec, ended, said in check_folder(folder):
-        print(f"{_line(name or spec)}: {_line(said)}", flush=True)
-        status = status or ended
-    return status
+    except Exception as error:  # whatever happens, 1 would say that the certificate was read and refused
+        print(
+            f"check: {'' if isinstance(error, BadInput) else type(error).__name__ + ': '}{_line(error)}",
+            file=sys.stderr,
+        )
+        return 2
 
 
 class _CheckParser(argparse.ArgumentParser):
@@ -67,7 +63,7 @@ class _CheckParser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     made = _CheckParser(
         prog="verifiable-relu check",
         description="Check a certificate without trusting who wrote it.",
@@ -81,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _line(error: object) -> str:
-    """The message as one line that does nothing to a terminal."""
+    """Return the message as one line that does nothing to a terminal."""
     text = " ".join(str(error).split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:500]
 

@@ -31,8 +31,8 @@ import numpy as np
 
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.functions import Curve, Difference, Function
-from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Input, Maximum
-from verifiable_relu.check.numbers import FLOAT, LARGE, OWN, TINY, UNIT, Float64, Number, apply, gamma
+from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Maximum
+from verifiable_relu.check.numbers import FLOAT, LARGE, OWN, TINY, UNIT, Arithmetic, Number, apply
 
 FEW = 16
 """Operations that are granted to every sum beyond its own."""
@@ -52,31 +52,21 @@ class Plane:
     constant: float
 
 
-@dataclass(eq=False)
-class Lines:
-    """Slopes t of an activation's neurons where K ≥ 0 and where K < 0, (size,) or (boxes, 1, size).
+def _kept(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what a state's method returns, until the state changes."""
 
-    ``columns``: the least f − t·z for the first t, the largest one for the second, and what to charge for |K|.
-    """
+    def found(state: State, number: int, *by: Arithmetic) -> Any:
+        key = (method.__name__, number, *by)
+        if key not in state.made:
+            state.made[key] = method(state, number, *by)
+        return state.made[key]
 
-    t: Ends
-    columns: Number
-
-
-@dataclass(eq=False)
-class Rivals:
-    """Of a maximum's windows: the rival below; the one above, its slope and the constant, and its charge."""
-
-    below: Number
-    above: Number
-    slope: Number
-    constant: Number
-    charge: Number
+    return found
 
 
 @dataclass(eq=False)
 class State:
-    """All that is known at a node of a tree. Arrays are (size,), or (boxes, size) for many states at once.
+    """All that is known at a node of a tree, or at many at once. Arrays are (boxes, size), or (1, size) for all boxes.
 
     Attributes:
         ends: of every node between which numbers its value lies.
@@ -94,20 +84,28 @@ class State:
     made: dict[Any, Any] = field(default_factory=dict)
 
     def child(self) -> State:
-        """A copy that may change."""
+        """Return a copy that may change."""
         copied: dict[str, Any] = {name: dict(part) for name, part in vars(self).items() if isinstance(part, dict)}
         return replace(self, **copied)
 
+    def chosen(self, at: Any) -> State:
+        """Return one of many states, or some."""
+        found = replace(self.child(), made={})
+        for part in (found.ends, found.slopes):
+            for number, (low, high) in part.items():
+                part[number] = low if len(low) == 1 else low[at], high if len(high) == 1 else high[at]
+        return found
+
     @property
-    def is_single(self) -> bool:
-        return all(low.ndim == 1 for part in (self.ends, self.slopes) for low, _ in part.values())
+    def boxes(self) -> int:
+        return max(len(end) for part in (self.ends, self.slopes) for ends in part.values() for end in ends)
 
     def size(self, number: int) -> Number:
-        """The largest absolute values of a node's entries."""
+        """Return the largest absolute values of a node's entries."""
         return np.asarray(np.maximum(*map(np.abs, self.ends[number])))
 
     def is_empty(self) -> Number:
-        """Whether the ends of some value have crossed: no point is left. () or (boxes,)."""
+        """Return for each box whether the ends of some value have crossed: no point is left."""
         crossed = (np.any(low > high, axis=-1) for low, high in self.ends.values())
         return np.asarray(functools.reduce(np.logical_or, crossed))
 
@@ -115,13 +113,13 @@ class State:
         """Make ``value`` the lower end (side 1) or the upper one (−1) of an entry, where it is inside."""
         low, high = (end.copy() for end in self.ends[number])
         if side > 0:
-            low[entry] = max(low[entry], value)
+            low[:, entry] = np.maximum(low[:, entry], value)
         else:
-            high[entry] = min(high[entry], value)
+            high[:, entry] = np.minimum(high[:, entry], value)
         self.ends[number] = low, high
         self.made.clear()
 
-    def propagate(self, after: int = -1) -> None:
+    def propagate(self, after: int = 0) -> None:
         """Go on with interval arithmetic to the nodes behind ``after``, and keep the better ends.
 
         Raises:
@@ -129,7 +127,7 @@ class State:
         """
         self.made.clear()
         for number in self.graph.order:
-            if number > after and not isinstance(self.graph.nodes[number], Input):
+            if number > after:
                 low, high = self._interval(number)
                 if number in self.ends:
                     old_low, old_high = self.ends[number]
@@ -139,107 +137,90 @@ class State:
             Refused.when(not np.all(self.size(number) <= LARGE), "values of the network are not bounded by 2³⁰⁰")
 
     def _interval(self, number: int) -> Ends:
-        node: Any = self.graph.nodes[number]
+        node = self.graph.nodes[number]
         if isinstance(node, Affine):
-            return self._affine(number, node)
+            total, reach = node.bias[None], np.zeros((1, node.size))
+            for source, matrix, absolute in zip(node.sources, node.matrices, node.absolute, strict=True):
+                low, high = self.ends[source]
+                centre = 0.5 * low + 0.5 * high
+                # Three operations of the width are rounded.
+                radius = np.maximum(high - centre, centre - low) * (1 + 8 * UNIT) + TINY
+                total, reach = total + apply(matrix, centre), reach + apply(absolute, radius)
+            own, off = self.charge(number)
+            reach = reach + (2 * own + off) * OWN + TINY
+            return total - reach, total + reach
         if isinstance(node, Activation):
             return self.function(number).range(*self.ends[node.source])
         if isinstance(node, Maximum):
-            low, high = (end[..., node.rivals].max(-2) for end in self.ends[node.source])
+            low, high = (end[:, node.rivals].max(-2) for end in self.ends[node.source])
             other = self.ends[node.rounds]
             return np.maximum(low, other[0]), np.minimum(high, other[1])
-        low, high = self.ends[node.second]
-        least, most = (a + b for a, b in zip(self.ends[node.first], self.ends[node.change], strict=True))
-        return np.maximum(low, np.nextafter(least, -np.inf)), np.minimum(high, np.nextafter(most, np.inf))
+        first, second, change = (self.ends[source] for source in node.sources)
+        least, most = (a + b for a, b in zip(first, change, strict=True))
+        return np.maximum(second[0], np.nextafter(least, -np.inf)), np.minimum(second[1], np.nextafter(most, np.inf))
 
-    def _affine(self, number: int, node: Affine) -> Ends:
-        total, reach = node.bias, np.zeros(node.size)
-        for (source, matrix), absolute in zip(node.terms, node.absolute, strict=True):
-            low, high = self.ends[source]
-            centre = 0.5 * low + 0.5 * high
-            # Three operations of the width are rounded.
-            radius = np.maximum(high - centre, centre - low) * (1 + 8 * UNIT) + TINY
-            total, reach = total + apply(matrix, centre), reach + apply(absolute, radius)
-        own, off = self.charge(number)
-        reach = reach + (2 * own + off) * OWN + TINY
-        return total - reach, total + reach
-
+    @_kept
     def charge(self, number: int) -> Ends:
-        """Of an affine node, the charge of the checker's own rounding, and the rest of its charge."""
-        node: Any = self.graph.nodes[number]
-
-        def made() -> Ends:
-            sums, size = self.sums(node), np.abs(node.bias)
-            own = gamma(node.longest + FEW) * sums + gamma(node.size + FEW) * size
-            return own, OWN * node.relative * (sums + size) + node.lost
-
-        return self._kept(number, made)
+        """Return the charge of an affine node for the checker's own rounding, and the rest of its charge."""
+        node: Affine = self.graph.nodes[number]
+        sums, size = self.sums(node), np.abs(node.bias)
+        own = FLOAT.gamma(node.longest + FEW) * sums + FLOAT.gamma(node.size + FEW) * size
+        return own, OWN * node.relative * (sums + size) + node.lost
 
     def sums(self, node: Affine) -> Number:
-        """|W|·m of an affine node."""
+        """Return |W|·m of an affine node."""
         parts = zip(node.sources, node.absolute, strict=True)
-        return np.asarray(sum((apply(matrix, self.size(source)) for source, matrix in parts), np.zeros(node.size)))
-
-    def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
+        return np.asarray(sum((apply(matrix, self.size(source)) for source, matrix in parts), np.zeros((1, node.size))))
 
     def function(self, number: int) -> Function:
-        """The function of an activation; that of a pair's difference follows from the ends of both inputs."""
-        node: Any = self.graph.nodes[number]
+        """Return the function of an activation; that of a pair's difference follows from the ends of both inputs."""
+        node = self.graph.nodes[number]
         if type(node.function) is not Function:
             return node.function
-        beside: Any = self.graph.nodes[number + 1]
-        both = [self.graph.nodes[one] for one in (beside.first, beside.second)]
-        ends = [self.ends[activation.source] for activation in both]
+        both = [self.graph.nodes[one] for one in self.graph.nodes[number + 1].sources[:2]]
+        (low, high), (other_low, other_high) = ends = [self.ends[activation.source] for activation in both]
         gaps = [_gap(activation.function, *end) for activation, end in zip(both, ends, strict=True)]
-        active = np.minimum(ends[0][0], ends[1][0]) >= 0
-        inactive = np.maximum(ends[0][1], ends[1][1]) <= 0
-        return Difference(np.where(active, 1.0, 0.0), np.where(inactive, 0.0, 1.0), gaps[1], gaps[0])
+        least = np.where(np.minimum(low, other_low) >= 0, 1.0, 0.0)
+        return Difference(least, np.where(np.maximum(high, other_high) <= 0, 0.0, 1.0), gaps[1], gaps[0])
 
-    def lines(self, number: int, by: Float64) -> Lines:
-        """The lines of an activation."""
-        return self._kept((number, by.exact), lambda: self._lines(number, by))
+    @_kept
+    def lines(self, number: int, by: Arithmetic) -> tuple[Number, Number, Number]:
+        """Return slopes t of an activation's neurons where K ≥ 0 and where K < 0, (boxes, 1, size), and columns.
 
-    def _lines(self, number: int, by: Float64) -> Lines:
-        node: Any = self.graph.nodes[number]
-        function, (low, high) = self.function(number), self.ends[node.source]
-        lower, upper = function.slopes(low, high)
+        These are the least f − t·z for the first t, the largest one for the second, and what to charge for |K|.
+        """
+        node, function = self.graph.nodes[number], self.function(number)
+        low, high = self.ends[node.source]
+        slopes = function.slopes(low, high)
         if number in self.slopes:
-            free = function.is_open(low, high)
-            lower, upper = (
-                np.where(free & ~np.isnan(given), given, own)
-                for given, own in zip(self.slopes[number], (lower, upper), strict=True)
-            )
-        t, ends = (by.of(lower), by.of(upper)), (by.of(low), by.of(high))
-        steepest = np.maximum(np.abs(lower), np.abs(upper))
-        charge = by.of(by.gamma(node.size + FEW) * (self.size(number) + steepest * self.size(node.source)))
+            free, pairs = function.is_open(low, high), zip(self.slopes[number], slopes, strict=True)
+            slopes = tuple(np.where(free & ~np.isnan(given), given, own) for given, own in pairs)  # type: ignore
+        t, ends = [by.of(each) for each in slopes], (by.of(low), by.of(high))
+        charge = by.of(
+            by.gamma(node.size + FEW) * (self.size(number) + np.maximum(*map(np.abs, slopes)) * self.size(node.source))
+        )
         columns = np.broadcast_arrays(function.least(t[0], *ends, by), function.most(t[1], *ends, by), charge)
-        up, down = (np.expand_dims(each, -2) if each.ndim > 1 else each for each in t)
-        return Lines((up, down), np.stack(columns, -1))
+        return t[0][:, None], t[1][:, None], np.stack(columns, -1)
 
-    def maximum(self, number: int, by: Float64) -> Rivals:
-        """The lines of a maximum that is bounded by single rivals."""
-        return self._kept((number, by.exact), lambda: self._rivals(number, by))
-
-    def _rivals(self, number: int, by: Float64) -> Rivals:
-        node: Any = self.graph.nodes[number]
-        low, high = (end[..., node.rivals] for end in self.ends[node.source])
-        below, above = low.argmax(-2), high.argmax(-2)
+    @_kept
+    def rivals(self, number: int, by: Arithmetic) -> tuple[Number, ...]:
+        """Return of a maximum's windows the rival below, the one above, its slope, the constant, and the charge."""
+        node: Maximum = self.graph.nodes[number]
+        low, high = (end[:, node.rivals] for end in self.ends[node.source])
+        below, above = low.argmax(1), high.argmax(1)
         under, rival = (node.rivals[which, np.arange(node.size)] for which in (below, above))
-        least, most = (np.take_along_axis(end, above[..., None, :], -2)[..., 0, :] for end in (low, high))
+        least, most = (np.take_along_axis(end, above[:, None], 1)[:, 0] for end in (low, high))
         # A rival that stands in several places is one; a bound of the others that is too high is a bound.
-        best = np.where(node.rivals != rival[..., None, :], high, -LARGE).max(-2)
+        best = np.where(node.rivals != rival[:, None], high, -LARGE).max(1)
         slope = np.clip((most - np.maximum(least, best)) / np.where(most > least, most - least, 1.0), 0.0, 1.0)
         factor = by.of(slope)
         constant = np.maximum((1 - factor) * by.of(most), by.of(best) - factor * by.of(least))
-        charge = by.gamma(node.rivals.size + FEW) * 4 * self.size(node.source)[..., node.rivals].max(-2)
-        return Rivals(under, rival, factor, constant, charge)
+        charge = by.gamma(node.rivals.size + FEW) * 4 * self.size(node.source)[:, node.rivals].max(1)
+        return under, rival, factor, constant, charge
 
 
 def _gap(function: Function, low: Number, high: Number) -> Number:
-    """How far a function is below ReLU at most, over [low, high]: |z|·Φ(−λ|z|), the same for z and −z."""
+    """Return how far a function is below ReLU at most, over [low, high]: |z|·Φ(−λ|z|), the same for z and −z."""
     if not isinstance(function, Curve):
         return np.zeros(np.shape(low))
     least, most = np.maximum(np.maximum(low, -high), 0.0), np.maximum(-low, high)
@@ -248,35 +229,24 @@ def _gap(function: Function, low: Number, high: Number) -> Number:
 
 
 def root(graph: Graph, low: Number, high: Number) -> State:
-    """What interval arithmetic knows over a box, or over many."""
-    state = State(graph, {0: (low, high)})
+    """Return what interval arithmetic knows over a box, or over many."""
+    state = State(graph, {0: (np.atleast_2d(low), np.atleast_2d(high))})
     state.propagate()
     return state
 
 
-def chosen(state: State, at: Any) -> State:
-    """One of many states, or some."""
-    found = state.child()
-    found.made.clear()
-    for part in (found.ends, found.slopes):
-        for number, arrays in part.items():
-            part[number] = tuple(a if a.ndim == 1 else a[at] for a in arrays)  # type: ignore[assignment]
-    return found
-
-
 def stacked(states: Sequence[State]) -> State:
-    """Many states of one graph as one; arrays that are the same in all of them stay (size,)."""
+    """Return many states of one graph as one; arrays that are the same in all of them stay (1, size)."""
     if len(states) == 1:
         return states[0]
-    found = states[0].child()
-    found.made.clear()
+    found = replace(states[0].child(), made={})
     for name in ("ends", "slopes"):
         parts = [getattr(state, name) for state in states]
         for number in set().union(*parts):
-            none = np.full(found.graph.nodes[number].size, np.nan)
+            none = np.full((1, found.graph.nodes[number].size), np.nan)
             ends = [part.get(number, (none, none)) for part in parts]
             same = all(each is ends[0] for each in ends)
-            getattr(found, name)[number] = ends[0] if same else tuple(map(np.stack, zip(*ends, strict=True)))
+            getattr(found, name)[number] = ends[0] if same else tuple(map(np.concatenate, zip(*ends, strict=True)))
     return found
 
 
@@ -284,7 +254,7 @@ class Walk:
     """Rows on their way back to the input.
 
     Args:
-        state: what is known, (size,), or of many boxes, (boxes, size).
+        state: what is known.
         by: the arithmetic.
         rows: coefficients of nodes' entries, (boxes, rows, size); of one box for one state.
         constant: (boxes, rows).
@@ -296,7 +266,7 @@ class Walk:
     def __init__(
         self,
         state: State,
-        by: Float64,
+        by: Arithmetic,
         rows: dict[int, Number],
         constant: Number,
         loss: Number,
@@ -304,49 +274,48 @@ class Walk:
         alone: bool = False,
     ) -> None:
         self.state, self.by, self.extra, self.rows = state, by, extra or {}, rows
-        self.constant, self.loss = constant, loss
-        graph, last, self._alone = state.graph, max(rows), alone
-        for number in reversed(graph.order[1 : graph.order.index(last) + 1]):
+        self.constant, self.loss, self._alone = constant, loss, alone
+        order = state.graph.order
+        for number in reversed(order[1 : order.index(max(rows)) + 1]):
             if (found := self.rows.pop(number, None)) is not None:
                 self._step(number, found)
-        self.inputs = self.rows.pop(0, np.zeros((*constant.shape, graph.nodes[0].size)))
+        self.inputs = self.rows.pop(0, np.zeros((*constant.shape, state.graph.nodes[0].size)))
 
     def lower(self, box: Ends | None = None) -> Ends:
-        """Lower bounds over the state's box, or another one, and what rounding may have taken from them."""
+        """Return lower bounds over the state's box, or another one, and what rounding may have taken from them."""
         low, high = (self._of(end) for end in box or self.state.ends[0])
         found = self.constant + np.minimum(self.inputs * low, self.inputs * high).sum(-1)
         if self.by.exact:
             return found - self.loss, 2 * self.loss
         size = np.maximum(np.abs(low), np.abs(high))
-        loss = self.loss + gamma(size.shape[-1] + FEW) * (np.abs(self.inputs) * size).sum(-1)
-        loss = (loss + gamma(2) * np.abs(found)) * OWN + TINY
+        loss = self.loss + self.by.gamma(size.shape[-1] + FEW) * (np.abs(self.inputs) * size).sum(-1)
+        loss = (loss + self.by.gamma(2) * np.abs(found)) * OWN + TINY
         # What overflowed on the way is an infinity, or no number.
         return np.where(np.isfinite(found - loss), found - loss, -np.inf), 2 * loss
 
     def _of(self, values: Number) -> Number:
-        """An array of the state, for each row, in the arithmetic."""
-        return self.by.of(values if values.ndim == 1 else values[:, None, :])
+        return self.by.of(values[:, None])
 
     def _dot(self, rows: Number, values: Number) -> Number:
         values = self.by.of(values)
-        return np.asarray(rows @ values if values.ndim == 1 else (rows @ values[..., None])[..., 0])
+        return np.asarray(rows @ values[0] if len(values) == 1 else (rows @ values[..., None])[..., 0])
 
     def _add(self, number: int, rows: Number) -> None:
         known = self.rows.get(number)
         self.rows[number] = found = rows if known is None else known + rows
         if known is not None and not self.by.exact:
-            self.loss = self.loss + gamma(1) * self._dot(np.abs(found), self.state.size(number))
+            self.loss = self.loss + self.by.gamma(1) * self._dot(np.abs(found), self.state.size(number))
 
     def _count(self, sums: Number, lost: Any) -> None:
         self.constant, self.loss = self.constant + sums, self.loss + lost
         if not self.by.exact:
-            self.loss = self.loss + gamma(1) * np.abs(self.constant)
+            self.loss = self.loss + self.by.gamma(1) * np.abs(self.constant)
 
     def _step(self, number: int, rows: Number) -> None:
-        node: Any = self.state.graph.nodes[number]
+        node = self.state.graph.nodes[number]
         if isinstance(node, Affine):
             own, off = self.state.charge(number)
-            self._count(self._dot(rows, node.bias), self._dot(np.abs(rows), off if self.by.exact else own + off))
+            self._count(self._dot(rows, node.bias[None]), self._dot(np.abs(rows), off if self.by.exact else own + off))
             flat = rows.reshape(-1, rows.shape[-1])
             for source, matrix in node.terms:
                 self._add(source, self.by.pull(flat, matrix).reshape(*rows.shape[:2], -1))
@@ -357,11 +326,12 @@ class Walk:
         elif isinstance(node, Maximum):
             self._maximum(number, node, rows)
         else:
-            for source in (node.second,) if self._alone else (node.first, node.change):
+            first, second, change = node.sources
+            for source in (second,) if self._alone else (first, change):
                 self._add(source, rows)
 
     def _activation(self, number: int, node: Activation, rows: Number) -> None:
-        lines = self.state.lines(number, self.by)
+        up, down, columns = self.state.lines(number, self.by)
         if number in self.state.planes:
             rows = self._planes(number, node, rows)
         rest, extra = rows, self.extra.get(number)
@@ -369,9 +339,10 @@ class Walk:
             rest = rows.copy()
             rest.reshape(-1, node.size)[extra[0], extra[1]] *= 0
         above, below = np.maximum(rest, 0), np.minimum(rest, 0)
-        up, down = above @ lines.columns, below @ lines.columns
-        self._count(up[..., 0] + down[..., 1], up[..., 2] - down[..., 2])
-        made = above * lines.t[0] + below * lines.t[1]
+        columns = columns[0] if len(columns) == 1 else columns
+        lower, upper = above @ columns, below @ columns
+        self._count(lower[..., 0] + upper[..., 1], lower[..., 2] - upper[..., 2])
+        made = above * up + below * down
         if extra is not None:
             self._multiplied(number, node, rows, made, *extra)
         self._add(node.source, made)
@@ -379,22 +350,23 @@ class Walk:
     def _multiplied(self, number: int, node: Activation, rows: Number, made: Number, *extra: Number) -> None:
         """Count the terms of neurons with multipliers, and write their λ into ``made``."""
         which, neurons, given = extra
-        lines, state = self.state.lines(number, self.by), self.state
+        state, by = self.state, self.by
+        up, down, _ = state.lines(number, by)
 
         def some(values: Number) -> Number:
             flat = values.reshape(-1, node.size)
             return np.asarray(flat[which if len(flat) > 1 else 0, neurons])
 
         k = rows.reshape(-1, node.size)[which, neurons]
-        multiplier = np.where(k >= 0, some(lines.t[0]), some(lines.t[1])) * k + self.by.of(given)
-        ends = [self.by.of(some(end)) for end in state.ends[node.source]]
+        multiplier = np.where(k >= 0, some(up), some(down)) * k + by.of(given)
+        low, high = (by.of(some(end)) for end in state.ends[node.source])
         r, z = some(state.size(number)), some(state.size(node.source))
-        term = _least(node.function.take(neurons), k, multiplier, ends[0], ends[1], self.by.of(r), self.by)
-        sums, lost = self.by.of(np.zeros(rows.size // node.size)), np.zeros(rows.size // node.size)
+        term = _least(state.function(number).take(neurons), k, multiplier, low, high, by.of(r), by)
+        sums, lost = by.of(np.zeros(rows.size // node.size)), np.zeros(rows.size // node.size)
         np.add.at(sums, which, term)
-        if not self.by.exact:
-            np.add.at(lost, which, gamma(node.size + FEW) * (np.abs(k) * r + np.abs(multiplier) * z))
-        self._count(sums.reshape(rows.shape[:2]), self.by.of(lost).reshape(rows.shape[:2]))
+        if not by.exact:
+            np.add.at(lost, which, by.gamma(node.size + FEW) * (np.abs(k) * r + np.abs(multiplier) * z))
+        self._count(sums.reshape(rows.shape[:2]), by.of(lost).reshape(rows.shape[:2]))
         made.reshape(-1, node.size)[which, neurons] = multiplier
 
     def _planes(self, number: int, node: Activation, rows: Number) -> Number:
@@ -415,21 +387,20 @@ class Walk:
         return rows
 
     def _maximum(self, number: int, node: Maximum, rows: Number) -> None:
-        rivals, size = self.state.maximum(number, self.by), self.state.graph.nodes[node.source].size
+        under, over, slope, constant, charge = self.state.rivals(number, self.by)
         below, above = np.maximum(rows, 0), np.minimum(rows, 0)
-        self._count(self._dot(above, rivals.constant), self._dot(np.abs(rows), rivals.charge))
+        self._count(self._dot(above, constant), self._dot(np.abs(rows), charge))
+        size = self.state.graph.nodes[node.source].size
         found = self.by.of(np.zeros((rows.size // node.size, size)))
-        slope = rivals.slope if rivals.slope.ndim == 1 else rivals.slope[:, None, :]
-        for part, entries in ((below, rivals.below), (above * slope, rivals.above)):
-            wide = np.broadcast_to(entries if entries.ndim == 1 else entries[:, None, :], rows.shape)
-            np.add.at(
-                found, (np.arange(len(found))[:, None], wide.reshape(len(found), -1)), part.reshape(len(found), -1)
-            )
+        place = np.arange(len(found))[:, None]
+        for part, entries in ((below, under), (above * slope[:, None], over)):
+            wide = np.broadcast_to(entries[:, None], rows.shape)
+            np.add.at(found, (place, wide.reshape(len(found), -1)), part.reshape(len(found), -1))
         self._add(node.source, found.reshape(*rows.shape[:2], size))
 
 
-def _least(function: Function, k: Number, m: Number, low: Number, high: Number, r: Number, by: Float64) -> Number:
-    """A lower bound of k·f(z) − m·z over [low, high], |f| ≤ r; rounding of products is charged elsewhere."""
+def _least(function: Function, k: Number, m: Number, low: Number, high: Number, r: Number, by: Arithmetic) -> Number:
+    """Return a lower bound of k·f(z) − m·z over [low, high], |f| ≤ r; rounding of products is charged elsewhere."""
     safe = (k != 0) if by.exact else (np.abs(m) <= 2.0**60 * np.abs(k)) & (k != 0)
     t = m / np.where(safe, k, 1)
     t = np.where(safe, t, 0 * t)
@@ -440,10 +411,10 @@ def _least(function: Function, k: Number, m: Number, low: Number, high: Number, 
 
 
 def lower_of(state: State, number: int, entries: Number, sides: Number) -> Number:
-    """Lower bounds of sides·entries of a node's value, all (boxes, rows)."""
-    rows = np.zeros((*entries.shape, state.graph.nodes[number].size))
+    """Return lower bounds of sides·entries of a node's value, all (boxes, rows)."""
+    graph = state.graph
+    rows = np.zeros((*entries.shape, graph.nodes[number].size))
     np.put_along_axis(rows, entries[..., None], np.broadcast_to(sides, entries.shape)[..., None], -1)
-    none, graph = np.zeros(entries.shape), state.graph
-    differs = any(isinstance(n, Beside) and graph.nodes[n.change].sources == (number,) for n in graph.nodes)
+    differs = any(isinstance(n, Beside) and graph.nodes[n.sources[2]].source == number for n in graph.nodes)
     alone = graph.second is not None and number >= graph.second and not differs
-    return Walk(state, FLOAT, {number: rows}, none, none, alone=alone).lower()[0]
+    return Walk(state, FLOAT, {number: rows}, np.zeros(entries.shape), np.zeros(entries.shape), alone=alone).lower()[0]

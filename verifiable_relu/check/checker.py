@@ -1,33 +1,50 @@
-"""One certificate, one network, one property: accepted, with what was proven, or refused."""
+"""One certificate, one network, one property: accepted, with what was proven, or refused; and folders of certificates.
+
+Points of *sat* are evaluated exactly, or enclosed where there is no exact value. A folder is checked on as many
+processes as there are cores; ``certificates.csv`` in it says which network and which property each certificate is of.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from verifiable_relu.check.bounds import root
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Graph, joined
+from verifiable_relu.check.functions import Kinked, Signs
+from verifiable_relu.check.graph import Activation, Affine, Graph, Maximum, joined
 from verifiable_relu.check.model import read_model
-from verifiable_relu.check.point import check_point
+from verifiable_relu.check.numbers import EXACT, Number, outward
 from verifiable_relu.check.proof import Proof
-from verifiable_relu.check.properties import read_property
-from verifiable_relu.check.records import Records, content, integers, listed, number_of, opened, rational
+from verifiable_relu.check.properties import Disjunct, read_property
+from verifiable_relu.check.records import Records, content, listed, number_of, opened, rational
 from verifiable_relu.check.running import ARITHMETICS, require_moderate
 
 Made = TypeVar("Made")
 
 VERSION = 5
 
+TABLE = "certificates.csv"
+
+REFUSED, UNREAD = 1, 2
+"""The exit statuses of a check that does not accept."""
+
 LARGEST_NETWORK, LARGEST_PROPERTY = 1 << 31, 1 << 25
 """Most bytes of files, unpacked."""
 
 
 def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = None, other: Path | None = None) -> str:
-    """What the certificate proves, in one sentence.
+    """Return what the certificate proves, in one sentence.
 
     Args:
         certificate, net, spec: the files.
@@ -44,34 +61,45 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
     with opened(certificate) as file, np.errstate(all="ignore"):
         records = Records(file.readline)
         try:
-            keys = ("certificate", "claim", "says", *files, *(() if other is None else ("pairs",)))
-            more = ("joint", "arithmetic")
-            given = dict(zip((*keys, *more), records.take(*keys, optional=more), strict=True))
-            _require_header(given, files, arithmetic)
-            running = ARITHMETICS.get(given["arithmetic"])
-            graph = _named(net, lambda: read_model(files["network"], running))
-            if given["joint"] is not None:
-                unknown = running is not None and running.result
-                Refused.when(unknown, "no family is known in an arithmetic in which stored weights are rounded")
-                graph = graph.hardened([rational(value) for value in listed(given["joint"])], running is not None)
-            if other is not None:
-                second = _named(other, lambda: read_model(files["other"], running))
-                graph = joined(graph, second, _pairs(graph, second, given["pairs"]))
-            sizes = graph.nodes[0].size, graph.nodes[graph.output].size
-            disjuncts = _named(spec, lambda: read_property(files["property"].decode("utf-8-sig", "replace"), *sizes))
-            if given["claim"] == "sat":
-                point = [rational(value) for value in listed(records.take("point")[0], sizes[0])]
-                at = check_point(graph, disjuncts, point)
-                records.end()
-                return f"sat: the point is in the box, and in real arithmetic the network maps it into disjunct {at}"
-            proof = Proof(graph, disjuncts, records, heads=running is None and other is None)
-            if running is not None:
-                proof.require = lambda state: require_moderate(state, running.largest)
-            counts = proof.check()
+            return _checked(records, files, {"network": net, "property": spec, "other": other}, arithmetic)
         except Refused as error:
             raise Refused(str(error) if "record " in str(error) else f"{records.place}: {error}") from None
+
+
+def _checked(records: Records, files: dict[str, bytes], paths: dict[str, Any], arithmetic: str | None) -> str:
+    two = "other" in files
+    keys = ("certificate", "claim", "says", *files, *(("pairs",) if two else ()), "joint", "arithmetic")
+    given = dict(zip(keys, records.take(*keys[:-2], optional=keys[-2:]), strict=True))
+    _require_header(given, files, arithmetic)
+    running, joint = ARITHMETICS.get(given["arithmetic"]), given["joint"]
+    graph = _named(paths["network"], lambda: read_model(files["network"], running))
+    if joint is not None:
+        unknown = running is not None and running.result
+        Refused.when(unknown, "no family is known in an arithmetic in which stored weights are rounded")
+        graph = graph.hardened([rational(value) for value in listed(joint)], running is not None)
+    if two:
+        second = _named(paths["other"], lambda: read_model(files["other"], running))
+        counted = [len(each.activations) for each in (graph, second)]
+        pairs = [
+            [number_of(i, n, "activation") for i, n in zip(listed(pair, 2), counted, strict=True)]
+            for pair in listed(given["pairs"])
+        ]
+        Refused.when(len({j for _, j in pairs}) < len(pairs), "an activation is in two pairs")
+        graph = joined(graph, second, [(i, j) for i, j in pairs])
+    sizes = graph.nodes[0].size, graph.nodes[graph.output].size
+    text = files["property"].decode("utf-8-sig", "replace")
+    disjuncts = _named(paths["property"], lambda: read_property(text, *sizes))
+    if given["claim"] == "sat":
+        point = [rational(value) for value in listed(records.take("point")[0], sizes[0])]
+        at = check_point(graph, disjuncts, point)
+        records.end()
+        return f"sat: the point is in the box, and in real arithmetic the network maps it into disjunct {at}"
+    proof = Proof(graph, disjuncts, records, heads=running is None and not two)
+    if running is not None:
+        proof.require = lambda state: require_moderate(state, running.largest)
+    counts = proof.check()
     proved = f"{counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves"
-    return f"{_claimed(given)}; checked: {proved}; {counts.exact} of these inequalities in exact arithmetic"
+    return f"{_claimed(given, two)}; checked: {proved}; {counts.exact} of these inequalities in exact arithmetic"
 
 
 def _require_header(given: dict[str, Any], files: dict[str, bytes], arithmetic: str | None) -> None:
@@ -90,8 +118,8 @@ def _require_header(given: dict[str, Any], files: dict[str, bytes], arithmetic: 
     Refused.when(claim == "sat" and more, "a claim of sat is about one network in real arithmetic")
 
 
-def _claimed(given: dict[str, Any]) -> str:
-    joint, ran, two = given["joint"], given["arithmetic"], "other" in given
+def _claimed(given: dict[str, Any], two: bool) -> str:
+    joint, ran = given["joint"], given["arithmetic"]
     subject, stored = "the pair of networks" if two else "the network", "in real arithmetic on the stored weights"
     whom = f"no evaluation of {subject} in {ran}" if ran else f"{stored} {subject}"
     if joint is not None:
@@ -101,19 +129,107 @@ def _claimed(given: dict[str, Any]) -> str:
     return f"unsat: {whom} maps {'any' if ran else 'no'} point of the property's boxes into its unsafe set"
 
 
-def _pairs(first: Graph, second: Graph, given: object) -> list[tuple[int, int]]:
-    """The activations that a certificate puts next to each other, by their numbers."""
-    sizes = len(first.activations), len(second.activations)
-    found = []
-    for pair in listed(given):
-        i, j = integers(pair, 2)
-        found.append((number_of(i, sizes[0], "activation"), number_of(j, sizes[1], "activation")))
-    Refused.when(len({j for _, j in found}) < len(found), "an activation is in two pairs")
-    return found
-
-
 def _named(path: Path, read: Callable[[], Made]) -> Made:
     try:
         return read()
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
+
+
+def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
+    """Return the outputs at a point, exactly; None if some number of the network is irrational, or no binary one."""
+    values: dict[int, Number] = {0: EXACT.of(np.array(point, object))}
+    for number in graph.order[1:]:
+        node = graph.nodes[number]
+        z = values[node.source]
+        if isinstance(node, Affine) and not node.relative and not np.any(node.lost):
+            values[number] = EXACT.of(node.bias)
+            for source, matrix in node.terms:
+                values[number] += EXACT.pull(values[source][None], matrix if matrix.ndim == 1 else matrix.T)[0]
+        elif isinstance(node, Maximum):
+            values[number] = z[node.rivals].max(0)
+        elif isinstance(node, Activation) and isinstance(node.function, Kinked):
+            values[number] = np.where(z > 0, z, z * EXACT.of(node.function.slope))
+        elif isinstance(node, Activation) and isinstance(node.function, Signs):
+            values[number] = EXACT.of(np.sign(z).astype(float))
+        else:
+            return None
+    return list(values[graph.output])
+
+
+def enclosed(graph: Graph, point: list[Fraction]) -> list[tuple[Fraction, Fraction]]:
+    """Return numbers between which the outputs at a point lie."""
+    if (exact := evaluated(graph, point)) is not None:
+        return [(value, value) for value in exact]
+    low, high = (np.array([outward(value, side) for value in point]) for side in (-np.inf, np.inf))
+    ends = root(graph, low, high).ends[graph.output]
+    return [(Fraction(a), Fraction(b)) for a, b in zip(*(side.ravel().tolist() for side in ends), strict=True)]
+
+
+def check_point(graph: Graph, disjuncts: list[Disjunct], point: list[Fraction]) -> int:
+    """Return the number of a disjunct that the point is in.
+
+    Raises:
+        Refused: if it is in none.
+        BadInput: if the outputs are not known closely enough to say so.
+    """
+    unsure = False
+    outputs_of: dict[bool, list[tuple[Fraction, Fraction]]] = {}
+    for at, disjunct in enumerate(disjuncts):
+        inside = all(low <= x <= high for low, x, high in zip(disjunct.lower, point, disjunct.upper, strict=True))
+        if not inside or any(point[i] == (disjunct.upper if up else disjunct.lower)[i] for i, up in disjunct.open_ends):
+            continue
+        comparing = all(row.compares for row in disjunct.rows)
+        if comparing not in outputs_of:
+            outputs_of[comparing] = enclosed(graph.asked(comparing), point)
+        outputs, sure, possible = outputs_of[comparing], True, True
+        for row in disjunct.rows:
+            sums = [sum((c * outputs[i][int((c > 0) == up)] for i, c in row.y), Fraction(0)) for up in (False, True)]
+            below = [value < row.most or (value == row.most and not row.strict) for value in sums]
+            possible, sure = possible and below[0], sure and below[1]
+        if sure:
+            return at
+        unsure = unsure or possible
+    BadInput.when(unsure, "the outputs at the point are not known closely enough")
+    raise Refused("the point is in no disjunct of the property")
+
+
+def check_folder(folder: Path) -> Iterator[tuple[str, str, str, int, str]]:
+    """Check all certificates of a folder, each in a process of its own.
+
+    Yields:
+        The names of the certificate, the network and the property, the exit status, and what the checker says, in the
+        order of the table; of several lines for a network and a property, the last one counts.
+
+    Raises:
+        BadInput: if there is no table, or a file that is none.
+    """
+    table = folder / TABLE
+    try:
+        text = content(table, 1 << 30).decode("utf-8", "surrogateescape")
+        lines = list(csv.DictReader(text.splitlines(), restval=""))
+        rows = {(row["onnx"], row["vnnlib"], row.get("other", "")): row["certificate"] for row in lines}
+    except (BadInput, KeyError, csv.Error) as error:
+        raise BadInput(f"{table}: no table of certificates: {error}") from error
+
+    def alone(name: str, net: str, spec: str, other: str) -> tuple[int, str]:
+        # Of the line that was being written when a run was killed, or the disk was full, the end is missing.
+        if not (name and net and spec):
+            return REFUSED, "the line of the table is not whole" if name else "no certificate"
+        # A name is one of this folder, whatever the table says.
+        files = [str(folder / Path(name).name), "--net", _packed(net), "--spec", _packed(spec)]
+        files += ["--other", _packed(other)] if other else []
+        command = [sys.executable, "-m", "verifiable_relu.check", *files]
+        ended = subprocess.run(command, capture_output=True, errors="replace", check=False)
+        said = (ended.stdout or ended.stderr).splitlines() or [f"the checker ended with status {ended.returncode}"]
+        # What ends a process from outside has numbers below 0.
+        return ended.returncode if 0 <= ended.returncode <= UNREAD else UNREAD, said[-1]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        waiting = [(name, *key[:2], pool.submit(alone, name, *key)) for key, name in rows.items()]
+        for name, net, spec, future in waiting:
+            yield name, net, spec, *future.result()
+
+
+def _packed(path: str) -> str:
+    return path if os.path.lexists(path) or not os.path.lexists(f"{path}.gz") else f"{path}.gz"

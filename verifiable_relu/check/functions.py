@@ -1,7 +1,7 @@
 """Functions of one variable, neuron by neuron: f − t·z between its least and its largest value over an interval.
 
-In float64 the results of ``least`` and ``most`` of piecewise linear functions are off by a few units of the size of
-f(z) and t·z, which whoever asks charges (``bounds``); all others charge it themselves.
+In float64 the results of ``least`` and ``most`` of ``Kinked`` are off by a few units of the size of f(z) and t·z, which
+whoever asks charges (``bounds``); all others charge it themselves.
 
 Of smooth functions: on a part [a, b] of an interval where h(z) = f(z) − t·z is concave, h is at least the smaller of
 h(a) and h(b); where it is convex, it is at least h(m) + h′(m)·(z − m), for any m of the part. How well m is chosen
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from verifiable_relu.check.numbers import FLOAT, OWN, TINY, UNIT, Float64, Number
+from verifiable_relu.check.numbers import FLOAT, OWN, TINY, UNIT, Arithmetic, Number
 
 MODERATE = 2.0**-40, 2.0**40
 """Scales of a GELU in this range make no number below 2³⁰⁰ overflow, and none above 2⁻⁹⁸² vanish."""
@@ -41,7 +41,7 @@ Valued = tuple[Number, Number]
 
 
 class Function:
-    """Base of all functions.
+    """Base of all functions; as such, the one of a difference whose ends are not known yet.
 
     Attributes:
         exact: whether ``least`` and ``most`` are exact in rational arithmetic.
@@ -52,30 +52,38 @@ class Function:
     kind = ""
 
     def take(self, neurons: Number) -> Function:
-        """The function of some neurons alone."""
+        """Return the function of some neurons alone."""
         return self
 
     def is_open(self, low: Number, high: Number) -> Number:
-        """Where it is not one linear function over [low, high]."""
+        """Return where it is not one linear function over [low, high]."""
         return np.ones(np.shape(low), bool)
 
-    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        """A lower bound of f(z) − t·z over low ≤ z ≤ high."""
+    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
+        """Return points z and values; over [low, high], f(z) − t·z is at least the least of value − t·z."""
         raise NotImplementedError
 
-    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        """An upper bound of f(z) − t·z; by default that of an f with f(−z) = −f(z)."""
+    def least(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+        """Return a lower bound of f(z) − t·z over low ≤ z ≤ high."""
+        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
+        for z, value in self.corners(low, high):
+            off = np.where(t == 0, 0.0, 16 * UNIT * (np.abs(value) + np.abs(t * z)) + TINY)
+            found = np.minimum(found, value - t * z - off)
+        return found
+
+    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+        """Return an upper bound of f(z) − t·z; by default that of an f with f(−z) = −f(z)."""
         return np.asarray(-self.least(t, -high, -low))
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
-        """Slopes of good lower and upper lines over [low, high], by default the chord's."""
+        """Return slopes of good lower and upper lines over [low, high], by default the chord's."""
         none = np.zeros_like(low)
         rise = self.most(none, high, high) - self.least(none, low, low)
         chord = rise / np.where(high > low, high - low, 1.0)
         return chord, chord
 
     def range(self, low: Number, high: Number) -> tuple[Number, Number]:
-        """Numbers between which f(z) lies, rounding included."""
+        """Return numbers between which f(z) lies, rounding included."""
         none = np.zeros_like(low)
         return self.least(none, low, high), self.most(none, low, high)
 
@@ -88,28 +96,19 @@ class Kinked(Function):
     exact = True
     kind = "Kinked"
 
-    @property
-    def is_relu(self) -> bool:
-        return not self.slope.any()
-
     def take(self, neurons: Number) -> Function:
         return Kinked(self.slope[neurons])
 
     def is_open(self, low: Number, high: Number) -> Number:
         return np.asarray((low < 0) & (high > 0))
 
-    def _values(self, t: Number, low: Number, high: Number, by: Float64) -> list[Number]:
-        points: list[Any] = [low, high, np.minimum(np.maximum(low, 0 * high), high)]
-        slope = by.of(self.slope)
-        return [np.where(p >= 0, p, slope * p) - t * p for p in points]
+    def least(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT, end: Any = np.minimum) -> Number:
+        slope, middle = by.of(self.slope), np.minimum(np.maximum(low, 0 * high), high)
+        one, two, three = (np.where(p >= 0, p, slope * p) - t * p for p in (low, high, middle))
+        return np.asarray(end(end(one, two), three))
 
-    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        one, two, three = self._values(t, low, high, by)
-        return np.asarray(np.minimum(np.minimum(one, two), three))
-
-    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        one, two, three = self._values(t, low, high, by)
-        return np.asarray(np.maximum(np.maximum(one, two), three))
+    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+        return self.least(t, low, high, by, np.maximum)
 
     def range(self, low: Number, high: Number) -> tuple[Number, Number]:
         below, above = super().range(low, high)
@@ -118,9 +117,9 @@ class Kinked(Function):
         return np.where(exact, below, np.nextafter(below, -np.inf)), np.where(exact, above, np.nextafter(above, np.inf))
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
-        free, one_sided = self.is_open(low, high), np.where(low >= 0, 1.0, self.slope)
-        middle = np.where(free, np.where(high > -low, 1.0, self.slope), one_sided)
-        chord = np.where(free, (high - self.slope * low) / np.where(high > low, high - low, 1.0), one_sided)
+        free = self.is_open(low, high)
+        middle = np.where(np.where(free, high > -low, low >= 0), 1.0, self.slope)
+        chord = np.where(free, (high - self.slope * low) / np.where(high > low, high - low, 1.0), middle)
         convex = self.slope <= 1
         return np.where(convex, middle, chord), np.where(convex, chord, middle)
 
@@ -133,14 +132,10 @@ class Rounded(Function):
 
     kind = "Round"
 
-    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
         first = np.rint(low)
-        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
-        for z in (low, np.minimum(np.maximum(first + 0.5, low), high), high):
-            value = np.maximum(first, z - 0.5)
-            found = np.minimum(found, value - t * z - 16 * UNIT * (np.abs(value) + np.abs(t * z)) - TINY)
-        # Whole numbers are exact.
-        return np.where(t == 0, first, found)
+        points = low, np.minimum(np.maximum(first + 0.5, low), high), high
+        return [(z, np.maximum(first, z - 0.5)) for z in points]
 
 
 class Signs(Function):
@@ -148,13 +143,10 @@ class Signs(Function):
 
     kind = "Sign"
 
-    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
-        for z in (low, high):
-            found = np.minimum(found, np.sign(z) - t * z - 16 * UNIT * (1 + np.abs(t * z)) - TINY)
-        next_to_zero = np.where(low < 0, -1.0, 0.0)
-        found = np.where((low <= 0) & (high >= 0), np.minimum(found, next_to_zero), found)
-        return np.where(t == 0, np.sign(low), found)
+    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
+        middle = np.minimum(np.maximum(low, 0.0), high)
+        below = np.where((middle == 0) & (low < 0), -1.0, np.sign(middle))
+        return [(low, np.sign(low)), (high, np.sign(high)), (middle, below)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,18 +162,15 @@ class Difference(Function):
     over: Number
     kind = "Difference"
 
-    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
-        for d in (low, high):
-            value = np.minimum(self.low_slope * d, self.high_slope * d)
-            slack = 16 * UNIT * (np.abs(value) + np.abs(t * d) + self.under) + TINY
-            found = np.minimum(found, value - t * d - self.under - slack)
-        return found
+    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
+        values = [np.minimum(self.low_slope * d, self.high_slope * d) - self.under for d in (low, high)]
+        # The difference is rounded, where there is one.
+        exact = self.under == 0
+        return [(d, np.where(exact, v, np.nextafter(v, -np.inf))) for d, v in zip((low, high), values, strict=True)]
 
-    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        """Its negative is of the same kind, with slopes and bounds of e exchanged."""
-        mirrored = Difference(-self.low_slope, -self.high_slope, self.over, self.under)
-        return -mirrored.least(-t, low, high)
+    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+        """Return an upper bound: the negative is of the same kind, with slopes and bounds of e exchanged."""
+        return -Difference(-self.low_slope, -self.high_slope, self.over, self.under).least(-t, low, high)
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
         ends = [np.maximum(self.low_slope * d, self.high_slope * d) for d in (low, high)]
@@ -190,7 +179,7 @@ class Difference(Function):
 
 
 def exponential(x: Number) -> Number:
-    """e^x for x ≤ 0, off by 16 units of its own size (and ``TINY``) at most.
+    """Return e^x for x ≤ 0, off by 16 units of its own size (and ``TINY``) at most.
 
     x = k·ln 2 + r with |r| < 0.35, off by less than one unit u = 2⁻⁵³; Taylor's series of e^r up to r¹⁴ leaves less
     than 2⁻⁶² of it, and its sum, in which every term is below 0.42 of the one before it, rounds by less than 4·u.
@@ -205,7 +194,7 @@ def exponential(x: Number) -> Number:
 
 
 def normal(h: Number) -> tuple[Number, Number, Number, Number]:
-    """(1 + erf h)/2 and by how much it is off, at most; e^(−h²)/√π and by what part of itself; for |h| ≤ ``_MOST``.
+    """Return (1 + erf h)/2 and its error, at most; e^(−h²)/√π and the part of itself that it is off; |h| ≤ ``_MOST``.
 
     Where |h| ≤ 2, erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign.
     The relative error of the n-th term is below (4n + 4)·u, and terms beyond n = 4·h² are nothing beside the others.
@@ -233,7 +222,7 @@ def normal(h: Number) -> tuple[Number, Number, Number, Number]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A function of one variable.
+    """A smooth function of one variable, or ReLU.
 
     Attributes:
         values: its values, and its slopes, at points.
@@ -242,7 +231,7 @@ class Shape:
         convex: of the parts between the knots, whether they are convex.
         steepest: its slope is at most so large.
         range: its values are between these.
-        sign: 1 where f(z) has the sign of z, −1 where −f(z) has it, 0 where neither is so.
+        keeps_sign: whether f(z) has the sign of z.
     """
 
     values: Callable[[Number], tuple[Valued, Valued]]
@@ -251,10 +240,10 @@ class Shape:
     convex: tuple[bool, ...]
     steepest: float
     range: tuple[float, float] = (-np.inf, np.inf)
-    sign: int = 0
+    keeps_sign: bool = False
 
-    def least(self, t: Number, low: Number, high: Number) -> Number:
-        """A lower bound of f(z) − t·z over low ≤ z ≤ high; all shapes are broadcast."""
+    def least(self, t: Number, low: Number, high: Number, sign: int = 1) -> Number:
+        """Return a lower bound of sign·f(z) − t·z over low ≤ z ≤ high; all shapes are broadcast."""
         t, low, high = np.broadcast_arrays(t, low, high)
         found = np.full(t.shape, np.inf)
         edges = [-np.inf, *(edge for knot in self.knots for edge in knot), np.inf]
@@ -266,46 +255,35 @@ class Shape:
             if number % 2:
                 # Between the ends of a knot nothing is known but how steep the function is.
                 (value, error), _ = self.values(a)
-                bound = value - part * a - error - (b - a) * (self.steepest + np.abs(part)) * OWN
+                bound = sign * value - part * a - error - (b - a) * (self.steepest + np.abs(part)) * OWN
                 size = np.abs(value) + np.abs(part * a)
-            elif self.convex[number // 2]:
-                bound, size = self._tangent(a, b, part)
+            elif self.convex[number // 2] == (sign > 0):
+                bound, size = self._tangent(a, b, part, sign)
             else:
                 bound, size = np.full_like(part, np.inf), np.zeros_like(part)
                 for end in (a, b):
                     (value, error), _ = self.values(end)
-                    bound = np.minimum(bound, value - part * end - error)
+                    bound = np.minimum(bound, sign * value - part * end - error)
                     size = np.maximum(size, np.abs(value) + np.abs(part * end))
             found[there] = np.minimum(found[there], bound - 16 * UNIT * size - TINY)
         # No rounding takes the function itself out of its range, or over zero. Nothing is known of an empty interval.
-        positive = low >= 0 if self.sign > 0 else (high <= 0) & (self.sign < 0)
-        floor = np.where(positive, 0.0, self.range[0])
+        positive = (low >= 0 if sign > 0 else high <= 0) & self.keeps_sign
+        floor = np.where(positive, 0.0, sign * self.range[0 if sign > 0 else 1])
         return np.where(low > high, np.nan, np.where(t == 0, np.maximum(found, floor), found))
 
-    def _tangent(self, a: Number, b: Number, t: Number) -> tuple[Number, Number]:
-        """A lower bound of f(z) − t·z over a ≤ z ≤ b, where f is convex; and the size of the numbers it is made of."""
+    def _tangent(self, a: Number, b: Number, t: Number, sign: int) -> tuple[Number, Number]:
+        """Return a lower bound over a ≤ z ≤ b, where sign·f is convex; and the size of the numbers it is made of."""
         low, high = a, b
         for _ in range(52):
             middle = 0.5 * low + 0.5 * high
-            falling = self.guess(middle) < t
+            falling = sign * self.guess(middle) < t
             low, high = np.where(falling, middle, low), np.where(falling, high, middle)
         m = np.clip(0.5 * low + 0.5 * high, a, b)
         (value, error), (slope, off) = self.values(m)
-        rise, spread = slope - t, off + 2 * UNIT * (np.abs(slope) + np.abs(t))
+        rise, spread = sign * slope - t, off + 2 * UNIT * (np.abs(slope) + np.abs(t))
         # Where the tangent rises, it is least at a, and where it falls, at b.
         lost = np.maximum(np.maximum(rise + spread, 0) * (m - a), np.maximum(spread - rise, 0) * (b - m))
-        return value - t * m - error - OWN * lost, np.abs(value) + np.abs(t * m)
-
-    def mirrored(self) -> Shape:
-        """−f."""
-
-        def values(z: Number) -> tuple[Valued, Valued]:
-            (value, error), (slope, off) = self.values(z)
-            return (-value, error), (-slope, off)
-
-        convex = tuple(not part for part in self.convex)
-        least, most = self.range
-        return Shape(values, lambda z: -self.guess(z), self.knots, convex, self.steepest, (-most, -least), -self.sign)
+        return sign * value - t * m - error - OWN * lost, np.abs(value) + np.abs(t * m)
 
 
 @dataclass(frozen=True)
@@ -316,11 +294,11 @@ class Curve(Function):
     upper: Shape
     kind: str = ""
 
-    def least(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
+    def least(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
         return self.lower.least(t, low, high)
 
-    def most(self, t: Number, low: Number, high: Number, by: Float64 = FLOAT) -> Number:
-        return -self.upper.mirrored().least(-t, low, high)
+    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+        return -self.upper.least(-t, low, high, -1)
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
         middle = 0.5 * low + 0.5 * high
@@ -340,7 +318,7 @@ def _sigmoid(z: Number) -> tuple[Valued, Valued]:
 
 
 def _tanh(z: Number) -> tuple[Valued, Valued]:
-    """Near 0 by Lambert's continued fraction, whose terms are positive and leave less than 10⁻³⁰ of it."""
+    """Return tanh z: near 0 by Lambert's continued fraction, of positive terms, that leaves less than 10⁻³⁰ of it."""
     e = exponential(-2 * np.abs(z))
     near = np.clip(z, -0.5, 0.5)
     below = np.full_like(near, 25.0)
@@ -357,7 +335,7 @@ def _relu(z: Number) -> tuple[Valued, Valued]:
 
 
 def _gelu(scale: float) -> Shape:
-    """z·(1 + erf(k·z))/2 with any k that differs from ``scale`` > 0 by 4 units of its size at most.
+    """Return z·(1 + erf(k·z))/2 with any k that differs from ``scale`` > 0 by 4 units of its size at most.
 
     Its slope is (1 + erf h)/2 + h·e^(−h²)/√π, h = k·z, and its second derivative is that of a positive number times
     1 − h².
@@ -375,27 +353,21 @@ def _gelu(scale: float) -> Shape:
         return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
 
     near, far = (1 - KNOT) / scale, (1 + KNOT) / scale
-    return Shape(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, sign=1)
-
-
-def _same(kind: str, shape: Shape) -> Curve:
-    return Curve(shape, shape, kind)
+    return Shape(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, keeps_sign=True)
 
 
 _FLAT = ((0.0, 0.0),)
-SIGMOID = _same(
-    "Sigmoid",
-    Shape(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _FLAT, (True, False), 0.25, (0.0, 1.0)),
-)
-TANH = _same("Tanh", Shape(_tanh, lambda z: 1 - np.tanh(z) ** 2, _FLAT, (True, False), 1.0, (-1.0, 1.0), 1))
-RELU = Shape(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, sign=1)
+_EXPIT = Shape(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _FLAT, (True, False), 0.25, (0.0, 1.0))
+_TANH = Shape(_tanh, lambda z: 1 - np.tanh(z) ** 2, _FLAT, (True, False), 1.0, (-1.0, 1.0), keeps_sign=True)
+_RELU = Shape(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, keeps_sign=True)
+SIGMOID, TANH = Curve(_EXPIT, _EXPIT, "Sigmoid"), Curve(_TANH, _TANH, "Tanh")
 
 
 def gelu(scale: float) -> Curve:
-    """z·(1 + erf(k·z))/2, where k may be off by 4 units of ``scale``."""
-    return _same("Gelu", _gelu(scale))
+    """Return z·(1 + erf(k·z))/2, where k may be off by 4 units of ``scale``."""
+    return Curve(_gelu(scale), _gelu(scale), "Gelu")
 
 
 def family(hardness: float) -> Curve:
-    """ReLU and all λ-GELUs with λ ≥ ``hardness``: x·Φ(λx) grows with λ at every x, and towards ReLU."""
-    return Curve(_gelu(hardness * 0.7071067811865476), RELU, "family")
+    """Return ReLU and all λ-GELUs with λ ≥ ``hardness``: x·Φ(λx) grows with λ at every x, and towards ReLU."""
+    return Curve(_gelu(hardness * 0.7071067811865476), _RELU, "family")

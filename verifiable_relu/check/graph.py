@@ -1,11 +1,16 @@
-"""A network as the checker sees it: affine maps of flat vectors, functions of their entries, and maxima."""
+"""A network as the checker sees it: affine maps of flat vectors, functions of their entries, and maxima.
+
+While an ONNX file is read, a tensor is a node of the graph and an array of places in it: what only moves numbers
+(Reshape, Transpose, Slice, …) moves places, and what computes makes a node. No weight is rounded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -16,20 +21,23 @@ from verifiable_relu.check.numbers import Matrix, Number
 
 
 @dataclass(eq=False)
-class Input:
-    """The input, a flat vector."""
+class Node:
+    """A flat vector of ``size`` numbers, made of the values of the nodes ``sources``; the input is of none."""
 
+    sources: tuple[int, ...]
     size: int
-    sources: tuple[int, ...] = ()
+
+    @property
+    def source(self) -> int:
+        return self.sources[0]
 
 
 @dataclass(eq=False)
-class Affine:
-    """v = Σ matrix·(value of node) + bias, in float64 numbers that hold the file's own weights without rounding.
+class Affine(Node):
+    """v = Σ matrix·(value of source) + bias, in float64 numbers that hold the file's own weights without rounding.
 
     Attributes:
-        terms: the number of a node, and a matrix; no node is named twice.
-        bias: (size,).
+        matrices: one for each source; no source is named twice.
         relative: where the operator's true coefficients are no binary numbers, or where what runs it rounds, a bound
             of the relative error of every entry of the matrices and of the bias; otherwise 0.
         lost: what else the value may be off by, (size,) or one number.
@@ -37,116 +45,93 @@ class Affine:
         moves: whether it only picks entries, for the operator that follows.
     """
 
-    terms: list[tuple[int, Matrix]]
+    matrices: list[Matrix]
     bias: Number
     relative: float = 0.0
     lost: Number | float = 0.0
     is_inexact_factor: bool = False
     moves: bool = False
-    sources: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sources = tuple(source for source, _ in self.terms)
 
     @property
-    def size(self) -> int:
-        return len(self.bias)
+    def terms(self) -> list[tuple[int, Matrix]]:
+        return list(zip(self.sources, self.matrices, strict=True))
 
     @cached_property
     def absolute(self) -> list[Matrix]:
-        return [abs(matrix) for _, matrix in self.terms]
-
-    def _count(self, axis: int) -> list[int]:
-        """How many products other than zero a sum along a row (1) or a column (0) of each matrix has, at most."""
-        counts = (1 if m.ndim == 1 else np.max((m != 0).sum(axis), initial=0) for _, m in self.terms)
-        return [int(count) for count in counts]
+        return [abs(matrix) for matrix in self.matrices]
 
     @cached_property
     def products(self) -> int:
         """How many products other than zero a sum along a row of the matrices has, at most."""
-        return sum(self._count(1))
+        return sum(_longest(matrix, 1) for matrix in self.matrices)
 
     @cached_property
     def longest(self) -> int:
         """How many products a sum along a row or along a column has, at most."""
-        return max(self.products, *self._count(0))
+        return max(self.products, *(_longest(matrix, 0) for matrix in self.matrices))
+
+    @cached_property
+    def sums(self) -> Number:
+        """Σ |w| of each entry."""
+        return np.sum([part if part.ndim == 1 else np.asarray(part.sum(1)).ravel() for part in self.absolute], 0)
+
+
+def _longest(matrix: Matrix, axis: int) -> int:
+    return 1 if matrix.ndim == 1 else int(np.max((matrix != 0).sum(axis), initial=0))
+
+
+def affine(terms: Iterable[tuple[int, Matrix]], bias: Number, relative: float = 0.0, lost: Any = 0.0) -> Affine:
+    """Return the node of terms; those of one source are added up."""
+    found: dict[int, Matrix] = {}
+    for source, matrix in terms:
+        if source in found:
+            both = [part if part.ndim == 2 else sparse.diags_array(part) for part in (found[source], matrix)]
+            found[source] = sparse.csr_array(both[0] + both[1])
+        else:
+            found[source] = matrix
+    return Affine(tuple(found), len(bias), list(found.values()), bias, relative, lost)
 
 
 @dataclass(eq=False)
-class Activation:
-    """A function of every entry of the value of node ``source``.
+class Activation(Node):
+    """A function of every entry of the source's value.
 
-    Attributes:
-        own: whether the file has it as an activation; otherwise an operator is made of it.
+    ``own``: whether the file has it as an activation; otherwise an operator is made of it.
     """
 
-    source: int
-    size: int
     function: Function
     own: bool = True
 
     @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.source,)
-
-    @property
     def rectifies(self) -> bool:
-        """Whether it is ReLU or GELU, or a family of them."""
-        relu = isinstance(self.function, Kinked) and self.own and self.function.is_relu
+        """Return True if it is ReLU or GELU, or a family of them."""
+        relu = isinstance(self.function, Kinked) and self.own and not self.function.slope.any()
         return relu or self.function.kind in ("Gelu", "family")
 
 
 @dataclass(eq=False)
-class Maximum:
-    """The largest of some entries of the value of node ``source``; node ``rounds`` makes the same of ReLUs.
+class Maximum(Node):
+    """The largest of some entries of the source's value; the second source makes the same of ReLUs, in rounds.
 
-    Attributes:
-        rivals: (most, size) the numbers of these entries, the first one repeated where there are fewer.
+    ``rivals``: (most, size) the numbers of these entries, the first one repeated where there are fewer.
     """
 
-    source: int
-    rounds: int
     rivals: Number
 
     @property
-    def size(self) -> int:
-        return int(self.rivals.shape[1])
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.source, self.rounds)
+    def rounds(self) -> int:
+        return self.sources[1]
 
 
-@dataclass(eq=False)
-class Ordered:
-    """Numbers that compare with each other as the entries of the value of node ``source`` do; nothing else is known."""
-
-    source: int
-    size: int
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.source,)
+class Ordered(Node):
+    """Numbers that compare with each other as the entries of the source's value do; nothing else is known."""
 
 
-@dataclass(eq=False)
-class Beside:
-    """The value of node ``second``, which is also the value of ``first`` and that of the activation ``change``.
+class Beside(Node):
+    """The value of source ``second``, which is also that of ``first`` and that of the activation ``change``.
 
     The function of ``change``, of the difference of the inputs of both, follows from what is known of these.
     """
-
-    first: int
-    second: int
-    change: int
-    size: int
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.first, self.second, self.change)
-
-
-Node = Input | Affine | Activation | Maximum | Ordered | Beside
 
 
 @dataclass(eq=False)
@@ -158,18 +143,25 @@ class Graph:
         second: the number of the first node of the second one of two networks; None where there is one network.
     """
 
-    nodes: list[Node]
+    nodes: list[Any]
     output: int
     second: int | None = None
 
     @cached_property
     def order(self) -> list[int]:
         """The numbers of the nodes that the output depends on, itself included, in order."""
-        needed = {0, self.output}
-        for number in range(self.output, -1, -1):
-            if number in needed:
-                needed.update(self.nodes[number].sources)
-        return sorted(needed)
+        return sorted(self.needed(self.output) | {0})
+
+    def needed(self, output: int, rounds: frozenset[int] | None = None) -> set[int]:
+        """Return the nodes that one depends on; of a maximum, those of its rounds alone if it is in ``rounds``."""
+        found, waiting = set(), [output]
+        while waiting:
+            if (number := waiting.pop()) not in found:
+                found.add(number)
+                node = self.nodes[number]
+                passed = rounds is not None and isinstance(node, Maximum)
+                waiting += (node.sources[number in (rounds or ())],) if passed else node.sources
+        return found
 
     @cached_property
     def activations(self) -> list[int]:
@@ -181,33 +173,29 @@ class Graph:
         return max(self.nodes[number].size for number in self.order)
 
     @cached_property
-    def work(self) -> int:
-        """How many coefficients all matrices have."""
-        maps = [matrix for number in self.order if isinstance(n := self.nodes[number], Affine) for _, matrix in n.terms]
-        return sum(int(matrix.nnz) if sparse.issparse(matrix) else matrix.size for matrix in maps)
-
-    @cached_property
-    def exact(self) -> bool:
-        """Whether rational arithmetic knows all of its functions."""
-        nodes = (self.nodes[number] for number in self.order)
-        return all(node.function.exact for node in nodes if isinstance(node, Activation))
+    def is_exact(self) -> bool:
+        """Whether rational arithmetic knows all functions, and there are not more than a few million coefficients."""
+        nodes = [self.nodes[number] for number in self.order]
+        maps = [matrix for node in nodes if isinstance(node, Affine) for matrix in node.matrices]
+        few = sum(int(matrix.nnz) if sparse.issparse(matrix) else matrix.size for matrix in maps) <= 1 << 24
+        return few and all(node.function.exact for node in nodes if isinstance(node, Activation))
 
     def asked(self, comparing: bool) -> Graph:
-        """The network that rows of outputs are rows of: without its head, if they do no more than compare outputs.
+        """Return the network that rows of outputs speak of: without its head, if they only compare outputs.
 
         Raises:
             BadInput: if nothing but the order is known of some value on the way to the output.
         """
         output = self.output
-        while comparing and _keeps_order(node := self.nodes[output]):
-            output = node.sources[0]
+        while comparing and (isinstance(node := self.nodes[output], Ordered) or _is_increasing(node)):
+            output = node.source
         found = self if output == self.output else Graph(self.nodes, output, self.second)
         if any(isinstance(self.nodes[number], Ordered) for number in found.order):
             raise BadInput("of a softmax, or a function like it, nothing is known but which output is the larger one")
         return found
 
     def hardened(self, hardness: Sequence[Fraction], runs: bool = False) -> Graph:
-        """All networks that have, in the place of each ReLU or λ-GELU, ReLU or a λ'-GELU with λ' ≥ its ``hardness``.
+        """Return all networks with ReLU or a λ'-GELU, λ' ≥ its ``hardness``, in the place of each ReLU or λ-GELU.
 
         A head of the network stays what it is.
 
@@ -219,45 +207,32 @@ class Graph:
             Refused: if these are not as many, or other activations are among them, or the network is none of them.
         """
         nodes, places = list(self.nodes), self.asked(comparing=True).activations
-        if any(isinstance(node, Affine) and node.is_inexact_factor for node in nodes):
-            raise Refused("behind a batch normalisation that only multiplies by one number no λ is known")
+        unknown = any(isinstance(node, Affine) and node.is_inexact_factor for node in nodes)
+        Refused.when(unknown, "behind a batch normalisation that only multiplies by one number no λ is known")
         if len(hardness) != len(places) or not all(1 <= value <= 1 << 40 for value in hardness):
             raise Refused(f"a hardness from 1 on for each of {len(places)} activations is expected")
         for place, value in zip(places, hardness, strict=True):
             node = nodes[place]
             if not isinstance(node, Activation) or not node.rectifies:
                 raise Refused("a family is one of networks with ReLU or GELU alone")
-            if runs and not isinstance(node.function, Kinked) and value != 1:
-                raise Refused("a GELU that runs is no member of its family")
+            outside = runs and not isinstance(node.function, Kinked) and value != 1
+            Refused.when(outside, "a GELU that runs is no member of its family")
             nodes[place] = replace(node, function=family(float(value)))
         return Graph(nodes, self.output)
 
 
-def _keeps_order(node: Node) -> bool:
-    increasing = isinstance(node, Activation) and node.function.kind in ("Sigmoid", "Tanh")
-    return isinstance(node, Ordered) or increasing
+def _is_increasing(node: Node) -> bool:
+    return isinstance(node, Activation) and node.function.kind in ("Sigmoid", "Tanh")
 
 
 def pick(index: Number, size: int) -> Matrix:
-    """The matrix that picks entries ``index`` of a vector of ``size`` numbers; nothing, that is 0, where it is −1."""
+    """Return the matrix that picks entries ``index`` of ``size`` numbers; nothing, that is 0, where it is −1."""
     rows = np.flatnonzero(index.ravel() >= 0)
     return sparse.csr_array((np.ones(len(rows)), (rows, index.ravel()[rows])), shape=(index.size, size))
 
 
-def added(terms: Sequence[tuple[int, Matrix]]) -> list[tuple[int, Matrix]]:
-    """Terms of which each node is named once, with the sum of its matrices."""
-    found: dict[int, Matrix] = {}
-    for source, matrix in terms:
-        if source in found:
-            both = [part if part.ndim == 2 else sparse.diags_array(part) for part in (found[source], matrix)]
-            found[source] = sparse.csr_array(both[0] + both[1])
-        else:
-            found[source] = matrix
-    return list(found.items())
-
-
 def joined(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> Graph:
-    """Two networks at the same input, with the outputs of the first one and then those of the second.
+    """Return two networks at the same input, with the outputs of the first one and then those of the second.
 
     Args:
         first, second: the networks.
@@ -270,13 +245,7 @@ def joined(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> Graph:
     partner = {second.activations[j]: first.activations[i] for i, j in pairs}
     nodes, place = list(first.nodes), {0: 0}
     for number, node in enumerate(second.nodes[1:], 1):
-        match node:
-            case Affine():
-                nodes.append(replace(node, terms=[(place[source], matrix) for source, matrix in node.terms]))
-            case Maximum():
-                nodes.append(replace(node, source=place[node.source], rounds=place[node.rounds]))
-            case Activation() | Ordered():
-                nodes.append(replace(node, source=place[node.source]))
+        nodes.append(replace(node, sources=tuple(place[source] for source in node.sources)))
         place[number] = len(nodes) - 1
         if number not in partner:
             continue
@@ -285,16 +254,193 @@ def joined(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> Graph:
         Refused.when(not (activations and f.size == g.size), "activations of a pair are as many ReLUs or GELUs each")
         # Both may be activations of the input: then z′ − z is 0. What the difference's function is depends on what is
         # known of z and z′ (bounds).
-        one, ends = np.ones(g.size), (g.sources[0], f.sources[0])
-        terms = [(ends[0], one), (ends[1], -one)] if ends[0] != ends[1] else [(ends[0], 0 * one)]
-        nodes.append(Affine(terms, np.zeros(g.size)))
-        nodes.append(Activation(len(nodes) - 1, g.size, Function(), own=False))
-        nodes.append(Beside(partner[number], place[number], len(nodes) - 1, g.size))
+        one = np.ones(g.size)
+        terms = [(g.source, one), (f.source, -one)] if g.source != f.source else [(g.source, 0 * one)]
+        nodes.append(affine(terms, np.zeros(g.size)))
+        nodes.append(Activation((len(nodes) - 1,), g.size, Function(), own=False))
+        nodes.append(Beside((partner[number], place[number], len(nodes) - 1), g.size))
         place[number] = len(nodes) - 1
     ends = first.output, place[second.output]
     sizes = [nodes[end].size for end in ends]
     index = np.arange(sum(sizes))
-    terms = [(ends[0], pick(np.where(index < sizes[0], index, -1), sizes[0]))]
-    terms.append((ends[1], pick(np.maximum(index - sizes[0], -1), sizes[1])))
-    nodes.append(Affine(added(terms), np.zeros(sum(sizes))))
+    parts = np.where(index < sizes[0], index, -1), np.maximum(index - sizes[0], -1)
+    terms = [(end, pick(part, size)) for end, part, size in zip(ends, parts, sizes, strict=True)]
+    nodes.append(affine(terms, np.zeros(sum(sizes))))
     return Graph(nodes, len(nodes) - 1, len(first.nodes))
+
+
+LARGEST = 1 << 27
+"""Most entries of a matrix that are kept."""
+
+
+@dataclass
+class Tensor:
+    """A computed tensor: the entries ``index``, shaped like the tensor, of a node."""
+
+    node: int
+    index: Number
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.index.shape
+
+
+@dataclass
+class Gate:
+    """scale·erf(x) + offset, entry by entry: what GELU multiplies with a multiple of x."""
+
+    x: Tensor
+    scale: Fraction = Fraction(1)
+    offset: Fraction = Fraction(0)
+
+    @property
+    def index(self) -> Number:
+        return self.x.index
+
+
+Value = Tensor | Gate | Number
+
+Multiple = tuple[Tensor, Fraction]
+"""A tensor as factor·x."""
+
+
+@dataclass
+class Builder:
+    """The nodes of a graph that is being read.
+
+    Attributes:
+        multiples: of nodes that are a number times a tensor, both.
+        whole: of nodes whose values are quantised numbers, their type; what adds such numbers may wrap around.
+        stored: what becomes of stored numbers where operators are taken as what runs them computes them; else None.
+    """
+
+    nodes: list[Any] = field(default_factory=list)
+    multiples: dict[int, Multiple] = field(default_factory=dict)
+    whole: dict[int, str] = field(default_factory=dict)
+    stored: Callable[[Number], Number] | None = None
+
+    def traced(self, tensor: Tensor) -> list[Multiple]:
+        """Return the tensor as a multiple of itself, and of each tensor before it that it is a multiple of."""
+        found = [(tensor, Fraction(1))]
+        while (step := self.multiples.get(found[-1][0].node)) is not None:
+            (x, factor), source = step, self.nodes[step[0].node]
+            if isinstance(source, Activation) and source.function.kind in ("Round", "Sign"):
+                # Whole numbers are what is made of them.
+                break
+            found.append((Tensor(x.node, x.index.ravel()[found[-1][0].index]), found[-1][1] * factor))
+        return found
+
+    def computed(self, node: Node, shape: Sequence[int]) -> Tensor:
+        """Return the value of a new node as a tensor."""
+        self.nodes.append(node)
+        return Tensor(len(self.nodes) - 1, np.arange(node.size).reshape(shape))
+
+    def at(self, node: int, index: Number) -> Tensor:
+        """Return entries of a node as a tensor; no tensor names an entry twice, or matrices would add its weights."""
+        found = Tensor(node, index)
+        if len(np.unique(index)) == index.size:
+            return found
+        return Tensor(self.settled(found), np.arange(index.size).reshape(index.shape))
+
+    def term(self, x: Tensor, matrix: Matrix) -> tuple[int, Matrix]:
+        """Return a matrix of a tensor's entries as one of those of a node."""
+        if self._is_all(x):
+            return x.node, matrix
+        if matrix.ndim == 2 and len(np.unique(x.index)) < x.index.size:
+            return self.settled(x), matrix
+        # One entry of a column alone is not zero: the products are exact.
+        picked = pick(x.index, self.nodes[x.node].size)
+        return x.node, sparse.csr_array(sparse.diags_array(matrix) @ picked) if matrix.ndim == 1 else matrix @ picked
+
+    def _is_all(self, x: Tensor) -> bool:
+        return np.array_equal(x.index.ravel(), np.arange(self.nodes[x.node].size))
+
+    def settled(self, x: Tensor) -> int:
+        """Return the number of a node whose value is the tensor."""
+        if self._is_all(x):
+            return x.node
+        moved = affine([(x.node, pick(x.index, self.nodes[x.node].size))], np.zeros(x.index.size))
+        moved.moves = True
+        self.nodes.append(moved)
+        if x.node in self.whole:
+            self.whole[len(self.nodes) - 1] = self.whole[x.node]
+        return len(self.nodes) - 1
+
+
+@dataclass
+class Call:
+    """A use of an operator: node ``node`` of the file, with its inputs and attributes."""
+
+    build: Builder
+    node: Any
+    inputs: list[Value | None]
+    attributes: dict[str, Any]
+    opset: int
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return an attribute; the default for an empty list, too."""
+        found = self.attributes.get(name, default)
+        return default if found == [] else found
+
+    def tensor(self, at: int = 0) -> Tensor:
+        value = self.inputs[at]
+        if not isinstance(value, Tensor):
+            raise BadInput(f"input {at} is expected to depend on the network's input")
+        return value
+
+    def given(self, at: int) -> bool:
+        return len(self.inputs) > at and self.inputs[at] is not None
+
+    def numbers(self, at: int, default: Number | None = None) -> Number:
+        """Return a constant input, floating point, in float64; the default where there is none."""
+        if default is not None and not self.given(at):
+            return default
+        value = self.inputs[at]
+        if not isinstance(value, np.ndarray) or value.dtype not in (np.float16, np.float32, np.float64):
+            raise BadInput(f"input {at} is expected to be a constant of floating-point numbers")
+        return (value if self.build.stored is None else self.build.stored(value)).astype(np.float64)
+
+    def integers(self, name: str, at: int) -> list[int] | None:
+        """Return integers that are an attribute in some operator sets and an input in others."""
+        if not self.given(at):
+            return self.attributes.get(name)
+        value = self.inputs[at]
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "i" or value.ndim != 1:
+            raise BadInput(f"input {at} is expected to be a list of constant integers")
+        return [int(v) for v in value]
+
+    def axis(self, rank: int, default: int = 1) -> int:
+        axis = self.attributes.get("axis", default)
+        BadInput.when(not -rank <= axis < rank, "there is no such axis")
+        return int(axis) % rank
+
+    def activation(self, x: Tensor, function: Function) -> Tensor:
+        """Return a function of every entry of a tensor."""
+        return self.build.computed(Activation((self.build.settled(x),), x.index.size, function), x.shape)
+
+    def affine(self, x: Tensor, matrix: Matrix, bias: Number, shape: Sequence[int], relative: float = 0.0) -> Tensor:
+        """Return matrix·x + bias as a tensor of the shape."""
+        node = affine([self.build.term(x, matrix)], np.ascontiguousarray(bias, np.float64), relative)
+        sizes = np.abs(matrix.data if sparse.issparse(matrix) else matrix)
+        BadInput.when(not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()), "weights are not finite")
+        return self.build.computed(node, shape)
+
+    def scaled(self, factor: Number, bias: Number, relative: float = 0.0, exact: Fraction | None = None) -> Tensor:
+        """Return factor·x + bias of the computed input; ``exact``: the true factor, for one that is off."""
+        x = next(value for value in self.inputs if isinstance(value, Tensor))
+        shape = spread(x.shape, factor.shape, bias.shape)
+        source = Tensor(x.node, np.broadcast_to(x.index, shape))
+        diagonal, added = (np.broadcast_to(part, shape).ravel() for part in (factor, bias))
+        made = self.affine(source, diagonal, added, shape, relative)
+        if factor.size == 1 and not relative:
+            exact = Fraction(float(factor.item()))
+        if exact is not None and not bias.any():
+            self.build.multiples[made.node] = source, exact
+        return made
+
+
+def spread(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that shapes are broadcast to."""
+    found = np.broadcast_shapes(*map(tuple, shapes))
+    BadInput.when(np.prod(found, dtype=float) > LARGEST, "it is too large for this checker")
+    return found

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,10 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import Graph, Input
+from verifiable_relu.check.graph import LARGEST, Builder, Call, Gate, Graph, Node, Tensor, Value
 from verifiable_relu.check.numbers import Number
 from verifiable_relu.check.operators import MOVED, OPERATORS
-from verifiable_relu.check.requantised import Uses
 from verifiable_relu.check.running import RoundingModel, Running, require_rounded
-from verifiable_relu.check.tensors import LARGEST, Builder, Call, Gate, Tensor, Value
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that are evaluated where all their inputs are constants: they move numbers and round none."""
@@ -62,50 +59,46 @@ def read_model(data: bytes, arithmetic: RoundingModel | None = None) -> Graph:
 class _ModelReader:
     """The tensors of a model's graph, read in the order of the file as far as that can be read.
 
-    Attributes:
-        mended: whether the model is no longer that of the file: nodes were moved, or an output got a type.
+    ``mended``: whether the model is no longer that of the file: nodes were moved, or an output got a type.
     """
 
     def __init__(self, model: onnx.ModelProto, arithmetic: RoundingModel | None) -> None:
-        self.model = model
-        self.build = Builder()
-        self.running = None if arithmetic is None else Running(self.build, arithmetic)
+        self.model, self.build = model, Builder()
         self.tensors: dict[str, Value | None] = {"": None}
-        self.uses = Uses(self.tensors)
+        self.running = None if arithmetic is None else Running(self.build, arithmetic, self.tensors)
         versions = {entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
         self.opset = versions.pop() if len(versions) == 1 else 0
         self.mended = _sort(model.graph)
 
     def graph(self) -> Graph:
         graph = self.model.graph
-        if self.opset not in OPSETS or self.model.ir_version not in FORMS:
-            raise BadInput("its operator set, or the version of its form, is not known")
-        if graph.sparse_initializer or self.model.functions:
-            raise BadInput("sparse weights and functions of its own are not known")
+        known = self.opset in OPSETS and self.model.ir_version in FORMS
+        BadInput.when(not known, "its operator set, or the version of its form, is not known")
+        unknown = graph.sparse_initializer or self.model.functions
+        BadInput.when(unknown, "sparse weights and functions of its own are not known")
         for initializer in graph.initializer:
             self._name(initializer.name, np.array(numpy_helper.to_array(initializer)))
         inputs = [i for i in graph.input if i.name not in self.tensors]
         BadInput.when(len(inputs) != 1 or len(graph.output) != 1, "a network with one input and one output is expected")
-        self._require_floats(inputs)
+        self._require_floats(inputs[0])
         axes = inputs[0].type.tensor_type.shape.dim
         dims = [axis.dim_value if axis.HasField("dim_value") else int(not at) for at, axis in enumerate(axes)]
-        if min(dims, default=0) <= 0 or np.prod(dims, dtype=float) > LARGEST:
-            raise BadInput("the shape of the input is not known")
-        source = self.build.computed(Input(int(np.prod(dims))), dims)
+        known = min(dims, default=0) > 0 and np.prod(dims, dtype=float) <= LARGEST
+        BadInput.when(not known, "the shape of the input is not known")
+        source = self.build.computed(Node((), int(np.prod(dims))), dims)
         self._name(inputs[0].name, source if self.running is None else self.running.begun(source))
         for node in graph.node:
-            place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
             try:
                 found = self._value(node)
                 BadInput.when(np.size(_places(found)) == 0, "it is empty")
                 BadInput.when(isinstance(found, np.ndarray) and not np.isfinite(found).all(), "it is not finite")
                 self._name(node.output[0], found)
                 if self.running is not None:
-                    self.uses.require_kept(node)
-            except BadInput as error:
-                raise BadInput(f"{place}: {error}") from error
+                    self.running.require_kept(node)
             except Exception as error:
-                raise BadInput(f"{place}: {type(error).__name__}: {error}") from error
+                kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+                place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
+                raise BadInput(f"{place}: {kind}{error}") from error
         output = self.tensors.get(graph.output[0].name)
         if not isinstance(output, Tensor):
             raise BadInput("the output does not depend on the input")
@@ -121,12 +114,11 @@ class _ModelReader:
             (found,) = onnx.shape_inference.infer_shapes(self.model).graph.output
             output.CopyFrom(found)
             self.mended = True
-        self._require_floats([output])
+        self._require_floats(output)
 
-    def _require_floats(self, ends: Sequence[onnx.ValueInfoProto]) -> None:
-        floats = FLOATS if self.running is None else {onnx.TensorProto.FLOAT}
-        if not {end.type.tensor_type.elem_type for end in ends} <= floats:
-            raise BadInput("an input and an output of floating-point numbers are expected, float32 if they run")
+    def _require_floats(self, end: onnx.ValueInfoProto) -> None:
+        known = end.type.tensor_type.elem_type in (FLOATS if self.running is None else {onnx.TensorProto.FLOAT})
+        BadInput.when(not known, "an input and an output of floating-point numbers are expected, float32 if they run")
 
     def compare_shapes(self) -> None:
         """Compare the shapes of all values with those that ONNX's inference finds for a batch of one.
@@ -180,7 +172,7 @@ class _ModelReader:
             self.build.whole[found.node] = whole.pop()
         if self.running is None:
             return found
-        return self.running.operator(node.op_type, found, node.output[0], list(node.input), inputs)
+        return self.running.operator(node, found)
 
     def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:
         if node.op_type not in MOVES or len(inputs) < len(node.input):
@@ -198,20 +190,14 @@ def _sort(graph: onnx.GraphProto) -> bool:
     """Put next, again and again, the first node that needs nothing of those left; return True if any was moved."""
     nodes = list(graph.node)
     maker = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    missing = [{maker[name] for name in node.input if name in maker} for node in nodes]
-    readers: dict[int, list[int]] = defaultdict(list)
-    for at, needs in enumerate(missing):
-        for other in needs:
-            readers[other].append(at)
-    heap, order = [at for at, needs in enumerate(missing) if not needs], []
+    sorter = TopologicalSorter({at: [maker[i] for i in node.input if i in maker] for at, node in enumerate(nodes)})
+    sorter.prepare()
+    heap, order = sorted(sorter.get_ready()), []
     while heap:
         order.append(heapq.heappop(heap))
-        for at in readers[order[-1]]:
-            missing[at].discard(order[-1])
-            if not missing[at]:
-                heapq.heappush(heap, at)
-    # Nodes in a circle stay at the end.
-    order += [at for at, needs in enumerate(missing) if needs]
+        sorter.done(order[-1])
+        for at in sorter.get_ready():
+            heapq.heappush(heap, at)
     if order == sorted(order):
         return False
     del graph.node[:]

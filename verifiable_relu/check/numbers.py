@@ -11,6 +11,7 @@ nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -41,67 +42,37 @@ SPARSE = 8
 """Rows are multiplied as sparse ones where at most one entry of so many is not zero."""
 
 
-def gamma(terms: int) -> float:
-    """The relative error of a sum of so many products, at most."""
-    return 2 * terms * UNIT
-
-
 def outward(value: Any, towards: float) -> float:
-    """The nearest float64 number on one side of a rational one.
-
-    Raises:
-        BadInput: if it is beyond ±``LARGE``.
-    """
-    if abs(value) > LARGE:
-        raise BadInput("a number is beyond ±2³⁰⁰")
+    """Return the nearest float64 number on one side of a rational one, at most ``LARGE``."""
+    BadInput.when(abs(value) > LARGE, "a number is beyond ±2³⁰⁰")
     found = float(value)
     return float(np.nextafter(found, towards)) if (found < value if towards > 0 else found > value) else found
 
 
-def rational(values: Number) -> Number:
-    """Numbers as fractions."""
-    made = np.empty(np.shape(values), dtype=object)
-    made.reshape(-1)[:] = [v if isinstance(v, Fraction) else Fraction(float(v)) for v in np.ravel(values)]
-    return made
+@dataclass(frozen=True)
+class Arithmetic:
+    """Floating point, with γ of the sums of sizes to charge, or fractions, nothing of which is rounded."""
 
-
-class Float64:
-    """Floating point; whoever computes with it charges γ of the sums of sizes."""
-
-    exact = False
+    exact: bool
 
     def of(self, values: Number) -> Number:
-        """Float64 numbers in this arithmetic."""
-        return values
+        """Return numbers as those of this arithmetic."""
+        if not self.exact:
+            return values
+        made = np.empty(np.shape(values), dtype=object)
+        made.reshape(-1)[:] = [v if isinstance(v, Fraction) else Fraction(float(v)) for v in np.ravel(values)]
+        return made
 
     def gamma(self, terms: int) -> float:
-        return gamma(terms)
+        return 0.0 if self.exact else 2 * terms * UNIT
 
     def pull(self, rows: Number, matrix: Matrix) -> Number:
-        """rows·matrix."""
+        """Return rows·matrix; exactly, by sums of integers over one denominator for each row and a power of two."""
         if matrix.ndim == 1:
-            return np.asarray(rows * matrix)
-        if SPARSE * np.count_nonzero(rows) < rows.size:
-            found = sparse.csr_array(rows) @ matrix
+            return np.asarray(rows * self.of(matrix))
+        if not self.exact:
+            found = sparse.csr_array(rows) @ matrix if SPARSE * np.count_nonzero(rows) < rows.size else rows @ matrix
             return np.asarray(found.toarray() if sparse.issparse(found) else found)
-        return np.asarray(rows @ matrix)
-
-
-class Rational(Float64):
-    """Fractions, nothing of which is rounded."""
-
-    exact = True
-
-    def of(self, values: Number) -> Number:
-        return rational(values)
-
-    def gamma(self, terms: int) -> float:
-        return 0.0
-
-    def pull(self, rows: Number, matrix: Matrix) -> Number:
-        """Sums of integers, over one denominator for each row and one power of two for the matrix."""
-        if matrix.ndim == 1:
-            return np.asarray(rows * rational(matrix))
         entries = sparse.coo_array(matrix)
         mantissas, exponents = np.frexp(entries.data)
         least = int(exponents.min(initial=0)) - 53
@@ -116,9 +87,9 @@ class Rational(Float64):
         return found
 
 
-FLOAT, EXACT = Float64(), Rational()
+FLOAT, EXACT = Arithmetic(False), Arithmetic(True)
 
 
 def apply(matrix: Matrix, x: Number) -> Number:
-    """matrix·x of vectors x, (…, inputs), in float64."""
+    """Return matrix·x of vectors x, (…, inputs), in float64."""
     return np.asarray(x * matrix if matrix.ndim == 1 else x @ matrix.T)

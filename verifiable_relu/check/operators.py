@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from onnx.reference import ReferenceEvaluator
 from scipy import sparse
 
 from verifiable_relu.check import functions
 from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.functions import Kinked, Rounded, Signs
-from verifiable_relu.check.graph import Affine, Ordered, added, pick
-from verifiable_relu.check.numbers import UNIT, Number
-from verifiable_relu.check.tensors import LARGEST, Call, Gate, Multiple, Tensor, Value, spread
-from verifiable_relu.check.windows import convolution, largest, means, transposed
+from verifiable_relu.check.graph import (
+    LARGEST,
+    Activation,
+    Call,
+    Gate,
+    Maximum,
+    Multiple,
+    Ordered,
+    Tensor,
+    Value,
+    affine,
+    pick,
+    spread,
+)
+from verifiable_relu.check.numbers import UNIT, Matrix, Number
 
 ONE, NONE = np.ones(()), np.zeros(())
 
@@ -26,11 +38,7 @@ QUANTISED = ("int8", "uint8", "int16", "uint16")
 
 
 def _derived(found: Number, of: Number) -> Number:
-    """Quotients and roots of the file's numbers, each off by a few units of its own size; 0 where ``of`` is.
-
-    Raises:
-        BadInput: if one is so small or so large that float64 has it with another error.
-    """
+    """Return quotients and roots of the file's numbers, each off by a few units of its size; 0 where ``of`` is."""
     size = np.abs(found)
     right = np.where(of == 0, found == 0, (size >= 2.0**-1022) & (size < np.inf)).all()
     BadInput.when(not right, "a number that is made of the file's is too small or too large")
@@ -38,13 +46,13 @@ def _derived(found: Number, of: Number) -> Number:
 
 
 def _inverse(numbers: Number) -> tuple[Number, float]:
-    """Reciprocals, and their relative error: that of a power of two is exact."""
+    """Return reciprocals, and their relative error: that of a power of two is exact."""
     exact = bool((np.abs(np.frexp(numbers)[0]) == 0.5).all())
     return _derived(1 / numbers, ONE), 0.0 if exact else 2 * UNIT
 
 
 def moved(call: Call) -> Value:
-    """An operator that only moves numbers, applied to the places of a tensor."""
+    """Return an operator that only moves numbers, applied to the places of a tensor."""
     node, x, others = call.node, call.tensor(), call.inputs[1:]
     if node.op_type == "Gather":
         spread([x.index.size, np.asarray(others[0]).size])
@@ -56,7 +64,7 @@ def moved(call: Call) -> Value:
 
 
 def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
-    """A gate, broadcast to the shape of the result, and a constant, if these are the inputs."""
+    """Return a gate, broadcast to the shape of the result, and a constant, if these are the inputs."""
     for one, other in (call.inputs, call.inputs[::-1]):
         if isinstance(one, Gate) and isinstance(other, np.ndarray) and other.size == 1 and np.isfinite(other).all():
             x = Tensor(one.x.node, np.broadcast_to(one.x.index, spread(one.x.shape, other.shape)))
@@ -67,19 +75,19 @@ def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
 def _sum(call: Call, sign: int) -> Value:
     if (parts := _with_gate(call)) is not None and sign > 0:
         return replace(parts[0], offset=parts[0].offset + parts[1])
-    if all(isinstance(value, Tensor) for value in call.inputs):
-        first, second = call.tensor(0), call.tensor(1)
-        shape = spread(first.shape, second.shape)
-        size = int(np.prod(shape))
-        wide = [Tensor(x.node, np.broadcast_to(x.index, shape)) for x in (first, second)]
-        terms = [call.build.term(x, np.full(size, factor)) for x, factor in zip(wide, (1.0, float(sign)), strict=True)]
-        node = Affine(added(terms), np.zeros(size))
-        if len(node.terms) == 1 and call.build.stored is not None and node.terms[0][1].nnz < 2 * size:
-            raise BadInput("the rounding of a sum of a number with itself is not known")
-        return call.build.computed(node, shape)
-    if isinstance(call.inputs[0], Tensor):
-        return call.scaled(ONE, sign * call.numbers(1))
-    return call.scaled(np.full((), float(sign)), call.numbers(0))
+    if not all(isinstance(value, Tensor) for value in call.inputs):
+        if isinstance(call.inputs[0], Tensor):
+            return call.scaled(ONE, sign * call.numbers(1))
+        return call.scaled(np.full((), float(sign)), call.numbers(0))
+    tensors = call.tensor(0), call.tensor(1)
+    shape = spread(*(x.shape for x in tensors))
+    one = np.ones(int(np.prod(shape)))
+    wide = zip(tensors, (one, sign * one), strict=True)
+    terms = [call.build.term(Tensor(x.node, np.broadcast_to(x.index, shape)), factor) for x, factor in wide]
+    node = affine(terms, 0 * one)
+    alone = len(node.terms) == 1 and call.build.stored is not None and node.matrices[0].nnz < 2 * len(one)
+    BadInput.when(alone, "the rounding of a sum of a number with itself is not known")
+    return call.build.computed(node, shape)
 
 
 def _product(call: Call) -> Value:
@@ -91,22 +99,22 @@ def _product(call: Call) -> Value:
 
 
 def _gated(call: Call) -> Value:
-    """d·x times scale·(1 + erf(k·x)): 2·scale·d times x·(1 + erf(k·x))/2."""
+    """Return d·x times scale·(1 + erf(k·x)): 2·scale·d times x·(1 + erf(k·x))/2."""
     gate, x = sorted(call.inputs, key=lambda value: isinstance(value, Tensor))
     if isinstance(gate, Gate) and isinstance(x, Tensor) and gate.offset == gate.scale:
         inside = call.build.traced(gate.x)
-        for outer in reversed(call.build.traced(x)):
+        for outer, factor in reversed(call.build.traced(x)):
             for inner in inside:
-                if outer.x.node == inner.x.node and np.array_equal(outer.x.index, inner.x.index):
-                    return _gelu(call, inner, 1.0, 2 * gate.scale * outer.factor)
+                if outer.node == inner[0].node and np.array_equal(outer.index, inner[0].index):
+                    return _gelu(call, inner, 1.0, 2 * gate.scale * factor)
     raise BadInput("a product that is not known")
 
 
 def _gelu(call: Call, argument: Multiple, root: float, factor: Fraction) -> Value:
-    """factor·x·(1 + erf(k·x))/2, where k is root times the argument's factor; root may be off by a unit."""
-    moderate = functions.MODERATE[0] <= argument.factor <= functions.MODERATE[1]
+    """Return factor·x·(1 + erf(k·x))/2, k = root times the argument's factor; root may be off by a unit."""
+    moderate = functions.MODERATE[0] <= argument[1] <= functions.MODERATE[1]
     BadInput.when(not moderate, "the scale of a GELU is negative, too small or too large")
-    made = call.activation(argument.x, functions.gelu(float(argument.factor) * root))
+    made = call.activation(argument[0], functions.gelu(float(argument[1]) * root))
     call.inputs, outside = [made], np.array(float(factor))
     if Fraction(float(factor)) == factor:
         return made if factor == 1 else call.scaled(outside, NONE)
@@ -118,7 +126,7 @@ def _gelu_operator(call: Call) -> Value:
     # Where a runtime rounds, a factor before the operator is another operator's.
     x = call.build.traced(call.tensor())[-1 if call.build.stored is None else 0]
     # The argument of erf is the operator's over the square root of 2.
-    return _gelu(call, x, 0.7071067811865476, x.factor)
+    return _gelu(call, x, 0.7071067811865476, x[1])
 
 
 def _quotient(call: Call) -> Value:
@@ -134,11 +142,12 @@ def _gemm(call: Call) -> Value:
     BadInput.when(len(x.shape) != 2, "a matrix is expected")
     BadInput.when(not call.get("alpha", 1.0) == call.get("beta", 1.0) == 1.0, "alpha and beta are expected to be 1")
     index = x.index.T if call.get("transA", 0) else x.index
-    weight = weight if call.get("transB", 0) else weight.T
-    return _multiplied(call, Tensor(x.node, index), weight, call.numbers(2) if call.given(2) else NONE)
+    return _multiplied(
+        call, Tensor(x.node, index), weight if call.get("transB", 0) else weight.T, call.numbers(2, NONE)
+    )
 
 
-def _multiplied(call: Call, x: Tensor, weight: Number, bias: Number) -> Tensor:
+def _multiplied(call: Call, x: Tensor, weight: Number, bias: Number = NONE) -> Tensor:
     *leading, inputs = x.shape
     BadInput.when(weight.ndim != 2 or weight.shape[1] != inputs, "its inputs do not fit together")
     BadInput.when(weight.size * np.prod(leading, dtype=float) > LARGEST, "it is too large for this checker")
@@ -149,11 +158,11 @@ def _multiplied(call: Call, x: Tensor, weight: Number, bias: Number) -> Tensor:
 
 def _matmul(call: Call) -> Value:
     if isinstance(call.inputs[0], Tensor):
-        return _multiplied(call, call.tensor(0), call.numbers(1).T, NONE)
+        return _multiplied(call, call.tensor(0), call.numbers(1).T)
     x = call.tensor(1)
     if len(x.shape) < 2:
-        return _multiplied(call, x, call.numbers(0), NONE)
-    found = _multiplied(call, Tensor(x.node, np.swapaxes(x.index, -1, -2)), call.numbers(0), NONE)
+        return _multiplied(call, x, call.numbers(0))
+    found = _multiplied(call, Tensor(x.node, np.swapaxes(x.index, -1, -2)), call.numbers(0))
     return Tensor(found.node, np.swapaxes(found.index, -1, -2))
 
 
@@ -169,9 +178,7 @@ def _normalisation(call: Call) -> Value:
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
     call.inputs = [call.scaled(ONE, -mean), None]
     found = call.scaled(factor, bias, 8 * UNIT)
-    made = call.build.nodes[found.node]
-    assert isinstance(made, Affine)
-    made.is_inexact_factor = scale.size == 1 and not (bias.any() or mean.any())
+    call.build.nodes[found.node].is_inexact_factor = scale.size == 1 and not (bias.any() or mean.any())
     return found
 
 
@@ -183,12 +190,12 @@ def _kinked(call: Call, slope: Number) -> Value:
 
 
 def _steps(call: Call, shape: tuple[int, ...], kinds: tuple[str, ...]) -> tuple[Number, Number, str]:
-    """The scale, the zero point, spread along the axis that they are for, and the type of the whole numbers."""
+    """Return the scale, the zero point, spread along the axis that they are for, and the type of the whole numbers."""
     unknown = [name for name in ("block_size", "output_dtype", "precision") if call.get(name, 0)]
     BadInput.when(unknown, f"{unknown} is not known")
-    scale, zero = call.numbers(1), call.inputs[2] if call.given(2) else np.zeros((), np.uint8)
+    scale, zero = call.numbers(1), cast(Any, call.inputs[2] if call.given(2) else np.zeros((), np.uint8))
     fits = isinstance(zero, np.ndarray) and (zero.shape == scale.shape or not call.given(2))
-    if not isinstance(zero, np.ndarray) or not fits or str(zero.dtype) not in kinds:
+    if not fits or str(zero.dtype) not in kinds:
         raise BadInput("a zero point like the scale, a whole number of a type that is known, is expected")
     BadInput.when(not ((scale > 0) & np.isfinite(scale)).all(), "a scale is not positive")
     axis = call.get("axis", 1)
@@ -203,12 +210,11 @@ def _steps(call: Call, shape: tuple[int, ...], kinds: tuple[str, ...]) -> tuple[
 
 
 def _quantize(call: Call) -> Value:
-    """round(x/scale) + zero as low + relu(…), and that as high − relu(high − …)."""
+    """Return round(x/scale) + zero as low + relu(…), and that as high − relu(high − …)."""
     scale, zero, kind = _steps(call, call.tensor().shape, QUANTISED)
     low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
     factor, off = _inverse(scale)
-    call.inputs = [call.scaled(factor, NONE, off)]
-    call.inputs = [call.activation(call.tensor(), Rounded())]
+    call.inputs = [call.activation(call.scaled(factor, NONE, off), Rounded())]
     for sign, bias in ((ONE, zero - low), (-ONE, np.full((), high - low))):
         call.inputs = [call.scaled(sign, bias)]
         call.inputs = [_kinked(call, NONE)]
@@ -251,7 +257,7 @@ def _concat(call: Call) -> Value:
     index = np.concatenate([x.index for x in tensors], axis)
     sizes = [call.build.nodes[x.node].size for x in tensors]
     terms = [(x.node, pick(np.where(which == at, index, -1), sizes[at])) for at, x in enumerate(tensors)]
-    return call.build.computed(Affine(added(terms), np.zeros(index.size)), index.shape)
+    return call.build.computed(affine(terms, np.zeros(index.size)), index.shape)
 
 
 def _upsample(call: Call) -> Value:
@@ -268,7 +274,7 @@ def _upsample(call: Call) -> Value:
 
 
 def _pad(call: Call) -> Value:
-    """Numbers around a tensor; negative pads take elements off first."""
+    """Put numbers around a tensor; negative pads take elements off first."""
     x, pads, value = call.tensor(), call.integers("pads", 1), call.get("value", 0.0)
     rank, given = len(x.shape), call.integers("axes", 3)
     axes = [axis + rank * (axis < 0) for axis in (range(rank) if given is None else given)]
@@ -285,24 +291,23 @@ def _pad(call: Call) -> Value:
     if (padded >= 0).all():
         return call.build.at(x.node, padded)
     size = call.build.nodes[x.node].size
-    bias = np.where(padded < 0, float(call.numbers(2).item()) if call.given(2) else value, 0.0)
+    bias = np.where(padded < 0, float(call.numbers(2, np.array(value)).item()), 0.0)
     return call.affine(Tensor(x.node, np.arange(size)), pick(padded, size), bias.ravel(), padded.shape)
 
 
 def _dropout(call: Call) -> Value:
-    training = call.inputs[2] if call.given(2) else np.zeros(())
-    fits = isinstance(training, np.ndarray) and not training.any()
-    BadInput.when(not fits, "dropout in training is not known")
+    training = call.inputs[2] if call.given(2) else NONE
+    BadInput.when(not isinstance(training, np.ndarray) or training.any(), "dropout in training is not known")
     return call.tensor()
 
 
 def _ordered(call: Call) -> Value:
     x = call.tensor()
-    return call.build.computed(Ordered(call.build.settled(x), x.index.size), x.shape)
+    return call.build.computed(Ordered((call.build.settled(x),), x.index.size), x.shape)
 
 
 def _softmax(call: Call) -> Value:
-    """A softmax, or its logarithm, over all entries: each is an increasing function, the same for all of them.
+    """Return a softmax, or its logarithm, over all entries: each is an increasing function, the same for all of them.
 
     In operator sets before 13 it is one over all axes from ``axis`` on.
     """
@@ -311,6 +316,164 @@ def _softmax(call: Call) -> Value:
     over = shape[axis:] if old else shape[axis : axis + 1]
     BadInput.when(np.prod(over) != np.prod(shape), "a softmax over a part of its input is not known")
     return _ordered(call)
+
+
+def _layout(call: Call, kernel: list[int]) -> tuple[list[int], list[int], list[int], bytes]:
+    """Return strides, dilations, pads (those before, then those behind) and how the pads are given."""
+    shape, rank, mode = call.tensor().shape, len(kernel), call.get("auto_pad", b"NOTSET")
+    stride, dilation = call.get("strides", [1] * rank), call.get("dilations", [1] * rank)
+    pads = call.get("pads", [0] * (2 * rank))
+    fits = shape[:1] == (1,) and len(shape) == rank + 2 and min(kernel, default=0) >= 1
+    BadInput.when(not fits, "one sample with channels, and a window of as many axes, are expected")
+    lengths = [len(pads), len(stride), len(dilation)] == [2 * rank, rank, rank]
+    BadInput.when(not lengths or min(pads) < 0 or min(stride + dilation) < 1, "the window is malformed")
+    BadInput.when(call.get("kernel_shape", kernel) != kernel, "its inputs do not fit together")
+    BadInput.when(mode == b"VALID" and any(pads), "the padding is not known")
+    return stride, dilation, pads, mode
+
+
+def _slid(index: Number, kernel: Sequence[int], stride: list[int], dilation: list[int], pads: list[int]) -> Number:
+    """Return (channels, *places, *kernel): the entries of ``index`` that each window covers, −1 in the padding."""
+    rank = len(kernel)
+    spread([index.shape[0], *(n + sum(pads[i::rank]) for i, n in enumerate(index.shape[1:]))])
+    padded = np.pad(index, [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)], constant_values=-1)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    view = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
+    found = view[(slice(None), *(slice(None, None, s) for s in (*stride, *dilation)))]
+    spread(found.shape)
+    return found
+
+
+def _covered(call: Call, kernel: list[int]) -> Number:
+    """Return the entries of the input, counted in row-major order, that each window covers (``_slid``).
+
+    With ``ceil_mode`` the last windows may reach beyond the padding, where there is −2.
+    """
+    sizes = call.tensor().shape[2:]
+    stride, dilation, pads, mode = _layout(call, kernel)
+    rank, reach = len(kernel), [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
+        BadInput.when(max(dilation) > 1, "padding to the same size of a dilated window is not known")
+        whole = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(sizes, stride, reach, strict=True)]
+        first = [w // 2 if mode == b"SAME_UPPER" else w - w // 2 for w in whole]
+        pads = first + [w - f for w, f in zip(whole, first, strict=True)]
+    BadInput.when(mode not in (b"NOTSET", b"VALID", b"SAME_UPPER", b"SAME_LOWER"), "the padding is not known")
+    index = np.arange(call.tensor().index.size).reshape(call.tensor().shape[1:])
+    if not call.get("ceil_mode", 0):
+        return _slid(index, kernel, stride, dilation, pads)
+    BadInput.when(mode != b"NOTSET", "ceil_mode with a padding that is not given is not known")
+    spread([index.shape[0], *(n + sum(pads[i::rank]) for i, n in enumerate(sizes))])
+    padded = np.pad(index, [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)], constant_values=-1)
+    for axis, (n, before, step, span) in enumerate(zip(sizes, pads, stride, reach, strict=False), 1):
+        size = padded.shape[axis]
+        last = -(-(size - span) // step) * step
+        # A window that would begin in the padding behind the entries is left out.
+        last -= step * (last >= before + n)
+        beyond = [(0, max(0, last + span - size)) if at == axis else (0, 0) for at in range(rank + 1)]
+        padded = np.pad(padded, beyond, constant_values=-2)
+    return _slid(padded, kernel, stride, dilation, [0] * (2 * rank))
+
+
+def _products(weight: Number, groups: int, windows: Number, size: int) -> Matrix:
+    """Return the matrix of a convolution of ``size`` numbers, of which windows cover some."""
+    outputs, per_group, *kernel = weight.shape
+    count = int(np.prod(windows.shape[1 : 1 + len(kernel)]))
+    fits = groups >= 1 and windows.shape[0] == per_group * groups and not outputs % groups
+    BadInput.when(not fits, "its inputs do not fit together")
+    spread([count, weight.size])
+    # (group, place, channel of the group and place of the kernel)
+    columns: Number = windows.reshape(groups, per_group, count, -1).transpose(0, 2, 1, 3).reshape(groups, count, -1)
+    columns = np.repeat(columns, outputs // groups, axis=0)
+    values = np.broadcast_to(weight.reshape(outputs, 1, -1), columns.shape)
+    rows = np.broadcast_to(np.arange(outputs * count).reshape(outputs, count, 1), columns.shape)
+    kept = (columns >= 0) & (values != 0)
+    return sparse.csr_array((values[kept], (rows[kept], columns[kept])), shape=(outputs * count, size))
+
+
+def _weighted(call: Call, matrix: Matrix, outputs: int, places: Sequence[int]) -> Tensor:
+    bias = np.repeat(call.numbers(2, np.zeros(outputs)), int(np.prod(places)))
+    BadInput.when(len(bias) != matrix.shape[0], "its inputs do not fit together")
+    return call.affine(call.tensor(), matrix, bias, (1, outputs, *places))
+
+
+def convolution(call: Call) -> Tensor:
+    """Return Conv, as a sparse matrix."""
+    weight = call.numbers(1)
+    windows = _covered(call, list(weight.shape[2:]))
+    matrix = _products(weight, call.get("group", 1), windows, call.tensor().index.size)
+    return _weighted(call, matrix, len(weight), windows.shape[1 : weight.ndim - 1])
+
+
+def transposed(call: Call) -> Tensor:
+    """Return ConvTranspose: its matrix is the transposed one of the convolution of its output with the weights."""
+    x, weight, groups = call.tensor(), call.numbers(1), call.get("group", 1)
+    channels, per_group, *kernel = weight.shape
+    stride, dilation, pads, mode = _layout(call, kernel)
+    sizes, rank, further = x.shape[2:], len(kernel), call.get("output_padding", [0] * len(kernel))
+    fits = x.shape[1] == channels and len(further) == rank and min(further) >= 0
+    BadInput.when(not fits, "its inputs do not fit together")
+    known = mode in (b"NOTSET", b"VALID") and not call.get("output_shape", None)
+    BadInput.when(not known, "a padding that is not given is not known")
+    reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(sizes, stride, kernel, dilation, strict=True)]
+    places = [r + m - a - b for r, m, a, b in zip(reach, further, pads[:rank], pads[rank:], strict=True)]
+    BadInput.when(min(places) < 1 or groups < 1, "its inputs do not fit together")
+    shape = spread([per_group * groups, *places])
+    windows = _slid(np.arange(np.prod(shape)).reshape(shape), kernel, stride, dilation, pads)
+    # Behind as many windows as there are entries, there may be some of the further padding.
+    windows = windows[(slice(None), *(slice(n) for n in sizes))]
+    matrix = _products(weight, groups, windows, int(np.prod(shape)))
+    return _weighted(call, sparse.csr_array(matrix.T), shape[0], places)
+
+
+def _pooled(call: Call, kernel: list[int]) -> tuple[Number, tuple[int, ...]]:
+    """Return the entries that a pooling's windows cover, (windows, most), and the shape of its output."""
+    wide = any(pad >= size for pad, size in zip(call.get("pads", ()), 2 * kernel, strict=False))
+    BadInput.when(wide, "a padding as wide as the window is not known")
+    windows = _covered(call, kernel)
+    shape = windows.shape[: 1 + len(kernel)]
+    cells = windows.reshape(int(np.prod(shape)), -1)
+    BadInput.when(not (cells >= 0).any(1).all(), "a window covers nothing but padding")
+    return cells, (1, *shape)
+
+
+def means(call: Call, everywhere: bool = False) -> Tensor:
+    """Return AveragePool: the mean of each window; with ``everywhere``, of each channel (GlobalAveragePool).
+
+    The divisor is how many entries the window covers, with ``count_include_pad`` those of the padding included.
+    """
+    x = call.tensor()
+    cells, shape = _pooled(call, list(x.shape[2:]) if everywhere else call.get("kernel_shape", []))
+    counts = (cells >= (-1 if call.get("count_include_pad", 0) else 0)).sum(1)
+    rows, places = np.nonzero(cells >= 0)
+    matrix = sparse.csr_array((1 / counts[rows], (rows, cells[rows, places])), shape=(len(cells), x.index.size))
+    # The reciprocal of a power of two is exact.
+    exact = bool((np.frexp(counts)[0] == 0.5).all())
+    return call.affine(x, matrix, np.zeros(len(cells)), shape, 0.0 if exact else 2 * UNIT)
+
+
+def largest(call: Call) -> Tensor:
+    """Return MaxPool: the largest entry of each window; next to it rounds of max(a, b) = a + relu(b − a).
+
+    In a round the first half of the rivals meets the last half; of an odd number the middle one meets itself.
+    """
+    x, build = call.tensor(), call.build
+    cells, shape = _pooled(call, call.get("kernel_shape", []))
+    # Entries come first, and the first of them stands in the place of what is missing.
+    cells = np.take_along_axis(cells, np.argsort(cells < 0, axis=1, kind="stable"), 1).T
+    rivals = np.where(cells >= 0, cells, cells[0])[(cells >= 0).any(1)]
+    rivals = every = x.index.ravel()[rivals]
+    if len(rivals) == 1:
+        return Tensor(x.node, rivals[0].reshape(shape))
+    node = x.node
+    while len(rivals) > 1:
+        half = (len(rivals) + 1) // 2
+        first, second = (pick(part, build.nodes[node].size) for part in (rivals[:half], rivals[-half:]))
+        count, none = half * rivals.shape[1], np.zeros(half * rivals.shape[1])
+        gap = build.computed(affine([(node, sparse.csr_array(second - first))], none), (count,)).node
+        relu = build.computed(Activation((gap,), count, Kinked(none), own=False), (count,)).node
+        node = build.computed(affine([(node, first), (relu, none + 1)], none), (count,)).node
+        rivals = np.arange(count).reshape(half, -1)
+    return build.computed(Maximum((x.node, node), every.shape[1], every), shape)
 
 
 MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}

@@ -31,13 +31,13 @@ class Row:
     strict: bool = False
 
     def key(self) -> tuple[Any, ...]:
-        """The same for rows that are positive multiples of one another, strict or not."""
+        """Return what rows that are positive multiples of one another share, strict or not."""
         size = abs(self.y[0][1])
         return (*((i, c / size) for i, c in self.y), self.most / size)
 
     @property
     def compares(self) -> bool:
-        """Whether it asks no more than which of two outputs is the larger one."""
+        """Return True if it asks no more than which of two outputs is the larger one."""
         return len(self.y) == 2 and self.y[0][1] + self.y[1][1] == 0 and not self.most
 
 
@@ -56,20 +56,8 @@ class Disjunct:
     open_ends: set[tuple[int, bool]]
 
 
-@dataclass(frozen=True)
-class _End:
-    """An end of the box: X ≤ value (``above``) or X ≥ value, or the strict one."""
-
-    at: int
-    above: bool
-    value: Fraction
-    strict: bool
-
-    @property
-    def tightness(self) -> tuple[Fraction, bool]:
-        """Less for the end that leaves less; of two equal ones that is the strict one."""
-        return self.value if self.above else -self.value, not self.strict
-
+_End = tuple[int, bool, Fraction, bool]
+"""An input, whether it is at most (or at least) a number, the number, and whether it is not that number itself."""
 
 _Atoms = list[Row | _End]
 _Linear = dict[str, Fraction]
@@ -77,17 +65,13 @@ _Linear = dict[str, Fraction]
 
 
 def decimal(text: str) -> Fraction:
-    """The number that a decimal is exactly.
-
-    Raises:
-        BadInput: if it is none, or one of more than a few thousand digits.
-    """
+    """Return the number that a decimal, of a few thousand digits at most, is exactly."""
     BadInput.when(not _DECIMAL.fullmatch(text), f"'{text[:40]}' is no decimal number")
     return Fraction(text)
 
 
 def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
-    """A property as a union; disjuncts are in the order in which the file names them.
+    """Return a property as a union; disjuncts are in the order in which the file names them.
 
     An ``or`` is expanded in the place where it stands, and later ones vary fastest. Empty boxes are left out.
 
@@ -117,8 +101,7 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
     known = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
     declared = f"{inputs} inputs X and {outputs} outputs Y are expected to be declared"
     BadInput.when(set(names.values()) != known, declared)
-    rows = [atom for atom in always if isinstance(atom, Row)]
-    ends = _narrowed({}, always)
+    rows, ends = [atom for atom in always if isinstance(atom, Row)], _narrowed({}, always)
     made = (_disjunct(_narrowed(ends, atoms), atoms, rows, inputs) for atoms in _conjunction(unions))
     return [disjunct for disjunct in made if disjunct is not None]
 
@@ -126,17 +109,18 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
 def _narrowed(ends: dict[tuple[int, bool], _End], atoms: _Atoms) -> dict[tuple[int, bool], _End]:
     found = dict(ends)
     for atom in atoms:
-        if isinstance(atom, _End):
-            known = found.get((atom.at, atom.above), atom)
-            found[atom.at, atom.above] = min(known, atom, key=lambda end: end.tightness)
+        if not isinstance(atom, Row):
+            known = found.get(atom[:2], atom)
+            # Of two equal ends the strict one leaves less.
+            found[atom[:2]] = min(known, atom, key=lambda end: (end[2] if end[1] else -end[2], not end[3]))
     return found
 
 
 def _disjunct(ends: dict[tuple[int, bool], _End], atoms: _Atoms, rows: list[Row], inputs: int) -> Disjunct | None:
-    """The disjunct of ends and rows with those of ``atoms``; None if its box is empty."""
+    """Return the disjunct of ends and rows with those of ``atoms``; None if its box is empty."""
     BadInput.when(len(ends) < 2 * inputs, "an input is not bounded on both sides")
-    low, high = ([ends[i, above].value for i in range(inputs)] for above in (False, True))
-    strict = {place for place, end in ends.items() if end.strict}
+    low, high = ([ends[i, above][2] for i in range(inputs)] for above in (False, True))
+    strict = {place for place, end in ends.items() if end[3]}
     for at, (below, above) in enumerate(zip(low, high, strict=True)):
         # An end that is open leaves nothing of a single point.
         if below > above or (below == above and {(at, False), (at, True)} & strict):
@@ -145,7 +129,7 @@ def _disjunct(ends: dict[tuple[int, bool], _End], atoms: _Atoms, rows: list[Row]
 
 
 def _parsed(text: str) -> list[Any]:
-    """The expressions of a file as nested lists; indices, without blanks and leading zeros, belong to their words."""
+    """Return a file's expressions as nested lists; indices, without blanks and leading zeros, belong to their words."""
     stack: list[list[Any]] = [[]]
     for number, match in enumerate(_WORD.finditer(re.sub(r";[^\r\n]*", " ", text))):
         word = match[0]
@@ -153,12 +137,12 @@ def _parsed(text: str) -> list[Any]:
         if word == "(":
             stack.append([])
             BadInput.when(len(stack) > 100, "brackets are nested too deeply")
-        elif word == ")":
-            BadInput.when(len(stack) == 1, "a bracket is closed that was not opened")
+            continue
+        BadInput.when(len(stack) == 1, f"{'a bracket is closed' if word == ')' else 'words are'} outside of brackets")
+        if word == ")":
             done = stack.pop()
             stack[-1].append(done)
         else:
-            BadInput.when(len(stack) == 1, "words are outside of brackets")
             if "[" in word:
                 word = re.sub(r"(?<=[\[,])0+(?=[0-9])", "", re.sub(r"[ \t\r\n]", "", word))
             stack[-1].append(word)
@@ -204,10 +188,8 @@ def _union(condition: Any, names: dict[str, str]) -> list[_Atoms]:
         case ["and", *parts] if parts:
             return _conjunction([_union(part, names) for part in parts])
         case [("<=" | "<" | ">=" | ">" | "=" | "==" | "distinct" | "!=") as sign, left, right]:
-            below, above = (
-                _side(["-", *pair], (sign[0] in "<>" and len(sign) == 1) or sign in ("distinct", "!="), names)
-                for pair in ((left, right), (right, left))
-            )
+            strict = sign in ("<", ">", "distinct", "!=")
+            below, above = (_side(["-", *pair], strict, names) for pair in ((left, right), (right, left)))
             if sign[0] in "<>":
                 return below if sign[0] == "<" else above
             return _conjunction([below, above]) if sign[0] == "=" else [*below, *above]
@@ -215,17 +197,17 @@ def _union(condition: Any, names: dict[str, str]) -> list[_Atoms]:
 
 
 def _side(difference: Any, strict: bool, names: dict[str, str]) -> list[_Atoms]:
-    """difference ≤ 0 as a union; without variables, all or nothing."""
+    """Return difference ≤ 0 as a union; without variables, all or nothing."""
     found = _linear(difference, names)
     constant = found.pop("")
     terms = sorted(((name[0], int(name[2:])), value) for name, value in found.items() if value)
-    if terms and all(kind == "Y" for (kind, _), _ in terms):
-        return [[Row(tuple((at, value) for (_, at), value in terms), -constant, strict)]]
     if not terms:
         return [[]] if constant < 0 or (constant == 0 and not strict) else []
+    if all(kind == "Y" for (kind, _), _ in terms):
+        return [[Row(tuple((at, value) for (_, at), value in terms), -constant, strict)]]
     BadInput.when(len(terms) > 1, "a condition of several X, or of X and Y, is not known")
     (((_, at), value),) = terms
-    return [[_End(at, value > 0, -constant / value, strict)]]
+    return [[(at, value > 0, -constant / value, strict)]]
 
 
 def _linear(term: Any, names: dict[str, str]) -> _Linear:

@@ -22,9 +22,6 @@ from verifiable_relu.check.properties import decimal
 LONGEST, TOKENS, NESTED, RECORDS = 1 << 25, 1 << 21, 32, 1 << 27
 """Most bytes of one line, and most characters [, { and " in it; the deepest nesting; most records."""
 
-DEEPEST, WAITING = 1024, 1 << 24
-"""Most halves of splits that wait; and most numbers of what waits there, of boxes and of neurons."""
-
 _DIGITS = re.compile(r"[0-9]{4001}", re.ASCII)
 _STEPS, _OTHERS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[{]}"))
 
@@ -46,7 +43,7 @@ class Records:
         return f"record {self.count}"
 
     def peek(self) -> dict[str, Any]:
-        """The record that is next."""
+        """Return the record that is next."""
         if self._next is None:
             line = self._read()
             if len(line) > LONGEST or sum(map(line.count, (b"[", b"{", b'"'))) > TOKENS:
@@ -66,7 +63,7 @@ class Records:
         return self._next
 
     def take(self, *keys: str, optional: tuple[str, ...] = ()) -> list[Any]:
-        """The values of a record with just these keys; of an optional one that is missing, None."""
+        """Return the values of a record with just these keys; of an optional one that is missing, None."""
         record = self.peek()
         self.count += 1
         if self.count > RECORDS:
@@ -97,11 +94,7 @@ class Records:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A regular file, unpacked if it is gzipped: for the content of a pipe or a device one would wait.
-
-    Raises:
-        BadInput: if there is no such file, or it is no regular one.
-    """
+    """Open a regular file, unpacked if it is gzipped: for the content of a pipe or a device one would wait."""
     try:
         BadInput.when(not stat.S_ISREG(path.stat().st_mode), f"{path}: it is not a regular file")
         file = path.open("rb")
@@ -114,7 +107,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def content(path: Path, most: int) -> bytes:
-    """The content of a file of at most so many bytes, unpacked."""
+    """Return the content of a file of at most so many bytes, unpacked."""
     try:
         with opened(path) as file:
             data: bytes = file.read(most + 1)
@@ -135,45 +128,45 @@ def _no(text: str) -> None:
 
 
 def listed(value: Any, size: int | None = None) -> list[Any]:
-    """A list, of so many."""
+    """Return a list, of so many."""
     if not isinstance(value, list) or (size is not None and len(value) != size):
         raise Refused("a list is expected" if size is None else f"a list of {size} is expected")
     return value
 
 
-def integers(value: Any, size: int | None = None) -> list[int]:
-    """A list of integers, of so many."""
-    Refused.when(not set(map(type, listed(value, size))) <= {int}, "a list of integers is expected")
-    found: list[int] = value
-    return found
-
-
 def number_of(value: Any, size: int, what: str) -> int:
-    """An integer of 0 … size − 1."""
+    """Return an integer of 0 … size − 1."""
     if type(value) is not int or not 0 <= value < size:
-        raise Refused(f"{str(value)[:20]} is the number of no {what}")
+        raise Refused(f"{value!r:.20} is the number of no {what}")
     return value
 
 
 def numbers_of(value: Any, size: int, what: str) -> Number:
-    """Integers of 0 … size − 1, each once."""
-    found = np.array([number_of(each, size, what) for each in integers(value)], np.int64)
+    """Return integers of 0 … size − 1, each once."""
+    found = np.array([number_of(each, size, what) for each in listed(value)], np.int64)
     Refused.when(len(np.unique(found)) < len(found), f"a {what} is named twice")
     return found
 
 
+def sign(value: Any) -> int:
+    """Return a side, 1 or −1."""
+    if type(value) is not int or value not in (1, -1):
+        raise Refused("a side is 1 or -1")
+    return value
+
+
 def binary(value: Any, size: int | None = None) -> Number:
-    """[exponent, mantissa, mantissa, …]: the numbers mantissa·2^exponent, exactly, in float64."""
-    exponent, *mantissas = integers(value, None if size is None else size + 1) or [0]
-    if not -900 <= exponent <= 900:
-        raise Refused(f"the exponent {str(exponent)[:20]} is beyond ±900")
+    """Return the numbers mantissa·2^exponent of [exponent, mantissa, mantissa, …], exactly, in float64."""
+    exponent, *mantissas = listed(value, None if size is None else size + 1) or [0]
+    Refused.when(not {type(exponent), *map(type, mantissas)} <= {int}, "a list of integers is expected")
+    Refused.when(not -900 <= exponent <= 900, f"the exponent {str(exponent)[:20]} is beyond ±900")
     large = mantissas and max(max(mantissas), -min(mantissas)) > 1 << 53
     Refused.when(large, "a mantissa is beyond ±2⁵³")
     return np.ldexp(np.array(mantissas, np.float64), exponent)
 
 
 def rational(value: Any) -> Fraction:
-    """The number that a string is, p/q or a decimal."""
+    """Return the number that a string is, p/q or a decimal."""
     if not isinstance(value, str):
         raise Refused("a rational number is a string")
     BadInput.when(_DIGITS.search(value), "a rational number of the certificate has too many digits")

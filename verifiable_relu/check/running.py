@@ -2,12 +2,13 @@
 
 While a file is read, each affine map that an operator computes as a sum of products gets the relative error θ of its
 products and its bias, and what it may lose to numbers below the smallest normal one; the result of another operator
-that rounds is followed by a node of its own, which only has the errors.
+that rounds is followed by a node of its own, which only has the errors. Refused are uses of quantised numbers in whose
+place onnxruntime computes other numbers by default (docs/arithmetic.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -17,9 +18,8 @@ from scipy import sparse
 
 from verifiable_relu.check.bounds import State
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Affine, Graph, Input
+from verifiable_relu.check.graph import Activation, Affine, Builder, Graph, Tensor, Value, affine
 from verifiable_relu.check.numbers import OWN, Number, outward
-from verifiable_relu.check.tensors import Builder, Tensor, Value
 
 SPARE = 16
 """Roundings granted to every sum beyond its own."""
@@ -30,18 +30,35 @@ LEAST = 2.0**-126
 CURVE = 2.0**-18
 """The error of Sigmoid and Tanh, and of Gelu as a part of its argument."""
 
-SUMS, ROUNDED, EXACT, DERIVED = (set(names.split()) for names in (
+SAME_SCALE = 2.0**-23
+"""The part of itself by which s_x·s_w may differ from a scale that is their product, rounded twice to float32."""
+
+SUMS, ROUNDED, EXACT, DERIVED, PRODUCTS, MOVES = (set(names.split()) for names in (
     "Add AveragePool BatchNormalization Conv ConvTranspose DequantizeLinear Div Gemm GlobalAveragePool MatMul Mul Sub",
     "Gelu LeakyRelu PRelu Sigmoid Tanh",
     "Abs Dropout Flatten Identity MaxPool Relu Reshape Squeeze Transpose Unsqueeze",
     "AveragePool BatchNormalization DequantizeLinear Div GlobalAveragePool LeakyRelu QuantizeLinear",
+    "Conv ConvTranspose Gemm MatMul",
+    "Cast Dropout Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze",
 ))  # fmt: skip
 """Operators that are sums of products; others whose result is rounded; those whose result is made of numbers of their
-inputs; and those with other numbers than the file stores, which are not known where these are rounded."""
+inputs; those with other numbers than the file stores, which are not known where these are rounded; those that have
+quantised forms; and those through which quantised numbers are traced."""
+
+NEUTRAL = {"Add": 0, "Div": 1, "Mul": 1, "Sub": 0}
+"""Operators that change nothing with these constants."""
+
+KEPT = MOVES | {"Abs", "Concat", "Gather", "MaxPool", "Relu"}
+
+FOLDED = KEPT | {"BatchNormalization", *NEUTRAL}
+"""Operators that, with stored numbers, may become a part of float weights."""
+
+Steps = tuple[Number, Number]
+"""A scale and a zero point."""
 
 
 def _bfloat16(values: Number) -> Number:
-    """Numbers of float32 rounded to bfloat16, ties to even."""
+    """Return numbers of float32 rounded to bfloat16, ties to even."""
     bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
@@ -65,13 +82,13 @@ class RoundingModel:
     stored: Callable[[Number], Number] = np.asarray
 
     def relative(self, terms: int) -> float:
-        """θ of a sum of so many products."""
+        """Return θ of a sum of so many products."""
         spread = (terms + 1 + SPARE) * self.unit
         BadInput.when(spread >= Fraction(1, 2), "a sum is too long for its rounding to be bounded")
         return outward((1 + self.operand) ** 2 / (1 - spread) - 1, np.inf)
 
     def lost(self, terms: int, row: Number, small: bool = False) -> Number:
-        """What sums of so many products lose below the smallest normal number; ``row``: the sizes of their weights.
+        """Return what sums of so many products lose below the smallest normal number; ``row``: sizes of their weights.
 
         ``small``: whether a weight other than zero, or its product with those of fused operators, may be smaller.
         """
@@ -94,10 +111,11 @@ at most, of a sum of K products and a bias: with the operands' errors, and ``SPA
 
 
 class Running:
-    """The errors of the nodes of a graph that is being read."""
+    """The errors of the nodes of a graph that is being read, whose tensors are known by name."""
 
-    def __init__(self, build: Builder, by: RoundingModel) -> None:
-        self._build, self._by = build, by
+    def __init__(self, build: Builder, by: RoundingModel, tensors: Mapping[str, Value | None]) -> None:
+        self._build, self._by, self._tensors = build, by, tensors
+        self._makers: dict[str, Any] = {}
         # Of each node, how many products its sums have with those before that may be fused, and the least factor.
         self._terms: list[int] = []
         self._least: list[float] = []
@@ -106,21 +124,21 @@ class Running:
         build.stored = by.stored
 
     def begun(self, source: Tensor) -> Tensor:
-        """The input, as numbers of the arithmetic."""
+        """Return the input, as numbers of the arithmetic."""
         self._count(False)
-        return self._noise(source, float(self._by.result)) if self._by.result else source
+        return self._result(source)
 
-    def operator(
-        self, kind: str, found: Value, name: str, names: Sequence[str], inputs: Sequence[Value | None]
-    ) -> Value:
-        """What a runtime makes of the result of an operator, whose nodes are the last ones.
+    def operator(self, node: Any, found: Value) -> Value:
+        """Return what a runtime makes of the result of an operator, whose nodes are the last ones.
 
         Raises:
-            BadInput: if its rounding is not known.
+            BadInput: if its rounding is not known, or a default session makes of the node something else.
         """
-        unknown = self._by.result and kind in DERIVED
+        kind, name, by = node.op_type, node.output[0], self._by
+        unknown = by.result and kind in DERIVED
         BadInput.when(unknown, "numbers that are computed from stored ones are not known in this arithmetic")
-        before = sum((self._spans.get(tensor, Fraction(0)) for tensor in names), Fraction(0))
+        inputs = [self._tensors[tensor] for tensor in node.input]
+        before = sum((self._spans.get(tensor, _NONE) for tensor in node.input), _NONE)
         if kind == "DequantizeLinear":
             scale = Fraction(float(np.max(np.asarray(inputs[1]))))
             self._spans[name] = 2 * max(self._numbers(value) for value in (inputs[0], *inputs[2:])) * scale
@@ -137,14 +155,31 @@ class Running:
         if kind in EXACT or kind == "QuantizeLinear":
             return found
         if kind == "Gelu":
-            found = self._with_part_of_argument(found)
+            # r + x·(1 + δ) − x, where |δ| ≤ CURVE.
+            curve = self._build.nodes[found.node]
+            BadInput.when(not isinstance(curve, Activation), "the rounding of a GELU with a factor is not known")
+            one = np.ones(curve.size)
+            off = self._add(affine([(curve.source, one)], 0 * one, CURVE))
+            terms = [(curve.source, -one), (found.node, one), (off, one)]
+            found = Tensor(self._add(affine(terms, 0 * one)), found.index)
         if kind in ROUNDED:
-            absolute = CURVE if kind in ("Sigmoid", "Tanh") else 0.0
-            found = self._noise(found, self._by.relative(1), absolute, kind in ("LeakyRelu", "PRelu"))
-        return self._noise(found, float(self._by.result)) if self._by.result else found
+            lost = by.lost(1, np.ones(1), kind in ("LeakyRelu", "PRelu")) + (
+                CURVE if kind in ("Sigmoid", "Tanh") else 0
+            )
+            found = self._noise(found, by.relative(1), lost)
+        return self._result(found)
+
+    def _result(self, found: Tensor) -> Tensor:
+        if not self._by.result:
+            return found
+        return self._noise(found, float(self._by.result), self._by.lost(1, np.ones(1)))
+
+    def _noise(self, found: Tensor, relative: float, lost: Number) -> Tensor:
+        one = np.ones(self._build.nodes[found.node].size)
+        return Tensor(self._add(affine([(found.node, one)], 0 * one, relative, lost)), found.index)
 
     def _numbers(self, value: Value | None) -> int:
-        """How many numbers the type of quantised ones has; that of a bias counts as one of 16 bits."""
+        """Return how many numbers the type of quantised ones has; that of a bias counts as one of 16 bits."""
         if isinstance(value, Tensor):
             kind = self._build.whole.get(value.node, "")
         else:
@@ -157,12 +192,12 @@ class Running:
         A kernel may add the result's zero point first, and sum the operands' whole numbers with theirs: terms whose
         sizes are ``numbers`` + ``operands`` together, in fewer than ``SPARE`` roundings.
         """
-        fresh: list[Any] = self._build.nodes[len(self._terms) :]
+        fresh = self._build.nodes[len(self._terms) :]
         (curve,) = (node for node in fresh if isinstance(node, Activation) and node.function.kind == "Round")
-        node: Any = self._build.nodes[curve.source]
+        node = self._build.nodes[curve.source]
         spread = SPARE * Fraction(1, 1 << 24)
         tie = outward(spread / (1 - spread) * (numbers + operands), np.inf)
-        node.lost = self._by.lost(1, _sizes(node)) + tie
+        node.lost = self._by.lost(1, node.sums) + tie
         node.relative = OWN * (self._by.relative(1) + node.relative)
 
     def _count(self, rounded: bool) -> None:
@@ -176,22 +211,8 @@ class Running:
             self._terms.append(max(self._terms[source] for source in node.sources) + own)
             self._least.append(_least(node) * min(1.0, *(self._least[source] for source in node.sources)))
             if own:
-                node.lost = self._by.lost(self._terms[-1], _sizes(node), self._least[-1] < LEAST)
+                node.lost = self._by.lost(self._terms[-1], node.sums, self._least[-1] < LEAST)
                 node.relative = OWN * (self._by.relative(self._terms[-1]) + node.relative)
-
-    def _noise(self, found: Tensor, relative: float, absolute: float = 0.0, small: bool = False) -> Tensor:
-        one = np.ones(self._build.nodes[found.node].size)
-        same = Affine([(found.node, one)], 0 * one, relative, self._by.lost(1, one, small) + absolute)
-        return Tensor(self._add(same), found.index)
-
-    def _with_part_of_argument(self, found: Tensor) -> Tensor:
-        """r + x·(1 + δ) − x, where |δ| ≤ ``CURVE``."""
-        node = self._build.nodes[found.node]
-        if not isinstance(node, Activation):
-            raise BadInput("the rounding of a GELU with a factor is not known")
-        one = np.ones(node.size)
-        off = self._add(Affine([(node.source, one)], 0 * one, CURVE))
-        return Tensor(self._add(Affine([(node.source, -one), (found.node, one), (off, one)], 0 * one)), found.index)
 
     def _add(self, node: Affine) -> int:
         self._build.nodes.append(node)
@@ -199,28 +220,92 @@ class Running:
         self._least.append(min(self._least[source] for source in node.sources))
         return len(self._terms) - 1
 
+    def require_kept(self, node: Any) -> None:
+        """Require that a default session makes of the next node what the file says.
+
+        Raises:
+            BadInput: if it does not.
+        """
+        self._makers |= dict.fromkeys(node.output, node)
+        if node.op_type == "QuantizeLinear":
+            for through in (KEPT, FOLDED):
+                _, (x, *others) = self._product(self._maker(node.input[0], through))
+                if x is not None and x[0].size == 1 and None in others:
+                    raise BadInput("by default float weights, or a float bias, of what it quantises are quantised, too")
+            twice, own = self._dequantized(node.input[0], MOVES), self._steps(node)
+            if twice and not all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(twice, own, strict=True)):
+                raise BadInput("by default it is one with the DequantizeLinear before it, of another scale")
+            return
+        alone, (x, *others) = self._product(node)
+        weight = others[0] if others else None
+        if weight is not None:
+            BadInput.when(alone, "by default what its quantised weights are multiplied with is quantised, too")
+            one = x if x is not None and x[0].size == 1 else None
+            if any(bias and one and not _is_product(bias, one, weight) for bias in others[1:]):
+                raise BadInput("by default the scale of its bias is the product of the scales of its operands")
+
+    def _maker(self, name: str, through: set[str]) -> Any:
+        """Return the node from which a tensor comes through some operators, and those that change nothing."""
+        node = self._makers.get(name)
+        if node is None or node.op_type not in through | set(NEUTRAL):
+            return node
+        if node.op_type not in NEUTRAL:
+            return self._maker(node.input[0], through)
+        for at, other in enumerate(node.input[1::-1]):
+            number = self._tensors[other]
+            if isinstance(number, np.ndarray) and (node.op_type in through or (number == NEUTRAL[node.op_type]).all()):
+                return self._maker(node.input[at], through)
+        return node
+
+    def _product(self, node: Any) -> tuple[bool, list[Steps | None]]:
+        """Return of a product, or of one with an Add, the scales of its inputs, None where there are none.
+
+        Before them, return True if it is a matrix product, not transposed, of what is not quantised. Of another node
+        there is None alone.
+        """
+        names = [name for name in node.input if name] if node else []
+        if node and node.op_type == "Add":
+            for summed, added in (names, names[::-1]):
+                before = self._maker(summed, MOVES)
+                if before and before.op_type in PRODUCTS and isinstance(self._tensors[added], np.ndarray):
+                    node, names = before, [*before.input[:2], added]
+        if not node or node.op_type not in PRODUCTS or isinstance(self._tensors[names[0]], np.ndarray):
+            return False, [None]
+        turned = any(a.name == "transB" and a.i for a in node.attribute)
+        source = self._makers.get(names[0])
+        alone = node.op_type in ("MatMul", "Gemm") and not (source and source.op_type == "DequantizeLinear")
+        return alone and not turned, [self._dequantized(name, KEPT) for name in names]
+
+    def _dequantized(self, name: str, through: set[str]) -> Steps | None:
+        """Return the scale and zero point of the DequantizeLinear from which a tensor comes, if it comes from one."""
+        node = self._maker(name, through)
+        return self._steps(node) if node and node.op_type == "DequantizeLinear" else None
+
+    def _steps(self, node: Any) -> Steps:
+        found: list[Any] = [self._tensors[name] for name in node.input[1:] if name]
+        scale, zero = (*found, np.zeros((), np.uint8))[:2]
+        return scale, zero
+
+
+def _is_product(bias: Steps, x: Steps, weight: Steps) -> bool:
+    """Return True if the scale of a bias is s_x·s_w, but for two roundings."""
+    expected, own = (x[0].astype(np.float64) * weight[0]).ravel(), bias[0].ravel()
+    fits = own.size in (1, expected.size) and not bias[1].any()
+    return fits and bool((np.abs(own - expected) <= SAME_SCALE * expected).all())
+
 
 def _least(node: Affine) -> float:
-    """The size of the least coefficient other than zero; 1 where all are zero."""
+    """Return the size of the least coefficient other than zero; 1 where all are zero."""
     sizes = (matrix.data if sparse.issparse(matrix) else matrix for matrix in node.absolute)
     return min((float(part[part > 0].min()) for part in sizes if (part > 0).any()), default=1.0)
 
 
-def _sizes(node: Affine) -> Number:
-    """Σ |w| of each entry of a node."""
-    return np.sum([part if part.ndim == 1 else np.asarray(part.sum(1)).ravel() for part in node.absolute], 0)
-
-
 def require_rounded(graph: Graph) -> None:
-    """Require that no output is a number of the input as it was given.
-
-    Raises:
-        BadInput: if one is.
-    """
+    """Require that no output is a number of the input as it was given."""
     given = {0}
     for number in graph.order:
         node = graph.nodes[number]
-        rounds = isinstance(node, Input) or (isinstance(node, Affine) and node.relative)
+        rounds = not node.sources or (isinstance(node, Affine) and node.relative)
         if not rounds and given.intersection(node.sources):
             given.add(number)
     unknown = graph.output in given
@@ -228,11 +313,7 @@ def require_rounded(graph: Graph) -> None:
 
 
 def require_moderate(state: State, largest: float) -> None:
-    """Require that no value, and no sum of the sizes of its terms, can be so large over a box that it may overflow.
-
-    Raises:
-        Refused: if interval arithmetic does not show it.
-    """
+    """Require that no value, and no sum of the sizes of its terms, can be so large over a box that it may overflow."""
     for number in state.graph.order:
         node, size = state.graph.nodes[number], state.size(number)
         if isinstance(node, Affine):

@@ -13,7 +13,7 @@ import numpy as np
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.proof.encoding import Record, binary, numbers, step_of
 from verifiable_relu.search.property_rows import BoxRows
-from verifiable_relu.search.split.events import BoxesBounded, BoxesClipped, BoxesHalved, Event
+from verifiable_relu.search.split.boxes import BoxesBounded, BoxesClipped, BoxesHalved, Event
 
 Combined = tuple[int, tuple[float, ...]]
 """A polytope, and multipliers of its rows."""

@@ -75,10 +75,10 @@ class Numbering:
         kinds = {n: isinstance(nodes[n], Maximum) for n in graph.activations}
         self.maxima = [places[n] for n, is_maximum in kinds.items() if is_maximum]
         self.differences = {
-            places[at]: places[node.change]
+            places[at]: places[change]
             for node in nodes
             if isinstance(node, Beside)
-            for at in (node.second,)
+            for _, at, change in (node.sources,)
             if at in places
         }
         self._places: dict[int, Place] = {}
@@ -141,7 +141,7 @@ def _evaluated(graph: Graph, x: Array) -> dict[int, Array]:
         elif isinstance(node, Maximum):
             values[number] = values[node.source][:, node.rivals].max(1)
         elif isinstance(node, Beside):
-            values[number] = values[node.second]
+            values[number] = values[node.sources[1]]
         else:
             values[number] = values[node.source]
     return values

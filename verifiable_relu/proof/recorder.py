@@ -40,9 +40,9 @@ from verifiable_relu.proof.boxes import BoxTree
 from verifiable_relu.proof.encoding import Array, NotToldError, Numbers, Record, SlopeTable, numbers
 from verifiable_relu.proof.numbering import Numbering
 from verifiable_relu.proof.trees import Tree
-from verifiable_relu.search.bab import events as bab
-from verifiable_relu.search.events import NeuronsBounded, RowsBounded
-from verifiable_relu.search.split import events as split
+from verifiable_relu.search.bab import loop as bab
+from verifiable_relu.search.bounding import NeuronsBounded, RowsBounded
+from verifiable_relu.search.split import boxes as split
 
 _GAIN = 1e-3
 """A row of a neuron is kept if it is better than what was known by this part of the neuron's interval."""

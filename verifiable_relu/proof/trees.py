@@ -21,7 +21,7 @@ from verifiable_relu.ir.network import Network
 from verifiable_relu.proof.encoding import FINE, Array, NotToldError, Record, SlopeTable, binary, numbers, step_of
 from verifiable_relu.proof.numbering import Numbering
 from verifiable_relu.rounding import TINY
-from verifiable_relu.search.bab.events import IntervalsTightened, NodesClosed
+from verifiable_relu.search.bab.loop import IntervalsTightened, NodesClosed
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
 
 _SPENT = 0.25
@@ -99,7 +99,7 @@ class Tree:
         width = (r.system.upper - r.system.lower)[neurons].numpy()
         lower = event.lower
         if self._scale is None:
-            margin = _CLAIMED * r.rows.size[event.objective] / 4
+            margin = _CLAIMED * r.rows.size()[event.objective] / 4
         else:
             self.broken |= bool((lower <= 2 * TINY).any())
             margin = _SPENT * lower * (self._scale[0] + mu @ self._scale[1:])
@@ -119,7 +119,7 @@ class Tree:
     def claim(self, event: IntervalsTightened) -> None:
         """Take the ends that are gained."""
         self._op, count, r = event.op, len(event.numbers), self._relaxation
-        width = r.rows.size[:count].numpy()
+        width = r.rows.size()[:count].numpy()
         for side, ends in ((1, event.lower), (-1, -event.upper)):
             for at, (number, end) in enumerate(zip(event.numbers.tolist(), ends.tolist(), strict=True)):
                 if math.isfinite(end):
