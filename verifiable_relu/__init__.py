@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,15 @@ __all__ = [
 ]
 
 
+_MODULES = {
+    **dict.fromkeys(__all__, "api"),
+    "harden": "hardening",
+    "plot_certified": "report.figures",
+    "plot_times": "report.figures",
+    "write_onnx": "readers",
+}
+
+
 def specs() -> Path:
     """The folder of the networks and properties that come with the package; its README describes them."""
     package = Path(__file__).parent
@@ -60,23 +70,9 @@ def specs() -> Path:
 
 def __getattr__(name: str) -> Any:
     # These import torch, which takes about a second; a command's --help does without it.
-    if name in ("Around", "certified_radius", "verify", "verify_change", "verify_properties", "verify_radii"):
-        from verifiable_relu import api
-
-        return getattr(api, name)
-    if name == "harden":
-        from verifiable_relu.hardening import harden
-
-        return harden
-    if name == "write_onnx":
-        from verifiable_relu.readers import write_onnx
-
-        return write_onnx
-    if name in ("plot_certified", "plot_times"):
-        from verifiable_relu.report import figures
-
-        return getattr(figures, name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"verifiable_relu.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from verifiable_relu import __version__
-from verifiable_relu.arguments import Parser
+from verifiable_relu.command_line import Parser
 
 NAME = "verifiable-relu"
 
@@ -70,12 +70,13 @@ def parser() -> Parser:
         if number == 0 or command.group != COMMANDS[number - 1].group:
             lines += ["", f"{command.group}:"]
         lines.append(f"  {command.name:<12}{command.about}")
+    about = "\n".join(["Train with λ-GELU, harden to ReLU, and prove properties of the network.", *lines])
     made = Parser(
         label=NAME,
         prog=NAME,
         usage=f"{NAME} COMMAND ...",
-        description="Train with λ-GELU, harden to ReLU, and prove properties of the network.\n" + "\n".join(lines),
         epilog=f"{NAME} COMMAND --help says more.",
+        description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"{NAME} {__version__}")

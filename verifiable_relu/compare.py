@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiable_relu.arguments import Parser, add_debug, fraction, seconds
-from verifiable_relu.certify_options import TIMEOUT, hardness
+from verifiable_relu.certify import TIMEOUT, hardness
+from verifiable_relu.command_line import Parser, add_debug, complain, fraction, guarded, seconds, write
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.spec.__main__ import indices, named_data, radius
-from verifiable_relu.streams import complain, guarded, write
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Property
@@ -34,9 +33,8 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(label="compare", prog="verifiable-relu compare", text=ABOUT)
     made.add_argument("first", type=Path, metavar="A.onnx", help="the first network")
-    made.add_argument(
-        "second", type=Path, nargs="?", metavar="B.onnx", help="the second one; with --joint A with ReLU by default"
-    )
+    text = "the second one; with --joint A with ReLU by default"
+    made.add_argument("second", type=Path, nargs="?", metavar="B.onnx", help=text)
     where = made.add_argument_group("where")
     boxes = where.add_mutually_exclusive_group(required=True)
     boxes.add_argument("--spec", type=Path, metavar="FILE", help="the boxes of a property file")
@@ -45,42 +43,24 @@ def parser() -> Parser:
     where.add_argument("--eps", type=radius, metavar="1/255", help="the radius of the balls")
     asked = made.add_argument_group("what is asked")
     one = asked.add_mutually_exclusive_group()
-    one.add_argument("--delta", type=_delta, metavar="D", help="whether any output differs by D or more")
+    one.add_argument("--delta", type=fraction, metavar="D", help="whether any output differs by D or more")
     one.add_argument("--top1", action="store_true", help="whether the largest outputs are of different classes")
-    asked.add_argument(
-        "--joint",
-        nargs="?",
-        type=hardness,
-        const=(),
-        metavar="LAMBDA[,LAMBDA…]",
-        help="the first network stands for all with λ-GELU of λ at least LAMBDA in the place of its activations",
-    )
+    text = "the first network stands for all with λ-GELU of λ at least LAMBDA in the place of its activations"
+    asked.add_argument("--joint", nargs="?", type=hardness, const=True, metavar="LAMBDA[,LAMBDA…]", help=text)
     asked.add_argument("--arithmetic", default="real", metavar="NAME", help="of what runs both, as in certify")
     how = made.add_argument_group("how it is answered")
     how.add_argument("--method", default="auto", help="as in certify (default: auto)")
-    how.add_argument(
-        "--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help=f"for each box (default: {TIMEOUT:g})"
-    )
-    how.add_argument(
-        "--certificates", type=Path, metavar="DIR", help="write a certificate of every unsat there, and have it checked"
-    )
+    text = f"for each box (default: {TIMEOUT:g})"
+    how.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help=text)
+    text = "write a certificate of every unsat there, and have it checked"
+    how.add_argument("--certificates", type=Path, metavar="DIR", help=text)
     how.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     add_debug(how)
     return made
 
 
-def _delta(text: str) -> str:
-    try:
-        positive = fraction(text) > 0
-    except ValueError:
-        positive = False
-    if not positive:
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number such as 0.5 or 1/2")
-    return text
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (``streams.guarded``)."""
+    """Run the command; returns the exit status (``command_line.guarded``)."""
     made = parser()
     options = made.parse_args(arguments)
     balls = options.data is not None
@@ -88,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.error("--data, --images and --eps go together")
     if options.second is None and options.joint is None:
         made.error("a second network is needed, or --joint, which makes it the first one with ReLU")
-    if options.certificates is not None and (options.second is None or not (options.delta or options.top1)):
+    unasked = options.delta is None and not options.top1
+    if options.certificates is not None and (options.second is None or unasked):
         made.error("--certificates needs two files, and --delta or --top1")
 
     return guarded("compare", lambda: run(options), options.debug)
@@ -105,9 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
     boxes = _boxes(options)
     with neutral():
-        lam = options.joint
-        family = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
-        one = execution_model(read_onnx(options.first), options.arithmetic, family)
+        one = execution_model(read_onnx(options.first), options.arithmetic, options.joint)
         other = one.limit if options.second is None else execution_model(read_onnx(options.second), options.arithmetic)
         question = unsafe(one.output_size, options.delta, options.top1)
         kept = None

@@ -14,14 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Dyadic:
-    """An array of the dyadic rationals numbers·2^exponent.
+    """An array of the dyadic rationals numbers·2^exponent, ``numbers`` being an object array of Python integers.
 
     Sums, differences and products are exact and broadcast as numpy's do. The encoding of a network in float64 uses this
     class with an array of floats as ``numbers`` and the exponent 0; its results are rounded as floats are.
-
-    Attributes:
-        numbers: an object array of Python integers, of any shape.
-        exponent: the exponent of two, the same for all entries.
     """
 
     numbers: np.ndarray
@@ -54,15 +50,11 @@ class Dyadic:
     def weighed(
         self, weights: np.ndarray, terms: int, product: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> Dyadic:
-        """The exact products of float weights with these numbers: sums of at most ``terms`` products of one of each.
+        """The exact products of finite float weights with these numbers: sums of at most ``terms`` products.
 
         Both are cut into digits of so few bits that float64 holds every sum of products of digits exactly, in whatever
-        order it is summed, and ``product`` may do it with the library's matrix products.
-
-        Args:
-            weights: finite floats, of any shape.
-            terms: the most products in a sum.
-            product: the bilinear function of weights and numbers, for arrays of float64 of their shapes.
+        order it is summed, and ``product``, a bilinear function of arrays of float64, may do it with the library's
+        matrix products.
         """
         bits = (53 - terms.bit_length()) // 2
         integer, shift, least = _odd(weights)

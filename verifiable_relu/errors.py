@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-LONGEST = 500
-"""The most characters of an error line."""
-
+LONGEST = 500  # The most characters of an error line
 _LONGEST_PATH = 250
 _LONGEST_PLACE = 100
 
 
 class InputError(ValueError):
-    """Bad input from the user: ``path: place: what is wrong``.
+    """Bad input from the user: ``path: place: what is wrong``, in one line of at most ``LONGEST`` characters.
 
-    The line has at most ``LONGEST`` characters. Its names and quotations come from files that may be hostile:
-    unprintable characters, such as those that begin a terminal's escape sequences, are shown escaped (``\\x1b``).
-
-    Args:
-        message: what is wrong, in one line.
-        path: the file at fault, if there is one.
-        place: where the fault is in the file: a line (``line 12``), a node (``node 'conv1' (Conv)``), a field.
+    Its names and quotations come from files that may be hostile: unprintable characters are shown escaped
+    (``printable``). ``place`` is a place in the file: a line (``line 12``), a node (``node 'conv1' (Conv)``), a field.
     """
 
     def __init__(self, message: str, *, path: Path | str | None = None, place: str | None = None) -> None:
@@ -37,13 +30,7 @@ class InputError(ValueError):
 
 
 def missing(what: str, install: str, *, place: str | None = None) -> InputError:
-    """The error of a part of the package that needs others, which an installation without extras lacks.
-
-    Args:
-        what: the part.
-        install: what pip is told to install, in any environment and from any folder.
-        place: as of ``InputError``.
-    """
+    """Return the error of a part of the package that needs what ``pip install`` of ``install`` brings."""
     return InputError(f"{what} needs what is not installed: pip install {install}", place=place)
 
 
@@ -52,11 +39,7 @@ class UnsupportedError(InputError):
 
 
 class OutOfTime(Exception):
-    """Work whose time budget was spent did not stop by itself when it was told to.
-
-    Args:
-        subject: what was being done, where that is known.
-    """
+    """Work on a subject, which may be unknown, whose time budget was spent did not stop when it was told to."""
 
     def __init__(self, subject: object = None) -> None:
         super().__init__(subject)
@@ -70,11 +53,8 @@ class CallFailed(Exception):
 def printable(text: str, longest: int | None = None) -> str:
     """A text as one line of printable characters, which cannot change the state of a terminal.
 
-    Every run of white space becomes one blank; every other unprintable character is escaped (``\\x1b``).
-
-    Args:
-        text: any text, of any length.
-        longest: the most characters of the line; a longer one is cut and ends in "…". None sets no limit.
+    Every run of white space becomes one blank; every other unprintable character is escaped (``\\x1b``). A line of more
+    than ``longest`` characters is cut and ends in "…".
     """
     if longest is not None:
         # The cut spares the work on a very long text. White space alone makes the line shorter than the text.

@@ -37,18 +37,14 @@ def on_disk(path: Path | str) -> Path:
 
 
 def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | None = None) -> bytes:
-    """The content of a file, unpacked if the file's name ends in ``.gz``.
+    """The content of a file, unpacked if its name ends in ``.gz``; ``path.gz`` is read where ``path`` is not there.
 
-    At most one byte more than ``limit`` is ever unpacked, whatever size the gzip trailer states. Pipes, devices and
-    folders are refused without waiting for them, and ``path.gz`` is read where it exists and ``path`` does not.
-
-    Args:
-        limit: the most bytes that the content may have, unpacked.
-        check: is given the first bytes, at most 1 MiB, and raises an InputError if a file of the expected kind cannot
-            begin with them, so that a large file of another kind is not unpacked any further.
+    At most one byte more than ``limit`` is ever unpacked, whatever size the gzip trailer states. ``check`` is given the
+    first bytes, at most 1 MiB, and raises an InputError if a file of the expected kind cannot begin with them.
 
     Raises:
-        InputError: if the file is no regular file, unreadable, damaged or too large, or ``check`` refuses it.
+        InputError: if the file is no regular file, unreadable, damaged or too large, or ``check`` refuses it. Pipes,
+            devices and folders are refused without waiting for them.
     """
     with _opened(path) as (stream, size):
         held = io.BytesIO()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, NoReturn, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import CREATE, replacement, write_whole
@@ -26,9 +26,8 @@ T = TypeVar("T")
 class RecordFormat(Generic[T]):
     """A format of records, which are JSON objects without NaN and infinities.
 
-    ``start`` are the bytes with which every line begins: a last line that begins with them, or is a beginning of them,
-    and has no end of line was being written when its writer was killed. ``decode`` raises a ValueError for what is no
-    record.
+    Every line begins with the bytes ``start``: a last line that begins with them, or is a beginning of them, and has no
+    end of line was being written when its writer was killed. ``decode`` raises a ValueError for what is no record.
     """
 
     start: bytes
@@ -44,7 +43,7 @@ class RecordFormat(Generic[T]):
         if not line.startswith(self.start):
             raise ValueError(f"it does not begin with {self.start.decode()}")
         try:
-            found = json.loads(line.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+            found = json.loads(line.decode(), object_pairs_hook=_unique, parse_constant=_unique)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         return self.decode(found)
@@ -91,10 +90,8 @@ class Journal(Generic[T]):
     ``records.jsonl.bad-1`` or the next free number: ``set_aside`` has how many, and the file.
 
     While a journal is open, the operating system holds a lock on ``.lock`` in the folder, and no other process can open
-    a journal there; the lock ends with the process, however the process ends.
-
-    ``seen`` is told of every record that the file holds, with its place there in bytes (``at``), perhaps twice. A
-    folder that cannot be used, or that another process has locked, is an InputError.
+    a journal there. ``seen`` is told of every record that the file holds, with its place there in bytes (``at``),
+    perhaps twice. A folder that cannot be used, or that another process has locked, is an InputError.
     """
 
     def __init__(
@@ -253,12 +250,10 @@ def _refused(path: Path, line: JournalLine[T], remedy: str = "") -> InputError:
     return InputError(f"not a record: {line.error}{remedy}", path=path, place=f"line {line.number}")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(found: list[tuple[str, Any]] | str) -> dict[str, Any]:
+    """Return an object of JSON; a ValueError for a key that it has twice, and for NaN and infinities, given by name."""
+    if isinstance(found, str):
+        raise ValueError(f"{found} is no JSON")
+    if len(dict(found)) < len(found):
         raise ValueError("it has a key twice")
-    return found
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    return dict(found)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 Numbers = TypeVar("Numbers", "Tensor", np.ndarray, np.floating[Any], float)
 
-# Dtypes
-
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
@@ -96,8 +94,6 @@ the caller divides by; it refuses those below ``LEAST_LOGARITHM``, for which 10�
 LEAST_LOGARITHM = Fraction(1, 10**20)
 """The smallest logarithm of a constant other than 1 that is stored (``DECIMAL``)."""
 
-# Neighbours
-
 
 def above(x: Numbers) -> Numbers:
     """The next larger number of the same dtype.
@@ -122,11 +118,7 @@ def _neighbour(x: Numbers, end: float) -> Numbers:
 
 
 def not_below(number: Fraction | int) -> float:
-    """The smallest float64 that is not below an exact number.
-
-    Raises:
-        OverflowError: if the number is beyond the range of float64.
-    """
+    """The smallest float64 that is not below an exact number; an OverflowError beyond the range of float64."""
     # Python's quotient of integers is the nearest float.
     nearest = number.numerator / number.denominator
     n, d = nearest.as_integer_ratio()
@@ -144,9 +136,6 @@ def varies(lower: Numbers, upper: Numbers) -> Any:
     return above(lower) < upper
 
 
-# Quotients
-
-
 def divisor(x: Tensor) -> Tensor:
     """Numbers x ≥ 0 to divide by: 0 and what may be taken for it become the smallest normal number."""
     return x.clamp(min=tiny(x.dtype))
@@ -160,8 +149,8 @@ def smooth_divisor(x: Tensor) -> Tensor:
 def narrow(point: Tensor) -> Tensor:
     """The width of an interval next to a point below which a derivative is the better slope of a chord.
 
-    A chord's slope (f(b) − f(a))/(b − a) is off by about 2u/width by cancellation, and f' within the interval by about
-    width² of it: both are alike at a width of (2u)^(1/3). It decides which slope is taken, and any slope is sound.
+    A chord's slope (f(b) − f(a))/(b − a) is off by about 2u/width by cancellation, f' within the interval by about
+    width² of it: both are alike at (2u)^(1/3). It decides which slope is taken, and any slope is sound.
     """
     return epsilon(point.dtype) ** (1 / 3) * (1 + point.abs())
 
@@ -175,15 +164,8 @@ def coarse(dtype: torch.dtype) -> float:
     return epsilon(dtype) ** -0.5
 
 
-# Sums and products
-
-
 def gamma(terms: int, dtype: torch.dtype) -> float:
-    """γ_n for a sum of n = ``terms`` products.
-
-    Raises:
-        OverflowError: if n·u reaches 1/2, where the analysis says nothing.
-    """
+    """γ_n for a sum of n = ``terms`` products; an OverflowError if n·u reaches 1/2, where the analysis says nothing."""
     product = terms * unit_roundoff(dtype)
     if product >= 0.5:
         raise OverflowError(f"a sum of {terms} terms has no rounding bound in {dtype}")
@@ -198,22 +180,9 @@ A bound that is a sum of n products of numbers that are not negative is off by a
 """
 
 
-def inflated(terms: int, dtype: torch.dtype) -> float:
-    """1/(1 − γ) − 1 and a little more, for a sum of ``terms`` products that are not negative.
-
-    If each product is made larger by this part of itself, the computed sum is no smaller than the true one was.
-    """
-    error = gamma(terms + 4, dtype)
-    return OWN * error / (1 - error)
-
-
 @cache
 def sum_error(terms: int, dtype: torch.dtype) -> float:
-    """Return γ_n for a sum of n = ``terms`` products, enlarged by ``OWN`` for the rounding of the charge itself.
-
-    Raises:
-        OverflowError: as ``gamma``.
-    """
+    """Return γ_n for a sum of n = ``terms`` products (``gamma``), enlarged by ``OWN`` for the charge itself."""
     return OWN * gamma(terms, dtype)
 
 
@@ -234,8 +203,6 @@ FEW = 1 + 2.0**-50
 With u = 2⁻⁵³, (1 − u)⁷·(1 + 8u) ≥ 1 + u − 35u² > 1; the seventh rounding is that of the product itself.
 """
 
-
-# Scales at which nothing is lost
 
 COMMON_STEP = 2.0**-30
 """Sums of float64 multiples of it are exact while they are below 2²³: they are multiples of it of at most 53 bits."""
@@ -261,9 +228,6 @@ times a number from 1 − 2⁻³³ to 1, which is (1 − 2⁻³⁴)·(1 + δ) wi
 """
 
 
-# Properties
-
-
 def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """Sums (polytopes,) of weighted bounds and of weighted scales of rows (polytopes, rows), both rounded up.
 
@@ -279,8 +243,8 @@ def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
     """A lower bound of a quotient q of normal size.
 
-    2u·|q| is at least the distance from q to the next smaller number, below which the true quotient does not lie.
-    Rounding is monotone, so that the difference, too, is rounded to no more than that number.
+    2u·|q| is at least the distance from q to the next smaller number, below which the true quotient does not lie;
+    rounding is monotone, so that the difference, too, is rounded to no more than that number.
     """
     quotient = numerator / denominator
     return quotient - epsilon(quotient.dtype) * quotient.abs()
@@ -291,23 +255,17 @@ MEAN = 1e-12
 
 
 def mean_below(lower: Tensor, parts: Tensor, terms: int) -> Tensor:
-    """Lower bounds of lower/parts; −inf where arithmetic broke down.
+    """Lower bounds of lower/parts, (rows,); −inf where arithmetic broke down.
 
-    A sum of n products that are not negative is off by at most γ_n of itself, and so is what is divided by it, but for
-    a few operations more: by |lower/parts|·γ/(1 − γ), less than twice that of the quotient as computed.
-
-    Args:
-        lower: (rows,) lower bounds.
-        parts: (rows,) positive, each the sum of ``terms`` products that are not negative, as computed.
-        terms: n.
+    Each of ``parts`` (rows,) is a sum of n = ``terms`` products that are not negative, as computed. It is off by at
+    most γ_n of itself, and so is what is divided by it, but for a few operations more: by |lower/parts|·γ/(1 − γ), less
+    than twice that of the quotient as computed.
     """
     quotient = lower / parts
     moved = quotient - max(MEAN, 2 * gamma(terms + 4, lower.dtype)) * quotient.abs()
     # Python's min would lose a NaN.
     return moved.masked_fill(~quotient.isfinite(), -math.inf)
 
-
-# Branch and bound on the input box
 
 SLOPE_STEP = 2.0**-20
 """Slopes of neurons that share a symbol of a zonotope are multiples of it, so that 1 − s is a float32 number, too."""
@@ -319,25 +277,18 @@ CUT = 2.0**-20
 def reach_of_cut(values: Tensor, slope: Tensor, width: Tensor, share: float) -> Tensor:
     """How far from the end of each input a row can stay below 0, (…, inputs): beyond it, it is positive by ``CUT``.
 
-    The linear lower bound of the row is at least v in the box. From the end at which it is least, it rises along input
-    i by slope_i·|x_i − end|, and is above 0 where this exceeds −v. Its coefficients are off by ``share``, which moves
-    it by at most share·Σ_i slope_i·width_i; the sum's own rounding is a part of ``share``'s surplus, and what
+    The linear lower bound of the row is at least v = ``values`` (…) in the box of ``width`` (…, inputs). From the end
+    at which it is least, it rises along input i by slope_i·|x_i − end|, ``slope`` (…, inputs) being the sizes of the
+    coefficients, and is above 0 where this exceeds −v. Coefficients are off by the part ``share`` of themselves, which
+    moves it by at most share·Σ_i slope_i·width_i; the sum's own rounding is a part of ``share``'s surplus, and what
     underflows is below the smallest normal number. The sum, the product and the quotient round a few times by u, for
     which 8u and the next number are enough.
-
-    Args:
-        values: (…) v, for each row.
-        slope: (…, inputs) the sizes of the coefficients.
-        width: (…, inputs) of the box.
-        share: what part of themselves coefficients may be off by.
     """
     unit = unit_roundoff(values.dtype)
     rounded = share * (slope * width).sum(-1) + tiny(values.dtype)
     reach = ((1 + CUT) * -values.clamp(max=0) + rounded)[..., None] / slope
     return above(reach * (1 + 8 * unit))
 
-
-# Folded systems and linear programs
 
 LEAST_WIDTH = 2.0**-60
 """A remainder's width is at least this part of its neuron's size, so that quotients by it do not overflow.
@@ -352,44 +303,14 @@ Columns are scaled such that variables lie in [−1, 1]: of a row of n entries, 
 is scaled, that is n·2⁻¹⁰⁷⁵, and less than 1e-300 for every n below 10²³.
 """
 
-# Certificates
-
-CLEAR = 1e-11
-"""By this part of its own size a row is above 0 that is written as proven.
-
-Whoever checks it sums the same products in another order. Its sums of n products are off by γ_n of their size in either
-order: this is above 2γ_n for every n below 45,000.
-"""
-
-CLEAR_OF_WIDTH = 2.0**-30
-"""By this part of an interval's width, what proves a recorded bound of it is above the bound.
-
-Such a proof sums numbers of the size of the width, or of its system's, in another order than whoever checks it: as with
-``CLEAR``, sums of fewer than 4,000,000 products do not differ by more.
-"""
-
 SAME_SCALE = 2.0**-23
 """The relative difference of a bias's scale from s_x·s_w, which may have been rounded to float32 by other means.
 
 It is two of the roundings that are granted to the bias (``SPARE``).
 """
 
-LEAST_STEP = 2.0**-800
-"""The least step to multiples of which bounds are rounded: numbers of 53 bits times it are far from underflow."""
-
-SEEN = 2.0**-30
-"""Recorded bounds are loosened by this part of their layer's largest number.
-
-In float64, sums of a few thousand terms through some ten layers are off by 2⁻⁵³·10⁴·10 ≈ 2⁻³⁶ of the terms at most;
-whoever checks a proof counts all of that, and what floating point cannot decide takes exact arithmetic. 2⁻³⁰ leaves
-room.
-"""
-
-
 MOST_WHOLE = 2.0**31 - 1
 """The largest whole number that every integer type of a runtime holds that is read; beyond, 32 bits wrap around."""
-
-# The arithmetic of what runs a network (``execution.rounded``)
 
 
 @dataclass(frozen=True)
@@ -435,23 +356,17 @@ class RuntimeArithmetic:
     lost_result: Fraction = Fraction(0)
 
     def relative(self, terms: int) -> float:
-        """The bound of |θ| for a sum of K = ``terms`` products.
-
-        Raises:
-            OverflowError: if the sum is so long that there is none.
-        """
+        """The bound of |θ| for a sum of K = ``terms`` products; an OverflowError if there is none."""
         spread = (terms + 1 + SPARE) * self.sum
         if spread >= Fraction(1, 2):
             raise OverflowError(f"a sum of {terms} terms has no rounding bound in {self.name}")
         return not_below((1 + self.operand) ** 2 / (1 - spread) - 1)
 
     def lost(self, terms: int, row: float, small: bool) -> float:
-        """What a sum of ``terms`` products may lose to numbers below the smallest normal one.
+        """What a sum of K = ``terms`` products may lose to numbers below the smallest normal one.
 
-        Args:
-            terms: K.
-            row: ≥ Σ_k |w_k|, and finite.
-            small: whether a weight other than zero, or its product with those of fused operators, may be smaller.
+        ``row`` ≥ Σ_k |w_k| is finite; ``small`` says whether a weight other than zero, or its product with those of
+        fused operators, may be smaller than that number.
         """
         tiny_single, weights = Fraction(1, 2**126), terms * Fraction(self.largest) if small else 0
         return not_below(2 * tiny_single * (2 * (terms + 1 + SPARE) + 2 * Fraction(row) + weights) + self.lost_result)
@@ -487,17 +402,14 @@ ln n times 2⁻²⁴ of itself, at most: of the 64 units 12 are more than enough
 
 
 def tie(numbers: int, operands: Fraction) -> float:
-    """What a quotient by a scale s may be off by, beside its rounding, before it is rounded to a whole number.
+    """What a quotient by a scale s may be off by, besides its rounding, before it is rounded to a whole number.
 
     Kernels add the zero point of the result before they round, and take it off after. Those of quantised sums do not
     take off the operands' zero points first, either: of whole numbers a_i they sum a_i·ρ_i, −z_i·ρ_i and the result's
     zero point, ρ_i = s_i/s being rounded. With N_i numbers in a type, |a_i| and |z_i| are at most N_i, so that the
-    terms' sizes are together at most M = N + Σ 2·N_i·ρ_i. A term is rounded by ρ_i, by its product and by each addition
-    in which it takes part, fewer than ``SPARE`` times for the two operands of such kernels: the sum is off by γ·M.
-
-    Args:
-        numbers: N, how many numbers the type of the result has.
-        operands: Σ 2·N_i·ρ_i over the whole numbers that one operator sums.
+    terms' sizes are together at most M = N + Σ 2·N_i·ρ_i, N = ``numbers`` of the result's type and ``operands`` being
+    the sum. A term is rounded by ρ_i, by its product and by each addition in which it takes part, fewer than ``SPARE``
+    times for the two operands of such kernels: the sum is off by γ·M.
     """
     spread = SPARE * Fraction(1, 2**24)
     return not_below(spread / (1 - spread) * (numbers + operands))

@@ -17,8 +17,7 @@ from typing import Any
 def load(part: str = "") -> Any:
     """The module onnxruntime, or a submodule of it such as ``quantization``, imported with its telemetry off.
 
-    The environment variable stays set for the processes that this one starts. It has no effect on an onnxruntime that
-    another library imported before.
+    The environment variable, which stays set, has no effect on an onnxruntime that another library imported before.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     module = import_module("onnxruntime")
@@ -31,13 +30,9 @@ def session(model: bytes, threads: int = 1, precise: bool = False, optimised: bo
     """An ONNX file's content loaded by onnxruntime, to run on the CPU: an ``onnxruntime.InferenceSession``.
 
     It logs fatal errors only: other errors are raised as exceptions, of classes of onnxruntime that share no narrower
-    base than ``Exception``, and log lines would carry names from the file to the terminal unescaped.
-
-    Args:
-        model, threads: the file's content, and how many threads an operator may use.
-        precise: whether sums of int8 products are exact on processors without VNNI, too, where sums of two products
-            saturate at 16 bits by default.
-        optimised: whether operators are fused, as they are by default, or run one by one as the file has them.
+    base than ``Exception``, and log lines would carry names from the file to the terminal unescaped. With ``precise``,
+    sums of int8 products are exact on processors without VNNI, too, where sums of two products saturate at 16 bits by
+    default; unless ``optimised``, operators run one by one as the file has them.
     """
     onnxruntime = load()
     options = onnxruntime.SessionOptions()

@@ -169,10 +169,10 @@ def _settled(me: int) -> Iterator[None]:
 def _relax_openmp() -> None:
     """Have OpenMP's threads wait without work for one another, where torch was loaded before this package.
 
-    By default they wait in busy loops; where others use the same cores, computations took up to fifty times longer.
-    OpenMP reads ``OMP_WAIT_POLICY`` when torch is loaded only. But a thread of GNU's OpenMP that waits gives up its
-    core after a moment if OpenMP has more threads than there are cores: a team of so many, which sleep for ever, makes
-    that true.
+    By default they wait in busy loops, which took up to fifty times longer where others use the same cores. OpenMP
+    reads ``OMP_WAIT_POLICY`` when torch is loaded only. But a thread of GNU's OpenMP that waits gives up its core after
+    a moment if OpenMP has more threads than there are cores: a team of that size, which sleeps for ever, makes that
+    true.
     """
     if not TORCH_CAME_FIRST:
         return
@@ -201,11 +201,7 @@ def _relax_openmp() -> None:
 
 
 def find_device(name: str) -> str:
-    """Return the torch device of a name, which exists; ``auto`` is a GPU if there is one.
-
-    Raises:
-        InputError: if torch does not have it.
-    """
+    """Return the torch device of a name (``require_device``); ``auto`` is a GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     require_device(name)
@@ -213,11 +209,7 @@ def find_device(name: str) -> str:
 
 
 def require_device(name: str) -> None:
-    """Make certain that torch has the device, and that numbers come back from it (``meta`` holds none).
-
-    Raises:
-        InputError: if it does not.
-    """
+    """Raise an InputError unless torch has the device, and numbers come back from it (``meta`` holds none)."""
     try:
         torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:

@@ -188,13 +188,11 @@ class Normalisation:
 
 
 def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argument: str | None = None) -> Network:
-    """Return the network of a model.
+    """Return the network of a model; a torch module is read in evaluation mode.
 
-    Args:
-        model: the model; a torch module is read in evaluation mode.
-        shape: of an input sample, which torch modules do not tell.
-        normalize: mean and std of a normalisation of the input that is not part of the model; None for none.
-        argument: the name of the argument of a torch module that takes the input; None stands for the first one.
+    ``shape`` is that of an input sample, which torch modules do not tell; ``normalize`` the mean and std of a
+    normalisation of the input that is not part of the model, None for none; ``argument`` the name of the argument of a
+    torch module that takes the input, None for the first one.
     """
     first = None if normalize is None else Normalisation.from_pair(normalize)
     match model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,9 @@ class Change:
     """Differences of a second model's outputs from those of a first, around each image.
 
     Attributes:
-        lower, upper: float64 (n, outputs), proven bounds of second − first at every input of the ball.
-        compared: whether activations of one are compared with those of the other, so that bounds know what both have in
-            common.
+        lower: float64 (n, outputs), proven lower bounds of second − first at every input of the ball.
+        upper: proven upper bounds, of the same shape.
+        compared: whether activations of one are compared with those of the other, and bounds know what they share.
         results: for each image the answer to the question that was asked; empty if none was.
     """
 
@@ -78,7 +78,7 @@ def verify_change(
 
     Args:
         first: as ``model`` in ``verify``.
-        second: likewise. Without it, ``joint`` is given, and the second model is the network with ReLU.
+        second: as ``first``. Without it, ``joint`` is given, and the second model is the network with ReLU.
         images: as in ``verify``.
         eps: as in ``verify``.
         beyond: asks whether any output differs by this much or more.
@@ -106,10 +106,10 @@ def verify_change(
             raise InputError(f"images of shape {shape}, but a network takes {network.source.input_shape}")
     given: Any = arguments.radii(eps)
     classes = np.zeros(len(pixels), np.int64)
-    balls = linf_properties(pixels, classes, given, max(2, one.output_size), clip)  # type: ignore[arg-type]
-    named = [replace(ball, name=f"image {i}") for i, ball in enumerate(balls)]
+    names = [f"image {i}" for i in range(len(pixels))]
+    balls = linf_properties(pixels, classes, given, max(2, one.output_size), clip, names)  # type: ignore[arg-type]
     question = unsafe(one.output_size, beyond, arguments.flag(same_class, "same_class"))
-    return compared(one, other, named, question, chosen)
+    return compared(one, other, balls, question, chosen)
 
 
 def compared(
@@ -122,15 +122,9 @@ def compared(
 ) -> Change:
     """Compare two networks over boxes, and ask whether one of these has an input that is asked for.
 
-    Args:
-        one, other: the networks; what bounds know of their differences, ``ir.transform.combine`` says.
-        boxes: properties, of which the names and the boxes count.
-        question: the unsafe set of the outputs of both, ``one``'s first (``unsafe``); empty for none.
-        options: as in ``verify``; the networks are read.
-        certificates: the folder for certificates of both networks' files; None for none.
-
-    Raises:
-        InputError: if the shapes of the networks, or of a box, differ.
+    Of the properties ``boxes`` the names and the boxes count. ``question`` is the unsafe set of the outputs of both,
+    ``one``'s first (``unsafe``); empty for none. The options are those of ``verify`` for networks that are read, and
+    ``certificates`` is the folder for certificates of both networks' files. Raises an InputError if shapes differ.
     """
     size, count = one.input_size, one.output_size
     if (one.source.input_shape, count) != (other.source.input_shape, other.output_size):
@@ -153,8 +147,7 @@ def compared(
 def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -> tuple[Polytope, ...]:
     """Return the outputs of two networks with ``count`` each that ``verify_change`` asks for; empty for none.
 
-    Raises:
-        InputError: for both questions at once, a difference that is not positive, or classes of a single output.
+    Raises an InputError for both questions at once, a difference that is not positive, or classes of a single output.
     """
 
     def row(coefficients: dict[int, int], bound: Fraction = Fraction(0)) -> Row:
@@ -165,7 +158,7 @@ def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -
     if beyond is not None:
         most = exact_number(beyond, "beyond")
         if most <= 0:
-            raise InputError("beyond is positive")
+            raise InputError(f"the difference that is asked for is positive, not {beyond}")
         return tuple((row({k: sign, count + k: -sign}, -most),) for k in range(count) for sign in (1, -1))
     if not same_class:
         return ()

@@ -25,8 +25,8 @@ from verifiable_relu.ir.network import Network
 from verifiable_relu.ir.transform import NetworkPart, combine
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.settings import neutral
-from verifiable_relu.spec import Property, Query, SpecFile, linf_properties, queries, read_vnnlib
-from verifiable_relu.spec.balls import exact_number, targeted, within_balls
+from verifiable_relu.spec import Ball, Property, Query, SpecFile, linf_properties, queries, read_vnnlib
+from verifiable_relu.spec.balls import exact_number, targeted
 from verifiable_relu.spec.property import Polytope, nearest, round_down, round_up
 
 if TYPE_CHECKING:
@@ -53,11 +53,7 @@ class Results(list[Result]):
         }
 
     def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` with a row for each result: answer, reason, method, margin, seconds and more.
-
-        Raises:
-            InputError: if pandas is not installed.
-        """
+        """Return a ``pandas.DataFrame`` with a row for each result; an InputError if pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -128,7 +124,9 @@ class Around:
             if np.ndim(radii) > 1:
                 raise InputError("radii of pixels are for norm=inf; L1 and L2 balls have one for each image")
             numbers = np.broadcast_to(np.asarray(radii, dtype=object), (count,)).tolist()
-            found = within_balls(found, pixels, [exact_number(radius, "eps") for radius in numbers], int(order))
+            pairs = zip(np.asarray(pixels, dtype=np.float64).reshape(count, -1), numbers, strict=True)
+            balls = [Ball(center, exact_number(radius, "eps"), int(order)) for center, radius in pairs]
+            found = [replace(p, ball=ball) for p, ball in zip(found, balls, strict=True)]
         if self.targets is not None:
             wanted = arguments.classes(self.targets, "targets")
             if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
@@ -154,10 +152,7 @@ class VerifyOptions:
     def read(self, model: Model, shape: tuple[int, ...], joint: bool = True) -> Network:
         """Return the network of a model as it is meant: a family (with ``joint``), and in the arithmetic that runs it.
 
-        Args:
-            model: the model.
-            shape: of an input sample.
-            joint: whether the option ``joint`` is about this model.
+        ``shape`` is that of an input sample; ``joint`` says whether the option of this name is about this model.
         """
         network = arguments.network(model, shape, self.normalize, self.argument)
         return execution_model(network, self.arithmetic, arguments.family(self.joint) if joint else False)
@@ -285,8 +280,7 @@ def verify(
 def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Network, list[Property]]:
     """Return several networks as one, and properties that say of every one what they said of the first.
 
-    Raises:
-        InputError: if the shapes of the networks' inputs, or the numbers of their outputs, differ.
+    Raises an InputError if the shapes of the networks' inputs, or the numbers of their outputs, differ.
     """
     first = parts[0]
     size, count = first.input_size, first.output_size
@@ -356,11 +350,11 @@ def verify_properties(
 
 @dataclass(frozen=True)
 class Radii:
-    """Bounds of the largest radius of each image up to which no input changes its class.
+    """Bounds of the largest radius of each image up to which no input changes its class, float64 (n,) each.
 
     Attributes:
-        certified: float64 (n,), the largest radius that was proved, rounded down; 0 if none was.
-        refuted: float64 (n,), the smallest radius with a confirmed counterexample, rounded up; inf if none was found.
+        certified: the largest radius that was proved, rounded down; 0 if none was.
+        refuted: the smallest radius with a confirmed counterexample, rounded up; inf if none was found.
         rounds: the number of rounds of the bisection.
     """
 
@@ -380,17 +374,8 @@ def verify_radii(
     """Answer every image for several radii, each from the last.
 
     A counterexample for a radius is one for every larger radius, and a proof for a radius is one for every smaller
-    radius: the radii are asked in ascending order, and an image that is refuted is asked no more.
-
-    Args:
-        model: as in ``verify``.
-        images: as in ``verify``.
-        labels: as in ``verify``.
-        radii: the radii, in any order.
-        options: further arguments of ``verify``.
-
-    Returns:
-        For each radius, in the given order, a result per image.
+    radius: the radii are asked in ascending order, and an image that is refuted is asked no more. All arguments but
+    ``radii``, in any order, are those of ``verify``. Returns for each radius, in the given order, a result per image.
 
     Raises:
         InputError: as ``verify``, or if there are no radii.
@@ -470,8 +455,7 @@ def _asking(
 ) -> tuple[int, Callable[[list[int], Any], Results]]:
     """Return the number of images, and ``verify`` for some of them and a radius, of a model that is read once.
 
-    Raises:
-        InputError: for bad images, labels or a model, or an option of ``verify`` that has no meaning here.
+    Raises an InputError for bad images, labels or a model, or an option of ``verify`` that has no meaning here.
     """
     if "eps" in options:
         raise InputError("several radii are asked about images; eps has no meaning with them")

@@ -10,6 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from verifiable_relu.check import BadInput, Refused, check
-from verifiable_relu.check.folder import TABLE
+from verifiable_relu.check.checker import TABLE
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.execution.replay import replay
 from verifiable_relu.files import on_disk, read_bytes
@@ -30,8 +31,8 @@ from verifiable_relu.proof.numbering import Numbering
 from verifiable_relu.proof.recorder import Recorder
 from verifiable_relu.proof.write import Subject, write_sat, write_unsat
 from verifiable_relu.search.batch import QueryBatch
+from verifiable_relu.search.bounding import AlphaCrown
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.incomplete import AlphaCrown
 from verifiable_relu.search.outcomes import Outcome, Verdict
 from verifiable_relu.search.portfolio import Auto
 from verifiable_relu.settings import neutral
@@ -46,11 +47,7 @@ _LARGEST = 1 << 30
 
 @dataclass(frozen=True)
 class Kept:
-    """The end of one certificate: accepted or not, why, and its path, empty where none was written.
-
-    Attributes:
-        refused: the checker says of a point that it is no counterexample.
-    """
+    """The end of one certificate: accepted, or a point ``refused`` as no counterexample; why; its path, if any."""
 
     accepted: bool
     detail: str
@@ -61,11 +58,8 @@ class Kept:
 class Certificates:
     """The folder, which is made if there is none.
 
-    Args:
-        folder: the folder.
-        files: the files of one or two networks that all questions are about, where properties come from no file; each
-            property is then written beside its certificate.
-        networks: the networks of ``files``; the first may be a family.
+    Where properties come from no file, all questions are about the ``files`` of one or two ``networks``, the first of
+    which may be a family; each property is then written beside its certificate.
     """
 
     def __init__(self, folder: Path, files: Sequence[str] = (), networks: Sequence[Network] = ()) -> None:
@@ -164,6 +158,10 @@ class Certificates:
 
         return self._kept(path, (files[0], str(spec), files[1]), "unsat", write, said)
 
+    def _append(self, row: Sequence[str]) -> None:
+        with self._table.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
+
     def _path(self, name: str, asked: str, ending: str = ".jsonl.gz") -> Path:
         """The file of what is kept about a question, which a number tells from others of the same name."""
         number = hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest()[:8]
@@ -203,10 +201,6 @@ class Certificates:
         self._append((*row, kept.detail, str(size), *seconds, other and str(Path(other).resolve())))
         return replace(kept, file=str(path)) if size else kept
 
-    def _append(self, row: Sequence[str]) -> None:
-        with self._table.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(row)
-
 
 def _family(network: Network) -> list[Fraction]:
     """The least λ of each activation of a family, if certificates know it; empty for a single network."""
@@ -224,23 +218,16 @@ def _write_unsat(
 ) -> None:
     """Write the proof that a recorder knows, or one that is found again."""
     asked = [query.without_head for query in queries]
-    if told is not None:
-        try:
-            write_unsat(path, subject, asked, numbers, told)
-            return
-        except NotToldError:
-            # A solver, or another library, has decided it.
-            pass
+    # A solver, or another library, may have decided it.
+    with suppress(NotToldError):
+        if told is not None:
+            return write_unsat(path, subject, asked, numbers, told)
     write_unsat(path, subject, asked, range(len(asked)), proved(asked, limit))
 
 
 @neutral()
 def proved(queries: Sequence[Query], limit: float, bounds_alone: bool = False) -> Recorder:
-    """Return what was told of a new search for proofs.
-
-    Raises:
-        UnsupportedError: if there is none.
-    """
+    """Return what was told of a new search for proofs; an UnsupportedError if there is none."""
     told = Recorder()
     batch = QueryBatch(queries, TimeBudget(limit), observer=told)
     for _ in batch.ask(AlphaCrown() if bounds_alone else Auto()):

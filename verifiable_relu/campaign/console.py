@@ -27,10 +27,10 @@ from rich.text import Text
 
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.runner import Observer
+from verifiable_relu.command_line import write
 from verifiable_relu.errors import printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.search.budget import SearchProgress
-from verifiable_relu.streams import write
 
 _COLOURS = {"sat": "red", "unsat": "green"}
 

@@ -44,8 +44,7 @@ def chosen(
     """The verifier of a name, and the budget of its work but for time, on a torch device that exists.
 
     Bounds may hold ``memory`` bytes at once, approximately; None leaves the verifier's own limit. A method that cannot
-    share its work uses one process. An unknown name or device, and a limit or device that the verifier does not take,
-    are InputErrors.
+    share its work uses one process. Raises an InputError for what is unknown, or what the verifier does not take.
     """
     if memory is not None:
         with suppress(TypeError):
@@ -115,10 +114,8 @@ class _InstanceProperty:
 class Loader:
     """A reader of instances, which reads equal networks and properties once, as far as memory for them is bounded.
 
-    Args:
-        networks: the networks' files, by the names that VNN-LIB 2.0 files declare.
-        prepare: a function that every network goes through once it was read, such as ``execution_model``.
-        arithmetic: about which instances are asked; the results of those that cannot be read say it.
+    ``networks`` are the files by the names that VNN-LIB 2.0 files declare; every network goes through ``prepare``, such
+    as ``execution_model``, once it was read. Results of instances that cannot be read name the ``arithmetic``.
     """
 
     def __init__(
@@ -236,7 +233,7 @@ class Loader:
             ("inputs", declared.inputs, ports[:inputs]),
             ("outputs", declared.outputs, ports[inputs : inputs + len(declared.outputs)]),
         ):
-            names = [tensor.variable.name for tensor in tensors]
+            names = [tensor.name for tensor in tensors]
             if sorted(names) == sorted(own) and names != own:
                 found = replace(found, **{role: tuple(names)})
         return found
@@ -245,12 +242,10 @@ class Loader:
 def believe(
     network: Network, properties: Sequence[Property], path: Path | None = None, places: Sequence[int] | None = None
 ) -> None:
-    """Compare a network with its ONNX file at points of properties' boxes; an InputError if they differ beyond
-    rounding.
+    """Compare a network with its ONNX file at points of boxes; an InputError if they differ beyond rounding.
 
     The points are the centre, a uniform point and a corner of each of at most ``_COMPARED_BOXES`` boxes. ``places`` are
-    for each of the network's inputs the property's input that it is, where these are not the same. A network that came
-    from no ONNX file is not compared.
+    for each of the network's inputs the property's input that it is, where these are not the same.
     """
     rng = np.random.default_rng(0)
     points = [np.zeros((0, network.input_size))]

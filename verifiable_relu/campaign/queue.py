@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.result import Key, Result, versions
@@ -123,11 +123,7 @@ class InstancePart:
         return messages.said
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (self.job.pickled, self.entries, self.known)
-
-
-def _unpickled(job: bytes, *rest: object) -> InstancePart:
-    return InstancePart(_job(job), *rest)  # type: ignore[arg-type]
+        return _part, (self.job.pickled, self.entries, self.known)
 
 
 @lru_cache(maxsize=1)
@@ -137,6 +133,10 @@ def _job(pickled: bytes) -> Job:
     if job.memory is not None:
         limit_memory(job.memory)
     return job
+
+
+def _part(job: bytes, *rest: Any) -> InstancePart:
+    return InstancePart(_job(job), *rest)
 
 
 class _Messages(Observer):
@@ -180,11 +180,8 @@ def run_parallel(
 
     A process that fails while it works on an instance, or uses too much memory or time, costs this instance alone: it
     is *unknown*, and the others go to a new process. Instances are drawn as they are needed, and numbered from 0; one
-    that a record answers is not asked again. The observer is told from several threads, one at a time.
-
-    Raises:
-        KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
-        InputError: if the store cannot be written; or what ``entries`` raise, after the instances before are answered.
+    that a record answers is not asked again. The observer is told from several threads, one at a time. Raises what
+    ``run`` raises, or what ``entries`` raise, after the instances before are answered.
     """
     queue = _Queue(enumerate(entries), job, executor, store, observer)
     try:

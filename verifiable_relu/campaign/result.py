@@ -24,13 +24,8 @@ from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Wit
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "highspy", "z3-solver", "auto_LiRPA")
 
 _SEVERITY = (
-    Reason.UNCONFIRMED,
-    Reason.ERROR,
-    Reason.MEMORY,
-    Reason.UNSUPPORTED,
-    Reason.INTERRUPTED,
-    Reason.TIMEOUT,
-    Reason.INCOMPLETE,
+    *(Reason.UNCONFIRMED, Reason.ERROR, Reason.MEMORY, Reason.UNSUPPORTED),
+    *(Reason.INTERRUPTED, Reason.TIMEOUT, Reason.INCOMPLETE),
 )
 """The reasons for an *unknown* by precedence: an instance takes the first one that any of its queries has."""
 
@@ -166,8 +161,8 @@ class Result:
     def answers(self, timeout: float, checked: bool = False) -> bool:
         """Return True if another run with a time limit, in seconds, would add nothing.
 
-        A decided instance stays decided. An undecided one may be decided with a longer limit, unless the method does
-        not take it at all. With ``checked``, a verdict without a checked certificate is no answer.
+        An undecided instance may be decided with a longer limit, unless the method does not take it at all. With
+        ``checked``, a verdict without a checked certificate is no answer.
         """
         if checked and self.verdict is not Verdict.UNKNOWN and self.trust is not Trust.CHECKED:
             return False

@@ -37,8 +37,7 @@ class Case:
 
     Attributes:
         onnx, vnnlib: the network's file and the property file, as the user named them.
-        spec, files: the property file as it was read, None for queries that come from no file; and the digest of the
-            files' bytes (``Loader.files``).
+        spec, files: the property file as read, None for queries that come from no file; and ``Loader.files``.
         spent: the seconds of the time limit that reading took: of the property, and of the network where it was read
             first, so that an instance has the same time wherever it stands in a list.
     """
@@ -116,15 +115,12 @@ def run(
     certificates: Certificates | None = None,
     budget: TimeBudget = TimeBudget(),  # noqa: B008 -- frozen
 ) -> list[Result]:
-    """Answer all instances in one batch, and record each result as soon as it is known.
+    """Answer all instances in one batch, and record each result as soon as it is known; returns them in order.
 
     A ``Result`` among the cases, such as one of ``unasked``, is only recorded, as this verifier's. An instance that a
     record in the store answers is not asked again. Each has a time limit of its own, which counts by the budget's
     clock. Certificates of every sat and unsat are checked at once, for which instances are not charged; a *sat* whose
     certificate the checker refuses is *unknown* (``Result.disputed``), an *unsat* stands with a note.
-
-    Returns:
-        One result per instance, in their order.
 
     Raises:
         KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
@@ -191,8 +187,7 @@ class _Campaign:
         return None if elsewhere else found
 
     def attempt(self, members: Sequence[int]) -> None:
-        """Put the queries ``members``, as far as they are open, to the verifier; if that raises an exception, in
-        halves.
+        """Put the queries ``members``, as far as they are open, to the verifier; where that fails, in halves.
 
         A query that is at fault is alone in its batch in the end and takes the exception as its outcome.
         """

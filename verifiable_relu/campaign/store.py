@@ -44,11 +44,8 @@ class Store(AbstractContextManager["Store"]):
 
     Each counterexample is a file of its own in the folder ``counterexamples``. Of its records, a store keeps the places
     in the journal alone, and the table's rows in a temporary file. While a store is open, no other process can open one
-    in its folder (``Journal``, which also says what ``repair`` does). Records name the ``command`` that asked.
-
-    Raises:
-        InputError: if the folder cannot be used, if another process has it locked, or if a file of one of these names
-            in it was not written by this package.
+    in its folder (``Journal``, which also says what ``repair`` does). Records name the ``command`` that asked. A folder
+    that cannot be used, or with a file of one of these names that this package did not write, is an InputError.
     """
 
     def __init__(self, folder: Path | str, repair: bool = False, command: str = "") -> None:
@@ -193,7 +190,7 @@ def assignment(result: Result, spec: SpecFile | None = None) -> Iterator[str]:
     version = "1.0" if spec is None else spec.version
     lines = [
         f"{name} {value}"
-        for variable, _, values in tensors(result, spec, exact_text)
+        for variable, values in tensors(result, spec, exact_text)
         for name, value in zip(variable.elements(version), values, strict=True)
     ]
     if version == "1.0":
@@ -204,21 +201,21 @@ def assignment(result: Result, spec: SpecFile | None = None) -> Iterator[str]:
 
 def tensors(
     result: Result, spec: SpecFile | None, text: Callable[[Fraction], str]
-) -> Iterator[tuple[Variable, str, list[str]]]:
-    """The inputs, written by ``text``, and outputs of a counterexample by variables, with their element types."""
+) -> Iterator[tuple[Variable, list[str]]]:
+    """The inputs, written by ``text``, and outputs of a counterexample by variables."""
     assert result.witness is not None and result.outputs is not None
     witness, outputs = [text(v) for v in result.witness], [repr(float(v)) for v in result.outputs]
     if spec is None or spec.joined is None:
-        yield Variable("X", (len(witness),)) if spec is None else spec.inputs, "", witness
-        yield Variable("Y", (len(outputs),)) if spec is None else spec.outputs, "", outputs
+        yield Variable("X", (len(witness),)) if spec is None else spec.inputs, witness
+        yield Variable("Y", (len(outputs),)) if spec is None else spec.outputs, outputs
         return
     for declared in spec.joined.networks:
         inputs, given = [witness[i] for i in declared.places], outputs[declared.start :]
         for each, values in ((declared.inputs, inputs), (declared.given, given)):
             start = 0
             for tensor in each:
-                yield tensor.variable, tensor.kind, values[start : start + tensor.variable.size]
-                start += tensor.variable.size
+                yield tensor, values[start : start + tensor.size]
+                start += tensor.size
 
 
 def _names(result: Result) -> tuple[str, ...]:

@@ -1,26 +1,181 @@
-"""Answer properties of neural networks: does some input of the box reach the unsafe set?
+"""The command ``certify``: its options, and the processes that answer, with limits of time and memory.
 
-The help (``certify_options.ABOUT``) says what the command prints and how it exits. Processes with limits of time and
-memory are started here, before anything large is imported. One property is answered in a copy of this process, which is
-killed at its limits; copies are made before torch starts threads. The instances of a list are answered by worker
-processes, which import torch while this process does.
+These are started before anything large is imported. One property is answered in a copy of this process, which is killed
+at its limits; copies are made before torch starts threads. The instances of a list are answered by worker processes,
+which import torch while this process does.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.certify_options import parse, parser, require_files, workers
-from verifiable_relu.errors import CallFailed, OutOfTime
-from verifiable_relu.streams import complain, guarded, own_stdout, write
+from verifiable_relu.command_line import (
+    Parser,
+    add_debug,
+    complain,
+    guarded,
+    named_file,
+    own_stdout,
+    scheduler,
+    seconds,
+    write,
+)
+from verifiable_relu.errors import CallFailed, InputError, OutOfTime
+from verifiable_relu.files import on_disk
+from verifiable_relu.search.registry import methods
 
 if TYPE_CHECKING:
     from verifiable_relu.supervisor.forks import Ended
+
+ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
+
+    verifiable-relu certify specs/cifar_eps.vnnlib
+    verifiable-relu certify --spec specs/instances.csv --out results
+
+For a property file, the first line of stdout is sat (there is a counterexample, which follows), unsat (there is none:
+verified), unknown or timed-out. For a folder or an instances.csv, stdout has a line onnx,vnnlib,answer,seconds for
+each instance as soon as it is answered. Exit status: 0 for every verdict, 2 for bad input, 1 for a fault of the
+program, 130 if interrupted, 3 if the checker refuses the certificate of a verdict, which then is unknown.
+"""
+
+DISPUTED = 3  # The exit status where verifier and checker disagree
+TIMEOUT = 60.0  # The time limit of an instance in seconds, where nothing else says one
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}  # The binary logarithm of each unit of memory, in bytes
+
+
+def parser() -> Parser:
+    """The parser of the command line."""
+    made = Parser(label="certify", prog="verifiable-relu certify", text=ABOUT)
+    asked = made.add_argument_group("what is asked")
+    asked.add_argument("file", type=Path, nargs="?", metavar="FILE|DIR|CSV", help="the same as --spec")
+    asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
+    text = "the network, where the property file names none, or several as instances.csv has them"
+    asked.add_argument("--net", metavar="FILE", help=text)
+    text = "the file of a network that a VNN-LIB 2.0 property declares; may be repeated"
+    asked.add_argument("--network", type=named_file, action="append", default=[], metavar="NAME=FILE", help=text)
+    text = """answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or one
+        per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs"""
+    asked.add_argument("--joint", nargs="?", type=hardness, const=True, metavar="LAMBDA[,LAMBDA…]", help=text)
+    text = """answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32,
+        bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers"""
+    asked.add_argument("--arithmetic", default="real", metavar="NAME", help=text)
+    how = made.add_argument_group("how it is answered")
+    how.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
+    text = f"the time limit for each instance (default: that of instances.csv, else {TIMEOUT:g})"
+    how.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
+    how.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
+    text = """the bytes that bounds may hold at once, approximately, such as 500000000, 512M or 2G; the program itself
+        takes more on top (default: 1G)"""
+    how.add_argument("--memory", type=_bytes, metavar="BYTES", help=text)
+    many = made.add_argument_group("many instances")
+    text = """the processes that answer instances of a folder or list, each with one thread, or that share the search
+        for the answer of a single property (default: one for each core; 1: a single one, with all threads)"""
+    many.add_argument("--jobs", type=_count, metavar="N", help=text)
+    text = """the most memory of each of these processes; an instance that needs more is unknown (default: half of the
+        machine's)"""
+    many.add_argument("--worker-memory", type=_bytes, metavar="BYTES", help=text)
+    text = """a running Dask scheduler, whose workers answer the instances; they need the same files under the same
+        paths (needs the package distributed)"""
+    many.add_argument("--executor", type=scheduler, metavar="dask://HOST:PORT", help=text)
+    kept = made.add_argument_group("what is kept")
+    text = """the folder for results.csv (this run), counterexamples, and records.jsonl (all runs, whose answers are not
+        computed again, unless a longer time limit may decide more)"""
+    kept.add_argument("--out", type=Path, metavar="DIR", help=text)
+    text = "move lines of DIR/records.jsonl that are no records to a file DIR/records.jsonl.bad-N, and go on"
+    kept.add_argument("--repair", action="store_true", help=text)
+    text = """write a certificate of every sat and unsat there, and have it checked by the independent checker (python
+        -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'"""
+    kept.add_argument("--certificates", type=Path, metavar="DIR", help=text)
+    shown = made.add_argument_group("what is shown")
+    text = "say of a property file which methods auto would use, in which order and why, and do not answer it"
+    shown.add_argument("--explain", action="store_true", help=text)
+    shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
+    add_debug(shown)
+    for action in made._actions:
+        action.help = " ".join((action.help or "").split())
+    return made
+
+
+def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command line; ends the process with status 2 where they do not go together."""
+    options = made.parse_args(arguments)
+    options.command = shlex.join([*made.prog.split(), *(sys.argv[1:] if arguments is None else arguments)])
+    if options.file is not None and options.spec is not None:
+        made.error(f"'{options.file}' and --spec both name what is asked")
+    options.spec = options.spec or options.file
+    if options.spec is None:
+        made.error("--spec is needed")
+    if options.method not in methods():
+        made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
+    if options.explain and options.method != "auto":
+        made.error("--explain needs the method auto")
+    if options.arithmetic != "real":
+        # Imported here, because numpy comes with it.
+        from verifiable_relu.rounding import ARITHMETICS
+
+        known = ", ".join(ARITHMETICS)
+        if options.arithmetic not in ARITHMETICS:
+            made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {known}")
+    if options.repair and not options.out:
+        made.error("--repair needs --out")
+    if options.executor and (options.jobs is not None or options.worker_memory is not None):
+        made.error("--executor: Dask's own workers decide about --jobs and --worker-memory")
+    return options
+
+
+def require_files(options: argparse.Namespace) -> None:
+    """Raise an InputError if a file is not there, or a network stands for a property, before anything is imported."""
+    spec = options.spec
+    if spec.name.removesuffix(".gz").endswith(".onnx"):
+        raise InputError("a network, where a property is expected: --net names the network of --spec", path=spec)
+    several = options.net is not None and options.net.lstrip().startswith("[")
+    for path in (spec, *([] if options.net is None or several else [Path(options.net)])):
+        try:
+            os.stat(on_disk(path))
+        except FileNotFoundError:
+            raise InputError("no such file", path=path) from None
+        except (OSError, ValueError):
+            # Whoever reads it says why it cannot be read.
+            continue
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,3}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 to 9999")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]+)([KMG]?)", text, re.IGNORECASE)
+    size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of bytes, such as 500000000, 512M or 2G")
+    return size
+
+
+def hardness(text: str) -> float | tuple[float, ...]:
+    """λ on a command line, one for the network or one for each layer: finite numbers from 1 on."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (math.nan,)
+    if not all(1 <= lam < math.inf for lam in found):
+        raise argparse.ArgumentTypeError(f"'{text}' is no finite number of at least 1, nor a list of them")
+    return found if len(found) > 1 else found[0]
 
 
 def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
@@ -62,7 +217,9 @@ def _answer_list(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     from verifiable_relu.supervisor.workers import launch_workers
 
     listed, count = instances(options.spec)
-    jobs = 0 if options.executor is not None else workers(options, count)
+    # Processes would share one accelerator.
+    most = options.jobs or (cores() if options.device == "cpu" else 1)
+    jobs = 0 if options.executor is not None else min(most, count)
     # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
     here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
     started = launch_workers(0 if here else jobs, None if jobs == 1 else 1, "verifiable_relu.campaign.queue")

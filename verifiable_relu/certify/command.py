@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,18 +20,18 @@ from verifiable_relu.campaign.inputs import InstanceFiles, Loader, chosen
 from verifiable_relu.campaign.queue import GRACE_S, Job, run_parallel
 from verifiable_relu.campaign.runner import lost
 from verifiable_relu.campaign.store import assignment
-from verifiable_relu.certify_options import DISPUTED, TIMEOUT
+from verifiable_relu.certify import DISPUTED, TIMEOUT
+from verifiable_relu.command_line import complain, write
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.execution.model import as_executed, execution_model
 from verifiable_relu.readers import is_quantised
 from verifiable_relu.search.batch import Verifier, answers
+from verifiable_relu.search.bounding import Crown
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.incomplete import Crown
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.search.portfolio import Auto
 from verifiable_relu.spec.find import Networks, onnx_files
 from verifiable_relu.spec.property import Query
-from verifiable_relu.streams import complain, write
 from verifiable_relu.supervisor.forks import SetLimits, default_shares, process_memory, resident
 from verifiable_relu.supervisor.workers import DaskExecutor, Executor, InlineExecutor, LocalExecutor, Worker
 
@@ -54,10 +53,9 @@ def _say(message: object) -> None:
 
 def _loader(options: argparse.Namespace) -> Loader:
     """The reader of instances that the options describe: ``--joint`` and ``--arithmetic`` say what a network is."""
-    lam, arithmetic = options.joint, options.arithmetic
-    if lam is None and arithmetic == "real":
+    family, arithmetic = options.joint, options.arithmetic
+    if family is None and arithmetic == "real":
         return Loader(dict(options.network))
-    family = lam if lam is None or len(lam) > 1 else lam[0] if lam else True
     return Loader(dict(options.network), partial(execution_model, arithmetic=arithmetic, family=family), arithmetic)
 
 
@@ -87,18 +85,11 @@ def _store(options: argparse.Namespace) -> AbstractContextManager[Store | None]:
     return store
 
 
-def _line(options: argparse.Namespace, seconds: float) -> AbstractContextManager[ProgressLine | None]:
-    """The line in which a terminal shows where the work on a property stands; None where there is no terminal."""
-    if options.quiet or sys.stderr is None or not sys.stderr.isatty():
-        return nullcontext()
-    line: ProgressLine = _optional("console").ProgressLine(seconds)
-    return line
-
-
 def explain(options: argparse.Namespace, out: TextIO) -> int:
-    """Say what ``auto`` would do with a property file; returns the exit status."""
+    """Say which methods of ``auto`` a property file goes to, in which order, why, and for how long; returns 0."""
     method, budget = chosen(options.method, options.device, options.memory)
-    write(list(explained(_loader(options).case(_entry(options, options.spec)), method, budget)), out)
+    case = _loader(options).case(_entry(options, options.spec))
+    write(list(explained(case, method, budget)), out)
     return 0
 
 
@@ -120,7 +111,10 @@ def answer_property(
     method, budget, certificates = _chosen(options, options.jobs or default_shares())
     memory = process_memory(options.worker_memory, options.memory, resident(os.getpid()))
     entry = _entry(options, options.spec)
-    with _store(options) as store, _line(options, entry.timeout) as line:
+    terminal = not options.quiet and sys.stderr is not None and sys.stderr.isatty()
+    shown: AbstractContextManager[ProgressLine | None]
+    shown = _optional("console").ProgressLine(entry.timeout) if terminal else nullcontext()
+    with _store(options) as store, shown as line:
         if line is not None:
             budget = replace(budget, clock=line.clock, report_progress=line.report_progress)
         set_limits(entry.timeout + GRACE_S, memory)
@@ -217,7 +211,7 @@ def answer_list(
         method, budget, _ = _chosen(options, 1 if several else options.jobs or default_shares())
         job = Job(method, _loader(options), options.certificates, options.worker_memory, budget, options.debug)
         with _store(options) as store, watcher, ExitStack() as stack:
-            executor = _executor(options, job, started, store)
+            executor = _executor(options, started, store)
             stack.callback(executor.stop)
             run_parallel((_entry(options, *instance) for instance in listed), job, executor, store, watcher)
     except KeyboardInterrupt:
@@ -238,14 +232,8 @@ def answer_list(
     return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
 
 
-def _executor(options: argparse.Namespace, job: Job, started: Sequence[Worker], store: Store | None) -> Executor:
+def _executor(options: argparse.Namespace, started: Sequence[Worker], store: Store | None) -> Executor:
     if options.executor is not None:
         kept = "answers so far are lost" if store is None else "answers so far are kept, the same command resumes"
         return DaskExecutor(options.executor, kept)
-    try:
-        # A verifier of somebody's own need not be made for another process.
-        if not started or (len(started) == 1 and not job.pickled):
-            return InlineExecutor()
-    except (AttributeError, TypeError, pickle.PicklingError):
-        return InlineExecutor()
-    return LocalExecutor(started, options.worker_memory, options.memory)
+    return LocalExecutor(started, options.worker_memory, options.memory) if started else InlineExecutor()

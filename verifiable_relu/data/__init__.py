@@ -29,12 +29,9 @@ VALIDATION = ":validation"
 class DatasetEntry:
     """A data set of the table.
 
-    Attributes:
-        reader: the function of ``data.readers`` that reads it.
-        mean, std: of each channel of the training images in [0, 1]; empty if the reader computes them.
-        url: the folder that the files are downloaded from, with a trailing slash; empty for data that a library brings.
-        files: the SHA-256 of each file by the file's name.
-        archive: True if there is one file, a tar archive that is unpacked.
+    ``reader`` is the function of ``data.readers`` that reads it; ``mean`` and ``std`` are those of each channel of the
+    training images in [0, 1], empty if the reader computes them. Its ``files``, by name with their SHA-256, come from
+    the folder ``url`` with a trailing slash, empty for data that a library brings; an ``archive`` is one tar file.
     """
 
     reader: str
@@ -76,9 +73,7 @@ DATASETS = {
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
         url="https://www.cs.toronto.edu/~kriz/",
-        files={
-            "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        },
+        files={"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
         archive=True,
     ),
     "adult": DatasetEntry(
@@ -130,9 +125,8 @@ class Dataset:
 def load(name: str, split: Split) -> Dataset:
     """Read the ``train`` or ``test`` split of a data set in ``DATASETS``, in the official order of its samples.
 
-    Raises:
-        InputError: if the name or the split is unknown, or if a file is missing or damaged, which the error names; for
-            ``digits`` without scikit-learn, and for data that have to be downloaded without pooch.
+    Raises an InputError if the name or the split is unknown, if a file is missing or damaged, which the error names,
+    and for data that need scikit-learn (``digits``) or, to be downloaded, pooch.
     """
     if name not in DATASETS:
         raise InputError(f"no data set '{name}'; there are {', '.join(DATASETS)}")

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from verifiable_relu.hardening.loop import soften as soften
     from verifiable_relu.nn.places import Place as Place
     from verifiable_relu.train.batches import SubstitutionEffect as SubstitutionEffect
+    from verifiable_relu.train.loop import Annealing as Annealing
     from verifiable_relu.train.loop import TrainingStep as TrainingStep
-    from verifiable_relu.train.schedule import Annealing as Annealing
 
 __all__ = ["Annealing", "HardenedModel", "Place", "SubstitutionEffect", "TrainingStep", "harden", "soften"]
 

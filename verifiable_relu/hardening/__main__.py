@@ -17,19 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from verifiable_relu.arguments import Parser
+from verifiable_relu.command_line import Parser, guarded
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.__main__ import radius
-from verifiable_relu.streams import guarded
 from verifiable_relu.train.__main__ import resumable
-from verifiable_relu.train.options import (
-    DATA_HELP,
-    Growth,
-    add_options,
-    int8_file,
-    require_allowed,
-    require_outputs,
-)
+from verifiable_relu.train.options import DATA_HELP, Growth, add_options, int8_file, require_allowed, require_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,30 +71,22 @@ class HardeningOptions:
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = Parser(label="harden", prog="verifiable-relu harden", text=__doc__)
-    made.add_argument(
-        "model",
-        metavar="MODEL",
-        help="FILE.py:NAME or package.module:NAME, where NAME is a torch module or a function that makes one; "
-        "the file is run",
-    )
+    text = "FILE.py:NAME or package.module:NAME; NAME is a torch module or a function that makes one; the file is run"
+    made.add_argument("model", metavar="MODEL", help=text)
     add_options(made, HardeningOptions, device="cpu")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (``streams.guarded``); after Ctrl-C, the same command resumes."""
+    """Run the command; returns the exit status (``command_line.guarded``); after Ctrl-C, the same command resumes."""
     values = vars(parser().parse_args(arguments))
     out, device, debug, int8, quiet = (values.pop(name) for name in ("out", "device", "debug", "int8", "quiet"))
     return guarded("harden", lambda: run(HardeningOptions(**values), out, device, int8, quiet), debug)
 
 
 def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bool) -> int:
-    """Harden the model that the options name, write it, and print the report; returns 0, or 130 after Ctrl-C.
-
-    Raises:
-        InputError: for a model, weights, data, a device or an output file that cannot be used.
-    """
+    """Harden the model that the options name, write it, and print the report; returns 0, or 130 after Ctrl-C."""
     if options.certificates is not None and (options.eps is None or not int8):
         raise InputError("--certificates is for --eps and --int8: certify writes those of a single file")
     require_outputs(out, int8, ".checkpoint")
@@ -121,20 +105,21 @@ def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bo
     held_out = None if training is test and len(test[0]) <= (options.samples or math.inf) else test
     training = (training[0][: options.samples], training[1][: options.samples])
     steps, saved = options.epochs * len(loader(training, True)), out.with_suffix(".checkpoint")
+    activations = HIDDEN if options.activations is None else options.activations.split(",")
     ask = partial(
         harden,
         model,
         training,
         epochs=options.epochs,
         held_out=held_out,
-        optimizer=lambda model: default_optimizer(model, steps, options.rate),
         target=options.target,
+        checkpoint=saved,
+        optimizer=lambda model: default_optimizer(model, steps, options.rate),
         schedule=options.schedule,
-        activations=HIDDEN if options.activations is None else options.activations.split(","),
+        activations=activations,
         region=(0.0, 1.0),
         patience=options.patience,
         progress=not quiet,
-        checkpoint=saved,
     )
     try:
         hardened = resumable(saved, ask)
@@ -192,10 +177,8 @@ def load(named: str, weights: Path | None = None) -> nn.Module:
     """Return the torch module of a name ``FILE.py:NAME`` or ``package.module:NAME``, with weights from a file.
 
     The name may be that of a function without arguments that makes a module; the file is run. The weights are a
-    ``state_dict``, alone or under the key ``state_dict`` or ``model``.
-
-    Raises:
-        InputError: if there is no such module, its code fails, or the weights are damaged or do not fit.
+    ``state_dict``, alone or under the key ``state_dict`` or ``model``. Raises an InputError if there is no such module,
+    its code fails, or the weights are damaged or do not fit.
     """
     from torch import nn
 
@@ -259,10 +242,8 @@ def _data(source: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         return pair, pair
     from verifiable_relu.data import load as named
 
-    training, test = (
-        (torch.from_numpy(split.images), torch.from_numpy(split.labels))
-        for split in (named(source, "train"), named(source, "test"))
-    )
+    splits = named(source, "train"), named(source, "test")
+    training, test = ((torch.from_numpy(split.images), torch.from_numpy(split.labels)) for split in splits)
     return training, test
 
 

@@ -22,7 +22,6 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.enclosure import find_difference, sample_points
 from verifiable_relu.ir.families import between
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.ir.network import Network
 from verifiable_relu.nn.gates import HIDDEN, Hardness, Rectifier
 from verifiable_relu.nn.places import (
     Place,
@@ -38,18 +37,12 @@ from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import NO_TENSOR, Batch, DataError, Outputs, Region, SubstitutionEffect, at, measure
-from verifiable_relu.train.loop import Callback, Checkpoint, TrainingStep, fit, progress_bar
+from verifiable_relu.train.loop import Annealing, Callback, Checkpoint, TrainingStep, fit, progress_bar
 from verifiable_relu.train.options import Schedule
-from verifiable_relu.train.schedule import Annealing
 
-SAME = 1e-4
-"""The largest difference, relative to the largest output, that putting λ-gates in may make by rounding."""
-
-MOST_EPOCHS = 1_000_000
-"""The largest number of epochs; a larger one is taken for a mistake."""
-
-RATE = 1e-3
-"""The first learning rate of the default optimizer."""
+SAME = 1e-4  # The largest difference, relative to the largest output, that λ-gates may make by rounding
+MOST_EPOCHS = 1_000_000  # A larger number of epochs is taken for a mistake
+RATE = 1e-3  # The first learning rate of the default optimizer
 
 
 @dataclass(frozen=True)
@@ -60,10 +53,10 @@ class HardenedModel:
         model: the model with ReLU, in evaluation mode. Its parameters and buffers have the names of the model that was
             given, so that the ``state_dict`` also fits that model's class with ReLU written in its source.
         smooth: the fine-tuned model with λ-gates, λ at its target, in evaluation mode.
-        places: the smooth activations of the model that was given, and what became of them.
-        change, losses: the effect of the swap, and the mean loss of each epoch.
-        shape: the shape of an input sample; None if the model's input is not one tensor.
-        argument: the name of the argument that takes the input, where batches are mappings.
+        places, change, losses: the smooth activations of the model that was given, and what became of them; the effect
+            of the swap; and the mean loss of each epoch.
+        shape, argument: the shape of an input sample, None if the model's input is not one tensor; and the name of the
+            argument that takes it, where batches are mappings.
     """
 
     model: nn.Module
@@ -80,9 +73,8 @@ class HardenedModel:
     def write(self, path: Path | str) -> Path:
         """Write the model with ReLU as ONNX; returns the path.
 
-        Raises:
-            InputError: if the file cannot be written, or the model is no network of one input.
-            UnsupportedError: if the model has operators that the package does not know.
+        Raises an InputError if the file cannot be written, or the model is no network of one input, and an
+        UnsupportedError if it has operators that the package does not know.
         """
         if self.shape is None:
             raise InputError(NO_TENSOR)
@@ -107,21 +99,19 @@ def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any =
 
 
 def _softened(model: nn.Module, activations: Sequence[str]) -> tuple[nn.Module, list[Place]]:
-    softened, places = replace_smooth(model, _gate, activations)
+    def gate(found: Rectifier | Hardness) -> Hardness:
+        made = found
+        if isinstance(made, Rectifier):
+            made = made.gate()
+            made.set_lam(1.0)
+        made.freeze()
+        return made
+
+    softened, places = replace_smooth(model, gate, activations)
     if not any(place.became for place in places):
         found = f"; found were {', '.join(map(str, places))}" if places else ""
         raise InputError(f"the model has no activation to harden ({', '.join(activations)}){found}")
     return softened, places
-
-
-def _gate(found: Rectifier | Hardness) -> Hardness:
-    if isinstance(found, Rectifier):
-        gate = found.gate()
-        gate.set_lam(1.0)
-    else:
-        gate = found
-    gate.freeze()
-    return gate
 
 
 def harden(
@@ -336,11 +326,9 @@ def with_proof(
 ) -> SubstitutionEffect:
     """Return an effect with a proven bound of the change over its region, or the reason why there is none.
 
-    Args:
-        shape: the shape of an input sample; None if the model's input is not one tensor.
-        patience: the seconds that the proof may take, and then goes on with intervals alone; 0 leaves it out.
-        argument: the name of the input, for models of several.
-        watch: told during the proof, again and again, the seconds that it has taken.
+    ``shape`` is that of an input sample, None if the model's input is not one tensor, and ``argument`` its name, for
+    models of several. The proof may take ``patience`` seconds, and then goes on with intervals alone; 0 leaves it out.
+    ``watch`` is told again and again the seconds that it has taken.
     """
     if not patience:
         return effect
@@ -377,7 +365,12 @@ def _bound(
     with as_given():
         first, second = (from_torch(model, shape, argument=argument, exact=True) for model in (smooth, hard))
     family = between(first, second)
-    _require_swap(family.limit, second)
+    # The swapped smooth network computes the numbers of the hard one, but for those made of λ, which are rounded to the
+    # modules' precision.
+    ops, x = family.limit.ops, sample_points((family.input_size,), torch.float64)
+    apart = find_difference(ops, x, {len(ops) - 1: second(x)}, 2 * unit_roundoff(torch.float32))
+    if apart is not None:
+        raise InputError(f"the swap is not the one of the model's activations alone: {apart}")
     ones = torch.ones(1, family.input_size, dtype=torch.float64)
     found = substitution_change(family, Interval(ones * region[0], ones * region[1]), stop=stop)
     largest = torch.maximum(-found.lower, found.upper).max().item()
@@ -386,12 +379,3 @@ def _bound(
             raise InputError(f"the proof took longer than {patience:g} s (patience=)")
         raise InputError("over a region this large, nothing is known of a divisor or an exponential")
     return largest
-
-
-def _require_swap(found: Network, hard: Network) -> None:
-    """Raise an InputError if the swapped smooth network computes other numbers than the hard model's network."""
-    x = sample_points((found.input_size,), torch.float64)
-    # Numbers that are made of λ are rounded to the modules' precision.
-    apart = find_difference(found.ops, x, {len(found.ops) - 1: hard(x)}, 2 * unit_roundoff(torch.float32))
-    if apart is not None:
-        raise InputError(f"the swap is not the one of the model's activations alone: {apart}")

@@ -1,8 +1,7 @@
 """Modules for training: λ-GELU and λ-Swish, architectures, and the substitution of smooth activations by ReLU."""
 
-from verifiable_relu.nn.embedded import Embedded
 from verifiable_relu.nn.gates import HardnessGate, LambdaGELU, LambdaSwish
-from verifiable_relu.nn.models import Normalize, cnn, fixed, mlp
+from verifiable_relu.nn.models import Embedded, Normalize, cnn, fixed, mlp
 from verifiable_relu.nn.places import substitute_relu
 
 __all__ = [

@@ -45,11 +45,8 @@ from verifiable_relu.errors import UnsupportedError
 
 Approximate = Literal["none", "tanh"]
 
-LEAST_GAP = 0.01
-"""The value of λ − 1 with which a layer of initial λ = 1 starts: near λ = 1 itself, the softplus has slope 0."""
-
-EXACT_FROM = 8.0
-"""The λ from which on the gradient of λ is computed without cancellation."""
+LEAST_GAP = 0.01  # λ − 1 with which a layer of initial λ = 1 starts: near λ = 1 itself, the softplus has slope 0
+EXACT_FROM = 8.0  # The λ from which on the gradient of λ is computed without cancellation
 
 SUPREMUM = 0.16997120747990369
 """The maximum of t·Φ(−t). Divided by λ, it is the largest distance between λ-GELU and ReLU."""
@@ -129,7 +126,7 @@ class _GateFunction(torch.autograd.Function):
 class Hardness(nn.Module):
     """The activation G(κλx)/(κλ) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
 
-    The parameter s, a 0-dim tensor, must not be decayed, and needs a learning rate of its own (``train.schedule``).
+    The parameter s, a 0-dim tensor, must not be decayed, and needs a rate of its own (``train.loop.make_optimizer``).
 
     Args:
         function: G, an elementwise function; it must be differentiable where λ is learned.
@@ -208,10 +205,6 @@ class Hardness(nn.Module):
         return f"lam={self.lam.item():.6g}, temperature={self.temperature}"
 
 
-class Sharpened(Hardness):
-    """The activation G(λx)/λ by torch's autograd."""
-
-
 class HardnessGate(Hardness):
     """The activation f(x; λ) = G(κλx)/(κλ) of a ``Kernel``, with gradients in few operations."""
 
@@ -266,16 +259,10 @@ def _silu_backward(gradient: Tensor, u: Tensor) -> Tensor:
     return found
 
 
+_GELU_TANH = partial(F.gelu, approximate="tanh")
 KERNELS = {
     "none": Kernel(F.gelu, _normal, _gelu_backward, _normal_density, saturated=40.0, supremum=SUPREMUM),
-    "tanh": Kernel(
-        partial(F.gelu, approximate="tanh"),
-        _tanh_gate,
-        partial(_gelu_backward, approximate="tanh"),
-        _tanh_slope,
-        saturated=40.0,
-        supremum=0.170041,
-    ),
+    "tanh": Kernel(_GELU_TANH, _tanh_gate, partial(_gelu_backward, approximate="tanh"), _tanh_slope, 40.0, 0.170041),
     # exp(−800) is zero in float64 too.
     "swish": Kernel(
         F.silu, torch.sigmoid, _silu_backward, _logistic_slope, saturated=800.0, supremum=_SWISH_SUPREMUM, scale=MATCHED
@@ -315,14 +302,11 @@ SIGMOID_GELU = 1.702
 
 @dataclass(frozen=True)
 class Rectifier:
-    """A smooth activation that tends to ReLU when λ grows.
+    """A smooth activation G = ``value`` that tends to ReLU when λ grows, by the name that users give it.
 
-    Attributes:
-        name: how the user names the activation.
-        value: G.
-        gate: makes the activation G(λx)/λ, with a λ slightly above 1 (``gates.LEAST_GAP``).
-        hidden: True if the activation is made for hidden layers alone, and is hardened wherever it occurs. The others,
-            such as Softplus, which also makes outputs positive, are hardened if the user names them.
+    ``gate`` makes the activation G(λx)/λ, with a λ slightly above 1 (``LEAST_GAP``). One that is ``hidden`` is made for
+    hidden layers alone, and is hardened wherever it occurs. The others, such as Softplus, which also makes outputs
+    positive, are hardened if the user names them.
     """
 
     name: str
@@ -335,8 +319,6 @@ def _sigmoid_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(SIGMOID_GELU * x)
 
 
-_GELU_TANH = partial(F.gelu, approximate="tanh")
-
 RECTIFIERS = {
     each.name: each
     for each in (
@@ -344,10 +326,10 @@ RECTIFIERS = {
         Rectifier("gelu-tanh", _GELU_TANH, partial(LambdaGELU, approximate="tanh")),
         Rectifier("gelu-sigmoid", _sigmoid_gelu, partial(LambdaSwish, scale=SIGMOID_GELU)),
         Rectifier("silu", F.silu, partial(LambdaSwish, scale=1.0)),
-        Rectifier("mish", F.mish, partial(Sharpened, F.mish, 0.308844)),
-        Rectifier("hardswish", F.hardswish, partial(Sharpened, F.hardswish, 0.375)),
-        Rectifier("elu", F.elu, partial(Sharpened, F.elu, 1.0), hidden=False),
-        Rectifier("softplus", F.softplus, partial(Sharpened, F.softplus, 0.693148), hidden=False),
+        Rectifier("mish", F.mish, partial(Hardness, F.mish, 0.308844)),
+        Rectifier("hardswish", F.hardswish, partial(Hardness, F.hardswish, 0.375)),
+        Rectifier("elu", F.elu, partial(Hardness, F.elu, 1.0), hidden=False),
+        Rectifier("softplus", F.softplus, partial(Hardness, F.softplus, 0.693148), hidden=False),
     )
 }
 """The activations by name."""

@@ -1,4 +1,4 @@
-"""Architectures as ``nn.Sequential``, with the normalisation of the data as their first module."""
+"""Architectures as ``nn.Sequential``, with the normalisation of the data as their first module; modules of tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from verifiable_relu.errors import InputError
 from verifiable_relu.nn.gates import LambdaGELU
 
-Make = Callable[[], nn.Module]
-"""Makes an activation."""
+Make = Callable[[], nn.Module]  # Makes an activation
 
 
 class Normalize(nn.Module):
     """The normalisation (x − mean)/std per channel, with which a network takes inputs in [0, 1].
 
-    Both are kept as float32 buffers, shaped () for one number and (channels, 1, 1) for one of each channel.
-
-    Raises:
-        ValueError: if ``std`` is not positive and finite, or ``mean`` not finite.
+    Both are float32 buffers, shaped () for one number and (channels, 1, 1) for one of each channel; a ValueError if
+    ``std`` is not positive and finite, or ``mean`` not finite.
     """
 
     mean: Tensor
@@ -87,10 +85,7 @@ arXiv 1810.12715, with the batch normalisations of Shi et al., Fast Certified Ro
 def mlp(sizes: Sequence[int], activation: Make = LambdaGELU, normalize: Normalize | None = None) -> nn.Sequential:
     """Make a fully connected network: Flatten, then Linear and an activation for each hidden layer, then Linear.
 
-    Args:
-        sizes: the sizes of the input, of each hidden layer and of the output.
-        activation: makes the activation after each hidden layer.
-        normalize: the normalisation of the input, before all else; None leaves it out.
+    ``sizes`` are those of the input, of each hidden layer and of the output; ``normalize`` comes before all else.
     """
     return _network(sizes[:1], (), sizes[1:-1], sizes[-1], activation, normalize)
 
@@ -105,15 +100,8 @@ def cnn(
 ) -> nn.Sequential:
     """Make a network of 4×4 convolutions of stride 2, which halve an even height and width, then as ``mlp``.
 
-    Args:
-        input_shape: (channels, height, width) of a sample.
-        channels: the output channels of each convolution.
-        hidden: the sizes of the fully connected layers before the output.
-        classes: the number of outputs.
-        activation, normalize: as in ``mlp``.
-
-    Raises:
-        ValueError: if a convolution's padded input is smaller than its kernel.
+    ``input_shape`` is (channels, height, width); each convolution has output ``channels``, and each fully connected
+    layer before the output a size in ``hidden``. Raises a ValueError if a padded input is smaller than its kernel.
     """
     convolutions = [Convolution(outputs, 4, 2, 1) for outputs in channels]
     return _network(input_shape, convolutions, hidden, classes, activation, normalize)
@@ -161,3 +149,53 @@ def _network(
         modules.append(activation())
         inputs = outputs
     return nn.Sequential(*modules, nn.Linear(inputs, classes))
+
+
+class Embedded(nn.Module):
+    """A module that takes tokens, as a function of what one of its embeddings makes of them.
+
+    It takes (batch, positions, width), or the same as vectors, and runs the module, which takes whole numbers (batch,
+    positions), on ``tokens`` (positions,) with that in place of the result of the embedding, a part of it that is
+    called once. All else that the module makes of tokens, such as a mask, is that of ``tokens``.
+
+    Raises:
+        InputError: if the embedding is no part of the module, or a token is none of its numbers.
+    """
+
+    tokens: Tensor
+
+    def __init__(self, module: nn.Module, embedding: nn.Embedding, tokens: Tensor | Sequence[int]) -> None:
+        super().__init__()
+        if not any(part is embedding for part in module.modules()):
+            raise InputError("the embedding is no part of the module")
+        self.module, self.embedding = module, embedding
+        self.register_buffer("tokens", self._known(tokens), persistent=False)
+
+    def _known(self, tokens: Tensor | Sequence[int]) -> Tensor:
+        found = torch.as_tensor(tokens, dtype=torch.long, device=self.embedding.weight.device)
+        if found.ndim != 1 or not bool(((found >= 0) & (found < self.embedding.num_embeddings)).all()):
+            raise InputError(f"tokens are a vector of numbers from 0 to {self.embedding.num_embeddings - 1}")
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded = x.reshape(len(x), len(self.tokens), -1)
+        hook = self.embedding.register_forward_hook(lambda *called: embedded)
+        try:
+            made: Tensor = self.module(self.tokens.expand(len(x), -1))
+            return made
+        finally:
+            hook.remove()
+
+    @torch.no_grad()
+    def box(self, choices: Sequence[Tensor | Sequence[int]] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the smallest box of embeddings of a set of tokens: both ends, (positions, width) each.
+
+        What is proved of the box is proved of every sentence of these tokens; a counterexample in it need be none.
+        ``choices`` has for each position the tokens that may stand there, by default ``tokens`` alone; others are an
+        InputError.
+        """
+        given = list(self.tokens[:, None]) if choices is None else list(choices)
+        sets = [self.embedding.weight[self._known(each)] for each in given]
+        if len(sets) != len(self.tokens) or not all(len(each) for each in sets):
+            raise InputError(f"for each of {len(self.tokens)} positions the tokens that may stand there are expected")
+        return torch.stack([each.amin(0) for each in sets]), torch.stack([each.amax(0) for each in sets])

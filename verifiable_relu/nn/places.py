@@ -3,6 +3,12 @@
 What a model computes is not all in its code: a compiled kernel may remember an activation by its name. A model is
 therefore run where an input is known, and refused if GELU or SiLU still run in it.
 
+A forward that calls a function such as ``F.gelu(x)`` is traced symbolically by ``torch.fx``, with the module's children
+as they are. The module then keeps its class's name and methods, its attributes, hooks, parameters and the names of all
+of them; only its forward becomes the traced one, in which the calls of the functions are calls of new child modules. A
+trace records one course of the computation. Arguments with defaults that are no tensors keep their default values,
+which the traced forward asserts. The training mode is asked for when the forward runs, so that a dropout stays one.
+
 A ReLU that took the place of another activation has a buffer that says so, ``MARK``. So weights that were trained for
 ReLU are not taken for those of a class with GELU: ``load_state_dict`` names the key that it does not expect. Where the
 configuration of a model of ``transformers`` names its activation, ReLU is named there instead; if that is all that the
@@ -13,15 +19,19 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from inspect import Parameter, signature
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiable_relu.errors import InputError, UnsupportedError
@@ -36,7 +46,6 @@ from verifiable_relu.nn.gates import (
     recognise,
     recognise_module,
 )
-from verifiable_relu.nn.rewriting import replace_calls
 
 Made = Callable[[Rectifier | Hardness], nn.Module]
 """Makes what takes the place of a smooth activation, or of one that λ has begun to harden."""
@@ -46,11 +55,9 @@ Made = Callable[[Rectifier | Hardness], nn.Module]
 class Place:
     """A smooth activation of a model.
 
-    Attributes:
-        path: the name of the module; for a function, of the module that calls it. The model itself has the name "".
-        found: the module or the function.
-        became: what took its place; empty if it was left alone.
-        why: why it was left alone; empty if it was replaced.
+    Its ``path`` is the name of the module, "" for the model; for a function, that of the module that calls it.
+    ``found`` is the module or the function, ``became`` what took its place; ``why`` says why it was left alone, if it
+    was.
     """
 
     path: str
@@ -67,14 +74,13 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     """Replace a model's smooth activations, in place; a model that is an activation itself is replaced as a whole.
 
     Replaced are modules, functions that are attributes of a module (as in ``nn.TransformerEncoderLayer``), and
-    functions that a forward calls (``nn.rewriting``). The names, order, weights and training mode of all other modules
+    functions that a forward calls (``replace_calls``). The names, order, weights and training mode of all other modules
     stay, and a module that is used twice stays one module. Returns the model, and its smooth activations in order.
 
     Raises:
         InputError: for an unknown name of an activation, or an UnsupportedError if a forward calls one and cannot be
             traced; the error names the module, and the model stays as it was.
     """
-    _require_module(model)
     if not isinstance(activations, list | tuple | set | frozenset):
         raise InputError(f"activations are a list of names, not {activations!r:.40}")
     for name in activations:
@@ -93,18 +99,14 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     return model, replacement.places
 
 
-def _require_module(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch module, not {type(model).__name__}")
-
-
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Give a model back its modules, classes, attributes and configurations if what changes them fails.
+    """Give a torch module back its modules, classes, attributes and configurations if what changes them fails.
 
     Values of tensors are not kept: nothing here changes them.
     """
-    _require_module(model)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch module, not {type(model).__name__}")
     # Nothing of TorchScript is replaced, and its attributes are no dictionaries.
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     classes = [(module, type(module)) for module in modules]
@@ -138,19 +140,16 @@ def substitute_relu(
     """Copy a model with ``nn.ReLU`` in place of every smooth activation (``replace_smooth``).
 
     The output of an activation with a λ changes by at most ``Hardness.supremum``/λ, that of λ-GELU by 0.16997120748/λ.
-
-    Args:
-        inplace: True changes and returns the model itself, unless it is such an activation.
-        activations: the names of those that are replaced besides those with a λ (``nn.gates.RECTIFIERS``).
-        example: what the model is called with to find out whether they are replaced, as in ``require_replaced``.
+    With ``inplace``, the model itself is changed and returned, unless it is such an activation. ``activations`` are the
+    names of those that are replaced besides those with a λ (``nn.gates.RECTIFIERS``); with ``example`` the model is
+    called to find out whether they are replaced, as in ``require_replaced``.
 
     Raises:
         UnsupportedError: if a forward calls such a function and cannot be traced, or still computes one; the error
             names the module, and the model stays as it was.
         InputError: if the model is no torch module, or for an unknown activation.
     """
-    _require_module(model)
-    changed = model if inplace else deepcopy(model)
+    changed = model if inplace or not isinstance(model, nn.Module) else deepcopy(model)
     with all_or_nothing(changed):
         hard, places = replace_smooth(changed, _marked, activations)
         require_replaced(hard, places, example)
@@ -274,10 +273,9 @@ def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Mo
 def require_replaced(model: nn.Module, places: Collection[Place], example: Any = None) -> None:
     """Run a model, to make certain that it computes GELU and SiLU no longer, else an UnsupportedError names the module.
 
-    Args:
-        example: a tensor, or a tuple or mapping of the model's arguments. None takes the inputs that a model, or the
-            first of its parts that does so, offers as ``dummy_inputs``, as those of ``transformers`` do; without any,
-            or if the model does not take them, nothing is found out.
+    ``example`` is a tensor, or a tuple or mapping of the model's arguments. None takes the inputs that a model, or the
+    first of its parts that does so, offers as ``dummy_inputs``, as those of ``transformers`` do; without any, or if the
+    model does not take them, nothing is found out.
     """
     if example is not None:
         leftovers(model, places, partial(_call, example))
@@ -367,3 +365,174 @@ class _Replacement:
 
 def _title(module: nn.Module) -> str:
     return type(module).__name__ + (f"({module.extra_repr()})" if module.extra_repr() else "")
+
+
+_NAMES = frozenset(name.partition(".")[2] for name in FUNCTIONS.values())
+
+
+def replace_calls(module: nn.Module, path: str, make: Callable[[Rectifier, str], nn.Module | None]) -> None:
+    """Replace the functions of ``FUNCTIONS`` that a module's own forward calls, in place, but not its children's.
+
+    ``path`` is the module's name for messages; ``make`` is asked for each call, with the rectifier that it computes and
+    a text that names it, for what takes its place; None leaves the call as it is.
+
+    Raises:
+        UnsupportedError: if the forward may call such a function and cannot be traced; the error names the module.
+    """
+    place = f"module {path!r} ({type(module).__name__})"
+    try:
+        graph = _graph(module)
+    except Exception as error:  # torch.fx runs the user's code, which may fail in any way on what is no tensor.
+        named = sorted(_named(module) & _NAMES)
+        if not named:
+            return
+        # What torch says first is enough; it may go on for a page.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UnsupportedError(
+            f"its forward calls {', '.join(named)} and cannot be traced by torch.fx ({reason}): call the activation as "
+            "a module, such as nn.GELU(), or mask optional parts in another module",
+            place=place,
+        ) from error
+    changed = False
+    for node in [node for node in graph.nodes if node.op == "call_function" and node.target in FUNCTIONS]:
+        inputs = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, fx.Node)]
+        found = recognise(partial(_apply, node)) if len(inputs) == 1 else None
+        made = None if found is None else make(found, FUNCTIONS[node.target])
+        if found is None or made is None:
+            continue
+        in_place = bool(node.kwargs.get("inplace")) or str(getattr(node.target, "__name__", "")).endswith("_")
+        if in_place and len(inputs[0].users) > 1:
+            raise UnsupportedError(f"{FUNCTIONS[node.target]} changes a tensor that is used again", place=place)
+        stem, number = found.name.replace("-", "_"), 0
+        while hasattr(module, f"{stem}_{number}"):
+            number += 1
+        module.add_module(f"{stem}_{number}", made.train(module.training))
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.call_module(f"{stem}_{number}", (inputs[0],)))
+        graph.erase_node(node)
+        changed = True
+    if changed:
+        code = graph.python_code("self")
+        names = {n: each.__name__ if isinstance(each, ModuleType) else (each,) for n, each in code.globals.items()}
+        module.__class__ = _adopted(type(module), code.src, names)
+
+
+def _apply(node: fx.Node, x: Tensor) -> Any:
+    args = tuple(x if isinstance(value, fx.Node) else value for value in node.args)
+    kwargs = {name: x if isinstance(value, fx.Node) else value for name, value in node.kwargs.items()}
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+class _Tracer(fx.Tracer):
+    """A tracer of one module's forward, in training or in evaluation mode, or (None) in either."""
+
+    def __init__(self, training: bool | None) -> None:
+        super().__init__()
+        self.training = training
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+    def create_args_for_root(self, *given: Any, **named: Any) -> Any:
+        made = super().create_args_for_root(*given, **named)
+        unknown = self.training is None
+        vars(self.root)["training"] = self.create_proxy("get_attr", "training", (), {}) if unknown else self.training
+        return made
+
+
+def _graph(module: nn.Module) -> fx.Graph:
+    """Return the graph of a module's forward, in which what depends on the training mode asks for it.
+
+    Raises:
+        Exception: of any class, if the forward cannot be traced.
+    """
+    if "forward" in vars(module):
+        raise InputError("the forward is an attribute of the module, not a method of its class")
+    parameters = signature(type(module).forward).parameters
+    try:
+        graph = _traced(module, None)
+    except Exception:
+        # The forward branches on the mode: either way must be the same.
+        graph, evaluation = _traced(module, True), _traced(module, False)
+        if graph.python_code("self").src != evaluation.python_code("self").src:
+            raise InputError("the forward does something else in training mode") from None
+    names = [
+        name for name, each in parameters.items() if each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
+    plain = (node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*"))
+    # torch.fx numbers the arguments with defaults; callers name them.
+    for node, name in zip(plain, names[1:], strict=True):
+        node.target = name
+    return graph
+
+
+def _traced(module: nn.Module, training: bool | None) -> fx.Graph:
+    """Trace a module, and undo what its forward has kept: symbols in place of tensors."""
+    defaults = {
+        name: each.default
+        for name, each in signature(type(module).forward).parameters.items()
+        if each.default is None or isinstance(each.default, bool | int | float | str)
+    }
+    held: list[dict[str, Any]] = [module._parameters, module._buffers, module._modules, vars(module)]
+    before = [dict(each) for each in held]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _Tracer(training).trace(module, concrete_args=defaults)
+    finally:
+        for each, items in zip(held, before, strict=True):
+            each.clear()
+            each.update(items)
+
+
+def _adopted(own: type[nn.Module], source: str, names: dict[str, Any]) -> type[nn.Module]:
+    """Make a subclass of a module's class with a traced forward, given as Python and the names in it.
+
+    So that they can be pickled, the names stand for modules of Python by their names, and for others in a tuple.
+    """
+    scope = {name: import_module(each) if isinstance(each, str) else each[0] for name, each in names.items()}
+    exec(source, scope)
+
+    def reduced(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        # No name leads to this class: whoever unpickles or copies a module makes the class again.
+        return _blank, (own, source, names), self.__getstate__()
+
+    kept = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(own.__name__, (own,), {**kept, "forward": scope["forward"], "__reduce_ex__": reduced})
+
+
+def _blank(own: type[nn.Module], source: str, names: dict[str, Any]) -> nn.Module:
+    made = _adopted(own, source, names)
+    return made.__new__(made)
+
+
+def _named(module: nn.Module) -> set[str]:
+    """Return the names in the code of a module's class, and of the functions that this code names."""
+    own = vars(module).get("forward")
+    pending: list[Any] = [own.__func__ if isinstance(own, MethodType) else own]
+    for base in type(module).__mro__:
+        if not base.__module__.startswith("torch."):
+            pending += vars(base).values()
+    seen: set[int] = set()
+    found: set[str] = set()
+    while pending:
+        each = pending.pop()
+        if isinstance(each, partial):
+            each = each.func
+        if not isinstance(each, FunctionType) or id(each) in seen or each.__module__.startswith("torch."):
+            continue
+        seen.add(id(each))
+        names = set(_names(each.__code__))
+        found |= names
+        pending += [each.__globals__[name] for name in names if name in each.__globals__]
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str):
+            yield constant

@@ -7,42 +7,33 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from verifiable_relu.arguments import Parser, add_debug
+from verifiable_relu.command_line import Parser, add_debug, guarded
 from verifiable_relu.errors import InputError, printable
-from verifiable_relu.streams import guarded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page; returns the exit status (``streams.guarded``)."""
+    """Write the page; returns the exit status (``command_line.guarded``)."""
     options = parser().parse_args(arguments)
     return guarded("report", lambda: run(options), options.debug)
 
 
 def parser() -> Parser:
     """Return the parser of the command line."""
-    made = Parser(
-        label="report",
-        prog="verifiable-relu report",
-        description="Write one HTML page, which needs no other file, of the results in a folder (certify --out), or of "
-        "the record of a training.",
+    text = (
+        "Write one HTML page, which needs no other file, of the results in a folder (certify --out), or of the record "
     )
-    made.add_argument(
-        "source", type=Path, nargs="+", metavar="DIR|RECORD.json",
-        help="a folder with a file records.jsonl, or a record that train has written; several campaigns are compared",
-    )  # fmt: skip
-    made.add_argument(
-        "--expected", type=Path, metavar="LIST.csv",
-        help="a table whose rows begin with network and property, or with a category and these, and have a verdict "
-        "(sat, unsat, violated, holds) in a later field, such as an instances.csv with expected verdicts or the "
-        "competition's results.csv: answers are compared",
-    )  # fmt: skip
-    made.add_argument(
-        "--out", type=Path, metavar="FILE.html", help="the page (default: DIR/report.html, or RECORD.html)"
-    )
+    made = Parser(label="report", prog="verifiable-relu report", description=f"{text}of a training.")
+    text = "a folder with a file records.jsonl, or a record that train has written; several campaigns are compared"
+    made.add_argument("source", type=Path, nargs="+", metavar="DIR|RECORD.json", help=text)
+    text = """a table whose rows begin with network and property, or with a category and these, and have a verdict (sat,
+        unsat, violated, holds) in a later field, such as an instances.csv with expected verdicts or the competition's
+        results.csv: answers are compared"""
+    made.add_argument("--expected", type=Path, metavar="LIST.csv", help=" ".join(text.split()))
+    text = "the page (default: DIR/report.html, or RECORD.html)"
+    made.add_argument("--out", type=Path, metavar="FILE.html", help=text)
     made.add_argument("--title", help="the page's title (default: the folder's name)")
-    made.add_argument(
-        "--pictures", type=_count, default=60, metavar="N", help="show the first N counterexamples (default: 60)"
-    )
+    text = "show the first N counterexamples (default: 60)"
+    made.add_argument("--pictures", type=_count, default=60, metavar="N", help=text)
     made.add_argument("--figures", type=Path, metavar="DIR", help="write figures for papers there, as PDF and PNG")
     add_debug(made)
     return made
@@ -55,17 +46,12 @@ def _count(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page and the figures that the options ask for; returns the exit status 0.
-
-    Raises:
-        InputError: if the folder has no results, or if a file cannot be written.
-    """
+    """Write the page and the figures that the options ask for; an InputError for bad results or files."""
     if options.out is not None and options.out.suffix != ".html":
         # A page must never take the place of the records that it shows.
         raise InputError("the name of the page must end in .html", path=options.out)
     from verifiable_relu.report import figures, page
-    from verifiable_relu.report.results import ExpectedVerdicts, read_campaigns, read_expected
-    from verifiable_relu.report.summary import CampaignSummary
+    from verifiable_relu.report.summary import CampaignSummary, ExpectedVerdicts, read_campaigns, read_expected
 
     source, *others = options.source
     title = options.title or " and ".join(each.resolve().name.removesuffix(".json") for each in options.source)

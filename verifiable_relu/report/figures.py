@@ -215,15 +215,12 @@ def cactus(groups: Sequence[AnswerGroup]) -> Chart:
     series = []
     for colour, group in enumerate(group for group in groups if group.decided):
         times = sorted(
-            (max(result.seconds, SHORTEST_TIME), f"{_name(result)}: {result.seconds:.3g} s") for result in group.decided
+            (max(result.seconds, SHORTEST_TIME), f"{Path(result.vnnlib).name}: {result.seconds:.3g} s")
+            for result in group.decided
         )
         series.append(Series(group.method, [(n, *time) for n, time in enumerate(times, 1)], colour))
     x = ChartAxis("instances decided", ends=(0.0, max((len(group.results) for group in groups), default=1)))
     return Chart("Instances decided within a time limit", series, x, ChartAxis("time [s]", "log"))
-
-
-def _name(result: Result) -> str:
-    return Path(result.vnnlib).name
 
 
 def margins(groups: Sequence[AnswerGroup]) -> Chart:
@@ -233,7 +230,9 @@ def margins(groups: Sequence[AnswerGroup]) -> Chart:
         known = [(r.margin, r) for r in group.results if r.margin is not None and math.isfinite(r.margin)]
         known.sort(key=lambda pair: pair[0])
         for answer, style in ANSWER_STYLES.items():
-            points = [(n, m, f"{_name(r)}: {m:.4g}") for n, (m, r) in enumerate(known, 1) if r.answer == answer]
+            points = [
+                (n, m, f"{Path(r.vnnlib).name}: {m:.4g}") for n, (m, r) in enumerate(known, 1) if r.answer == answer
+            ]
             name, marker = (f"{answer}, {group.method}", _MARKERS[place % 8]) if len(groups) > 1 else (answer, None)
             series.append(Series(name, points, style, marker, joined=False))
     last = max((x for each in series for x, _, _ in each.points), default=0) + 1
@@ -276,7 +275,7 @@ def scatter(pair: MethodPair) -> Chart:
     for colour, (name, results) in enumerate(groups.items()):
         points = []
         for a, b in results:
-            tip = f"{_name(a)}: {a.seconds:.3g} s ({a.answer}), {b.seconds:.3g} s ({b.answer})"
+            tip = f"{Path(a.vnnlib).name}: {a.seconds:.3g} s ({a.answer}), {b.seconds:.3g} s ({b.answer})"
             points.append((time_or_limit(a), time_or_limit(b), tip))
         series.append(Series(name, points, colour, joined=False))
     if times := [time for each in series for x, y, _ in each.points for time in (x, y)]:
@@ -307,9 +306,8 @@ def training_charts(record: Mapping[str, Any]) -> dict[str, Chart]:
 def plot_times(results: Mapping[str, Sequence[Result]], ax: Axes | None = None) -> Axes:
     """Plot how many instances (x) are decided within a number of seconds each (y): a cactus plot.
 
-    Args:
-        results: for each name in the legend, what ``verify`` returned.
-        ax: where to draw; by default pyplot's current axes. They are returned.
+    ``results`` has for each name in the legend what ``verify`` returned; ``ax``, by default pyplot's current axes, are
+    returned.
     """
     return _plotted(cactus([AnswerGroup("", name, each) for name, each in results.items()]), ax)
 
@@ -319,13 +317,9 @@ def plot_certified(
 ) -> Axes:
     """Plot the share of images that is certified against the radius, and above it the share that is not refuted.
 
-    Args:
-        radii: the radii, in ascending order.
-        results: for each name in the legend, what ``verify_radii`` returned for them.
-        ax: where to draw; by default pyplot's current axes. They are returned.
-
-    Raises:
-        InputError: if there is another number of results than of radii, or a radius without results.
+    ``radii`` are in ascending order; ``results`` has for each name in the legend what ``verify_radii`` returned for
+    them; ``ax``, by default pyplot's current axes, are returned. Raises an InputError if there is another number of
+    results than of radii, or a radius without results.
     """
     rows = []
     for name, each in results.items():
@@ -368,13 +362,9 @@ def write_figure(
 ) -> list[Path]:
     """Write panels side by side as PDF and PNG (300 dots per inch), with one legend below; returns both files.
 
-    Args:
-        panels: titles, shown where there are several panels, and functions that draw.
-        path: the files' name; a suffix is replaced. The folder is made if it does not exist.
-        width, height: of each panel, in inches.
-
-    Raises:
-        InputError: if a file cannot be written.
+    Each panel is a title, shown where there are several panels, and a function that draws; ``width`` and ``height`` are
+    inches of each panel. ``path`` is the files' name, a suffix of which is replaced; its folder is made if it does not
+    exist. Raises an InputError if a file cannot be written.
     """
     from matplotlib import style
     from matplotlib.figure import Figure

@@ -13,7 +13,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,20 +26,14 @@ from verifiable_relu.campaign.store import counterexample_file
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.report import figures
-from verifiable_relu.report.results import LARGEST_FILE, counted
-from verifiable_relu.report.summary import CampaignSummary, radius_text
+from verifiable_relu.report.summary import LARGEST_FILE, CampaignSummary, counted, radius_text
 from verifiable_relu.spec.find import named, onnx_files
 
 
 def campaign_page(summary: CampaignSummary, title: str, most_shown: int, page: Path, folder: Path | None = None) -> str:
-    """Return the page of a campaign, or of several.
+    """Return the page of a campaign, or of several, with at most ``most_shown`` counterexamples.
 
-    Args:
-        summary: the counts of their results.
-        title: the title.
-        most_shown: the most counterexamples to show.
-        page: the folder of the page, from which rows lead to files that exist.
-        folder: the folder of the campaign; None for several campaigns.
+    Rows lead from the folder ``page`` to files that exist; ``folder`` is that of the campaign, None for several.
     """
     chosen = spread(summary.refuted, most_shown)
 
@@ -109,11 +102,7 @@ def sort_key(value: float | None) -> str:
 
 
 def read_training(path: Path) -> Mapping[str, Any]:
-    """Read the record that ``train`` wrote.
-
-    Raises:
-        InputError: if the file cannot be read, or is no such record.
-    """
+    """Read the record that ``train`` wrote; an InputError if the file cannot be read, or is no such record."""
     try:
         record = json.loads(read_text(path, LARGEST_FILE))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -131,22 +120,12 @@ def read_training(path: Path) -> Mapping[str, Any]:
     return record
 
 
-@dataclass(frozen=True)
-class Counterexample:
-    """Counterexample as a page shows it; what needs the box is empty where the network's or property's file is gone."""
+def counterexamples(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """Yield what a page shows of counterexamples; networks and properties that still exist are read again.
 
-    id: str
-    result: Result
-    inputs: Sequence[Sequence[float]]  # For each input its lower and upper bound and its value.
-    outputs: Sequence[tuple[float | None, float]]  # At the middle of the box and here.
-    largest: tuple[int, int] | None  # The numbers of the largest outputs there and here.
-    pictures: Mapping[str, str]  # PNG files in base64 by what they show, for inputs that are a picture.
-    change: float  # The largest change of an input, which is white in the picture of the change.
-    note: str  # Why the middle is not known.
-
-
-def counterexamples(results: Sequence[Result]) -> Iterator[Counterexample]:
-    """Yield the counterexamples of *sat* results; networks and properties that still exist are read again."""
+    What needs the box is empty where one is gone, and ``note`` says why: of each input its lower and upper bound and
+    its value; of each output its values at the middle of the box and here; and the numbers of the ``largest`` outputs.
+    """
     loader = Loader()
     for number, result in enumerate(results):
         point, after = result.counterexample, [float(value) for value in result.outputs or ()]
@@ -163,13 +142,13 @@ def counterexamples(results: Sequence[Result]) -> Iterator[Counterexample]:
             # Adding 0 turns −0 into 0.
             inputs = (np.array([lower, upper, point.ravel()], np.float64).T + 0.0).tolist()
             before, largest, middle = known, (int(np.argmax(known)), int(np.argmax(after))), (lower + upper) / 2
-        outputs = list(zip(before, after, strict=True))
         pictures, change = _pictures(point, middle)
-        yield Counterexample(f"counterexample-{number}", result, inputs, outputs, largest, pictures, change, note)
+        shown = {"id": f"counterexample-{number}", "result": result, "inputs": inputs, "largest": largest, "note": note}
+        yield {**shown, "outputs": [*zip(before, after, strict=True)], "pictures": pictures, "change": change}
 
 
 def _pictures(point: np.ndarray, middle: np.ndarray | None) -> tuple[dict[str, str], float]:
-    """Return the pictures of a counterexample and of the middle of its box, and the largest change."""
+    """Return the pictures of a counterexample and of the middle of its box, and the largest change, which is white."""
     picture = as_image(point.ravel().astype(np.float64), point.shape)
     if picture is None:
         return {}, 0.0
@@ -185,8 +164,7 @@ def _pictures(point: np.ndarray, middle: np.ndarray | None) -> tuple[dict[str, s
 def _box(loader: Loader, result: Result) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Return the box that a counterexample is from, flat, and the outputs at its middle.
 
-    Raises:
-        InputError: if the files do not exist any more, or have changed.
+    Raises an InputError if the files do not exist any more, or have changed.
     """
     import torch
 

@@ -87,10 +87,7 @@ def half_of_memory() -> int:
 
 
 def process_memory(process: int | None, bounds: int | None, start: int) -> int:
-    """Return the bytes that a process may have resident, which has ``start`` when it begins.
-
-    The user may limit the process, and what bounds may hold: all else may take as much again and 512 MiB.
-    """
+    """Return the bytes that a process that begins with ``start`` may have, by the user's limits of it and of bounds."""
     most = default_memory() if process is None else process
     return most if bounds is None else min(most, start + 2 * bounds + _BEYOND_BOUNDS)
 
@@ -194,14 +191,9 @@ def run_shares(
     """Do several shares of some work at once: the first in this process, each of the others in a copy of it.
 
     Copies change nothing here but by what they return. Ctrl-C is for this process alone: copies are killed when an
-    exception ends this function. Each share looks often at its argument, and returns soon once that is true.
-
-    Args:
-        left: returns the seconds that are left; a copy that has not returned soon after these is killed.
-        whole: whether every share is done to its end, rather than until the first one has ended.
-
-    Returns:
-        What each share has found; None for one whose process could not be made, failed or came too late.
+    exception ends this function, or soon after the seconds that ``left`` returns. Each share looks often at its
+    argument, and returns soon once that is true: when the first one has ended, unless each is done ``whole``. Returns
+    what each share has found; None for one whose process could not be made, failed or came too late.
     """
     forks: list[_Fork[Found]] = []
     with _single_threaded():
@@ -211,9 +203,9 @@ def run_shares(
                 for share in shares[1:]:
                     forks.append(_Fork(share))
             mine = shares[0](lambda: not whole and any(fork.has_ended() for fork in forks))
-            if not whole:
-                for fork in forks:
-                    fork.hurry()
+            for fork in forks if not whole else ():
+                with suppress(OSError):
+                    fork.pipe.send_bytes(b"")
             for fork in forks:
                 while not fork.has_ended(0.05) and left() >= -_LATE_S:
                     pass
@@ -225,10 +217,10 @@ def run_shares(
 
 
 class _Fork(Generic[Found]):
-    """A copy of this process that does some work, which is told when it should return, sends the result and ends."""
+    """A copy of this process that does some work, sends the result and ends; a message tells it to return early."""
 
     def __init__(self, work: Callable[[Pause], Found]) -> None:
-        self._pipe, theirs = Pipe()
+        self.pipe, theirs = Pipe()
         # Where the process cannot be made, both ends are closed when they are forgotten.
         self._pid = _fork()
         if not self._pid:
@@ -236,17 +228,13 @@ class _Fork(Generic[Found]):
         theirs.close()
 
         # Return True once there is a result, or no process any more; waits for it for some seconds.
-        self.has_ended = self._pipe.poll
-
-    def hurry(self) -> None:
-        with suppress(OSError):
-            self._pipe.send_bytes(b"")
+        self.has_ended = self.pipe.poll
 
     def result(self) -> Found | None:
         found: Found | None = None
         if self.has_ended():
             with suppress(EOFError, OSError, pickle.UnpicklingError):
-                found = pickle.loads(self._pipe.recv_bytes())
+                found = pickle.loads(self.pipe.recv_bytes())
         return found
 
     def end(self) -> None:
@@ -254,7 +242,7 @@ class _Fork(Generic[Found]):
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-        self._pipe.close()
+        self.pipe.close()
 
 
 def _work(work: Callable[[Pause], object], pipe: Connection[Any, Any]) -> None:

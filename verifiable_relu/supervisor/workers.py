@@ -2,7 +2,7 @@
 
 A library in C or C++ takes down nothing but one call: a ``Worker`` keeps a process, is killed where a call takes too
 much time or memory, and starts another after that. What the process runs is ``serve``. Both sides exchange pickled
-messages over a socket.
+messages over a socket, without torch's rules, by which a connection would send tensors in shared memory.
 
 A training is a task, and so is a part of a campaign. A task that fails, or whose process ends, ends no other. Workers
 of a cluster run already, on any number of machines; they need this package, and the files that tasks name under the
@@ -71,12 +71,9 @@ class Worker:
     with this process; the next call starts another. Threads may share a worker; their calls wait for one another. On
     other systems than Linux, memory is not limited, and the process of a parent that was killed ends after its call.
 
-    Args:
-        function: ``module:name``; its arguments (``call``) and results must be picklable.
-        environment: further variables of the process's environment.
-        kept_memory: a process that still holds more than this part of its memory after a call is ended.
-        library: a module that the function needs, imported at the start.
-        start_s: seconds that the start may take.
+    The ``function`` is ``module:name``; its arguments (``call``) and results must be picklable. The process, with
+    further variables in its ``environment``, may take ``start_s`` seconds to start, when it imports ``library``, too.
+    One that still holds more than the part ``kept_memory`` of its memory after a call is ended.
     """
 
     def __init__(
@@ -164,11 +161,9 @@ class Worker:
     ) -> Any:
         """Return what the function makes of the argument, within some seconds of wall-clock time, without a start.
 
-        Args:
-            memory: bytes that the process may have resident; None for ``default_memory``. A call can exceed it by what
-                it fills between two looks, 20 ms apart.
-            converse: answers questions of the function, which has a second argument then, a function that asks them;
-                the time that this takes counts.
+        The process may have ``memory`` bytes resident, None for ``default_memory``; a call can exceed it by what it
+        fills between two looks, 20 ms apart. ``converse`` answers questions of the function, which has a second
+        argument then, a function that asks them; the time that this takes counts.
 
         Raises:
             OutOfTime, MemoryError: if the call takes longer, or the process more memory than it may or gets.
@@ -219,7 +214,7 @@ class Worker:
         return process.wait()
 
     def _send(self, message: object) -> None:
-        data = _pickled(message)
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         try:
             self._socket.send_bytes(data)
         except OSError:
@@ -261,11 +256,6 @@ class Worker:
             process.returncode = 0
 
 
-def _pickled(message: object) -> bytes:
-    """Pickle a message without torch's rules, by which a connection would send tensors in shared memory."""
-    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-
-
 def serve(function: str, socket: int, library: str = "") -> None:
     """Import a function and answer the calls of a ``Worker`` until it is gone: what its process runs.
 
@@ -287,7 +277,7 @@ def serve(function: str, socket: int, library: str = "") -> None:
     connection: Connection[Any, Any] = Connection(socket)
 
     def send(kind: str, value: object) -> None:
-        connection.send_bytes(_pickled((kind, value)))
+        connection.send_bytes(pickle.dumps((kind, value), pickle.HIGHEST_PROTOCOL))
 
     def ask(question: object) -> Any:
         try:
@@ -360,8 +350,8 @@ def run_tasks(
 ) -> None:
     """Perform tasks, which ``draw`` returns until it returns None. Whatever is raised here ends all tasks first.
 
-    ``done`` is called with every task and its result as soon as there is one, which is an exception (``CallFailed``,
-    ``OutOfTime``, ``MemoryError``) if the task failed; ``report`` takes the tasks' messages (``Executor.submit``).
+    ``done`` is called with every task and its result as soon as there is one, an exception (``CallFailed``,
+    ``OutOfTime``, ``MemoryError``) if it failed; ``report`` takes the tasks' messages (``Executor.submit``).
     """
     running: dict[Future[Any], T] = {}
     try:
@@ -393,9 +383,9 @@ class InlineExecutor(Executor):
 
 
 class LocalExecutor(Executor):
-    """Performs tasks in processes of this machine, which keep data and networks from one task to the next.
+    """Performs tasks in processes of this machine, within the user's limits of a process (``process_memory``).
 
-    ``memory`` and ``bounds`` are the user's limits of a process (``process_memory``).
+    They keep data and networks from one task to the next.
     """
 
     def __init__(self, workers: Sequence[Worker], memory: int | None = None, bounds: int | None = None) -> None:
@@ -448,16 +438,10 @@ class LocalExecutor(Executor):
 def launch_workers(jobs: int, threads: int | None = 1, library: str = "") -> list[Worker]:
     """Start processes with a number of threads, None for torch's choice, and the module that their tasks need."""
     environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    function = f"{__name__}:{perform_task.__name__}"
-    workers = [Worker(function, environment, 1.0, library, _JOB_START_S) for _ in range(jobs)]
+    workers = [Worker("operator:call", environment, 1.0, library, _JOB_START_S) for _ in range(jobs)]
     for worker in workers:
         worker.launch()
     return workers
-
-
-def perform_task(task: Task, report: Report) -> Any:
-    """Perform a task in a worker's process."""
-    return task(report)
 
 
 class DaskExecutor(Executor):

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verifiable_relu.arguments import Parser
+from verifiable_relu.command_line import Parser, guarded
 from verifiable_relu.errors import InputError
-from verifiable_relu.streams import guarded
 from verifiable_relu.train.options import Options, add_options, flag, int8_file, require_outputs
 
 
@@ -22,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (``streams.guarded``). After Ctrl-C, the same command resumes."""
+    """Run the command; returns the exit status (``command_line.guarded``). After Ctrl-C, the same command resumes."""
     values = vars(parser().parse_args(arguments))
     out, device, debug, int8 = (values.pop(name) for name in ("out", "device", "debug", "int8"))
     return guarded("train", lambda: run(Options(**values), out, device, int8), debug)
@@ -31,11 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: Options, out: Path, device: str = "auto", int8: bool = False) -> int:
     """Train a network with a progress bar on stderr, and write it as ONNX with its record next to it.
 
-    Returns:
-        The exit status: 0 when done, 130 after Ctrl-C.
-
-    Raises:
-        InputError: for data, a device, an output path or a checkpoint that cannot be used.
+    Returns the exit status: 0 when done, 130 after Ctrl-C. Raises an InputError for data, a device, an output path or a
+    checkpoint that cannot be used.
     """
     saved = out.with_suffix(".checkpoint")
     require_outputs(out, int8, ".checkpoint", ".json")

@@ -23,11 +23,8 @@ from verifiable_relu.spec.arrays import LARGEST, array_names, read_images
 Batch = Any
 """A tuple (inputs, classes, …), as torch's loaders give, or a mapping of the model's arguments, ``labels`` included."""
 
-BATCH_SIZE = 128
-"""The size of batches of data given as arrays."""
-
-_LEFT_OUT = -100
-"""The class of samples that torch's cross-entropy leaves out."""
+BATCH_SIZE = 128  # The size of batches of data given as arrays
+_LEFT_OUT = -100  # The class of samples that torch's cross-entropy leaves out
 
 
 class DataError(InputError):
@@ -48,12 +45,9 @@ def at(place: str) -> Iterator[None]:
 def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
     """Return the batches of a user's data, which can be gone through any number of times.
 
-    Args:
-        data: an iterable of batches with a length, such as a ``DataLoader``; or a pair (inputs, classes) of arrays.
-        shuffled: True draws the order of the samples of a pair of arrays, by the seed.
-
-    Raises:
-        DataError: if the data are neither, empty, or inputs that are no finite real numbers.
+    ``data`` is an iterable of batches with a length, such as a ``DataLoader``, or a pair (inputs, classes) of arrays,
+    whose samples are ``shuffled`` by the seed. Raises a DataError for others, and for inputs that are no finite real
+    numbers.
     """
     if _is_pair(data):
         inputs, classes = map(_tensor, data)
@@ -68,13 +62,8 @@ def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
             raise DataError("an input is infinite or NaN", place=f"sample {int(finite.int().argmin())}")
         # A batch normalisation cannot be trained on a last batch of one sample; each epoch leaves out another.
         alone = shuffled and len(inputs) > BATCH_SIZE and len(inputs) % BATCH_SIZE == 1
-        batches: Any = torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(inputs, classes),
-            BATCH_SIZE,
-            shuffle=shuffled,
-            drop_last=alone,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        samples, generator = torch.utils.data.TensorDataset(inputs, classes), torch.Generator().manual_seed(seed)
+        batches: Any = torch.utils.data.DataLoader(samples, BATCH_SIZE, shuffled, drop_last=alone, generator=generator)
         return cast(Collection[Batch], batches)
     if not isinstance(data, Iterable) or not isinstance(data, Sized) or isinstance(data, Tensor | np.ndarray | str):
         raise DataError(
@@ -134,8 +123,7 @@ def moved(batch: Batch, model: nn.Module) -> Batch:
 def outputs(model: nn.Module, batch: Batch) -> Tensor:
     """Return a model's outputs for a batch: ``model(inputs)``, or ``model(**batch)``, or the ``logits`` of these.
 
-    Raises:
-        InputError: if these are no tensor, or a DataError if the model does not take the batch.
+    Raises an InputError if these are no tensor, or a DataError if the model does not take the batch.
     """
     found = _called(model, batch)
     found = found.get("logits", found) if isinstance(found, Mapping) else getattr(found, "logits", found)
@@ -157,8 +145,8 @@ def classes(batch: Batch) -> Tensor | None:
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the ``loss`` that the model itself returns for a mapping, or the cross-entropy of its outputs.
 
-    Raises:
-        DataError: if the model does not take the batch, or if it has no classes, or others than the model's outputs.
+    Raises a DataError if the model does not take the batch, or if it has no classes, or others than the model's
+    outputs.
     """
     if isinstance(batch, Mapping):
         found = _called(model, batch)
@@ -187,10 +175,7 @@ def _called(model: nn.Module, batch: Batch) -> Any:
 
 
 NO_TENSOR = "the model's input is not one tensor of real numbers (argument= names one of several)"
-"""Why a model is no network."""
-
-_CLASSES = ("labels", "label", "classes")
-"""The names of the classes in a batch that is a mapping."""
+_CLASSES = ("labels", "label", "classes")  # The names of the classes in a batch that is a mapping
 
 
 def argument(batch: Batch) -> str | None:
@@ -213,11 +198,8 @@ def _inputs(batch: Batch, argument: str | None = None) -> Any:
     return batch[0] if isinstance(batch, tuple | list) and batch else batch
 
 
-Outputs = Callable[[nn.Module, Batch], Tensor]
-"""A function that returns a model's outputs (n, …) for a batch."""
-
-Region = tuple[float, float]
-"""The least and the greatest value of each input."""
+Outputs = Callable[[nn.Module, Batch], Tensor]  # Returns a model's outputs (n, …) for a batch
+Region = tuple[float, float]  # The least and the greatest value of each input
 
 
 @dataclass(frozen=True)
@@ -316,24 +298,18 @@ def measure(
     return SubstitutionEffect(samples, given, softened, hardened, total / count, worst, flipped, widest, region)
 
 
-_EVERY = 10
-"""Where a file has no test images, one image in this number is one."""
-
-_MOST_CLASSES = 100_000
-"""The most classes of a file; the network has an output for each number up to the largest label."""
+_EVERY = 10  # Where a file has no test images, one image in this number is one
+_MOST_CLASSES = 100_000  # The most of a file; the network has an output for each number up to the largest label
 
 
 def training_and_test(source: str) -> tuple[Dataset, Dataset]:
     """Return the images to train on, and those to test on.
 
-    Args:
-        source: the name of a data set (``data.load``), or an ``.npz`` file with the arrays ``images`` in [0, 1], (n,
-            features), (n, height, width) or (n, channels, height, width), and ``labels`` (n,), and for the test
-            ``test_images`` and ``test_labels``; without these, every tenth image is kept for the test. With
-            ``data.VALIDATION`` at its end, every tenth training image stands for the test images.
-
-    Raises:
-        InputError: if the data set or the file cannot be read, or if its arrays do not fit together.
+    ``source`` is the name of a data set (``data.load``), or an ``.npz`` file with the arrays ``images`` in [0, 1], (n,
+    features), (n, height, width) or (n, channels, height, width), and ``labels`` (n,), and for the test ``test_images``
+    and ``test_labels``; without these, every tenth image is kept for the test. With ``data.VALIDATION`` at its end,
+    every tenth training image stands for the test images. Raises an InputError if it cannot be read, or its arrays do
+    not fit together.
     """
     if source.endswith(VALIDATION):
         plain = source.removesuffix(VALIDATION)

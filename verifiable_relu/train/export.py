@@ -25,20 +25,16 @@ from verifiable_relu.runtime import load, session
 from verifiable_relu.train.loop import Training, accuracy, measure_swap, not_refuted
 from verifiable_relu.train.options import ARMS, Options, int8_file
 
-ATTACKED = 1000
-"""The number of test images, the first ones, that are attacked."""
-
-CALIBRATED = 300
-"""The number of training images, the first ones, on which the ranges of the int8 activations are calibrated."""
+ATTACKED = 1000  # The number of test images, the first ones, that are attacked
+CALIBRATED = 300  # The number of training images, the first ones, by which the ranges of int8 activations are set
 
 
 def finish(trained: Training, options: Options, training: Dataset, test: Dataset) -> tuple[nn.Module, dict[str, Any]]:
     """Replace the trained activation by ReLU, if the arm replaces it at the end, and measure the network.
 
-    Returns:
-        The network that is exported, and the record of the training. Its ``results`` have ``clean``, the accuracy on
-        the test set; the effect of the replacement, unless there is none; ``lam_learned``, λ of each layer when the
-        annealing began; and where ε > 0, the part of the first ``ATTACKED`` test images that no attack refutes.
+    Returns the network that is exported, and the record of the training. Its ``results`` have ``clean``, the accuracy
+    on the test set; the effect of the replacement, unless there is none; ``lam_learned``, λ of each layer when the
+    annealing began; and where ε > 0, the part of the first ``ATTACKED`` test images that no attack refutes.
     """
     model = trained.model.eval()
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
@@ -78,11 +74,7 @@ def finish(trained: Training, options: Options, training: Dataset, test: Dataset
 
 
 def written(model: nn.Module, shape: tuple[int, ...]) -> bytes:
-    """Return the ONNX file of a model; with a free batch axis, unless torch's exporter alone can write it.
-
-    Raises:
-        UnsupportedError: if the model cannot be read, or be written.
-    """
+    """Return the ONNX file of a model; with a free batch axis, unless torch's exporter alone can write it."""
     network = from_torch(model, shape)
     try:
         return write_onnx(replace(network, source=replace(network.source, onnx=None)))
@@ -151,9 +143,8 @@ def outputs(network: bytes, images: np.ndarray) -> np.ndarray:
 def measure_int8(model: nn.Module, quantized: bytes, images: Tensor, labels: Tensor) -> dict[str, float]:
     """Compare an int8 file with its model, in evaluation mode, on float32 images (n, …) and their classes (n,).
 
-    Returns:
-        ``clean``, the accuracy of the int8 network in [0, 1]; ``flipped_predictions``, the number of images for which
-        the two predict different classes; and ``mean_logit_change``, the mean of |int8 logit − float logit|.
+    Returns ``clean``, the accuracy of the int8 network in [0, 1]; ``flipped_predictions``, the number of images for
+    which the two predict different classes; and ``mean_logit_change``, the mean of |int8 logit − float logit|.
     """
     after = torch.from_numpy(outputs(quantized, images.numpy()))
     before = torch.cat([model(x) for x in images.split(1000)])

@@ -1,4 +1,4 @@
-"""The loop that trainings and hardenings share, with its checkpoints and progress bar, and the training of every arm.
+"""The loop that trainings and hardenings share, with its schedules and checkpoints, and the training of every arm.
 
 In an arm's training, weights and λ are learned, and then λ is annealed or the activation replaced by ReLU.
 """
@@ -19,15 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from verifiable_relu.arguments import imported
+from verifiable_relu.command_line import imported
 from verifiable_relu.data import Dataset
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import write_whole
 from verifiable_relu.nn import Normalize, cnn, fixed, gates, mlp, substitute_relu
+from verifiable_relu.nn.gates import SUPREMUM, Hardness
 from verifiable_relu.train.batches import Batch, SubstitutionEffect, at, measure
 from verifiable_relu.train.losses import attacked, augment, objective
-from verifiable_relu.train.options import ARMS, Options, flag
-from verifiable_relu.train.schedule import Annealing, learning_rate, make_optimizer, set_rates
+from verifiable_relu.train.options import ARMS, LARGEST_LAM, SCHEDULES, Options, Schedule, flag
+
+RISE = 0.2  # The fraction of the training over which the learning rate rises
+MOMENTUM = 0.9  # Of SGD
 
 
 class Diverged(InputError):
@@ -36,13 +39,9 @@ class Diverged(InputError):
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """The state of a training or a hardening after a step, as callbacks see it.
+    """The state of a training or a hardening after ``step`` of ``steps`` steps, as callbacks see it.
 
-    Attributes:
-        step, steps: the numbers of steps taken, and in all.
-        loss: the loss of the step's batch.
-        lam: λ of each gate.
-        model: the model, which a callback must leave in training mode.
+    ``loss`` is that of the step's batch, ``lam`` λ of each gate; callbacks must leave ``model`` in training mode.
     """
 
     step: int
@@ -55,8 +54,7 @@ class TrainingStep:
         return f"loss {self.loss:.3f}" + (f", λ {min(self.lam):.1f}" if self.lam else "")
 
 
-Callback = Callable[[TrainingStep], object]
-"""A function that is called after every step."""
+Callback = Callable[[TrainingStep], object]  # Called after every step
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,8 @@ class Epoch:
 class Checkpoint:
     """The file from which a training or a hardening goes on after its last complete epoch.
 
-    Attributes:
-        path: the file.
-        options: the options of the training, which have to be the same when it goes on.
-        parts: by name what the training consists of: objects with a ``state_dict``, generators and lists. Their states
-            are loaded in this order.
+    The ``options`` of the training have to be the same when it goes on. It consists of ``parts``, by name: objects with
+    a ``state_dict``, generators and lists, whose states are loaded in this order.
     """
 
     path: Path
@@ -95,8 +90,7 @@ class Checkpoint:
     def restore(self) -> int:
         """Load the state that was saved last; returns the number of epochs done, 0 without a file.
 
-        Raises:
-            InputError: if the file is damaged, or of a training with another value of an option, which the error names.
+        Raises an InputError if it is damaged, or of a training with another value of an option, which the error names.
         """
         if not self.path.is_file():
             return 0
@@ -134,12 +128,10 @@ def fit(
 ) -> Iterator[Epoch]:
     """Train a model for a number of epochs, and yield at the end of each.
 
-    Args:
-        begin: called at the start of each epoch with its number from 0; returns its batches.
-        loss: the loss to minimise, for the model and a batch.
-        before: called before each step with the number of steps taken so far, to set λ and learning rates.
-        after: called after each step with that number, now one larger, and the loss. Its time is not the epoch's.
-        checkpoint: restored at the start, and saved after each epoch once the caller asks for the next one.
+    ``begin`` is called at the start of each epoch with its number from 0, and returns its batches. ``before`` is called
+    before each step with the number of steps taken so far, to set λ and learning rates; ``after`` with that number, now
+    one larger, and the loss, and its time is not the epoch's. The checkpoint is restored at the start, and saved after
+    each epoch once the caller asks for the next one.
 
     Raises:
         Diverged: if the loss becomes infinite or NaN.
@@ -183,15 +175,129 @@ def progress_bar(wanted: bool, steps: int) -> Iterator[Callable[[int, str], None
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.MofNCompleteColumn(),
-        progress.BarColumn(),
-        progress.TextColumn("{task.description}", markup=False),
-    )
+    said = progress.TextColumn("{task.description}", markup=False)
+    columns = progress.MofNCompleteColumn(), progress.BarColumn(), said
     times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     with progress.Progress(*columns, *times, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=steps)
         yield lambda taken, text: bar.update(task, completed=taken, description=text)
+
+
+def hardness(schedule: Schedule, start: float, target: float, progress: float) -> float:
+    """Return λ after the fraction ``progress`` of the annealing from ``start`` ≥ 1 to ``target`` ≥ 1.
+
+    The distance of λ-GELU to ReLU is proportional to 1/λ. A schedule linear in λ removes 90 % of this distance in the
+    first 6 % of the annealing, one linear in 1/λ reduces it evenly, and one linear in log λ lies between the two.
+    """
+    if progress >= 1:
+        return target
+    if schedule == "linear":
+        return start + (target - start) * progress
+    if schedule == "log":
+        return start * (target / start) ** progress
+    return 1 / (1 / start + (1 / target - 1 / start) * progress)
+
+
+class Annealing:
+    """The growth of λ over the steps of a training.
+
+    λ of each gate starts where it is, and is frozen: λ follows the schedule alone. At the end, every gate's largest
+    distance to ReLU is that of λ-GELU with the target λ, 0.16997120748/λ: a SiLU gate ends at 1.638 times the target.
+    After t of T steps the progress is t/T, so that at the end of an epoch it is that of arXiv 2603.21991, and λ does
+    not jump between epochs.
+
+    Args:
+        model: a model with λ-gates (``hardening.soften``), the attribute ``gates``.
+        steps: T ≥ 1, the number of steps over which λ grows; ``taken`` is the number so far.
+        target: λ at the end, at least 1; the paper's is 160. ``start`` is λ of each gate at the beginning.
+        schedule: ``linear`` in λ, in ``log`` λ or in 1/λ (``inverse``), see ``hardness``.
+
+    Raises:
+        InputError: if the model has no gate, or for a bad number or schedule.
+    """
+
+    def __init__(self, model: nn.Module, steps: int, target: float = 160.0, schedule: Schedule = "log") -> None:
+        self.gates = [module for module in model.modules() if isinstance(module, Hardness)]
+        if not self.gates:
+            raise InputError("the model has no λ-gates: soften it first")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise InputError(f"λ grows over a positive number of steps, not {steps!r:.40}")
+        if not isinstance(target, int | float) or isinstance(target, bool) or not 1 <= target <= LARGEST_LAM:
+            raise InputError(f"the target of λ is a number from 1 to {LARGEST_LAM:g}, not {target!r:.40}")
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
+            raise InputError(f"there is no schedule {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
+        self.steps, self.schedule, self.taken = steps, schedule, 0
+        self.start = self.lam
+        self._target = [max(1.0, target * gate.supremum / SUPREMUM) for gate in self.gates]
+        for gate in self.gates:
+            gate.freeze()
+
+    def step(self) -> None:
+        """Let λ grow by one step; call it once before or after each step of the optimizer."""
+        self.taken += 1
+        for gate, start, target in zip(self.gates, self.start, self._target, strict=True):
+            gate.set_lam(max(1.0, hardness(self.schedule, start, target, self.taken / self.steps)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as numbers and text; the values of λ are the model's own."""
+        return {name: value for name, value in vars(self).items() if name != "gates"}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another growth of as many gates was when its ``state_dict`` was taken."""
+        if state.keys() != self.state_dict().keys() or len(state["start"]) != len(self.gates):
+            raise InputError(f"the state is not one of an Annealing of {len(self.gates)} λ-gates")
+        vars(self).update(state)
+
+    @property
+    def lam(self) -> list[float]:
+        return [gate.lam.item() for gate in self.gates]
+
+
+def learning_rate(highest: float, step: int, steps: int) -> float:
+    """Return the learning rate of a one-cycle schedule.
+
+    It rises linearly from ``highest``/25 to ``highest`` over the first ``RISE``·``steps`` steps, then falls as a cosine
+    to nearly 0.
+    """
+    peak = RISE * steps
+    if step < peak:
+        return highest * (1 / 25 + (1 - 1 / 25) * step / peak)
+    return highest * (1 + math.cos(math.pi * (step - peak + 1) / (steps - peak + 1))) / 2
+
+
+def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
+    """Make AdamW or SGD over a model's parameters, with a rate of its own for the s of each λ = 1 + softplus(s/t).
+
+    Adam moves every parameter by about its learning rate whatever the size of its gradient, and SGD by a multiple of
+    the gradient, in which the chain rule puts a factor 1/t for s. For the learning rate η of the weights, that of s is
+    thus c·t·η with Adam and c·t²·η with SGD: c is a step of λ divided by a step of a weight, but for the softplus's
+    slope. (The plain c·η of arXiv 2603.21991, with t = 0.1, is that of Adam for ten times the c.) The parameter s gets
+    no weight decay, which would pull λ to 1 + ln 2, an arbitrary value.
+
+    Its groups are the matrices and kernels, which are decayed, all other parameters but λ's, and for each temperature t
+    the parameters s of the gates that have it.
+    """
+    gates = [module for module in model.modules() if isinstance(module, Hardness)]
+    own = {id(gate.s) for gate in gates}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.ndim > 1], "weight_decay": options.decay, "temperature": None},
+        {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0, "temperature": None},
+    ]
+    for temperature in dict.fromkeys(gate.temperature for gate in gates):
+        alike = [gate.s for gate in gates if gate.temperature == temperature]
+        groups.append({"params": alike, "weight_decay": 0.0, "temperature": temperature})
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=options.rate, momentum=MOMENTUM)
+    return torch.optim.AdamW(groups, lr=options.rate, fused=True)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rate: float, options: Options) -> None:
+    """Set the learning rate of every group of ``make_optimizer``, for the learning rate η = ``rate`` of the weights."""
+    power = 2 if options.optimizer == "sgd" else 1
+    for group in optimizer.param_groups:
+        scaled = group["temperature"] is not None
+        group["lr"] = options.lam_factor * rate * group["temperature"] ** power if scaled else rate
 
 
 def activation(options: Options) -> nn.Module:
@@ -204,8 +310,7 @@ def activation(options: Options) -> nn.Module:
 def build(options: Options, data: Dataset) -> nn.Module:
     """Make the untrained network for the images of a data set; equal seeds give equal weights, whatever the arm.
 
-    Raises:
-        InputError: if the architecture does not fit the images, or if a module of the user's cannot be made.
+    Raises an InputError if the architecture does not fit the images, or if a module of the user's cannot be made.
     """
     normalize = Normalize(data.mean, data.std) if options.inputs == "standardised" else None
     shape = channels, height, width = data.images.shape[1:]
@@ -250,9 +355,8 @@ def train(
         test: the images on which a replacement by ReLU at the switch is measured; None takes those of ``data``.
         device: a torch device, on which all of ``data`` is held; the trained model is on the CPU.
 
-    Raises:
-        InputError: if the network does not fit the images, or for a damaged checkpoint or one of another training.
-        Diverged: if the loss becomes infinite or NaN.
+    Raises: InputError: if the network does not fit the images, for a bad checkpoint, or (Diverged) a loss that is not
+    finite.
     """
     run = Training(options, data, data if test is None else test, device, callback)
     parts = {"training": run, "history": run.history, "model": run.model, "optimizer": run.optimizer}
@@ -291,13 +395,11 @@ class Training:
 
     @property
     def learned(self) -> list[float]:
-        """λ of each gate when the annealing began."""
         return [] if self.annealing is None else self.annealing.start
 
     @property
     def lam(self) -> list[float]:
-        """λ of each gate."""
-        return [module.lam.item() for module in self.model.modules() if isinstance(module, gates.Hardness)]
+        return [module.lam.item() for module in self.model.modules() if isinstance(module, Hardness)]
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.arguments import imported
+from verifiable_relu.command_line import imported
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn import LambdaSwish
 from verifiable_relu.train.options import Options
@@ -19,8 +19,7 @@ from verifiable_relu.train.options import Options
 if TYPE_CHECKING:
     from verifiable_relu.bounds.backward import Relaxation
 
-SMALL_BOX = 0.4
-"""The radius τ of SABR's box, as a fraction of ε."""
+SMALL_BOX = 0.4  # The radius τ of SABR's box, as a fraction of ε
 
 
 def objective(
@@ -59,8 +58,7 @@ def objective(
     return loss, logits
 
 
-UNBOUNDED = (LambdaSwish, nn.SiLU)
-"""The classes of smooth activations that losses bound as the ReLU which replaces them at the end."""
+UNBOUNDED = (LambdaSwish, nn.SiLU)  # Smooth activations that are bounded as the ReLU that replaces them at the end
 
 
 def ball(x: Tensor, eps: float) -> Interval:
@@ -86,11 +84,9 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int, gen
 def bounded(model: nn.Module, box: Interval) -> Relaxation:
     """Return interval bounds of all ops over boxes (batch, *input shape), differentiable in the weights and λ.
 
-    Activations are bounded in their present state, but for those of ``UNBOUNDED``. Batch normalisations are bounded
-    with their running means and variances, although a training step computes with those of the batch.
-
-    Raises:
-        UnsupportedError: if the model has a layer or an activation without bounds.
+    Activations are bounded in their present state, but for those of ``UNBOUNDED``, and batch normalisations with their
+    running means and variances, although a training step computes with those of the batch. Raises an UnsupportedError
+    if the model has a layer or an activation without bounds.
     """
     # Imported here: a training without a term of bounds loads neither the bounds nor the reader of modules.
     from verifiable_relu.bounds.backward import Relaxation

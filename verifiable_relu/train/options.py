@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from verifiable_relu.arguments import add_debug, fraction
+from verifiable_relu.command_line import add_debug, fraction
 from verifiable_relu.data import DATASETS
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import require_writable
@@ -23,10 +23,9 @@ from verifiable_relu.files import require_writable
 class Arm:
     """The activation of a training, and the time at which ReLU replaces it.
 
-    Attributes:
-        activation: the name of a class of ``verifiable_relu.nn`` if the activation has a λ, else of ``torch.nn``.
-        anneals: True for an activation with a hardness λ, which is learned until the switch and annealed after it.
-        swap: ReLU comes ``never``, at the ``switch`` (the rest of the training fine-tunes it), or at the ``end``.
+    The ``activation`` is a class of ``verifiable_relu.nn`` if it ``anneals``, that is, has a hardness λ, which is
+    learned until the switch and annealed after it, else of ``torch.nn``. ReLU comes ``never``, at the ``switch`` (the
+    rest of the training fine-tunes it), or at the ``end``.
     """
 
     activation: str
@@ -51,14 +50,10 @@ Schedule = Literal["linear", "log", "inverse"]
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
-LARGEST_LAM = 1e6
-"""The largest λ at the end; f(x; λ) in float32 is no better than ReLU beyond."""
+LARGEST_LAM = 1e6  # The largest λ at the end; f(x; λ) in float32 is no better than ReLU beyond
 
-_LARGEST = 1_000_000
-"""The largest count, size or weight of a term of the loss that is accepted; a larger one is taken for a mistake."""
-
-_DEEPEST = 100
-"""The most hidden layers, and the most convolutions."""
+_LARGEST = 1_000_000  # A larger count, size or weight of a term of the loss is taken for a mistake
+_DEEPEST = 100  # The most hidden layers, and the most convolutions
 
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("epochs", "batch", "samples", "images"), (1, _LARGEST)),
@@ -97,10 +92,9 @@ class Options:
         "the architecture; those but mlp and cnn have fixed layers (nn.models), cnn7 batch normalisations; or "
         "PACKAGE:FUNCTION, which makes a module of (shape, classes, activation, normalize)",
     ] = "mlp"
-    hidden: Annotated[
-        tuple[int, ...],
-        "sizes of the fully connected hidden layers, such as 100,100 (mlp, cnn)",
-    ] = (100,)
+    hidden: Annotated[tuple[int, ...], "sizes of the fully connected hidden layers, such as 100,100 (mlp, cnn)"] = (
+        100,
+    )
     channels: Annotated[tuple[int, ...], "channels of the convolutions, such as 16,32 (cnn)"] = (16, 32)
     arm: Annotated[str, f"the activation that is trained, and when ReLU takes its place: {', '.join(ARMS)}"] = (
         "lambda-gelu"
@@ -211,20 +205,14 @@ def add_options(to: argparse.ArgumentParser, options: type, device: str) -> None
         if value is not None:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if kind is float else value
             about += f" ({shown})"
-        to.add_argument(flag(field.name), type=_reader(kind), choices=choices, default=value, help=about)
+        readers: dict[Any, Callable[[str], Any]] = {float: number, int: int, Path: Path}
+        plain = next(each for each in (*get_args(kind), kind) if each is not type(None))
+        read = sizes if get_origin(kind) is tuple else readers.get(plain, str)
+        to.add_argument(flag(field.name), type=read, choices=choices, default=value, help=about)
     to.add_argument("--device", default=device, help=f"a torch device; auto: a GPU if there is one ({device})")
     to.add_argument("--int8", action="store_true", help="also write the int8 network, as NAME.int8.onnx")
     to.add_argument("--out", type=Path, required=True, help="the ONNX file to write")
     add_debug(to)
-
-
-def _reader(kind: Any) -> Callable[[str], Any]:
-    """Return the function that reads an option of a type from its text."""
-    plain = next(each for each in (*get_args(kind), kind) if each is not type(None))
-    if get_origin(kind) is tuple:
-        return sizes
-    readers: dict[Any, Callable[[str], Any]] = {float: number, int: int, Path: Path}
-    return readers.get(plain, str)
 
 
 def flag(name: str) -> str:
@@ -251,11 +239,7 @@ def int8_file(out: Path) -> Path:
 
 
 def require_outputs(out: Path, int8: bool, *suffixes: str) -> None:
-    """Make certain, before a training, that its files can be written: ``out`` and those with other suffixes.
-
-    Raises:
-        InputError: if a file cannot be written, or ``out`` is named as no ONNX file.
-    """
+    """Raise an InputError, before a training, if ``out`` or its files with other suffixes cannot be written."""
     if out.suffix != ".onnx":
         raise InputError("the name of the output file must end in .onnx", path=out)
     for path in (out, *map(out.with_suffix, suffixes), *([int8_file(out)] if int8 else ())):

@@ -1,4 +1,4 @@
-"""The parser of command lines that all commands share, and the reading of numbers that stay exact."""
+"""The command line, for all commands: its parser, numbers that stay exact, answers on stdout and errors on stderr."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import atexit
 import gc
 import io
 import math
+import os
 import re
+import select
 import sys
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from verifiable_relu.errors import LONGEST, InputError, printable
 
@@ -23,11 +26,9 @@ _LONGEST_NUMBER = 1_000  # Characters; an exact number with a large exponent cou
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one printable line of at most about ``LONGEST`` characters, and exit status 2.
 
-    Whoever has one is a command, whose process ends soon after: at its end, Python then looks for no unreachable cycles
-    among the objects of torch and the other libraries, which takes a quarter of the processor time of starting up.
-
     Error lines begin with ``label``. The first line of ``text`` comes in the help before the options, the others,
-    unwrapped, after them, instead of a description and an epilog.
+    unwrapped, after them. Whoever has a parser is a command: at the end of its process, Python looks for no unreachable
+    cycles among objects, which takes a quarter of the processor time of starting up.
     """
 
     def __init__(self, label: str = "error", text: str | None = None, **options: Any) -> None:
@@ -56,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_debug(to: argparse._ActionsContainer) -> None:
-    """Add the option ``--debug``, with which ``streams.guarded`` raises what is a fault of the program."""
+    """Add the option ``--debug``, with which ``guarded`` raises what is a fault of the program."""
     to.add_argument("--debug", action="store_true", help="show the traceback of a fault of the program")
 
 
@@ -103,3 +104,67 @@ def imported(name: str, place: str) -> Any:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"'{name}' cannot be imported: {error}", place=place) from error
+
+
+def complain(command: str, message: object) -> None:
+    """Print an error to stderr as one line, ``command: message``; in red where stderr is a terminal."""
+    stream = sys.stderr
+    if stream is None:
+        return
+    line = f"{command}: {printable(str(message))}"
+    coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print(f"\x1b[31m{line}\x1b[0m" if coloured else line, file=stream, flush=True)
+
+
+def guarded(command: str, work: Callable[[], int], debug: bool = False) -> int:
+    """Run a command's work; every exception becomes one line on stderr, or is raised if ``debug`` and no user's fault.
+
+    Returns the exit status: that of the work, 2 for bad input, 130 after Ctrl-C, 1 for a fault of the program, 0 where
+    the reader of stdout has ended before the work.
+    """
+    try:
+        return work()
+    except InputError as error:
+        complain(command, error)
+        return 2
+    except KeyboardInterrupt:
+        complain(command, "interrupted")
+        return 130
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            watched = select.poll()
+            watched.register(sys.stdout, 0)
+            if any(event & select.POLLERR for _, event in watched.poll(0)):
+                # The reader of the pipe has ended.
+                _drop(sys.stdout)
+                return 0
+        if debug:
+            raise
+        complain(command, f"internal error: {type(error).__name__}: {error}")
+        return 1
+
+
+def own_stdout() -> TextIO:
+    """Lead the descriptor 1 to stderr; returns a new text file that writes to the former stdout, if that is open."""
+    if sys.stderr is None:
+        # Stderr is closed. Its descriptor is occupied, so that no file that is opened later takes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise InputError(f"stdout cannot be written: {error.strerror}") from None
+    os.dup2(2, 1)
+    return out
+
+
+def write(lines: Iterable[str], out: TextIO) -> None:
+    """Write lines, as far as the reader of the file, such as ``head -1``, takes them."""
+    try:
+        print("\n".join(lines), file=out, flush=True)
+    except BrokenPipeError:
+        _drop(out)
+
+
+def _drop(out: TextIO) -> None:
+    """Lead a file nowhere: writing the rest of its buffer at exit must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
