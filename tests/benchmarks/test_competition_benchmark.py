@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -15,7 +14,7 @@ import pytest
 
 from benchmarks.common.markup import Table
 from benchmarks.common.records import Record, Records, of, read_records
-from benchmarks.verification import competition, competition_asking, competition_instances, competition_tables
+from benchmarks.verification import competition, competition_asking, competition_tables
 from benchmarks.verification.competition_asking import Ran
 from verifiable_relu.campaign import Result, Store
 from verifiable_relu.search.outcomes import Reason, Trust, Verdict
@@ -265,45 +264,6 @@ def test_every_folder_of_the_competitions_form_is_asked_for_certificates(
         (60.0, "pair", 1, 1, 1, 1, 0, 1, 0, 0.75, 0, 1, 0),
         (60.0, "all", 2, 2, 2, 1, 1, 1, 1, 1.5, 0, 2, 0),
     ]
-
-
-def test_a_table_of_other_tools_without_its_columns_is_one_line(
-    family: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "peers.csv"
-    table.write_text("tool,verdict\na,sat\n")
-    assert competition.SCRIPT.main(["shapes", "--results", str(out), "--peers", str(table)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and "peers.csv" in error and error.count("\n") == 1
-
-
-def test_of_a_large_family_the_standing_set_has_the_first_instances(family: Path) -> None:
-    folder = family.parent / "safenlp"
-    shutil.copytree(family, folder)
-    lines = [f"n.onnx,{number}.vnnlib" for number in range(310)]
-    (folder / "instances.csv").write_text("".join(f"{line},20\n" for line in lines))
-    head = "onnx,vnnlib,ce_check,consensus_verdict,note\n"
-    (folder / "truth.csv").write_text(head + "".join(f"{line},,sat,\n" for line in lines))
-    found = competition_instances.chosen("safenlp", folder, "standing", None, [])
-    assert [each.vnnlib for each in found] == [f"{number}.vnnlib" for number in range(300)]
-    assert len(competition_instances.chosen("safenlp", folder, "standing", 7, [])) == 7
-    assert len(competition_instances.chosen("shapes", folder, "standing", None, [])) == 310
-
-
-def test_a_missing_family_is_one_line(family: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert competition.SCRIPT.main(["circles", "--results", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and "circles" in error and error.count("\n") == 1
-
-
-def test_an_instance_of_which_nothing_is_known_is_one_line(
-    family: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (family / "instances.csv").open("a") as file:
-        file.write("onnx/n.onnx,v/new.vnnlib,30\n")
-    assert competition.SCRIPT.main(["shapes", "--results", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert "truth.csv" in error and "new.vnnlib" in error and error.count("\n") == 1
 
 
 def test_the_command_is_run_and_killed_when_it_does_not_end() -> None:

@@ -2,64 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.records import Record, Records, of
 from benchmarks.verification import bab_ingredients
-from verifiable_relu.errors import InputError
-from verifiable_relu.search.bab.search import Schedule
-from verifiable_relu.search.bab.verifier import Bab
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Inner:
-    steps: int = 3
-    part: float = 0.5
-    none: int = 0
-
-
-@dataclass(frozen=True)
-class Outer:
-    inner: Inner = field(default_factory=Inner)
-    memory: int = 100
-    careful: bool = True
-    name: str = "outer"
-
-
-def test_every_ingredient_can_be_left_out() -> None:
-    base = Bab(schedule=Schedule())
-    made = bab_ingredients.variants(base, None)
-    assert len(made) == 1 + len(bab_ingredients.WITHOUT) == len(set(made.values()))
-    assert made["schedule.refinement = None"] == replace(base, schedule=Schedule(refinement=None))
-
-
-def test_instances_are_evenly_spaced() -> None:
-    assert [bab_ingredients.some(range(10), count) for count in (3, 10, 20)] == [[0, 3, 6], [*range(10)], [*range(10)]]
-
-
-def test_options_that_are_named_take_their_values_and_no_other_is_changed() -> None:
-    asked = [bab_ingredients.varied("inner.steps=1,5"), bab_ingredients.varied("careful=None")]
-    made = bab_ingredients.variants(Outer(), asked)
-    assert list(made) == ["as it is", "inner.steps = 1", "inner.steps = 5", "careful = None"]
-    assert made["inner.steps = 5"] == Outer(Inner(steps=5))
-    for name in ("steps", "inner.step", "inner.steps.more", "memory.more"):
-        with pytest.raises(InputError, match=name):
-            bab_ingredients.with_option(Outer(), name, 1)
-    for text in ("inner.steps", "=1", "inner.steps=", "inner.steps=one", "inner.steps=1,"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            bab_ingredients.varied(text)
-
-
-def test_the_options_are_those_of_branch_and_bound() -> None:
-    options = dict(bab_ingredients.options_of(Bab()))
-    assert bab_ingredients.BATCH in options
-    assert {name.partition(".")[0] for name in options} == {field.name for field in fields(Bab)}
 
 
 def test_an_instance_is_asked_once_by_every_variant_and_its_sub_problems_are_counted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.common.records import Records, of, read_records
-from benchmarks.study.screening import Screened, band
-from benchmarks.study.screening import screened as held_out
-from benchmarks.training import policies, policies_loop, policies_measuring, policies_playing
+from benchmarks.training import policies_loop, policies_measuring, policies_playing
 from benchmarks.training.policies_games import GAMES
-from benchmarks.training.policies_measuring import _kept, looped, regions, screened, swapped
+from benchmarks.training.policies_measuring import _kept, regions, swapped
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.readers import from_torch
 from verifiable_relu.spec import read_vnnlib, vnnlib_text
@@ -97,42 +93,3 @@ def test_what_is_proven_of_the_swap_holds_on_samples(monkeypatch: pytest.MonkeyP
     assert found["kept"] <= found["kept_each"] <= 1 - found["visited"]
     outputs, change = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.4, 0.0]]).double()
     assert _kept(outputs, Interval(-change, change)) and not _kept(outputs, Interval(-3 * change, change))
-
-
-def test_a_band_has_two_sides_and_is_tried_on_others() -> None:
-    scores = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, math.nan]
-    good = [False, False, True, True, True, False, True]
-    assert band(scores, good, 0.75) == (2.0, 4.0)
-    assert band(scores, good, 1.0) == (math.inf, -math.inf), "one of the good ones has no number"
-    found = held_out([scores[:6] * 3], good[:6] * 3, [0] * 6 + [1] * 6 + [2] * 6)
-    assert found == Screened(9, 9, 9) and str(found).endswith("/ 100")
-    # What holds of one seed alone is no rule for another.
-    assert held_out([[1.0, 2.0, 2.0, 1.0]], [True, False, True, False], [0, 0, 1, 1]) == Screened(2, 0, 2)
-
-
-def test_policies_are_trained_once_and_tabulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gymnasium")
-    monkeypatch.setattr(policies_measuring, "EPISODES", 2)
-    monkeypatch.setattr(policies_measuring, "BALLS", 2)
-    monkeypatch.setattr(policies_measuring, "NETWORKS", tmp_path)
-    game = GAMES["cartpole"]
-    title = {"game": "cartpole", "seed": 5, "first": 0, "steps": 2048, "rate": 1e-3}
-    with Records(tmp_path) as records:
-        for arm in policies.TRAINED[:3]:
-            about = {**title, "arm": arm}
-            records.append("policy", {**about, **policies_measuring.measured(about)})
-        for rate in (None, 1e-3):
-            records.append("screened", {**title, "rate": rate, **screened({**title, "rate": rate})})
-    found = read_records(tmp_path)
-    assert {arm for record in of(found, "policy") for arm in record["arms"]} == set(policies.ARMS) - {"relu"}
-    assert (tmp_path / "policies/cartpole/gelu_5.csv").is_file()
-    with Records(tmp_path) as records:
-        monkeypatch.setattr(policies_loop, "STEPS", {0.05: 2})
-        records.append("loop", {**(about := {"game": "cartpole", "arm": "gelu", "seed": 5}), **looped(about)})
-    found = read_records(tmp_path)
-    page = policies.page(found).text
-    assert "λ-GELU, hardened | 1 |" in page and "| GELU | ±0.05 |" in page and "| without a rule | 1 runs" in page
-    with pytest.raises(Exception, match="cannot be played"):
-        policies_playing.environment(type(game)("None-v0", *list(vars(game).values())[1:]))
-    player = policies_playing.environment(game).unwrapped
-    assert policies_loop.fallen(player, from_torch(controller(0), (4,)), np.array([0.0, 0.0, 0.2, 3.0]), 3) == 1

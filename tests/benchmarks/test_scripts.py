@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 import subprocess
@@ -29,10 +28,6 @@ def files(folder: Path) -> dict[Path, tuple[int, int]]:
     """Every file below a folder but Python's caches, with its size and time of change."""
     found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
-
-
-def test_there_are_scripts_of_every_folder() -> None:
-    assert {name.split(".")[1] for name in SCRIPTS} == {"training", "verification", "speed"}
 
 
 def test_help_imports_nothing_heavy_and_changes_no_file(tmp_path: Path) -> None:
@@ -67,18 +62,6 @@ def test_an_unknown_option_is_one_line_and_status_2(script: str, capsys: pytest.
         main(["--colour", "red"])
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
-
-
-def test_no_script_imports_another() -> None:
-    for path in BENCHMARKS.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: a relative import"
-                names = [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
-            assert not set(names) & set(SCRIPTS), f"{path} imports a script"
 
 
 def test_the_readme_has_every_script_and_no_other() -> None:

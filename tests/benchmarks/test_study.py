@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 import time
@@ -11,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.common.records import Record, Records, keep_records, of, read_records, upgraded, versioned_key
-from benchmarks.study import asking, tables, training
+from benchmarks.common.records import Record, Records, of, read_records, upgraded, versioned_key
+from benchmarks.study import asking, tables
 from benchmarks.study.__main__ import main
-from benchmarks.study.asking import Question, shuffled
-from benchmarks.study.claims import Outcome, outcomes
+from benchmarks.study.claims import outcomes
 from benchmarks.study.frames import Study
-from benchmarks.study.runner import Runner, done_by
-from benchmarks.study.suite import SUITES, Cell, Method, Suite, read
+from benchmarks.study.runner import Runner
+from benchmarks.study.suite import SUITES, Cell, Suite, read
 from benchmarks.study.training import TrainingTask, key_of, options_of
 from tests.support.processes import Process
 from verifiable_relu.errors import InputError
@@ -102,14 +99,6 @@ def test_a_suite_fills_in_what_networks_and_claims_leave_out(tmp_path: Path) -> 
     assert Cell("net", "stable", 0.1, "relu", 3).name == "net_relu_stable-0.1_seed3"
 
 
-def test_options_go_from_the_arm_to_the_suite(tmp_path: Path) -> None:
-    suite, _ = read(written(tmp_path))
-    late = options_of(suite, Cell("net", "stable", 1.0, "late", 1))
-    assert (late.arm, late.switch, late.hidden, late.stability) == ("gelu-swap-finetune", 0.5, (8,), 1.0)
-    assert (late.eps, late.seed) == (0.05, 1), "the middle radius"
-    assert options_of(suite, Cell("other", "plain", 0.0, "relu", 5)).eps == 0.5
-
-
 WRONG = [
     ('about = "a"', "about = 1", "Expected `str`, got `int` - at `$.about`"),
     ("seeds = 2", "seeds = 2\ncolour = 1", "unknown field `colour`"),
@@ -162,30 +151,6 @@ def test_a_key_names_changed_options_alone_and_another_version_is_refused(tmp_pa
     assert versioned_key("m", {"b": (1, 2), "a": 1}, {"a": 1})["options"] == {"b": [1, 2]}
     with pytest.raises(InputError, match="version 2"):
         upgraded({**key, "version": 2})
-
-
-def test_compressed_records_are_those_that_were_kept(tmp_path: Path) -> None:
-    records: list[Record] = [{"kind": "run", "name": "λ"}, {"kind": "run", "x": [1, None]}]
-    keep_records(records, tmp_path / "some.jsonl.xz")
-    assert read_records(tmp_path / "some.jsonl.xz") == records
-    (tmp_path / "torn.jsonl.xz").write_bytes((tmp_path / "some.jsonl.xz").read_bytes()[:-9])
-    for name in ("torn.jsonl.xz", "none.jsonl.xz"):
-        with pytest.raises(InputError, match=name):
-            read_records(tmp_path / name)
-
-
-def test_arms_meet_each_image_in_random_order_and_are_early_as_often_as_late() -> None:
-    method, arms = Method("auto", 1.0), "abcd"
-    balls = [Question(arm, Path(arm), method, "d", "0.1", image) for arm in arms for image in range(200)]
-    order = shuffled(balls, "0 auto")
-    assert sorted(map(str, order)) == sorted(map(str, balls)) and order == shuffled(balls[::-1], "0 auto") != balls
-    places: dict[str, list[int]] = {arm: [] for arm in arms}
-    for start in range(0, len(order), 4):
-        block = order[start : start + 4]
-        assert len({one.image for one in block}) == 1
-        for place, one in enumerate(block):
-            places[one.cell].append(place)
-    assert all(abs(sum(each) / len(each) - 1.5) < 0.1 for each in places.values())
 
 
 WHOLE = SUITE.replace("seeds = 2", "seeds = 1").replace('["lambda-gelu", "late", "relu"]', '["late", "relu"]')
@@ -243,24 +208,6 @@ def test_what_fails_is_recorded_and_done_again(tmp_path: Path, monkeypatch: pyte
     assert asking.is_final({"reason": "error", "verdict": "unknown", "limit": 9.0}, 1) is False
     assert asking.is_final({"reason": "timeout", "verdict": "unknown", "limit": 1.0}, 2.0) is False
     assert asking.is_final({"reason": "timeout", "verdict": "unknown", "limit": 2.0}, 2.0) is True
-
-
-@dataclasses.dataclass(frozen=True)
-class Halves:
-    """A task that other processes can do."""
-
-    number: int
-
-    def __call__(self) -> float:
-        if self.number == 3:
-            raise ValueError("three")
-        return self.number / 2 + torch.get_num_threads()
-
-
-def test_tasks_are_done_in_several_processes() -> None:
-    found = {task.number: result for task, result in done_by(2, [Halves(number) for number in range(6)])}
-    assert isinstance(found.pop(3), ValueError)
-    assert found == {number: number / 2 + 1 for number in (0, 1, 2, 4, 5)}
 
 
 # Tables of planted records: 20 images, all right, of which the first so many are certified.
@@ -372,17 +319,3 @@ def test_bad_arguments_are_one_line_and_make_no_folder(tmp_path: Path, capsys: p
         assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
     assert main([str(path), "--plan", "--out", str(tmp_path / "out")]) == 0
     assert "21 trainings" in capsys.readouterr().out and not (tmp_path / "out").exists()
-
-
-def test_an_outcome_without_a_second_seed_is_not_tested(tmp_path: Path) -> None:
-    study = planted(tmp_path, some, claim("effect"))
-    alone = Study("one", study.suite, [r for r in study.records if r.get("seed", 0) == 0])
-    found: Outcome = outcomes(alone)[0]
-    assert found.reading == "not tested" and math.isnan(found.seeds.p)
-
-
-def test_a_ball_is_the_property_that_is_asked() -> None:
-    pytest.importorskip("sklearn", reason="needs scikit-learn")
-    asked = asking.ball(training.images_of("digits"), 3, "1/20", 10)
-    image = training.images_of("digits").images[3].reshape(-1)
-    assert (asked.box.lower <= image).all() and (asked.box.upper >= image).all() and asked.box.upper.max() <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -53,13 +52,6 @@ def monitored(options: Options, callback: Callback | None = None) -> Monitor:
 
     train(options, data, callback=look)
     return monitor
-
-
-@pytest.mark.thorough
-def test_there_is_a_look_at_each_twentieth_of_a_training() -> None:
-    steps = 11 * PER_EPOCH
-    points = monitored(replace(BASE, epochs=11)).points
-    assert [point["step"] for point in points] == [math.ceil(k * steps / 20) for k in range(21)]
 
 
 @pytest.mark.thorough

@@ -83,7 +83,7 @@ def test_joint_verdicts_get_certificates_for_the_whole_family(
     assert b'"joint": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
 
 
-@pytest.mark.parametrize("asked", [["--joint", "50"], ["--arithmetic", "float32"]])
+@pytest.mark.parametrize("asked", [["--joint", "500"], ["--arithmetic", "float32"]])
 def test_trees_of_a_family_and_of_what_runs_are_accepted(
     asked: list[str], instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ from verifiable_relu.campaign import inputs
 from verifiable_relu.certify import main
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import read_onnx, write_onnx
-from verifiable_relu.search.incomplete import Ibp
+from verifiable_relu.search.bounding import Ibp
 from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
 from verifiable_relu.spec import Box, Property, Query, Row, SpecFile, Variable, read_vnnlib, write_vnnlib
 

@@ -11,9 +11,9 @@ from fractions import Fraction
 import numpy as np
 
 from verifiable_relu.check import BadInput, Refused
+from verifiable_relu.check.checker import enclosed, evaluated
 from verifiable_relu.check.graph import Graph
 from verifiable_relu.check.model import read_model
-from verifiable_relu.check.point import enclosed, evaluated
 
 from . import onnx_exact
 from .onnx_agreement import LARGEST, Disagreement, Judgement, Source, points

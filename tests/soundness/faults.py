@@ -22,7 +22,7 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Convolution
 from verifiable_relu.readers.onnx.constants import evaluated
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
-from verifiable_relu.search.solvers.z3 import Z3Answer
+from verifiable_relu.search.solvers.workers import Z3Answer
 from verifiable_relu.spec.property import Property
 
 from . import programs
@@ -324,7 +324,7 @@ FAULTS: tuple[Fault, ...] = (
         "points",
         instead("search.bounding:BoundedBoxes.margin", _best_polytope),
     ),
-    Fault("close: bounds of another query", "points", instead("search.root_bounds:BoundsCache.get", _any_root)),
+    Fault("close: bounds of another query", "points", instead("search.batch:BoundsCache.get", _any_root)),
     Fault(
         "close: non-strict for strict where a counterexample is judged",
         "points",
@@ -333,7 +333,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "close: half of a split box forgotten", "agreement", instead("search.split.boxes:SubBoxes.halves", _upper_half)
     ),
-    Fault("close: too much cut off a box", "agreement", instead("search.split.clipping:reach_of_cut", _part(0.25))),
+    Fault("close: too much cut off a box", "agreement", instead("search.split.bounding:reach_of_cut", _part(0.25))),
     Fault(
         "close: the sum of rows without their bounds",
         "agreement",
@@ -370,7 +370,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "close: coefficients dropped from HiGHS's program and not charged",
         "programs",
-        instead("search.solvers.program:_leave_out_small", lambda right, matrix: 0 * right(matrix)),
+        instead("search.solvers.milp:_leave_out_small", lambda right, matrix: 0 * right(matrix)),
     ),
     # read
     Fault(

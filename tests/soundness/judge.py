@@ -16,11 +16,10 @@ from tests.support.asking import claims
 from tests.support.exact import DIGITS, exact_outputs, margin, violated
 from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bab.verifier import Bab
-from verifiable_relu.search.batch import QueryBatch
-from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.batch import BoundsCache, QueryBatch
+from verifiable_relu.search.bounding import Crown
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.registry import make
-from verifiable_relu.search.root_bounds import BoundsCache
 from verifiable_relu.spec.property import Query
 
 LIRPA = ("auto_lirpa-ibp", "auto_lirpa-crown", "auto_lirpa-alpha-crown")

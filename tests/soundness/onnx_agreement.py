@@ -3,24 +3,16 @@
 The referees are onnxruntime (onnx's own reference evaluator where onnxruntime has no kernel) and the rational evaluator
 of ``onnx_exact``. Tolerances come from the magnitudes of the intermediate values, which are computed for each file and
 point: the unit roundoff times ``ROUNDINGS`` times what the output would be without cancellation.
-
-``python -m tests.soundness.onnx_agreement --count 3000 --seed 1 [--dump DIR]`` tries random files and prints each
-disagreement with its seed.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import re
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -364,51 +356,5 @@ def roughly(
         yield Disagreement(f"another value than that of {source.runner}", f"{unknown}: {mine[:4]}, {theirs[:4]}")
 
 
-def reason(message: str) -> str:
-    """An error message without its particulars, to count by."""
-    return re.sub(r"\(.*?\)|'.*?'|[\d.e+-]*\d", "…", message)[:70]
-
-
 def cases(count: int, seed: int) -> Iterator[Case]:
     return (graph(seed * 1_000_000 + index) for index in range(count))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Try random files; exit status 1 if there is a disagreement."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soundness.onnx_agreement")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dump", type=Path, help="a folder for the files on which there is disagreement")
-    options = parser.parse_args(arguments)
-    began = time.monotonic()
-    operators, refusals, kinds, compared, tally = Counter(), Counter(), Counter(), Counter(), Counter()
-    for case in cases(options.count, options.seed):
-        found = judge(case.data, case.seed)
-        if found.refused is not None:
-            try:
-                Source(case.data)
-            except ValueError:
-                tally["invalid, refused"] += 1
-            else:
-                tally["refused"] += 1
-                refusals[reason(found.refused)] += 1
-        elif found.invalid is None:
-            tally["read"] += 1
-            operators.update(case.operators)
-            compared.update(found.compared)
-        for one in found.disagreements:
-            kinds[one.kind] += 1
-            print(f"seed {case.seed} ({case.weights}): {one.kind}: {one.detail}", flush=True)
-        if found.disagreements and options.dump is not None:
-            options.dump.mkdir(parents=True, exist_ok=True)
-            (options.dump / f"{case.seed}.onnx").write_bytes(case.data)
-    print(
-        f"{options.count} files in {time.monotonic() - began:.0f} s: {dict(tally)}; points compared: {dict(compared)}"
-    )
-    for title, counter in (("operators read", operators), ("refused", refusals), ("disagreements", kinds)):
-        print(f"{title}:", *(f"  {count:6d}  {name}" for name, count in counter.most_common()), sep="\n")
-    return 1 if kinds else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -505,9 +505,6 @@ class _Unsat:
                 need(len(flat) % 2 == 0 and all(s in (1, -1) and type(s) is int for s in flat[1::2]), "no sides")
                 rows = list(zip((index(j, count) for j in flat[::2]), flat[1::2], strict=True))
             node.tighten(a, rows, self.slopes(node, record.get("slopes", [])))
-        elif "slopes" in record:
-            keys(record, "slopes")
-            node.slopes |= self.slopes(node, record["slopes"], node.slopes)
         elif "maximum" in record:
             self.maximum(node, record)
         elif "plane" in record:
@@ -516,6 +513,9 @@ class _Unsat:
             self.tighten(node, record)
         elif "clip" in record:
             self.clip(node, record)
+        elif "slopes" in record:
+            keys(record, "slopes")
+            node.slopes |= self.slopes(node, record["slopes"], node.slopes)
         else:
             raise Refused("a record that is not known here")
 

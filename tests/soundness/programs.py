@@ -12,7 +12,7 @@ from tests.support import nets
 from tests.support.exact import exact_values, intervals
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.search.bab.system import eliminate_stable_neurons
-from verifiable_relu.search.solvers.program import mixed_integer_program
+from verifiable_relu.search.solvers.milp import mixed_integer_program
 
 SPREADS = (0, 8, 30)
 """Weights have sizes from 2^-spread to 2^spread: many coefficients are too small for HiGHS, and are left out."""

@@ -18,7 +18,7 @@ from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import from_torch
 from verifiable_relu.readers.builder import Builder, Value
-from verifiable_relu.readers.torch import operators, reading
+from verifiable_relu.readers.torch import reading
 
 from .modules import Drawn, draw
 
@@ -107,12 +107,12 @@ def test_random_modules_are_read_right_or_refused() -> None:
     assert outcomes["agreed"] > CASES / 2 and outcomes["refused"] > CASES / 8
 
 
-def before(t: operators.ModuleTranslator, step: Any, a: Any) -> Value:
+def before(t: reading.ModuleTranslator, step: Any, a: Any) -> Value:
     """What stood where something was written."""
     return a.self
 
 
-def in_float32(t: operators.ModuleTranslator, step: Any, value: Any) -> torch.Tensor:
+def in_float32(t: reading.ModuleTranslator, step: Any, value: Any) -> torch.Tensor:
     """Python's numbers in float32."""
     if isinstance(value, torch.Tensor):
         return CONSTANT(t, step, value)
@@ -128,20 +128,20 @@ def without_hooks(module: torch.nn.Module, *args: Any) -> Any:
     return module.forward(*args)
 
 
-CONSTANT = operators.ModuleTranslator.constant
+CONSTANT = reading.ModuleTranslator.constant
 FAULTS: dict[str, tuple[object, str, object]] = {
-    "changes in place left out": (operators.OPERATORS, "slice_scatter", before),
-    "numbers in float32": (operators.ModuleTranslator, "constant", in_float32),
+    "changes in place left out": (reading.OPERATORS, "slice_scatter", before),
+    "numbers in float32": (reading.ModuleTranslator, "constant", in_float32),
     "module in the mode that it is in": (reading, "_evaluating", in_any_mode),
     "hooks left out": (torch.nn.Module, "__call__", without_hooks),
-    "alpha left out": (operators.ModuleTranslator, "sum", lambda t, step, x, y, factor: SUM(t, step, x, y, 1)),
+    "alpha left out": (reading.ModuleTranslator, "sum", lambda t, step, x, y, factor: SUM(t, step, x, y, 1)),
     "center for shift": (
         Builder,
         "scale",
         lambda b, x, factor=None, shift=None, center=None, *rest: SCALE(b, x, factor, center, shift, *rest),
     ),
 }
-SUM, SCALE = operators.ModuleTranslator.sum, Builder.scale
+SUM, SCALE = reading.ModuleTranslator.sum, Builder.scale
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -130,25 +130,25 @@ def asks(count: int, ask: Callable[[int], int]) -> int:
 
 
 def _highs(name: str) -> Callable[..., Any]:
-    from verifiable_relu.search.solvers.highs import solve
+    from verifiable_relu.search.solvers.workers import solve_program
 
     def hostile(task: Any, judge: Any = None) -> Any:
         # Three columns for each unstable neuron, and one for the objective.
         program = task.program
         if len(program.cost) - 1 - 3 * int(program.integral.sum()) == MARKED:
             does(name)
-        return solve(task, judge)
+        return solve_program(task, judge)
 
     return hostile
 
 
 def _z3(name: str) -> Callable[..., Any]:
-    from verifiable_relu.search.solvers.z3 import solve
+    from verifiable_relu.search.solvers.workers import solve_formula
 
     def hostile(task: Any) -> Any:
         if f"x_{MARKED - 1} " in task.declarations and f"x_{MARKED} " not in task.declarations:
             does(name)
-        return solve(task)
+        return solve_formula(task)
 
     return hostile
 

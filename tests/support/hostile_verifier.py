@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiable_relu.search.batch import QueryBatch
-from verifiable_relu.search.incomplete import Ibp
+from verifiable_relu.search.bounding import Ibp
 from verifiable_relu.search.outcomes import Outcome
 
 KILL, FILL, WAIT = 41.0, 43.0, 47.0

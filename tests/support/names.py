@@ -1,4 +1,4 @@
-"""Names of this project in texts: which of those that pages and docstrings mention do not exist."""
+"""Names of this project in texts: which of those that pages mention do not exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import verifiable_relu
 ROOT = Path(__file__).resolve().parents[2]
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-_NAME = re.compile(r"_?[a-z]{2,}(?:_[a-z0-9]{2,})+|_[a-z]{2,}|[A-Z][a-z]+\w*")
 _CALL = re.compile(r"[A-Za-z_][\w.]*\(.*\)")
 _PATH = re.compile(r"(?:verifiable_relu|benchmarks|tests|docs|examples|specs)/[\w/.-]*\w|[a-z_]+(?:/[a-z_]+)*/\w+\.py")
 _FILES = (".py", ".md", ".csv", ".json", ".jsonl", ".onnx", ".vnnlib", ".toml", ".npz", ".txt", ".html", ".gz", ".pt")
@@ -117,32 +116,28 @@ def _takes(parameters: object, given: list[str]) -> bool:
     return any(each.kind is each.VAR_KEYWORD for each in kinds) or {each.name for each in kinds} >= set(given)
 
 
-def spans(text: str, quote: str) -> Iterator[str]:
-    """What stands between quotes of one or two backticks, outside of fenced blocks."""
+def spans(text: str) -> Iterator[str]:
+    """What stands between backticks, outside of fenced blocks."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    for found in re.findall(rf"(?<!`){quote}(?!`)(.+?)(?<!`){quote}(?!`)", text, flags=re.DOTALL):
+    for found in re.findall(r"(?<!`)`(?!`)(.+?)(?<!`)`(?!`)", text, flags=re.DOTALL):
         yield re.sub(r"\s+", " ", found).strip()
 
 
-def stale(text: str, quote: str, own: frozenset[str] = frozenset()) -> list[str]:
+def stale(text: str, own: frozenset[str] = frozenset()) -> list[str]:
     """The names and paths of this project in a text that do not exist, and calls with arguments that do not.
 
     Args:
-        text: a page or a docstring.
-        quote: one or two backticks.
-        own: names that stand for objects in the place of the text, such as parameters: what they have is not known.
+        text: a page.
+        own: names that stand for objects in its examples: what they have is not known.
     """
     found = []
-    for span in spans(text, quote):
+    for span in spans(text):
         if _PATH.fullmatch(span):
             found += [] if exists(span) else [span]
         elif _CALL.fullmatch(span):
             found += unknown_keywords(span)
         elif _DOTTED.fullmatch(span) and not span.endswith(_FILES) and span.split(".")[0] not in own:
-            if (resolves(span) is False or (quote == "``" and resolves(span) is None)) and not foreign(span):
-                found.append(span)
-        elif quote == "``" and _NAME.fullmatch(span) and span not in words() and span not in own:
-            found.append(span)
+            found += [span] if resolves(span) is False and not foreign(span) else []
     return found
 
 
@@ -167,28 +162,3 @@ def foreign(dotted: str) -> bool:
     except ImportError:
         return False
     return holds(of, names)
-
-
-@cache
-def words() -> frozenset[str]:
-    """The names in the code of the package, and the words of its texts that are no docstrings."""
-    found: set[str] = set()
-    for path in (ROOT / "verifiable_relu").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            for name in ("id", "arg", "attr", "name", "module"):
-                found.add(str(getattr(node, name, "")).rpartition(".")[2])
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
-                found.update(re.findall(r"\w+", node.value))
-    return frozenset(found)
-
-
-def docstrings(path: Path) -> Iterator[tuple[str, frozenset[str]]]:
-    """The docstrings of a module, of names too, each with the names that stand for objects in the module."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    own = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value, frozenset(own)

@@ -450,8 +450,3 @@ def dyadic(rng: np.random.Generator, n: int, bits: int) -> np.ndarray:
 def as_fractions(x: np.ndarray) -> tuple[Fraction, ...]:
     """The exact values of a float array."""
     return tuple(Fraction(float(v)) for v in np.asarray(x).reshape(-1))
-
-
-def as_floats(x: Sequence[Fraction]) -> Tensor:
-    """A point as a batch of one, in float64."""
-    return torch.tensor([[float(v) for v in x]], dtype=torch.float64)

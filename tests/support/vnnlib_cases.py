@@ -99,10 +99,10 @@ def reached(spec: SpecFile, point: dict[str, Fraction]) -> bool:
     inputs: dict[int, set[Fraction]] = {}
     outputs: dict[int, Fraction] = {}
     for network in spec.joined.networks:
-        names = [name for tensor in network.inputs for name in tensor.variable.elements(spec.version)]
+        names = [name for tensor in network.inputs for name in tensor.elements(spec.version)]
         for name, place in zip(names, network.places, strict=True):
             inputs.setdefault(place, set()).add(point[name])
-        names = [name for tensor in network.given for name in tensor.variable.elements(spec.version)]
+        names = [name for tensor in network.given for name in tensor.elements(spec.version)]
         outputs |= {network.start + i: point[name] for i, name in enumerate(names)}
     if any(len(values) > 1 for values in inputs.values()):
         return False

@@ -29,7 +29,7 @@ from verifiable_relu.campaign import Result
 from verifiable_relu.errors import InputError
 from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.search.balls import InBalls
-from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.bounding import Crown
 from verifiable_relu.search.outcomes import Trust, Verdict
 from verifiable_relu.spec import Ball, Property, Query, box_property, linf_properties, write_vnnlib
 from verifiable_relu.spec.property import Box, Row

@@ -128,10 +128,10 @@ def test_work_is_charged_by_the_clock_and_so_are_its_parts() -> None:
     now = [100.0]
     whole = budget(10.0, 5.0, clock=lambda: now[0])
     part = whole.part([1], 0.5)
-    with part.work([1]) as work:
+    with part.work() as work:
         now[0] += 2.0
         assert work.elapsed() == 2.0 and work.left() == 0.5
     assert part.left([1]) == 0.5 and whole.left([1]) == 3.0 and whole.left([0]) == 10.0
-    with whole.work([0, 1]):
+    with whole.work():
         now[0] += 4.0
     assert whole.left([0]) == 8.0 and whole.left([1]) == 1.0

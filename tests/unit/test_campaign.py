@@ -23,8 +23,8 @@ from verifiable_relu.campaign.result import join
 from verifiable_relu.campaign.store import COLUMNS
 from verifiable_relu.search.bab.verifier import Bab
 from verifiable_relu.search.batch import QueryBatch, described
+from verifiable_relu.search.bounding import Crown
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.incomplete import Crown
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.search.split import InputSplit

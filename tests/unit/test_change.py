@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ from tests.support.families import (
 )
 from tests.support.nets import Chain
 from verifiable_relu.bounds.change import substitution_change
-from verifiable_relu.bounds.differences import Secants
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.families import between, harden, least_lambdas
 from verifiable_relu.ir.interval import Interval
@@ -189,12 +187,3 @@ def test_the_change_holds_through_what_is_before_and_behind(front: nn.Module, be
     seen = substitute_relu(model)(x) - model(x)
     assert float(seen.abs().max()) > 0
     assert_within(found, seen[:, None])
-
-
-def test_a_gap_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Secants.relaxation
-    none = lambda z: Interval(torch.zeros_like(z.lower), torch.zeros_like(z.lower))  # noqa: E731
-    forgetful = lambda secants, d, dtype: right(replace(secants, gap=none(d)), d, dtype)  # noqa: E731
-    monkeypatch.setattr(Secants, "relaxation", forgetful)
-    with pytest.raises(AssertionError):
-        assert_holds(neuron(0.0, 5.0), interval(-1, 1))

@@ -12,176 +12,23 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from tests.soundness.test_arithmetic import KINDS, RESULTS, box_of, cut, planted, product_sum, summed
+from tests.soundness.test_arithmetic import KINDS, box_of, planted
 from tests.soundness.test_arithmetic import evaluated as evaluated_file
 from tests.support import nets
 from tests.support.draws import draws
 from tests.support.exact import exact_outputs
 from tests.support.onnx_files import onnx_file
-from tests.unit.test_quantised import CASES, NOT_IN_FLOAT32, of, sessions
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.execution.model import as_executed, execution_model
-from verifiable_relu.execution.replay import evaluate_by_operators, evaluations, replay
-from verifiable_relu.execution.rounded import Operator, with_rounding
+from verifiable_relu.execution.replay import replay
 from verifiable_relu.ir import enclosure
 from verifiable_relu.ir.exact import evaluate_exact
 from verifiable_relu.ir.families import least_lambdas
-from verifiable_relu.ir.functions.kinked import Kinked
-from verifiable_relu.ir.functions.steps import StepFunction
-from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather
-from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Product, Source, Sum
+from verifiable_relu.ir.network import Network
 from verifiable_relu.readers.onnx.read import read_flat
-from verifiable_relu.rounding import ARITHMETICS, tie
+from verifiable_relu.rounding import ARITHMETICS
 from verifiable_relu.spec.property import Box, Property, Row
 from verifiable_relu.trust.confirmation import Confirmation, confirm, margin_range
-
-# Errors of rounding
-
-Ops = tuple[list[Op], dict[int, Operator]]
-
-
-def drawn(rng: np.random.Generator, arithmetic: str) -> Ops:
-    """Layers whose numbers are of very different sizes, a residual sum of large values, a product, a normalisation."""
-    narrow = torch.bfloat16 if arithmetic in RESULTS else torch.float32
-    ops: list[Op] = [Input(name="x", size=4)]
-    operators: dict[int, Operator] = {}
-
-    def numbers(*shape: int, spread: int = 3) -> torch.Tensor:
-        drawn = rng.normal(size=shape) * 4.0 ** rng.integers(-spread, spread + 1, shape)
-        return torch.from_numpy(drawn).to(narrow).float()
-
-    def add(op: Op, kind: str, rounds: bool = True) -> int:
-        operators[len(ops)] = Operator(kind, kind, rounds, computes_stored=False)
-        ops.append(op)
-        return len(ops) - 1
-
-    def affine(source: int, kind: str, of: object, bias: torch.Tensor | None = None) -> int:
-        rounds = not isinstance(of, Gather)
-        return add(Affine(name=kind, inputs=(source,), size=of.n_out, map=of, bias=bias), kind, rounds)  # type: ignore[attr-defined, arg-type]
-
-    big = torch.full((6,), 2.0 ** float(rng.integers(4, 10)))
-    layer = affine(0, "Gemm", Dense(numbers(6, 4)), big)
-    relu = add(Elementwise(name="r", inputs=(layer,), size=6, function=Kinked()), "Relu", False)
-    turned = affine(relu, "Transpose", Gather(torch.tensor(rng.permutation(6)), 6))
-    second = affine(turned, "MatMul", Dense(numbers(6, 6)))
-    biased = affine(second, "Add", Diagonal(torch.ones(6)), -big)
-    joined = add(Sum(name="s", inputs=(biased, layer), size=6), "Add")
-    if arithmetic not in RESULTS:
-        moved = affine(joined, "BatchNormalization", Diagonal(torch.ones(6)), numbers(6))
-        operator = operators[moved]
-        joined = affine(moved, "BatchNormalization", Diagonal(numbers(6)), numbers(6))
-        operators[joined] = operator
-    leaky = add(Elementwise(name="l", inputs=(joined,), size=6, function=Kinked(torch.tensor(0.125))), "PRelu")
-    image = Convolution(numbers(2, 1, 2, 2), (1, 2, 3))
-    seen = affine(leaky, "Conv", image, numbers(image.n_out))
-    add(Product(name="p", inputs=(seen, seen), size=image.n_out), "Mul")
-    return ops, operators
-
-
-def evaluated(ops: list[Op], point: np.ndarray, arithmetic: str, rng: np.random.Generator) -> np.ndarray:
-    """The output in an arithmetic, in float32 with sums in random orders, by numpy."""
-    result, operand = RESULTS.get(arithmetic, lambda x: x), cut if arithmetic == "tf32" else lambda x: x
-    values = [result(point)]
-    for op in ops[1:]:
-        first = values[op.inputs[0]]
-        if isinstance(op, Affine) and isinstance(op.map, Gather):
-            values.append(first[op.map.index.numpy()])
-            continue
-        if isinstance(op, Affine) and isinstance(op.map, Diagonal):
-            found = op.map.weight.numpy() * first + (0 if op.bias is None else op.bias.numpy())
-        elif isinstance(op, Affine):
-            rows = operand(op.map.rows(torch.arange(op.size), torch.float32).numpy())
-            bias = np.zeros(op.size, np.float32) if op.bias is None else op.bias.numpy()
-            flush = bool(rng.integers(2))
-            found = np.array([product_sum(w, operand(first), b, rng, flush) for w, b in zip(rows, bias, strict=True)])
-        elif isinstance(op, Sum):
-            found = np.array([summed(list(terms), rng) for terms in zip(*(values[i] for i in op.inputs), strict=True)])
-        elif isinstance(op, Product):
-            found = operand(first) * operand(values[op.inputs[1]])
-        else:
-            assert isinstance(op, Elementwise) and isinstance(op.function, Kinked)
-            found = np.where(first >= 0, first, op.function.slope_below.numpy() * first)
-        values.append(result(found.astype(np.float32)))
-    return values[-1]
-
-
-def running(ops: list[Op], operators: dict[int, Operator], arithmetic: str) -> Network:
-    """The network as it runs."""
-    made, output = with_rounding(ops, len(ops) - 1, operators, ARITHMETICS[arithmetic])
-    assert output == len(made) - 1
-    return Network(tuple(made), Source((ops[0].size,), (ops[-1].size,)), arithmetic=arithmetic)
-
-
-@pytest.mark.parametrize("arithmetic", ["float32", "tf32", "bfloat16"])
-@pytest.mark.parametrize("seed", range(draws(8)))
-def test_evaluations_in_any_order_lie_within_the_errors(arithmetic: str, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    ops, operators = drawn(rng, arithmetic)
-    network = running(ops, operators, arithmetic)
-    used = 0.0
-    for _ in range(6):
-        point = rng.normal(size=4).astype(np.float32)
-        found = enclosure.enclose(network, [Fraction(v) for v in point.tolist()])
-        by_torch = evaluate_by_operators(network, point)
-        for y in (by_torch, *(evaluated(ops, point, arithmetic, rng) for _ in range(12))):
-            assert (np.abs(y - found.value) <= found.error).all()
-            used = max(used, float((np.abs(y - found.value) / found.error).max()))
-    # Errors are not so large that nothing could leave them.
-    assert used > 1e-3
-    assert [name for name, _ in evaluations(network, point)] == ["torch, operator by operator,"]
-
-
-def test_a_sum_has_the_error_of_its_terms_and_of_those_before_it() -> None:
-    by, unit = ARITHMETICS["float32"], 2.0**-24
-    weight = torch.tensor([[3.0, -4.0]])
-    ops: list[Op] = [
-        Input(name="x", size=2),
-        Affine(name="w", inputs=(0,), size=1, map=Dense(weight), bias=torch.tensor([5.0])),
-        Affine(name="b", inputs=(1,), size=1, map=Diagonal(torch.ones(1)), bias=torch.tensor([7.0])),
-    ]
-    network = running(ops, {1: Operator("Gemm", "w", True), 2: Operator("Add", "b", True)}, "float32")
-    for op, terms, bias in zip(network.ops[1:], (2, 3), (5.0, 7.0), strict=True):
-        assert isinstance(op, Affine) and op.bias_error is not None
-        assert (terms + 17) * unit < op.weight_error == by.relative(terms) < (terms + 18) * unit
-        assert bias * op.weight_error < float(op.bias_error) < bias * op.weight_error * (1 + 1e-9)
-    moved = running(ops, {1: Operator("Gemm", "w", False), 2: Operator("Add", "b", True)}, "float32")
-    assert [getattr(op, "weight_error", None) for op in moved.ops] == [None, 0.0, by.relative(1)]
-
-
-def test_what_rounds_to_whole_numbers_has_the_error_of_ties() -> None:
-    scale = torch.tensor([0.5, 0.25])
-    operator = Operator("QuantizeLinear", "q", True, True, numbers=256, span=Fraction(8), computes_stored=True)
-    ops: list[Op] = [
-        Input(name="x", size=2),
-        Affine(name="q", inputs=(0,), size=2, map=Diagonal(1 / scale, scale), weight_error=2.0**-52),
-        Elementwise(name="q", inputs=(1,), size=2, function=StepFunction("Round")),
-        Affine(name="q", inputs=(2,), size=2, map=Diagonal(torch.ones(2)), bias=torch.tensor([3.0, 4.0])),
-    ]
-    network = running(ops, dict.fromkeys((1, 2, 3), operator), "float32")
-    division, noise, step, whole = network.ops[1:]
-    assert isinstance(division, Affine) and isinstance(noise, Affine) and isinstance(whole, Affine)
-    assert division.weight_error > ARITHMETICS["float32"].relative(1) and whole.is_exact and step.inputs == (2,)
-    assert noise.bias_error is not None and float(noise.bias_error[0]) >= tie(256, Fraction(8) / Fraction(0.25))
-
-
-def test_what_is_not_modelled_is_refused() -> None:
-    square = Product(name="p", inputs=(0, 0), size=2)
-    for op, kind, said in (
-        (square, "MatMul", "products of computed matrices"),
-        (
-            Affine(name="g", inputs=(0,), size=2, map=Gather(torch.tensor([1, 0]), 2)),
-            "Transpose",
-            "number of the input",
-        ),
-    ):
-        with pytest.raises(UnsupportedError, match=said):
-            running([Input(name="x", size=2), op], {1: Operator(kind, "n", kind != "Transpose")}, "float32")
-    layer = Affine(name="g", inputs=(0,), size=2, map=Dense(torch.full((2, 2), 1e38)))
-    with pytest.raises(UnsupportedError, match="beyond the range of float16"):
-        running([Input(name="x", size=2), layer], {1: Operator("Gemm", "n", True)}, "float16")
-    with pytest.raises(UnsupportedError, match="computed from stored ones"):
-        running([Input(name="x", size=2), layer], {1: Operator("Div", "n", True, computes_stored=True)}, "bfloat16")
-
 
 # Files
 
@@ -221,23 +68,6 @@ def test_what_is_not_modelled_in_a_file_is_named(arithmetic: str) -> None:
         # A network without a file is the one that is written for it.
         with pytest.raises(InputError, match=r"node 'v1' \(HardSwish\)"):
             as_executed(replace(network, source=replace(network.source, onnx=None)), arithmetic)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_quantised_file_is_what_its_kernels_compute(name: str) -> None:
-    data = of(name)[0]
-    flat = read_flat(data, name)[0]
-    if name in NOT_IN_FLOAT32:
-        with pytest.raises(UnsupportedError):
-            as_executed(flat, "float32")
-        return
-    network, rng = as_executed(flat, "float32"), np.random.default_rng(0)
-    for x in (rng.normal(size=(6, flat.input_size)) * rng.choice([0.3, 1, 4], (6, 1))).astype(np.float32):
-        point = [Fraction(v) for v in x.tolist()]
-        found = enclosure.enclose(network, point)
-        for session in sessions(data):
-            y = session.run(None, {"x": x.reshape(CASES[name][1])})[0].ravel()
-            assert not (np.abs(y - found.value) > found.error).any()
 
 
 def test_a_family_runs_in_float32_alone() -> None:

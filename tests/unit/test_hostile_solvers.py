@@ -16,7 +16,7 @@ from tests.support.asking import claims
 from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu.search.batch import Verifier
 from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
-from verifiable_relu.search.solvers import highs, milp, smt
+from verifiable_relu.search.solvers import milp, smt, workers
 from verifiable_relu.search.solvers.milp import Milp
 from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.spec.property import Property, Query
@@ -134,10 +134,12 @@ def test_of_a_run_that_failed_nothing_is_believed(upper: float, monkeypatch: pyt
             return HighsStatus.kError
 
     one, row = np.ones(1), (np.array([0, 1]), np.array([0]), np.ones(1))
-    program = highs.MixedIntegerProgram(one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool))
-    task = highs.HighsTask(program, 1e-9, 60.0)
-    sound = highs.solve(task)
+    program = workers.MixedIntegerProgram(
+        one, 0 * one, upper * one, 2 * one, np.inf * one, *row, np.zeros(1, dtype=bool)
+    )
+    task = workers.HighsTask(program, 1e-9, 60.0)
+    sound = workers.solve_program(task)
     assert sound.status == ("kOptimal" if upper > 2 else "kInfeasible")
     monkeypatch.setattr(highspy, "Highs", Failing)
-    failed = highs.solve(task)
+    failed = workers.solve_program(task)
     assert failed.status == "kSolveError" and not len(failed.values)

@@ -21,9 +21,8 @@ from verifiable_relu.ir.exact import evaluate_exact, is_evaluable, multiplicatio
 from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.functions.smooth import Smooth
-from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Dense, Diagonal, Gather
-from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum, live
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum
 
 Make = Callable[[np.random.Generator, nets.Draw], Network]
 MAKE: dict[str, Make] = {
@@ -152,48 +151,6 @@ def test_a_digest_follows_every_number_and_the_wiring() -> None:
         changed[index] = replace(ops[index], **change)  # type: ignore[arg-type]
         digests.add(replace(small(), ops=tuple(changed)).digest)
     assert len(digests) == len(changes) + 1
-
-
-def test_what_bounds_and_searches_ask_of_a_network() -> None:
-    net = small()
-    assert (net.input_size, net.output_size, net.activations, net.uses[0]) == (2, 2, (2,), 3)
-    assert net.widest == (4, 4, 4, 4, 4, 4, 4, 4, 2)
-    assert net.curved is net.ops[4] and not net.piecewise_linear and net.limit is net
-    ops, number = live(net.ops, 6)
-    assert [op.name for op in ops] == ["x", "turned", "p", "second"] and number == {0: 0, 3: 1, 4: 2, 6: 3}
-    shorter = replace(net, ops=ops)
-    x = torch.tensor([[2.0, 3.0]])
-    assert shorter(x).tolist() == [[0.0, 0.0, 6.0, 6.0]] and net(x).tolist() == [[6.0, 8.5]]
-
-
-def test_whole_numbers_are_those_of_steps_and_what_is_made_of_them() -> None:
-    pick = affine("pick", 0, Gather(torch.tensor([2, -1, 0]), 4), torch.tensor([0.0, 0.5, 0.0]))
-    floor = Elementwise(name="floor", inputs=(1,), size=3, function=StepFunction("Floor"))
-    weight = torch.tensor([[1.0, -2.0, 3.0]])
-    ops: list[Op] = [
-        Input(name="x", size=4),
-        pick,
-        floor,
-        affine("whole", 2, Dense(weight), torch.tensor([7.0])),
-        affine("half", 2, Dense(weight / 2)),
-        Elementwise(name="leaky", inputs=(3,), size=1, function=Kinked(torch.tensor(-2.0))),
-        Elementwise(name="square", inputs=(5,), size=1, function=Smooth("Square")),
-        Elementwise(name="exp", inputs=(6,), size=1, function=Smooth("Exp")),
-        affine("other", 0, Gather(torch.tensor([1]), 4)),
-        Sum(name="sum", inputs=(4, 7, 8), size=1),
-    ]
-    net = Network(tuple(ops), Source((4,), (1,)))
-    assert net.whole == {2, 3, 5, 6}
-    # Input 3 matters nowhere, input 1 in a sum; those that others take, too, are no longer counted.
-    assert {kind: places.tolist() for kind, places in net.counted.items()} == {"Floor": [0, 2]}
-    for change in (
-        {1: replace(pick, bias=torch.tensor([0.5, 0.0, 0.0]))},
-        {1: replace(pick, bias_error=torch.zeros(3))},
-        {2: replace(floor, function=StepFunction("Sign"))},
-        {8: replace(ops[8], map=Dense(torch.ones(1, 4)))},  # type: ignore[call-arg]
-    ):
-        other = Network(tuple(change.get(i, op) for i, op in enumerate(ops)), net.source)
-        assert not other.counted
 
 
 def test_a_family_is_evaluated_as_its_limit() -> None:

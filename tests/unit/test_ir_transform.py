@@ -16,12 +16,12 @@ from tests.support.families import NETWORKS
 from tests.unit.test_ir_network import point
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.exact import evaluate_exact
-from verifiable_relu.ir.families import between, find_argument, harden, least_lambdas, outside_family
+from verifiable_relu.ir.families import between, harden, least_lambdas, outside_family
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.functions.steps import StepFunction
-from verifiable_relu.ir.linear import Dense, Diagonal, Gather, Sparse
-from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Pair, Source, Sum, live
+from verifiable_relu.ir.linear import Dense, Diagonal, Sparse
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Pair, Source, Sum
 from verifiable_relu.ir.transform import NetworkPart, combine, matched, without_head, without_repeated
 from verifiable_relu.rounding import below
 
@@ -40,13 +40,6 @@ def two(minus: Diagonal = MINUS) -> list[Op]:
         Elementwise(name="g", inputs=(2,), size=2, function=Kinked()),
         Sum(name="y", inputs=(1, 5), size=2),
     ]
-
-
-def test_what_a_pair_compares_with_lives_as_long_as_the_op() -> None:
-    pair = Pair(1, 4, 5)
-    assert len(live(two(), 6, [pair])[0]) == 7 and len(live(two(), 6)[0]) == 5
-    network = Network(tuple(two()), Source((2,), (2,)), pairs=(pair,))
-    assert network.uses == (3, 2, 2, 1, 1, 1, 0)
 
 
 @pytest.mark.parametrize("pair", [Pair(1, 4, 2), Pair(5, 4, 1), Pair(1, 3, 5), Pair(1, 2, 5), Pair(2, 4, 5)])
@@ -144,15 +137,6 @@ def test_a_quantised_network_is_compared_where_it_does_not_quantise(clip: bool, 
     assert float((values[pair.first] - values[pair.second]).abs().max()) <= 0.125
 
 
-def test_one_network_alone_is_itself() -> None:
-    rng = np.random.default_rng(0)
-    network = nets.mlp(rng, nets.gaussian(rng))
-    alone = combine([NetworkPart("n", network, range(network.input_size))], network.input_size, ran)
-    assert alone.digest == network.digest and [op.name for op in alone.ops[1:]] == [
-        f"n/{op.name}" for op in network.ops[1:]
-    ]
-
-
 def chain(size: int, *made: tuple[object, ...]) -> Network:
     """Ops one after another, each of a map with its bias, or of a function."""
     ops: list[Op] = [Input(name="x", size=size)]
@@ -163,25 +147,6 @@ def chain(size: int, *made: tuple[object, ...]) -> Network:
         else:
             ops.append(Affine(map=of, size=of.n_out, bias=rest[0] if rest else None, **fields))  # type: ignore[attr-defined, arg-type]
     return Network(tuple(ops), Source((size,), (ops[-1].size,)))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "fits"),
-    [
-        (Kinked(), Smooth("GELU", 3.0), True),
-        (Smooth("GELU", 2.0), Smooth("GELU", 3.0), True),
-        (Smooth("SiLU"), Smooth("SiLU"), True),
-        (Smooth("Sigmoid"), Smooth("Sigmoid"), True),
-        (Smooth("Sigmoid"), Smooth("Tanh"), False),
-        (Smooth("ELU", 2.0), Smooth("ELU", 3.0), False),
-        (Kinked(torch.tensor(0.1)), Kinked(torch.tensor(0.1)), True),
-        (Kinked(torch.tensor(0.1)), Kinked(torch.tensor(0.2)), False),
-        (Kinked(torch.tensor(0.1)), Kinked(), False),
-    ],
-)
-def test_functions_are_compared_where_their_difference_is_known(first: object, second: object, fits: bool) -> None:
-    one, other = (chain(3, (Dense(torch.ones(3, 3)),), (f,)) for f in (first, second))
-    assert matched(one, other) == ({2: 2} if fits else {})
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
@@ -349,30 +314,6 @@ def test_lambda_is_that_before_all_factors() -> None:
     running = replace(layers(gelu, factor=0.5), arithmetic="float32")
     with pytest.raises(InputError, match="not bounded"):
         harden(running, 10.0)
-
-
-def test_arguments_are_traced_through_permutations_and_factors() -> None:
-    turned, some = Gather(torch.tensor([1, 0]), 2), Gather(torch.tensor([1, 1]), 2)
-    two, several = Diagonal(torch.tensor(2.0).expand(2)), Diagonal(torch.tensor([2.0, 3.0]))
-    for maps, base, factor, vague in (
-        ((two, turned, two), 1, 4, ""),
-        ((several,), 2, 1, "op 1"),
-        ((two, some), 3, 1, "op 1"),
-        ((some, two), 2, 2, ""),
-        ((Dense(torch.eye(2)), two), 2, 2, ""),
-    ):
-        network = chain(2, (Dense(torch.ones(2, 2)), torch.ones(2)), *((of,) for of in maps), (Smooth("GELU"),))
-        found = find_argument(network.ops, len(network.ops) - 2)
-        assert (found.factor, found.vague) == (factor, vague) and (vague or found.base == base)
-        assert len(found.moves) == (1 if turned in maps else 0)
-    behind = chain(2, (Smooth("GELU"),), (two,), (Smooth("GELU"),))
-    assert find_argument(behind.ops, 2).vague == "op 0"
-    normalised = layers(Smooth("GELU"))
-    ops = list(normalised.ops)
-    ops[2] = Affine(name="b", inputs=(1,), size=2, map=several, weight_error=1e-9)
-    assert find_argument(ops, 2).factor == 1 and not find_argument(ops, 2).vague
-    ops[2] = Affine(name="b", inputs=(1,), size=2, map=two, bias_error=torch.full((2,), 1e-9, dtype=torch.float64))
-    assert (find_argument(ops, 2).factor, find_argument(ops, 2, True).factor) == (1, 2)
 
 
 def test_what_is_no_family_is_refused() -> None:

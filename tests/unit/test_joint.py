@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from tests.support.asking import claims
 from tests.support.families import COUPLED, NETWORKS, Random, boxes, climb, member, members, mlp, points
-from tests.support.hooks import Hook
 from tests.support.nets import Chain
 from verifiable_relu import compare, verify, verify_properties
 from verifiable_relu.bounds.alpha import Ascent, ascend, search_slopes
@@ -28,8 +26,6 @@ from verifiable_relu.certify import main
 from verifiable_relu.errors import InputError
 from verifiable_relu.execution.model import execution_model
 from verifiable_relu.ir.families import harden
-from verifiable_relu.ir.functions import Hardened, Smooth
-from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import read_onnx, write_onnx
@@ -252,36 +248,6 @@ def test_verify_refuses() -> None:
     ):
         with pytest.raises(InputError, match=message):
             verdicts(network, images, labels, joint=joint)
-
-
-def test_the_family_keeps_to_itself() -> None:
-    network = mlp()
-    soft, hard = harden(network, 2.0), harden(network, 3.0)
-    assert len({network.digest, soft.digest, hard.digest}) == 3
-    assert soft.limit.digest == network.digest and network.limit is network
-    assert not soft.piecewise_linear and harden(soft).digest == soft.digest
-    assert harden(soft, 3.0).digest == hard.digest
-    x = points(boxes(network))[:, 0]
-    assert torch.equal(soft(x), network(x))
-
-
-@pytest.mark.parametrize(("name", "lam"), [("image", None), ("image", 1.0), ("floor", None), ("top", 1.0)])
-def test_bounds_of_one_member_alone_are_seen(name: str, lam: float | None) -> None:
-    """Faults: functions of the family have the intervals or the lines of ReLU, or of GELU with the least λ."""
-
-    def of_one(right: Callable[..., object], function: Hardened, *rest: object) -> object:
-        one = Kinked() if lam is None else Smooth("GELU", function.least.parameter)
-        return getattr(one, name)(*rest)
-
-    with (
-        Hook(f"ir.functions.hardened:Hardened.{name}", of_one).applied(),
-        pytest.raises(AssertionError),
-        torch.no_grad(),
-    ):
-        for seed, make in itertools.product(range(2), NETWORKS.values()):
-            family = harden(make(seed), 1.0)
-            box = boxes(family)
-            assert_holds(family, box, points(box), members(family))
 
 
 def chain(*steps: tuple[str, float]) -> bytes:

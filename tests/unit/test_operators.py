@@ -10,10 +10,12 @@ import numpy as np
 import onnx.parser
 import pytest
 import torch
+from onnx.helper import make_node as node
 
 from tests.support.asking import claims
 from tests.support.exact import exact_outputs
 from tests.support.nets import as_fractions
+from tests.support.onnx_files import onnx_file
 from tests.support.solver_cases import row
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
@@ -236,3 +238,20 @@ def test_a_jump_at_a_whole_number_that_is_computed_is_known() -> None:
     box = Interval(*(torch.tensor([[3.25, 1.5, -1.75, 0.5]]).double() for _ in range(2)))
     found = bound_by_crown(Relaxation(net, box)).bounds[-1].interval
     assert float(found.lower) == float(found.upper) == 0
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+def test_axes_need_not_be_sorted_where_constants_get_or_lose_them(opset: int) -> None:
+    axes = np.array([3, 0])
+    more = ["a"] if opset > 11 else []
+    named: dict[str, np.ndarray] = {} if more else {"axes": axes}
+    nodes = [
+        node("Unsqueeze", ["k", *more], ["wide"], **named),
+        node("Squeeze", ["wide", *more], ["narrow"], **named),
+        node("Unsqueeze", ["narrow", *more], ["again"], **named),
+        node("Add", ["x", "again"], ["y"]),
+    ]
+    shape = [1, 2, 3, 1, 4]
+    data = onnx_file(nodes, {"x": shape}, {"y": shape}, opset=opset, k=np.arange(24.0).reshape(2, 3, 4), a=axes)
+    found = read_onnx(data)(torch.zeros(1, 24, dtype=torch.float64))
+    assert found.tolist() == [list(range(24))]

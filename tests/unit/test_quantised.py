@@ -28,7 +28,7 @@ from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import read_onnx
 from verifiable_relu.rounding import tie
 from verifiable_relu.search.batch import answers
-from verifiable_relu.search.incomplete import Crown
+from verifiable_relu.search.bounding import Crown
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.spec.property import Box, Property, Query
 from verifiable_relu.trust.confirmation import confirm

@@ -23,8 +23,14 @@ from verifiable_relu.certify import main as certify
 from verifiable_relu.readers import write_onnx
 from verifiable_relu.report.__main__ import main as report
 from verifiable_relu.report.figures import certified
-from verifiable_relu.report.results import ExpectedVerdicts, read_campaigns, read_expected
-from verifiable_relu.report.summary import CampaignSummary, RadiusCounts, image
+from verifiable_relu.report.summary import (
+    CampaignSummary,
+    ExpectedVerdicts,
+    RadiusCounts,
+    image,
+    read_campaigns,
+    read_expected,
+)
 from verifiable_relu.search.batch import Verifier
 from verifiable_relu.search.outcomes import Reason, Trust, Verdict
 from verifiable_relu.spec import Box, Property, Row, write_vnnlib

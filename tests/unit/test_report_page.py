@@ -29,10 +29,9 @@ from verifiable_relu.campaign.store import read_results
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.report.__main__ import main
-from verifiable_relu.report.figures import Chart, ChartAxis, Series, certified, draw_answers, margins
-from verifiable_relu.report.page import as_image, spread
-from verifiable_relu.report.results import natural
-from verifiable_relu.report.summary import CampaignSummary, RadiusCounts, radius, radius_text
+from verifiable_relu.report.figures import draw_answers, margins
+from verifiable_relu.report.page import as_image
+from verifiable_relu.report.summary import CampaignSummary, natural, radius, radius_text
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.spec import Box, Property, Query, Row, write_vnnlib
 
@@ -260,7 +259,6 @@ def test_figures_for_papers_are_pdf_and_png(folder: Path, tmp_path: Path, capsys
         (None, "records.jsonl: no such file"),
         ("", "no results here"),
         ("so what\n", "line 1: not a record"),
-        ('{"kind": "answer"}\n', "the folder of a study, of which 'python -m benchmarks.study "),
     ],
 )
 def test_a_folder_without_results_is_one_line(
@@ -296,37 +294,6 @@ def test_radii_are_read_from_names_and_printed_as_they_were_given() -> None:
     assert radius_text(0.0123456789) == "0.0123457"
 
 
-@pytest.mark.parametrize(
-    "values", [[0.0, 1.0], [5.0], [-3.0, 1e-9, 7e5], [1e-4, 1e3], [0.0], [1e100], [-1e-100, 1e-100], [1e300, math.nan]]
-)
-@pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
-def test_a_chart_has_room_for_all_points_and_a_few_ticks(values: list[float], scale: str) -> None:
-    if scale == "log":
-        values = [value for value in values if not value <= 0] or [1.0]
-    points = [(float(place), value, f"<{value}>") for place, value in enumerate(values) if math.isfinite(value)]
-    reader = Reader(Chart("A & B", [Series("some", points, joined=False)], ChartAxis("x"), ChartAxis("y", scale)).svg())
-    shown = [(float(a["x"] or ""), float(a["y"] or "")) for a in reader.all("use")]
-    assert len(shown) == len(points)
-    assert [data for tag, data in reader.texts if tag == "title"] == [tip for _, _, tip in points]
-    assert all(0 <= x <= 475.2 and 0 <= y <= 295.2 for x, y in shown)
-    assert 3 <= len(reader.all("text")) < 30
-
-
-def test_a_chart_says_small_numbers_as_they_are() -> None:
-    points = [(0.015, 1e-4, ""), (0.05, 10.0, "")]
-    chart = Chart("A", [Series("some", points)], ChartAxis("x", ticks={0.015: "0.015"}), ChartAxis("y", "log"))
-    texts = {data for tag, data in Reader(chart.svg()).texts if tag == "text"}
-    assert {"0.015", "0.0001", "0.001", "0.01", "0.1", "1", "10"} <= texts
-
-
-def test_every_radius_has_a_tick_and_texts_have_room() -> None:
-    chart = certified(
-        [RadiusCounts("net", "crown", Fraction(eps), 3, 1, 1) for eps in ("1/255", "2/255", "1/10", "3/20")]
-    )
-    assert chart.x.ticks is not None and list(chart.x.ticks) == [1 / 255, 2 / 255, 0.1, 0.15]
-    assert list(chart.x.ticks.values()) == ["1/255", "", "0.1", "0.15"]
-
-
 def test_methods_have_markers_of_their_own_and_counts_are_whole(folder: Path) -> None:
     names = ["net_10.onnx", "net_9.onnx", "net.onnx", "9.onnx", "net_9_2.onnx"]
     assert sorted(names, key=natural) == ["9.onnx", "net.onnx", "net_9.onnx", "net_9_2.onnx", "net_10.onnx"]
@@ -340,23 +307,3 @@ def test_methods_have_markers_of_their_own_and_counts_are_whole(folder: Path) ->
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
     # A legend has no answer that does not occur.
     assert {*axes.get_legend_handles_labels()[1]} == {"unsat", "sat", "timed-out"}
-
-
-def test_a_share_needs_several_instances_of_a_radius(folder: Path) -> None:
-    first = read_results(folder)[0]
-
-    def rows(*names: str) -> list[RadiusCounts]:
-        results = [replace(first, onnx=name.partition(" ")[0], vnnlib=name.partition(" ")[2]) for name in names]
-        return [*CampaignSummary(results).shared_radii]
-
-    alone = ["b.onnx p_eps1_100.vnnlib", "b.onnx p_eps1_50.vnnlib"]
-    two = ["a.onnx p_eps1_100.vnnlib", "a.onnx q_eps1_100.vnnlib"]
-    assert rows(*alone) == rows(*two) == rows(*two, *alone) == []
-    assert {row.network for row in rows(*two, "a.onnx p_eps1_50.vnnlib", *alone)} == {"a.onnx"}
-
-
-def test_every_network_has_a_counterexample_among_those_shown(folder: Path) -> None:
-    violated = next(result for result in read_results(folder) if result.answer == "sat")
-    results = [replace(violated, onnx=network, vnnlib=str(n)) for n, network in enumerate("aaaabbc")]
-    assert [result.vnnlib for result in spread(results, 4)] == ["0", "1", "4", "6"]
-    assert spread(results, 9) == results

@@ -15,13 +15,11 @@ from verifiable_relu.bounds.alpha import Ascent
 from verifiable_relu.ir.families import harden
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
-from verifiable_relu.search import bounding
 from verifiable_relu.search.bab.verifier import Bab
-from verifiable_relu.search.batch import QueryBatch, Verifier
+from verifiable_relu.search.batch import NO_BOUNDS, BoundsCache, QueryBatch, RootBounds, Verifier
+from verifiable_relu.search.bounding import AlphaCrown, Crown, Ibp
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.incomplete import AlphaCrown, Crown, Ibp
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
-from verifiable_relu.search.root_bounds import NO_BOUNDS, BoundsCache, RootBounds
 from verifiable_relu.search.solvers.milp import Milp
 from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.spec.property import Box, Property, Query, Row
@@ -113,17 +111,6 @@ def test_a_root_is_of_its_query_alone() -> None:
     torch.testing.assert_close(roots[-1].lower, 2 * roots[0].lower)
 
 
-def test_a_query_in_the_place_of_another_is_bounded_from_its_own_box_alone() -> None:
-    (narrow,), (wide,) = queries(mlp(), 1, radius=0.01), queries(mlp(), 1, radius=1.0)
-    batch = QueryBatch([narrow], bounds_cache=BoundsCache(PLENTY))
-    list(Crown().claims(batch))
-    assert batch.part([0]).bounds_cache.get(0) is not None
-    inner = batch.part([0], queries={0: wide})
-    assert inner.bounds_cache.get(0) is None
-    ((_, found),), (alone,) = list(Crown().claims(inner)), ask(Crown(), [wide])
-    assert (found.verdict, found.margin) == (alone.verdict, alone.margin)
-
-
 def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
     one, two = (queries(mlp(), 1, radius=0.05, seed=seed)[0] for seed in (0, 9))
     for method in EVERY:
@@ -132,16 +119,6 @@ def test_bounds_of_another_box_are_noticed_before_they_prove_anything() -> None:
         (outcome,) = ask(method, [one], cache)
         assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, Reason.ERROR)
         assert "exclude" in outcome.detail
-
-
-def test_bounds_whose_rounding_is_not_covered_are_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, cache = queries(mlp()), BoundsCache(PLENTY)
-    monkeypatch.setattr(bounding, "is_covered", lambda *_: False)
-    ask(Crown(), asked, cache)
-    assert not any(cache.get(number) for number in range(len(asked)))
-    monkeypatch.undo()
-    ask(Crown(dtype="float32"), asked, cache := BoundsCache(PLENTY))
-    assert all(cache.get(number) for number in range(len(asked)))
 
 
 def test_what_is_missing_for_want_of_memory_is_computed_again() -> None:

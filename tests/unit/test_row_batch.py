@@ -48,25 +48,6 @@ def test_the_float_rows_hold_the_polytope_and_bound_its_margin(polytope: Polytop
     assert margin > 0 or min(parts) <= 0, "a point of the polytope is in none of its parts"
 
 
-def test_short_coefficients_stay_one_polytope() -> None:
-    prop = Property(Box(np.zeros(1), np.ones(1)), ((Row(((0, Fraction(1, 10)), (1, Fraction(-3))), Fraction(1, 2)),),))
-    batch = RowBatch.from_properties([prop], 2)
-    assert batch.matrix.tolist() == [[1.0, -30.0]]
-    assert (batch.bound.tolist(), batch.scale.tolist(), batch.owner.tolist()) == ([5.0], [10.0], [0])
-
-
-def test_parts_are_taken_with_their_property() -> None:
-    box = Box(np.zeros(1), np.ones(1))
-    short, long = Row(((0, Fraction(1)),), Fraction(1)), Row(((0, Fraction(1, 3) + Fraction(1, 10**25)),), Fraction(1))
-    batch = RowBatch.from_properties([Property(box, ((short,), (long,))), Property(box, ((long, short),))], 1)
-    again = batch.take(torch.tensor([1, 0, 1]))
-    alone = RowBatch.from_properties([Property(box, ((long, short),))], 1)
-    count = len(alone.bound)
-    assert again.matrix[:count].tolist() == again.matrix[-count:].tolist() == alone.matrix.tolist()
-    values = torch.arange(len(again.bound), dtype=torch.float64)
-    assert again.margins(values)[0] == alone.margins(values[:count])[0]
-
-
 @settings(max_examples=draws(200), deadline=None)
 @given(
     ends=st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False)),

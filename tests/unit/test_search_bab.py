@@ -17,11 +17,9 @@ from tests.support.draws import draws
 from tests.support.exact import below, exact_forms, exact_values, intervals
 from tests.support.solver_cases import row
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.ir.linear import Convolution
 from verifiable_relu.ir.network import Elementwise, Network
-from verifiable_relu.search.bab import ascent, elimination, loop, nodes, proof, relaxation, segments
-from verifiable_relu.search.bab.events import Event, IntervalsTightened, NodesClosed
-from verifiable_relu.search.bab.loop import State, gain
+from verifiable_relu.search.bab import loop, proof, relaxation, system
+from verifiable_relu.search.bab.loop import Event, IntervalsTightened, NodesClosed, State
 from verifiable_relu.search.bab.query import ReducedQuery
 from verifiable_relu.search.bab.refine import Refinement, refine_intervals
 from verifiable_relu.search.bab.slopes import hull_cuts
@@ -181,9 +179,9 @@ def probes(made: relaxation.TreeRelaxation, own: Exact, forms: list[np.ndarray],
 
     segment = torch.randint(1, 4, (count, size), generator=generator, dtype=torch.int8)
     w, v, mu = drawn(count, size), drawn(count, int(made.over.sum())), drawn(count, len(forms) - 1)
-    batch = nodes.Nodes(segment, torch.zeros(count, size), mu, torch.zeros(count, dtype=torch.long))
-    none = torch.zeros(count, size)
-    lower = proof.lower_bounds(made, ascent.Bounded(batch, none[:, 0], columns, every, segment, w, v, none, none))
+    none, objective = torch.zeros(count, size), torch.zeros(count, dtype=torch.long)
+    batch = loop.Nodes(segment, none, mu, objective, none[:, 0], objective[:, None])
+    lower = proof.lower_bounds(made, loop.Bounded(batch, none[:, 0], columns, every, segment, w, v, none, none))
     event = NodesClosed(made, batch.objective, every, segment, w, v, mu, lower)
     problems = []
     for node in range(count):
@@ -358,12 +356,6 @@ def test_crown_tightens_differences_of_candidates() -> None:
     assert narrower > 0
 
 
-def test_no_rows_go_back_through_a_convolution() -> None:
-    for groups in (1, 2):
-        made = Convolution(torch.ones(4, 4 // groups, 3, 3, dtype=torch.float64), (4, 6, 6), groups=groups)
-        assert made.transpose(torch.zeros(0, made.n_out, dtype=torch.float64)).shape == (0, made.n_in)
-
-
 def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
     net, box, known = make("relu", 3)
     _, value = near_least(net, box)
@@ -375,40 +367,6 @@ def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
             tree.loop.advance()
             bounds.append(tree.bound(NEVER))
     assert bounds == sorted(bounds) and bounds[0] < bounds[-1] <= 1e-12
-
-
-def test_parts_of_a_tree_add_up_though_their_columns_differ() -> None:
-    """As two processes do: each splits its part on neurons of its own."""
-    net, box, known = make("leaky", 1)
-    _, value = near_least(net, box)
-    query = query_of(net, box, known, property_of(box, row({0: 1}, value - Fraction(1, 64))))
-    options = Branching(batch=2, adaptive=0, stalled=0.0, finishing=0)
-    alone, _ = search(query, options)
-    tree, _ = search(query, options, most=6)
-    inner = tree.loop
-    if inner.now.state is State.OPEN:
-        hands, ended = inner.now.open.deal(2), []
-        columns = inner.relaxation.columns.clone()
-        for hand in hands:
-            inner.begin_part(hand)
-            while inner.now.state is State.OPEN and len(inner.now.open) and inner.now.nodes < 8:
-                inner.advance()
-            ended.append(inner.end_part())
-        assert ended[1].columns is not None and len(ended[1].columns) >= len(columns)
-        for part, hand in zip(ended, hands, strict=True):
-            inner.take_part(part, hand)
-        while inner.now.state is State.OPEN:
-            inner.advance()
-    assert inner.now.state is alone.loop.now.state is State.PROVED
-    assert inner.now.closed == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("parent", [0.0, -0.0, -torch.inf, torch.nan, -1e-45])
-def test_every_split_gains_something_finite_whatever_the_parents_bound_is(parent: float) -> None:
-    values = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1.0, -1.0, torch.inf, -torch.inf, torch.nan])
-    pairs = torch.cartesian_prod(values, values).T
-    found = gain(pairs, torch.full((pairs.shape[1],), parent))
-    assert bool(((found >= 0) & (found <= 1.2)).all())
 
 
 # Mistakes at the seams, which the tests above must see
@@ -428,10 +386,9 @@ def _higher_floor(right: Any, self: Any, x: Interval, slope: Tensor) -> Tensor:
     return right(self, x, slope) + 0.25 * (x.upper - x.lower)
 
 
-def _without_bias(right: Any, self: Any, index: int, op: Any, a: Tensor) -> None:
-    constant = self._constant
-    right(self, index, op, a)
-    self._constant = constant
+def _without_shift(right: Any, self: Any, *args: Any) -> None:
+    right(self, *args)
+    self._constants.pop()
 
 
 def _other_slope(right: Any, function: Any, x: Interval) -> Any:
@@ -459,7 +416,7 @@ def _believed(right: Any, self: Any, found: Any) -> Tensor:
 def _upper_halves(right: Any, self: Any, *args: Any) -> Any:
     found = right(self, *args)
     half = found[: len(found) // 2]
-    return nodes.Nodes.cat([half, half])
+    return loop.Nodes(*(torch.cat([t, t]) for t in vars(half).values()))
 
 
 def _negative_rows(right: Any, made: Any, found: Any) -> Tensor:
@@ -469,14 +426,14 @@ def _negative_rows(right: Any, made: Any, found: Any) -> Tensor:
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "relax: floors are too high": _instead(nets.Kinked, "floor", _higher_floor),
-    "back-substitute: biases are dropped": _instead(elimination._BackwardPass, "_affine", _without_bias),
-    "back-substitute: inactive neurons pass": _instead(elimination._Stable, "of", _other_slope),
-    "concretise: multipliers with the other sign": _instead(segments.Segments, "least", _wrong_sign),
-    "concretise: half of the coefficients": _instead(segments.Segments, "least", _half),
+    "back-substitute: constants are dropped": _instead(system._BackwardPass, "_add", _without_shift),
+    "back-substitute: inactive neurons pass": _instead(system._Stable, "of", _other_slope),
+    "concretise: multipliers with the other sign": _instead(relaxation.Segments, "least", _wrong_sign),
+    "concretise: half of the coefficients": _instead(relaxation.Segments, "least", _half),
     "concretise: rows with negative multipliers": _instead(proof, "row_weights", _negative_rows),
     "close: the search is believed": _instead(loop.Loop, "close", _believed),
-    "close: lower halves are lost": _instead(nodes.Nodes, "split_on", _upper_halves),
-    "close: open nodes are lost": _instead(loop.Loop, "_push", lambda right, self, found: None),
+    "close: lower halves are lost": _instead(loop.Nodes, "split_on", _upper_halves),
+    "close: open nodes are lost": _instead(loop.Frontier, "push", lambda right, self, nodes: None),
 }
 
 

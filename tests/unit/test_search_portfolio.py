@@ -12,22 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.exact import exact_outputs
 from tests.support.families import NETWORKS
 from tests.unit.test_root_bounds import queries
 from verifiable_relu.bounds.alpha import Ascent
-from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.search.attack import Attack
 from verifiable_relu.search.balls import InBalls
-from verifiable_relu.search.batch import Account, QueryBatch, answers, described, stays_within
-from verifiable_relu.search.bounding import needed_neurons
+from verifiable_relu.search.batch import Account, BoundsCache, QueryBatch, answers, described
+from verifiable_relu.search.bounding import AlphaCrown, Crown, CrownIbp, Ibp
 from verifiable_relu.search.budget import TimeBudget
-from verifiable_relu.search.events import RowsBounded
-from verifiable_relu.search.incomplete import AlphaCrown, Crown, CrownIbp, Ibp
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
-from verifiable_relu.search.portfolio import Auto
 from verifiable_relu.search.registry import METHODS, limited, make
-from verifiable_relu.search.root_bounds import BoundsCache
 from verifiable_relu.spec.property import Ball, Property, Query
 
 BOUNDS = (Ibp, CrownIbp, Crown, AlphaCrown)
@@ -55,20 +49,6 @@ def test_margins_are_below_all_samples_and_tighter_from_method_to_method(kind: s
             for margin, most, before in zip(margins, least, wide, strict=True):
                 assert margin is not None and before - 1e-4 * (1 + abs(before)) <= margin <= most
         wide = [margin for margin in margins if margin is not None]
-
-
-@pytest.mark.parametrize("name", ["attack", "split", "bab", "milp", "auto"])
-def test_verdicts_are_true_of_samples(name: str) -> None:
-    given = [query for depth in (-0.01, 0.05, 0.3) for query in asked(radius=0.15, depth=depth)]
-    found = answers(make(name), given, TimeBudget(20.0))
-    for query, outcome in zip(given, found, strict=True):
-        if outcome.verdict is Verdict.SAT:
-            assert outcome.outputs and outcome.witness is not None and query.property.box.contains(outcome.witness)
-            assert query.property.violated(exact_outputs(query.network, outcome.witness))
-        assert outcome.verdict is not Verdict.UNSAT or sampled(query) > 0
-    # Those of the first depth are reached.
-    assert {outcome.verdict for outcome in found[:3]} == {Verdict.SAT}
-    assert name == "attack" or Verdict.UNSAT in {outcome.verdict for outcome in found}
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -122,15 +102,6 @@ def raise_fault(batch: QueryBatch) -> None:
     raise RuntimeError(outcome.detail)
 
 
-def test_no_more_is_kept_than_memory_allows() -> None:
-    given, cache = asked(count=3), BoundsCache(500)
-    list(Crown().claims(QueryBatch(given, bounds_cache=cache)))
-    assert sum(cache.get(number) is not None for number in range(3)) == 1
-    list(Crown().claims(QueryBatch(given, bounds_cache=cache)))
-    cache.drop(0)
-    list(Crown().claims(QueryBatch(given, bounds_cache=cache)))
-
-
 def test_bounds_that_time_cut_short_go_on_where_they_were() -> None:
     given, cache, ticks = asked("residual", count=1, radius=0.3), BoundsCache(1 << 24), itertools.count()
     whole, method = answers(Crown(), given)[0].margin, Crown()
@@ -141,28 +112,6 @@ def test_bounds_that_time_cut_short_go_on_where_they_were() -> None:
     ((_, second),) = method.claims(QueryBatch(given, bounds_cache=cache))
     root = cache.get(0)
     assert second.margin == pytest.approx(whole, abs=1e-6) and root is not None and root.reached == math.inf
-
-
-def test_observers_learn_what_bounds_prove() -> None:
-    told: list[tuple[Sequence[int], object]] = []
-    given = asked(count=2, radius=0.1, depth=0.02)
-    batch = QueryBatch(given, observer=lambda numbers, event: told.append((numbers, event)))
-    found = dict(AlphaCrown().claims(batch))
-    ((numbers, event),) = told
-    assert numbers == [0, 1] and isinstance(event, RowsBounded) and isinstance(event.relaxation, Relaxation)
-    margins = event.rows.margins(event.values).tolist()
-    assert margins == pytest.approx([found[number].margin for number in numbers])
-
-
-def test_neurons_that_outputs_need() -> None:
-    network = asked()[0].network
-    assert needed_neurons(network, torch.ones(3, dtype=torch.bool)) is None
-    found = needed_neurons(network, torch.tensor([True, False, False]))
-    assert found is not None
-    # Every weight of the network is other than 0.
-    assert all(bool(part.all()) for part in found.values())
-    none = needed_neurons(network, torch.zeros(3, dtype=torch.bool))
-    assert none is not None and not any(bool(part.any()) for part in none.values())
 
 
 # Claims become verdicts
@@ -215,14 +164,6 @@ def test_claims_of_unsat_that_prove_nothing() -> None:
     assert judged(query, margin=1.0, trust=Trust.ROUNDED).verdict is Verdict.UNSAT
 
 
-def test_values_within_a_limit() -> None:
-    (query,) = asked(count=1)
-    every = range(len(query.network.ops))
-    assert stays_within(query.network, query.property, 1e3, every)
-    assert not stays_within(query.network, query.property, 1e-3, every)
-    assert stays_within(query.network, query.property, 0.0, [])
-
-
 def test_queries_that_share_an_account_share_its_time() -> None:
     given, account = asked(count=2), Account(10.0)
     batch = QueryBatch(given, TimeBudget(10.0), dict.fromkeys((0, 1), account))
@@ -232,11 +173,6 @@ def test_queries_that_share_an_account_share_its_time() -> None:
     batch.charge([1], 9.0)
     (first, second) = (outcome for _, outcome in Crown().claims(batch))
     assert first.reason is second.reason is Reason.TIMEOUT
-
-
-def test_a_method_that_leaves_a_query_out_is_at_fault() -> None:
-    with pytest.raises((RuntimeError, ValueError)):
-        answers(Scripted([]), asked(count=1))
 
 
 # Names, keys and rules
@@ -249,10 +185,3 @@ def test_records_keep_their_keys() -> None:
     assert keys["milp"] == 'milp({"version": 1})' and keys["smt-exact"] == 'smt-exact({"version": 1, "whole": true})'
     found = described(AlphaCrown(intermediate=Ascent(steps=6)), TimeBudget())
     assert found == 'alpha-crown({"version": 1, "intermediate": {"steps": 6}})'
-
-
-def test_auto_explains_what_it_does() -> None:
-    (query,) = asked(count=1, radius=0.3)
-    told = Auto().explain(query, TimeBudget(9))
-    assert told.startswith("5 inputs vary, ") and "  1. crown, with up to 50% of the time: " in told
-    assert "crown" in answers(Auto(), [query], TimeBudget(9.0))[0].seconds

@@ -114,17 +114,6 @@ def test_extras_are_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert pip.asked() == ["torch==2.13.0", "."] and pip.made == 2
 
 
-def test_what_pip_did_not_end_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip, where = Pip(monkeypatch, unreachable=True), dev.Environment(tmp_path / "env")
-    pip.fails = True
-    with pytest.raises(SystemExit, match="pip ended with status 1"):
-        where.set_up()
-    pip.fails = False
-    pip.asked()
-    where.set_up(["docs"])
-    assert pip.asked()[-1] == ".[docs]"
-
-
 def test_the_build_for_cpus_is_tried_first_and_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip = Pip(monkeypatch, unreachable=True)
     dev.Environment(tmp_path / "env").set_up()

@@ -19,14 +19,14 @@ import torch
 from tests.support.asking import claims
 from tests.support.draws import draws
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
-from verifiable_relu.search.bab import refine, scheduler
+from verifiable_relu.search.bab import refine
+from verifiable_relu.search.bab import verifier as trees
 from verifiable_relu.search.bab.refine import Refinement
-from verifiable_relu.search.bab.search import Schedule
 from verifiable_relu.search.bab.tree import Branching
-from verifiable_relu.search.bab.verifier import Bab
+from verifiable_relu.search.bab.verifier import Bab, Schedule
 from verifiable_relu.search.batch import Verifier
 from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
-from verifiable_relu.search.solvers.highs import HIGHS
+from verifiable_relu.search.solvers.workers import HIGHS
 from verifiable_relu.search.split import InputSplit
 from verifiable_relu.search.split import search as split
 from verifiable_relu.spec.property import Property, Query
@@ -43,7 +43,7 @@ SPLIT = InputSplit(batch=4, share_after_s=0)
 PROCESSES = 3
 
 METHODS = {"trees": TREES, "refinements": REFINED, "input splits": SPLIT}
-SHARING = {"trees": scheduler, "refinements": refine, "input splits": split}
+SHARING = {"trees": trees, "refinements": refine, "input splits": split}
 
 QUESTIONS = {
     "trees": [(0, -0.2, 10), (1, -1.0, 10)],

@@ -25,7 +25,6 @@ from verifiable_relu.spec import (
     SpecFile,
     find_network,
     linf_properties,
-    linf_property,
     queries,
     read_instances,
     read_vnnlib,
@@ -205,7 +204,7 @@ EPS = Fraction(1, 255)
 
 
 def test_another_class_is_unsafe_and_so_is_a_tie() -> None:
-    prop = linf_property(np.zeros(2), 1, EPS, 3)
+    (prop,) = linf_properties(np.zeros((1, 2)), [1], EPS, 3)
     for y, violated in (((0, 1, 0), False), ((2, 1, 0), True), ((0, 1, 1), True), ((0, 1, 2), True)):
         exact = [Fraction(v) for v in y]
         assert prop.violated(exact) == violated
@@ -280,25 +279,26 @@ def test_balls_of_any_numbers_are_those_of_fractions(radius: Fraction, clip: tup
 
 def test_the_digest_of_a_ball_is_that_of_earlier_records() -> None:
     image = np.float32([0.1, 0.5, 0.998, 1.0])
-    assert linf_property(image, 1, EPS, 3).digest == "e966d8a1ec5d2ddd8ab8f396e793eccd2984862774db251c07bf6e3822a1a9c8"
+    (prop,) = linf_properties(image[None], [1], EPS, 3)
+    assert prop.digest == "e966d8a1ec5d2ddd8ab8f396e793eccd2984862774db251c07bf6e3822a1a9c8"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label": 3}, "image 0: the label is 3, outside of 0 to 2"),
-        ({"label": -1}, "image 0: the label is -1, outside of"),
+        ({"labels": [3]}, "image 0: the label is 3, outside of 0 to 2"),
+        ({"labels": [-1]}, "image 0: the label is -1, outside of"),
         ({"eps": Fraction(-1)}, "eps is -1.0, below 0"),
         ({"eps": float("nan")}, "eps is nan, not a finite"),
-        ({"image": np.array([0.5, np.nan])}, "image 0: a pixel is nan, outside of the valid range [0.0, 1.0]"),
-        ({"image": np.array([0.5, 1.5])}, "image 0: a pixel is 1.5, outside"),
+        ({"images": np.array([[0.5, np.nan]])}, "image 0: a pixel is nan, outside of the valid range [0.0, 1.0]"),
+        ({"images": np.array([[0.5, 1.5]])}, "image 0: a pixel is 1.5, outside"),
         ({"clip": (1, 0)}, "the valid range 1.0 to 0.0 is empty"),
     ],
 )
 def test_bad_balls_are_refused(change: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {"image": np.array([0.5, 0.5]), "label": 1, "eps": EPS, "classes": 3}
+    arguments: dict[str, object] = {"images": np.array([[0.5, 0.5]]), "labels": [1], "eps": EPS, "classes": 3}
     with pytest.raises(InputError) as caught:
-        linf_property(**(arguments | change))  # type: ignore[arg-type]
+        linf_properties(**(arguments | change))  # type: ignore[arg-type]
     assert str(caught.value).startswith(message)
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.support import nets
@@ -33,74 +30,12 @@ from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.search.property_rows import BoxRows
 from verifiable_relu.search.split import InputSplit, search
-from verifiable_relu.search.split import boxes as split_boxes
-from verifiable_relu.search.split.bounding import BoxBounder, backward_rows, coefficient_error
-from verifiable_relu.search.split.boxes import Frontier, KnownBounds, SubBoxes
-from verifiable_relu.search.split.clipping import Clipped, clip, clipping_rows
-from verifiable_relu.search.split.events import BoxesBounded, BoxesClipped, Event
+from verifiable_relu.search.split.bounding import Clipped, backward_rows, clip, coefficient_error
+from verifiable_relu.search.split.boxes import BoxesBounded, BoxesClipped, Event, SubBoxes
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.supervisor.forks import run_shares
 from verifiable_relu.trust.confirmation import confirm
 
 SMALL = InputSplit(batch=4, share_after_s=0)
-
-
-def unions(rng: np.random.Generator, outputs: int, counts: list[int]) -> tuple[tuple[Row, ...], ...]:
-    """Polytopes of so many rows with small coefficients."""
-
-    def polytope(count: int) -> tuple[Row, ...]:
-        signs = rng.choice([-1, 1, 2], size=(count, outputs))
-        rows = (tuple((i, Fraction(int(c))) for i, c in enumerate(one)) for one in signs)
-        return tuple(Row(coefficients, Fraction(rng.normal())) for coefficients in rows)
-
-    return tuple(map(polytope, counts))
-
-
-# Rows
-
-
-def test_margins_are_those_of_the_properties() -> None:
-    rng = np.random.default_rng(0)
-    box = Box(np.zeros(1), np.ones(1))
-    thirds = (Row(((0, Fraction(1, 3)), (1, Fraction(-1))), Fraction(1, 7)),)
-    counts: list[list[int]] = [[1], [2, 3], [], [0], [1, 1, 4]]
-    properties = [Property(box, unions(rng, 3, each)) for each in counts] + [Property(box, (thirds,))]
-    rows, y = BoxRows.from_properties(properties, 3, torch.zeros(1)), torch.from_numpy(rng.normal(size=(50, 6, 3)))
-    margins = rows.margins(rows.values(y))
-    for sample, prop in itertools.product(range(50), range(6)):
-        exact = properties[prop].margin([Fraction(v) for v in y[sample, prop].tolist()])
-        found = float(margins[sample, prop])
-        assert (
-            found == exact
-            if math.isinf(float(exact))
-            else exact - Fraction(1, 10**12) <= Fraction(found) <= exact + 1e-15
-        )
-    chosen = torch.tensor([4, 0, 4])
-    torch.testing.assert_close(rows.take(chosen).margins(rows.take(chosen).values(y[:, chosen])), margins[:, chosen])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_sums_are_nearly_as_good_as_those_of_a_linear_program(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    outputs = iter(range(10))
-    unsafe = tuple(tuple(Row(((next(outputs), Fraction(1)),), Fraction(0)) for _ in range(n)) for n in (1, 2, 4, 3))
-    rows = BoxRows.from_properties([Property(Box(np.zeros(1), np.ones(1)), unsafe)], 10, torch.zeros(1))
-    center, along = torch.tensor(rng.normal(size=(1, 10))), torch.tensor(rng.normal(size=(10, 5))).T[None]
-    least = center - along.abs().sum(1)
-    found = rows.sums(least, center, along)
-    for part in range(4):
-        mine, total = (rows.polytope[0] == part).nonzero().flatten(), found.matrix[0, part]
-        single = float(least[0, mine].max())
-        # The least t such that at some point no row is above t: the dual of the best weights.
-        columns = np.column_stack([-along[0, :, mine].T.numpy(), -np.ones(len(mine))])
-        program = linprog([0] * 5 + [1], columns, -center[0, mine].numpy(), bounds=[(-1, 1)] * 5 + [(None, None)])
-        if int(found.polytope[0, part]) == part:
-            assert (total >= 0).all() and total.sum() == total[mine].sum() and len(mine) > 1
-            weights = total / total.sum()
-            value = float((weights * center[0]).sum() - (along[0] @ weights).abs().sum())
-            assert program.fun - 0.3 * (program.fun - single) <= value <= program.fun + 1e-9
-        else:
-            assert program.fun <= single + 0.15 * abs(single)
 
 
 # Boxes
@@ -125,28 +60,6 @@ def test_halves_cover_a_box_and_whole_numbers_are_in_one_of_them() -> None:
             # Whole numbers have none in common, unless there is but one.
             assert ends[1] == ends[2] or (i == 1 and ends[2] == ends[1] + 1)
             assert ends[0] <= ends[1] and ends[2] <= ends[3]
-
-
-def test_a_stack_gives_back_what_came_last() -> None:
-    stack = Frontier(sub_boxes([[0.0], [1.0]], [[1.0], [2.0]]))
-    taken = stack.pop(1)
-    for number in range(2, 9):
-        stack.push(sub_boxes([[float(number)]] * number, [[9.0]] * number))
-    assert taken.lower.tolist() == [[1.0]] and len(stack) == 1 + sum(range(2, 9))
-    assert stack.pop(9).lower.flatten().tolist() == [7.0] + [8.0] * 8
-    assert len(stack.every()) == len(stack) and stack.pop(99).lower[0].tolist() == [0.0]
-
-
-def test_known_bounds_are_those_of_the_box_or_nothing() -> None:
-    known, serials = KnownBounds(5), []
-    for step in range(6):
-        value = torch.full((2, 3), float(step)).double()
-        serials.append(known.keep({4: Interval(value, value + 1)}))
-        found = known.over(torch.cat([*serials, torch.tensor([-1])]))[4]
-        for number, low in enumerate(found.lower[:, 0].tolist()):
-            kept = 2 * step - 3 <= number < 2 * step + 2
-            assert low == (number // 2 if kept else -math.inf)
-    assert known.keep({4: Interval(torch.zeros(6, 3), torch.zeros(6, 3))}).tolist() == [-1] * 6
 
 
 # Clipping
@@ -196,15 +109,6 @@ def test_clipping_keeps_every_counterexample() -> None:
     found = [clipped_away(seed, clip) for seed in range(draws(12))]
     assert sum(gone for gone, _ in found) == 0
     assert sum(smaller for _, smaller in found) >= 2
-
-
-def test_counterexamples_are_lost_where_values_of_rows_are_too_high() -> None:
-    def too_high(
-        lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficients: Tensor, error: float
-    ) -> Clipped:
-        return clip(lower, upper, rows, values + 0.2 * coefficients.abs().sum(2), coefficients, error)
-
-    assert sum(clipped_away(seed, too_high)[0] for seed in range(6)) > 0
 
 
 def test_clipping_keeps_a_counterexample_on_the_very_boundary() -> None:
@@ -266,92 +170,7 @@ def test_strict_rows_and_unions_are_decided_as_properties_say() -> None:
     assert [outcome.verdict for outcome in found] == wanted
 
 
-def test_a_conjunction_that_no_row_proves_takes_one_box() -> None:
-    rng = np.random.default_rng(0)
-    network = nets.mlp(rng, nets.gaussian(rng))
-    both = Row(((0, Fraction(1)),), Fraction(0)), Row(((0, Fraction(-1)),), Fraction(-1))
-    query = Query(network, Property(Box(np.full(3, -100.0), np.full(3, 100.0)), (both,)))
-    (found,) = claims(InputSplit(), [query], math.inf)
-    assert (found.verdict, found.subproblems) == (Verdict.UNSAT, 1)
-
-
-def test_zonotopes_give_way_to_crown_where_far_more_neurons_are_known_to_be_stable() -> None:
-    rng = np.random.default_rng(2)
-    network = nets.mlp(rng, nets.gaussian(rng))
-    box = Interval(torch.full((1, 3), -4.0).double(), torch.full((1, 3), 4.0).double())
-    for share, by_zonotopes in ((1.0, True), (0.0, False)):
-        bounder = BoxBounder(network, torch.arange(3), None, 1 << 30, 64, 512, False)
-        known = bounder.over(box, {}, True, False, lambda: False).relaxation
-        inputs = {i: known.bounds[i].interval for op in network.activations for i in network.ops[op].inputs}
-        tight = {i: Interval(x.lower if share else x.upper - 1e-9, x.upper) for i, x in inputs.items()}
-        bounds = bounder.over(box, tight, True, True, lambda: False)
-        assert bounder.by_zonotopes is by_zonotopes and (bounds.forms is None) is not by_zonotopes
-
-
-# Seeded faults: each is a way to lose a box
-
-
-def _first_twice(plain: Callable[..., SubBoxes]) -> Callable[..., SubBoxes]:
-    def halves(*arguments: Any) -> SubBoxes:
-        found = plain(*arguments)
-        first = found[: len(found) // 2]
-        return replace(found, lower=first.lower.repeat(2, 1), upper=first.upper.repeat(2, 1))
-
-    return halves
-
-
-def _too_high(plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arguments: (found := plain(*arguments)) and replace(found, values=found.values + 30.0)
-
-
-def _half_cut_off(plain: Callable[..., Clipped]) -> Callable[..., Clipped]:
-    def cut(*arguments: Any) -> Clipped:
-        found = plain(*arguments)
-        return replace(found, upper=(found.lower + found.upper) / 2)
-
-    return cut
-
-
-FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a half is lost": (split_boxes.SubBoxes, "halves", _first_twice),
-    "rows are too high": (search, "bound_rows", _too_high),
-    "half of a box is cut off": (search, "clip", _half_cut_off),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, name, make = FAULTS[fault]
-    monkeypatch.setattr(place, name, make(getattr(place, name)))
-    blind = InputSplit(batch=16, box_attack=Pgd(steps=0, starts=1), query_attack=Pgd(rounds=0))
-    (found,) = claims(blind, [question(*QUESTIONS["input splits"][0])], 10.0)
-    assert found.verdict is Verdict.UNSAT
-
-
 # Processes, devices, and what is waited for
-
-
-def test_several_processes_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-
-    def counting(shares: Any, *rest: Any) -> Any:
-        counts.append(len(shares))
-        return run_shares(shares, *rest)
-
-    monkeypatch.setattr(search, "run_shares", counting)
-    for asked, verdict in zip(QUESTIONS["input splits"], (Verdict.SAT, Verdict.UNSAT), strict=True):
-        heard: list[Event] = []
-        (outcome,) = claims(
-            SMALL,
-            [question(*asked)],
-            60.0,
-            processes=3,
-            observer=lambda numbers, event, heard=heard: heard.append(event),  # type: ignore[misc]
-        )
-        assert outcome.verdict is verdict
-        if verdict is Verdict.UNSAT:
-            assert_proven(question(*asked), heard)
-    assert any(count > 1 for count in counts)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -454,21 +273,6 @@ def test_events_tell_a_proof(seed: int) -> None:
         lines = event.values + (event.coefficients * (x[:, :, None] - least)).sum(3)
         assert bool((event.rows.values(at[-1].unflatten(0, x.shape[:2])) >= lines - 1e-9).all())
         assert event.by_slopes.shape == event.values.shape and set(event.slopes) == set(network.activations)
-
-
-def test_a_clipped_part_has_a_row_that_cuts_it_off() -> None:
-    for seed in range(4):
-        network, properties, box = clipping_case(seed)
-        rows = BoxRows.from_properties(properties, network.output_size, box.lower)
-        value, coefficients = backward_rows(bound_by_crown(Relaxation(network, box)), rows.matrix)
-        found = clip(box.lower, box.upper, rows, value - rows.bound, coefficients, coefficient_error(network))
-        chosen, ends = clipping_rows(rows, found)
-        for end, side in enumerate((found.lower, found.upper)):
-            left = found.ends[end].gather(1, chosen[end])
-            exists = rows.exists[..., None] & ~(rows.largest(value - rows.bound) > 0)[..., None]
-            worse = left < side[:, None] if end == 0 else left > side[:, None]
-            assert not bool((worse & exists & ~found.empty[:, None, None]).any())
-            assert bool((ends[end].isinf() | (left == ends[end])).all())
 
 
 def test_a_query_that_asks_nothing_of_the_outputs_is_violated() -> None:

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -21,22 +20,20 @@ from torch import nn
 
 from tests.support.processes import environment
 from tests.support.trainings import BASE, PER_EPOCH, blobs, stop_at
-from verifiable_relu import files
 from verifiable_relu.data import load
 from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.hardening.loop import with_proof
-from verifiable_relu.nn import LambdaGELU, mlp, substitute_relu
+from verifiable_relu.nn import LambdaGELU, substitute_relu
 from verifiable_relu.nn.gates import SUPREMUM
 from verifiable_relu.readers import read_onnx
 from verifiable_relu.settings import find_device
-from verifiable_relu.train import schedule
+from verifiable_relu.train import loop
 from verifiable_relu.train.__main__ import main, parser
 from verifiable_relu.train.batches import measure
 from verifiable_relu.train.export import export
 from verifiable_relu.train.loop import Training, accuracy, build, not_refuted, train
 from verifiable_relu.train.losses import augment
-from verifiable_relu.train.options import ARMS, SCHEDULES, Options, number, sizes
-from verifiable_relu.train.schedule import make_optimizer, set_rates
+from verifiable_relu.train.options import ARMS, SCHEDULES, Options, Schedule, number, sizes
 
 FULL = replace(BASE, eps=0.03, warmup=1, attack_steps=2, certified=0.1, stability=0.05)
 """A training with every term of the loss."""
@@ -66,7 +63,7 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 
 def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
     epochs, per_epoch, start = 10, 7, 3
-    annealing = schedule.Annealing(LambdaGELU(2.0), (epochs - start) * per_epoch, 160, "linear")
+    annealing = loop.Annealing(LambdaGELU(2.0), (epochs - start) * per_epoch, 160, "linear")
     values = [2.0]
     for _ in range((epochs - start) * per_epoch):
         annealing.step()
@@ -78,29 +75,9 @@ def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
 
 
 @pytest.mark.parametrize(("name", "middle"), [("linear", 81.0), ("log", math.sqrt(320)), ("inverse", 320 / 81)])
-def test_hardness_follows_its_schedule(name: schedule.Schedule, middle: float) -> None:
-    found = [schedule.hardness(name, 2, 160, progress) for progress in (0, 0.5, 1)]
+def test_hardness_follows_its_schedule(name: Schedule, middle: float) -> None:
+    found = [loop.hardness(name, 2, 160, progress) for progress in (0, 0.5, 1)]
     assert found == pytest.approx([2, middle, 160])
-
-
-def test_the_learning_rate_is_one_cycle() -> None:
-    rates = [schedule.learning_rate(0.1, step, 100) for step in range(100)]
-    assert rates[0] == pytest.approx(0.004) and max(rates) <= 0.1 and rates[20] == pytest.approx(0.1, rel=1e-3)
-    assert all(a < b for a, b in pairwise(rates[:20])) and all(a > b for a, b in pairwise(rates[21:]))
-    assert 0 < rates[-1] < 1e-4
-
-
-@pytest.mark.parametrize(("optimizer", "factor"), [("adamw", 0.1), ("sgd", 0.01)])
-def test_s_is_not_decayed_and_has_a_rate_of_its_own(optimizer: Literal["adamw", "sgd"], factor: float) -> None:
-    model, options = mlp([4, 5, 6, 2]), replace(BASE, optimizer=optimizer)
-    made = make_optimizer(model, options)
-    set_rates(made, 1e-3, options)
-    group_of = {id(p): group for group in made.param_groups for p in group["params"]}
-    assert len(group_of) == len(list(model.parameters()))
-    for name, parameter in model.named_parameters():
-        group = group_of[id(parameter)]
-        assert group["weight_decay"] == (options.decay if name.endswith("weight") else 0)
-        assert group["lr"] == pytest.approx(9 * factor * 1e-3 if name.endswith(".s") else 1e-3)
 
 
 def test_augmentation_crops_and_mirrors() -> None:
@@ -158,15 +135,6 @@ def test_every_arm_learns_and_becomes_its_network(arm: str, tmp_path: Path) -> N
     else:
         assert lam.shape == (8, 0) and results["lam_learned"] == []
     assert record["results"] == results
-
-
-@pytest.mark.seldom
-@pytest.mark.parametrize(("switch", "first"), [(0.0, 0), (0.1, 1), (0.5, 2), (0.75, 3), (0.99, 3)])
-def test_lambda_grows_from_the_epoch_of_the_switch_on(switch: float, first: int) -> None:
-    options = replace(BASE, switch=switch, schedule="linear", lam_factor=1e-9)
-    assert options.switch_epoch == first
-    lam = [epoch["lam"][0] for epoch in train(options, blobs()).history]
-    assert [value > BASE.lam_init + 1e-3 for value in lam] == [epoch >= first for epoch in range(4)]
 
 
 def test_the_measured_disruption_is_exact_on_two_images() -> None:
@@ -252,7 +220,7 @@ def test_the_seed_decides(trained: Training) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_ends_at_the_target(name: schedule.Schedule) -> None:
+def test_every_schedule_ends_at_the_target(name: Schedule) -> None:
     gate = train(replace(BASE, schedule=name, epochs=2, lam_target=50), blobs(100)).model[3]
     assert isinstance(gate, LambdaGELU) and gate.lam.item() == pytest.approx(50, rel=1e-5)
 
@@ -266,19 +234,6 @@ def test_checkpoints_of_others_and_damaged_ones_are_refused(tmp_path: Path) -> N
     with pytest.raises(InputError, match="not a readable checkpoint"):
         train(options, blobs(50), saved)
     assert list(tmp_path.iterdir()) == [saved]
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    files.write_whole(path, b"old")
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(files.os, "replace", fail)
-    with pytest.raises(OSError, match="no space"):
-        files.write_whole(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_loss_that_explodes_is_reported() -> None:

@@ -92,7 +92,7 @@ def test_other_builds_are_bounded_each_by_itself() -> None:
     [
         (None, {}, "a second model is needed"),
         (nn.Linear(4, 2), {}, "3 outputs and .* 2 outputs"),
-        (model(), {"beyond": 0}, "beyond is positive"),
+        (model(), {"beyond": 0}, "is positive, not 0"),
         (model(), {"beyond": 1, "same_class": True}, "one question"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +15,10 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from tests.support.asking import claims
 from verifiable_relu import Around, certify, verify, verify_change
 from verifiable_relu.api.changing import compared
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
-from verifiable_relu.campaign.certificates import Certificates
-from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-from verifiable_relu.campaign.runner import Case
 from verifiable_relu.check import BadInput, Refused, check
 from verifiable_relu.errors import InputError
 from verifiable_relu.execution.model import as_executed, execution_model
@@ -32,12 +27,10 @@ from verifiable_relu.ir.families import harden
 from verifiable_relu.ir.functions import Hardened
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense
-from verifiable_relu.ir.network import Affine, Elementwise, Network
+from verifiable_relu.ir.network import Affine, Elementwise
 from verifiable_relu.ir.transform import NetworkPart, combine
 from verifiable_relu.readers import from_torch, read_onnx, write_onnx
 from verifiable_relu.runtime import session
-from verifiable_relu.search.incomplete import Crown
-from verifiable_relu.spec.property import Query
 from verifiable_relu.train.export import quantize
 
 LAM = 30.0
@@ -258,27 +251,6 @@ def gelu_file(build: Callable[[Callable[..., str]], str]) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def lowest(network: Network, x: float) -> float:
-    point = torch.full((1, 1), x, dtype=torch.float64)
-    relaxation = bound_by_crown(Relaxation(network, Interval(point, point)))
-    return float(lower_of_rows(relaxation, torch.ones_like(point))[0])
-
-
-@pytest.mark.parametrize("factor", [4.0, 3.0, 0.3])
-def test_the_hardness_of_a_gelu_that_runs_is_that_of_what_is_multiplied_before(factor: float) -> None:
-    """GELU(4x)/4 runs as three operators; λ' ≥ 1 of x is λ' ≥ 1/4 of 4x, and members of λ' below 4 were left out."""
-    read = read_onnx(gelu_file(lambda made: made("Div", made("Gelu", made("Mul", "x", factor)), factor)))
-    for lam in (1.0, 2.0, float(np.float32(factor))):
-        if lam > np.float32(factor) or lam < 1:
-            with pytest.raises(InputError, match="none of the family" if lam >= 1 else "at least 1"):
-                execution_model(read, "float32", lam)
-            continue
-        for x in (-0.5, -2.0, 0.3):
-            member = x * 0.5 * (1 + math.erf(lam * x / math.sqrt(2)))
-            for arithmetic in ("real", "float32"):
-                assert member - 1e-4 < lowest(execution_model(read, arithmetic, lam), x) <= member
-
-
 def test_a_family_of_a_gelu_that_is_spelled_out_is_refused_as_it_runs() -> None:
     """Its GELU is a member in real numbers, and as it runs it would be left as it is."""
 
@@ -302,34 +274,3 @@ def test_a_family_of_a_multiple_that_runs_has_no_certificate_unless_it_begins_th
         assert certify.main([*asked, "--joint", lam, "--certificates", str(folder / lam)]) == 0
         found = list((folder / lam).glob("*.jsonl.gz"))
         assert len(found) == kept and all("λ ≥ 1," in check(path, net, spec, "float32") for path in found)
-
-
-FACTORS: dict[str, Callable[[Callable[..., str]], str]] = {
-    "Add": lambda made: made("Gelu", made("Mul", made("Add", "x", 1.0), 4.0)),
-    "Sub": lambda made: made("Gelu", made("Mul", made("Sub", "x", -1.0), 4.0)),
-    "Sub, Div": lambda made: made("Mul", made("Gelu", made("Div", made("Sub", "x", -1.0), 0.25)), 1.0),
-    "two factors": lambda made: made("Gelu", made("Mul", made("Mul", made("Sub", "x", -1.0), 2.0), 2.0)),
-}
-
-
-@pytest.mark.parametrize("spelling", FACTORS)
-def test_the_hardness_of_a_family_is_that_of_what_is_before_all_factors(tmp_path: Path, spelling: str) -> None:
-    """GELU(4·(x + 1)) is 4 times 4-GELU of x + 1, and its family begins with 4 times 1-GELU of that."""
-    read = read_onnx(gelu_file(FACTORS[spelling]))
-    for x in (-1.5, -3.0, -0.7):
-        member = 4 * (x + 1) * 0.5 * (1 + math.erf((x + 1) / math.sqrt(2)))
-        for arithmetic in ("real", "float32"):
-            assert member - 1e-3 < lowest(execution_model(read, arithmetic, 1), x) <= member
-    net, spec = tmp_path / "gelu.onnx", tmp_path / "p.vnnlib"
-    net.write_bytes(read.source.onnx or b"")
-    lines = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 -1.6))(assert (<= X_0 -1.4))"
-    for most, answer in (("-0.3", "unknown"), ("-0.75", "unsat")):
-        spec.write_text(f"{lines}(assert (<= Y_0 {most}))")
-        case = Loader().read(InstanceFiles(spec, net, 10.0))
-        assert isinstance(case, Case)
-        (query,) = case.queries
-        asked = [Query(execution_model(query.network, "real", 1), query.property)]
-        (outcome,) = claims(Crown(), asked)
-        assert outcome.verdict.value == answer
-        kept = Certificates(tmp_path / "kept")
-        assert answer == "unknown" or kept.keep(str(net), str(spec), asked, [outcome], 5.0).accepted
