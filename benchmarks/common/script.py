@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.common.machine import command, conditions
 from benchmarks.common.records import SUFFIX, Record, Records, keep_records, read_records
 from benchmarks.common.tables import Page
-from verifiable_relu.arguments import Parser
+from verifiable_relu.command_line import Parser
 from verifiable_relu.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

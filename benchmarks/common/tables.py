@@ -83,6 +83,14 @@ class Page:
 
     parts: list[str] = field(default_factory=list)
 
+    @classmethod
+    def headed(cls, title: str, notes: Iterable[str]) -> Page:
+        """Return a page of a title and a list of notes."""
+        page = cls()
+        page.add(title)
+        page.bullets(notes)
+        return page
+
     def add(self, *parts: str | Table) -> None:
         """Append paragraphs and tables."""
         for part in parts:

@@ -72,9 +72,7 @@ def table(records: Sequence[Record], columns: dict[str, tuple[str, str]]) -> Tab
 def page(records: Sequence[Record]) -> Page:
     """The page with the tables, the meaning of their columns and what was left out."""
     lines, rounding, widths = (of(records, kind) for kind in ("line", "rounding", "widths"))
-    made = Page()
-    made.add("# Bounds beside auto_LiRPA")
-    made.bullets(notes(records))
+    made = Page.headed("# Bounds beside auto_LiRPA", notes(records))
     versions = ", ".join(dict.fromkeys(record["library"] for record in (*lines, *widths)))
     peaks = ", ".join(f"{record['gflops']:.0f} GFLOP/s in {record['dtype']}" for record in of(records, "peak"))
     made.add(f"auto_LiRPA {versions}. Peak: {peaks}.")

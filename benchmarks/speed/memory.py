@@ -120,9 +120,7 @@ def page(records: Sequence[Record]) -> Page:
         first = next(record for record in found if record is not None)
         balls = f"{first['balls']} of {first['eps']:.2g}"
         rows.append((network, balls, f"`{method}`", *(_cell(record) for record in found)))
-    made = Page()
-    made.add("# Memory")
-    made.bullets(notes(records))
+    made = Page.headed("# Memory", notes(records))
     longest = ", ".join(f"{seconds:g}" for seconds in dict.fromkeys(record["at_most"] for record in by.values()))
     made.add(
         f"Largest resident memory while the method works, less that before it, at most {longest} s a run.",

@@ -227,9 +227,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
 def page(records: Sequence[Record]) -> Page:
     """The page with a row for each operator and mode."""
-    made = Page()
-    made.add("# Widths of bounds beside auto_LiRPA's")
-    made.bullets(notes(records))
+    made = Page.headed("# Widths of bounds beside auto_LiRPA's", notes(records))
     latest = {(r["operator"], r["mode"], r["library"]): r for r in of(records, "width")}
     made.add(
         "Mean width of our bounds by that of auto_LiRPA's over 12 draws of each operator (`python -m "

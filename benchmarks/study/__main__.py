@@ -10,9 +10,8 @@ from pathlib import Path
 
 from benchmarks.common.machine import conditions
 from benchmarks.common.records import SUFFIX, Records, keep_records, of, read_records
-from verifiable_relu.arguments import Parser, add_debug
+from verifiable_relu.command_line import Parser, add_debug, complain, guarded
 from verifiable_relu.errors import InputError
-from verifiable_relu.streams import complain, guarded
 
 STUDIES = Path(__file__).parents[1] / "studies"
 """The folder of the records of finished studies."""
@@ -43,7 +42,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (``streams.guarded``): after Ctrl-C, the same command resumes."""
+    """Run the command; returns the exit status (``command_line.guarded``): after Ctrl-C, the same command resumes."""
     options = parser().parse_args(arguments)
     return guarded("study", lambda: run(options, sys.argv[1:] if arguments is None else arguments), options.debug)
 

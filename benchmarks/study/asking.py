@@ -23,7 +23,7 @@ from verifiable_relu.readers import read_onnx
 from verifiable_relu.search.batch import answers
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.search.registry import limited, make
-from verifiable_relu.spec.balls import linf_property
+from verifiable_relu.spec.balls import linf_properties
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.supervisor.workers import processor_seconds
 
@@ -81,8 +81,10 @@ class Question:
 
 def ball(test: Dataset, image: int, eps: str, outputs: int) -> Property:
     """The property that a test image keeps its class within the L∞ ball of radius ``eps``, clipped to [0, 1]."""
-    label = int(test.labels[image])
-    return linf_property(test.images[image], label, Fraction(eps), outputs, name=f"image {image}", decimals=DECIMALS)
+    chosen = slice(image, image + 1)
+    names = [f"image {image}"]
+    x, labels = test.images[chosen], test.labels[chosen]
+    return linf_properties(x, labels, Fraction(eps), outputs, names=names, decimals=DECIMALS)[0]
 
 
 def network_of(onnx: Path, arithmetic: str, source: str, image: int, eps: str) -> Network:

@@ -11,7 +11,7 @@ from benchmarks.common.tables import spoken
 from benchmarks.study.frames import Study
 from benchmarks.study.statistics import scaled
 from benchmarks.study.tables import mean, versus
-from verifiable_relu.arguments import fraction
+from verifiable_relu.command_line import fraction
 from verifiable_relu.report.summary import radius_text as spelled
 
 

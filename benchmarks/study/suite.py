@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from benchmarks.study.measures import COSTS, MEASURES
-from verifiable_relu.arguments import fraction
+from verifiable_relu.command_line import fraction
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import read_text
 

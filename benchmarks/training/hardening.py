@@ -74,9 +74,7 @@ def differences(found: Sequence[Record]) -> Table:
 def page(records: Sequence[Record]) -> Page:
     """Both tables."""
     found = of(records, "measured")
-    made = Page()
-    made.add("# Hardening a trained GELU network")
-    made.bullets(notes(records))
+    made = Page.headed("# Hardening a trained GELU network", notes(records))
     about = "; ".join(
         dict.fromkeys(
             f"{r['train']:,} training images, {r['epochs']} epochs with GELU, then {r['finetuning']} of fine-tuning; "

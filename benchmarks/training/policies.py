@@ -276,9 +276,7 @@ ends too early; a dash where none was found. *boxes*: most after the last step.
 
 def page(records: Sequence[Record]) -> Page:
     """The tables."""
-    made = Page()
-    made.add("# Policies")
-    made.bullets(notes(records))
+    made = Page.headed("# Policies", notes(records))
     made.add(_ABOUT, policies(records))
     made.add("## Claims", _CLAIMS, claims(records))
     made.add("## Screening", _RULES, screening(records))

@@ -23,9 +23,8 @@ from benchmarks.study.measuring import balance_index, changed, overlap_index, pa
 from benchmarks.training.policies_games import GAMES, PLAYERS, ROLLOUT, Game
 from verifiable_relu.errors import InputError
 from verifiable_relu.nn import mlp, substitute_relu
-from verifiable_relu.train.loop import Diverged, activation, fit
+from verifiable_relu.train.loop import Annealing, Diverged, activation, fit, make_optimizer, set_rates
 from verifiable_relu.train.options import ARMS, Options
-from verifiable_relu.train.schedule import Annealing, make_optimizer, set_rates
 
 SWITCH, ANNEALED = 0.5, 0.9
 """The parts of the training at which λ's growth begins, or ReLU takes GELU's place, and at which λ has grown."""

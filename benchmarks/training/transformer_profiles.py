@@ -77,9 +77,7 @@ def settling(found: Sequence[Record]) -> Table:
 def page(records: Sequence[Record]) -> Page:
     """Both tables."""
     found = of(records, "profiled")
-    made = Page()
-    made.add("# Profiles of small Transformers")
-    made.bullets(notes(records))
+    made = Page.headed("# Profiles of small Transformers", notes(records))
     settings = "; ".join(
         dict.fromkeys(
             f"{r['train']:,} training samples, {r['epochs']} epochs, tokens of {r['width']} numbers, {r['hidden']} in "

@@ -101,9 +101,7 @@ def worst(figures: Iterable[float | None]) -> str:
 def page(records: Sequence[Record]) -> Page:
     """The tables."""
     found = of(records, "measured")
-    made = Page()
-    made.add("# Small vision Transformers")
-    made.bullets(notes(records))
+    made = Page.headed("# Small vision Transformers", notes(records))
     about = "; ".join(
         dict.fromkeys(
             f"{r['data']}: {r['train']:,} training images, patches of {r['patch']}×{r['patch']} pixels, tokens of "

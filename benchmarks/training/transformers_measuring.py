@@ -25,9 +25,8 @@ from verifiable_relu.nn import HardnessGate, LambdaGELU
 from verifiable_relu.readers import from_torch
 from verifiable_relu.search.registry import make
 from verifiable_relu.train.batches import loader, loss
-from verifiable_relu.train.loop import fit
+from verifiable_relu.train.loop import fit, learning_rate, make_optimizer, set_rates
 from verifiable_relu.train.options import Options
-from verifiable_relu.train.schedule import learning_rate, make_optimizer, set_rates
 
 HEADS = 2
 TOKENS = 200

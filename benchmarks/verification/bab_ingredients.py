@@ -103,8 +103,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
 
     from benchmarks.common.progress import bars
     from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-    from verifiable_relu.search.bab.search import Schedule
-    from verifiable_relu.search.bab.verifier import Bab
+    from verifiable_relu.search.bab.verifier import Bab, Schedule
 
     torch.set_num_threads(1)
     chosen = variants(Bab(schedule=Schedule()), asked.vary)
@@ -213,9 +212,7 @@ def _by_variant(answers: Sequence[Record]) -> dict[str, dict[tuple[str, str], Re
 def page(records: Sequence[Record]) -> Page:
     """The tables."""
     answers = of(records, "answer")
-    made = Page()
-    made.add("# What each ingredient of branch and bound brings")
-    made.bullets(notes(records))
+    made = Page.headed("# What each ingredient of branch and bound brings", notes(records))
     made.add(
         f"At most {', '.join(f'{limit:g}' for limit in sorted({r['limit'] for r in answers}))} s per instance, one "
         "thread. Over the instances that every variant was asked about and that need a search. *solved by both*: by "

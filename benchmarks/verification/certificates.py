@@ -189,9 +189,7 @@ def reasons(cases: Sequence[Record]) -> list[str]:
 def page(records: Sequence[Record]) -> Page:
     """The table, the reasons."""
     cases = of(records, "case")
-    made = Page()
-    made.add("# Certificates of unsat")
-    made.bullets(notes(records))
+    made = Page.headed("# Certificates of unsat", notes(records))
     made.add(
         table(cases),
         "*recorded*: unsats whose proof was kept as it was found; the others are proven once more (*again*). *share*: "

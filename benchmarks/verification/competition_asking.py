@@ -22,7 +22,7 @@ import verifiable_relu
 from benchmarks.common.machine import commit, load_average
 from benchmarks.common.records import Records
 from benchmarks.verification.competition_instances import Instance
-from verifiable_relu.certify_options import cores
+from verifiable_relu.certify import cores
 from verifiable_relu.errors import InputError
 
 if TYPE_CHECKING:

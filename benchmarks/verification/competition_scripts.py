@@ -124,9 +124,7 @@ def table(found: Sequence[Record]) -> Table:
 def page(records: Sequence[Record]) -> Page:
     """The table."""
     found = of(records, "answer")
-    made = Page()
-    made.add("# The competition's scripts")
-    made.bullets(notes(records))
+    made = Page.headed("# The competition's scripts", notes(records))
     limits = ", ".join(dict.fromkeys(f"{record['limit']:g} s" for record in found))
     made.add(
         f"Limits of wall-clock time, start-up included: {limits}. *correct*, *correct up to tolerance*, *rejected*: "

@@ -248,9 +248,7 @@ def competitors(records: Sequence[Record]) -> Table:
 
 def page(records: Sequence[Record]) -> Page:
     """The tables."""
-    made = Page()
-    made.add("# Families of the verification competition")
-    made.bullets(notes(records))
+    made = Page.headed("# Families of the verification competition", notes(records))
     made.add(
         families(records),
         "*set*: *standing*, the whole family (of safenlp the first 300 instances), or *peers*, the instances that "

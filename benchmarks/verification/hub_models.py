@@ -95,9 +95,7 @@ def worse(found: Sequence[Record]) -> list[str]:
 def page(records: Sequence[Record]) -> Page:
     """Both tables, what ended early and why."""
     found = of(records, "asked")
-    made = Page()
-    made.add("# Models of timm, transformers and torchvision, the whole way")
-    made.bullets(notes(records))
+    made = Page.headed("# Models of timm, transformers and torchvision, the whole way", notes(records))
     packages = sorted({record["package"] for record in found})
     seeds = sorted({record["seed"] for record in found})
     lost = worse(found)

@@ -144,9 +144,7 @@ def by_method(answers: Sequence[Record]) -> dict[tuple[str, str], dict[str, Reco
 def page(records: Sequence[Record]) -> Page:
     """Both tables."""
     answers = of(records, "answers")
-    made = Page()
-    made.add("# The networks of specs/")
-    made.bullets(notes(records))
+    made = Page.headed("# The networks of specs/", notes(records))
     budgets = ", ".join(f"{budget:g}" for budget in dict.fromkeys(record["budget"] for record in answers))
     threads = ", ".join(str(count) for count in dict.fromkeys(record["threads"] for record in answers))
     made.add(
