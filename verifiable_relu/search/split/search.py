@@ -56,7 +56,8 @@ _ATTACKED, _TRIED = 1 << 13, 1 << 23  # Neurons times the boxes that are attacke
 _EVERY = 1 << 16  # Points of a box up to which all are tried
 _SHORT = 0.2  # Seconds: where one process had no boxes left so soon, copies are not made again at once
 _WIDE = 128  # Fewer boxes than this are cut several times at once, so that the next batch is a large one
-_SUMS_EVERY = 8  # Sums of rows are bounded in such steps, and in as many steps after one in which they proved a box
+# Sums of rows are bounded in every such step, in as many at first, and in as many after one in which they proved a box
+_SUMS_EVERY = 8
 
 Points = tuple[Tensor, Tensor, Tensor]
 """Queries (count,), points (count, inputs), and their margins (count,)."""
@@ -148,7 +149,7 @@ class BoxSearch:
         frontier = Frontier(SubBoxes(box.lower, box.upper, owner, owner.clone(), within))
         nothing = box.lower.new_full((count,), torch.inf)
         self.now = Progress(frontier, nothing, [1] * count, [0] * count, number=count)
-        self._steps, self._seconds, self._sums_until = 0, [0.0] * count, 1
+        self._steps, self._seconds, self._sums_until = 0, [0.0] * count, _SUMS_EVERY
         self._has_joint_rows = self._rows.members.shape[2] > 1
         self._generator = torch.Generator().manual_seed(options.box_attack.seed)
         self._rough, self._error = search_dtype(network), coefficient_error(network)
