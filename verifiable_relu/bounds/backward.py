@@ -14,6 +14,7 @@ in ``ir.linear`` (within windows: ``patches``), a function's linear bounds in ``
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -343,7 +344,7 @@ class Relaxation:
     def _back(self, passed: _Pass, end: int, dtype: torch.dtype) -> Rows | None:
         """Take rows back to op ``end`` and end them there, and at any op before; returns the rows of ``end``."""
         pending, reached = passed.pending, None
-        given, summed = set(pending), set[int]()
+        added = Counter(pending.keys())
         for index in range(max(pending), -1, -1):
             rows = pending.pop(index, None)
             if rows is None:
@@ -363,12 +364,12 @@ class Relaxation:
             if stepped.charge is not None:
                 passed.charges.append(stepped.charge)
             for source, more in stepped.given:
-                if source in pending and source in summed and self.rounded:
+                if added[source] > 1 and self.rounded:
                     # An op's step charges one addition by the sum; what was lost before may be more if users cancel.
                     lost = pending[source].charge(self._end(source, dtype), passed.sample)
                     passed.charges.append(lost * (2 * unit_roundoff(dtype)))
                 pending[source] = pending[source].plus(more) if source in pending else more
-                (summed if source in given else given).add(source)
+                added[source] += 1
         return reached
 
     def _closed(self, passed: _Pass, index: int, dtype: torch.dtype) -> Tensor:
