@@ -38,7 +38,6 @@ from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense, Diagonal
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source
-from verifiable_relu.search.attack import WitnessCheck
 from verifiable_relu.search.bab.tournament import without_maxima
 from verifiable_relu.search.bab.tree import Branching
 from verifiable_relu.search.budget import TimeBudget
@@ -50,6 +49,7 @@ from verifiable_relu.search.solvers.marabou import Marabou
 from verifiable_relu.search.solvers.milp import Milp
 from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.search.solvers.workers import HighsResult, HighsTask, Z3Answer, Z3Task
+from verifiable_relu.search.witness import WitnessCheck
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 

@@ -34,7 +34,6 @@ from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Product, Sum
-from verifiable_relu.search.attack import WitnessCheck
 from verifiable_relu.search.bab.loop import Observer, State, TreeBegun, TreeEnded, TreeProgress
 from verifiable_relu.search.bab.query import ReducedQuery, tree_bytes
 from verifiable_relu.search.bab.refine import Refinement
@@ -43,6 +42,7 @@ from verifiable_relu.search.bab.tree import Branching, PhaseTree
 from verifiable_relu.search.budget import SOLO_WORK, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, require_piecewise_linear
+from verifiable_relu.search.witness import WitnessCheck
 from verifiable_relu.supervisor.forks import most_shares, run_shares
 
 _GROWTH = 4  # Each refinement has this multiple of the leaves of the one before

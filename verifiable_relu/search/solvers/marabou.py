@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.search.attack import WitnessCheck
 from verifiable_relu.search.bab.system import AffineForms, ReducedSystem
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.milp import system_slopes
+from verifiable_relu.search.witness import WitnessCheck
 from verifiable_relu.supervisor.workers import Worker
 
 

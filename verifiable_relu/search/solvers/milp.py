@@ -28,7 +28,6 @@ from torch import Tensor
 
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.rounding import OWN, SCALED_LOST
-from verifiable_relu.search.attack import WitnessCheck
 from verifiable_relu.search.bab.system import AffineForms, ReducedSystem
 from verifiable_relu.search.bab.tree import Branching
 from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
@@ -36,6 +35,7 @@ from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded, slopes_below
 from verifiable_relu.search.solvers.workers import HIGHS, SMALL, HighsResult, HighsTask, MixedIntegerProgram
+from verifiable_relu.search.witness import WitnessCheck
 
 _FAR = 1e15  # Ends of rows beyond are set to this: from 1e20 on HiGHS would take them for none
 

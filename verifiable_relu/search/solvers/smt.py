@@ -28,7 +28,6 @@ from torch import Tensor
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
-from verifiable_relu.search.attack import WitnessCheck
 from verifiable_relu.search.bab.system import eliminate_stable_neurons
 from verifiable_relu.search.bab.tree import Branching, Decide
 from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
@@ -37,6 +36,7 @@ from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Wit
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.encoding import ExactEncoding, ExactForms, phases_of
 from verifiable_relu.search.solvers.workers import Z3, Z3Answer, Z3Task
+from verifiable_relu.search.witness import WitnessCheck
 from verifiable_relu.spec.property import Polytope
 
 _TREES = Schedule(refinement=None, improve=None)
@@ -105,7 +105,7 @@ class _Solver:
         self.missed: Outcome | None = None  # An exact counterexample that is none in floating point
 
     def _decider(self, polytope: int, places: Tensor) -> Decide:
-        """Return who decides nodes of the tree of a polytope (``attack.Decider``)."""
+        """Return who decides nodes of the tree of a polytope (``witness.Decider``)."""
         every, unsafe = places.tolist(), self.query.prop.unsafe[int(self.query.rows.origin[polytope])]
 
         def decide(neurons: Tensor, segments: Tensor) -> bool | None:
