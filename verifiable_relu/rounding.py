@@ -36,35 +36,31 @@ if TYPE_CHECKING:
 Numbers = TypeVar("Numbers", "Tensor", np.ndarray, np.floating[Any], float)
 
 
+@cache
+def _finfo(dtype: torch.dtype) -> torch.finfo:
+    import torch
+
+    return torch.finfo(dtype)
+
+
 def unit_roundoff(dtype: torch.dtype) -> float:
     """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
-    import torch
-
-    return torch.finfo(dtype).eps / 2
+    return _finfo(dtype).eps / 2
 
 
-@cache
 def epsilon(dtype: torch.dtype) -> float:
     """The distance 2u from 1 to the next number."""
-    import torch
-
-    return torch.finfo(dtype).eps
+    return _finfo(dtype).eps
 
 
-@cache
 def tiny(dtype: torch.dtype) -> float:
     """The smallest normal number: smaller ones may be lost."""
-    import torch
-
-    return torch.finfo(dtype).tiny
+    return _finfo(dtype).tiny
 
 
-@cache
 def largest(dtype: torch.dtype) -> float:
     """The largest finite number."""
-    import torch
-
-    return torch.finfo(dtype).max
+    return _finfo(dtype).max
 
 
 UNIT = Fraction(1, 2**53)
@@ -146,15 +142,6 @@ def smooth_divisor(x: Tensor) -> Tensor:
     return x.clamp(min=tiny(x.dtype) ** 0.5)
 
 
-def narrow(point: Tensor) -> Tensor:
-    """The width of an interval next to a point below which a derivative is the better slope of a chord.
-
-    A chord's slope (f(b) − f(a))/(b − a) is off by about 2u/width by cancellation, f' within the interval by about
-    width² of it: both are alike at (2u)^(1/3). It decides which slope is taken, and any slope is sound.
-    """
-    return epsilon(point.dtype) ** (1 / 3) * (1 + point.abs())
-
-
 def coarse(dtype: torch.dtype) -> float:
     """The size (2u)^(−1/2) from which on numbers are further apart than √(2u), roughly.
 
@@ -186,15 +173,12 @@ def sum_error(terms: int, dtype: torch.dtype) -> float:
     return OWN * gamma(terms, dtype)
 
 
-@cache
 def negligible(dtype: torch.dtype) -> float:
     """Return more than an operation loses where its result is below the smallest normal number.
 
     It is so much more that its products with ordinary coefficients are normal numbers: subnormal ones are slow.
     """
-    import torch
-
-    return 2.0**-900 if dtype == torch.float64 else 2.0**-100
+    return 2.0**-900 if _finfo(dtype).bits == 64 else 2.0**-100
 
 
 FEW = 1 + 2.0**-50
@@ -415,7 +399,7 @@ def tie(numbers: int, operands: Fraction) -> float:
     return not_below(spread / (1 - spread) * (numbers + operands))
 
 
-# Evaluation with a running error (``ir.enclosure``), which shares nothing with the bounds' entries
+# Evaluation with a running error (``ir.enclosure``)
 
 ENCLOSE_UNITS: dict[type[np.floating[Any]], float] = {np.float64: 2.0**-53}
 if np.longdouble(1) + np.longdouble(2.0**-63) != 1:
@@ -432,5 +416,5 @@ ENCLOSE_OWN = 1 + 2.0**-20
 ENCLOSE_TINY = 2.0**-1000
 """What each operation in float64 may lose to underflow: 2²² terms of 2⁻¹⁰²² each."""
 
-ENCLOSE_ULPS = 64
+ULPS = 64
 """Relative error, in units of u, granted to exp, tanh and erfc and the few operations around them."""

@@ -215,7 +215,7 @@ def test_smooth_functions_are_enclosed(name: str) -> None:
     f, x = SMOOTH[name], within_domain(SMOOTH[name], 3, 100)
     middle, radius = ((x.lower + x.upper) / 2).numpy()[0], ((x.upper - x.lower) / 2 * (1 + 1e-12)).numpy()[0]
     for error in (0 * radius, radius):
-        y, spread = f.enclose(middle, error)
+        y, spread = f.enclose(middle, error, 2.0**-53)
         with mp.workdps(50):
             for place in range(len(middle)):
                 for share in (-1, -0.3, 0, 1):
@@ -346,7 +346,7 @@ def test_jumping_functions_hold_exactly(kind: str) -> None:
             for t, v, *line in zip(points[0].tolist(), values, s, low, high, strict=True):
                 rise = Fraction(line[0]) * Fraction(t)
                 assert rise + Fraction(line[1]) <= v <= rise + Fraction(line[2])
-        y, error = f.enclose(points[0].numpy(), np.full(points.shape[1], 0.25))
+        y, error = f.enclose(points[0].numpy(), np.full(points.shape[1], 0.25), 2.0**-53)
         for t, m, e in zip(points[0].tolist(), y.tolist(), error.tolist(), strict=True):
             assert all(abs(fraction(f, t + d) - Fraction(m)) <= e for d in (-0.25, 0.25))
 

@@ -25,11 +25,9 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn.gates import HIDDEN, Hardness, Rectifier
 from verifiable_relu.nn.places import (
     Place,
-    all_or_nothing,
     evaluating,
     leftovers,
-    replace_smooth,
-    require_replaced,
+    replace_wholly,
     substitute_relu,
 )
 from verifiable_relu.readers import from_torch, write_onnx
@@ -37,7 +35,8 @@ from verifiable_relu.rounding import unit_roundoff
 from verifiable_relu.settings import as_given, neutral
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import NO_TENSOR, Batch, DataError, Outputs, Region, SubstitutionEffect, at, measure
-from verifiable_relu.train.loop import Annealing, Callback, Checkpoint, TrainingStep, fit, progress_bar
+from verifiable_relu.train.loop import Annealing, Callback, Checkpoint, fit, progress_bar
+from verifiable_relu.train.loop import TrainingStep as TrainingStep
 from verifiable_relu.train.options import Schedule
 
 SAME = 1e-4  # The largest difference, relative to the largest output, that λ-gates may make by rounding
@@ -92,25 +91,21 @@ def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any =
         InputError: if the model has no activation to harden, or an UnsupportedError as ``substitute_relu``; the model
             stays as it was.
     """
-    with all_or_nothing(model):
-        softened, places = _softened(model, activations)
-        require_replaced(softened, places, example)
-    return softened, places
 
-
-def _softened(model: nn.Module, activations: Sequence[str]) -> tuple[nn.Module, list[Place]]:
     def gate(found: Rectifier | Hardness) -> Hardness:
-        made = found
-        if isinstance(made, Rectifier):
-            made = made.gate()
-            made.set_lam(1.0)
-        made.freeze()
+        if isinstance(found, Hardness):
+            return found
+        made = found.gate()
+        made.set_lam(1.0)
         return made
 
-    softened, places = replace_smooth(model, gate, activations)
+    softened, places = replace_wholly(model, gate, activations, example)
     if not any(place.became for place in places):
         found = f"; found were {', '.join(map(str, places))}" if places else ""
         raise InputError(f"the model has no activation to harden ({', '.join(activations)}){found}")
+    for module in softened.modules():
+        if isinstance(module, Hardness):
+            module.freeze()
     return softened, places
 
 
@@ -172,15 +167,20 @@ def harden(
     progress = flag(progress, "progress")
     if not isinstance(callbacks, list | tuple):
         raise InputError(f"callbacks are a list of functions, not {callbacks!r:.40}")
-    functions = {"loss": loss, "outputs": outputs, **({} if optimizer is None else {"optimizer": optimizer})}
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            "an optimizer belongs to the parameters of the model that was given, but a copy is trained: give a "
+            "function, such as lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    functions = {"loss": loss, "outputs": outputs, "optimizer": optimizer or default_optimizer}
     for name, function in {**functions, **{f"callback {i}": each for i, each in enumerate(callbacks)}}.items():
-        if not callable(function) and not isinstance(function, torch.optim.Optimizer):
+        if not callable(function):
             raise InputError(f"{name} is a function, not {function!r:.40}")
     region = None if region is None else _region(region)
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
         raise InputError(f"patience is a number of seconds, not {patience!r:.40}")
     train, test = batches.loader(data, True), batches.loader(data if held_out is None else held_out, False)
-    before, (soft, places) = model, _softened(_copy(model), activations)
+    before, (soft, places) = model, soften(_copy(model), activations)
     first = batches.moved(next(iter(test)), soft)
     argument = batches.argument(first) if argument is None else argument
     with evaluating(before):
@@ -191,7 +191,10 @@ def harden(
     places += leftovers(soft, places, lambda of: outputs(of, first))
     steps = epochs * len(train)
     annealing, losses = Annealing(soft, steps, target, schedule), list[float]()
-    stepper, scheduler = _optimizer(optimizer, soft, steps)
+    made = default_optimizer(soft, steps) if optimizer is None else optimizer(soft)
+    stepper, scheduler = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(stepper, torch.optim.Optimizer):
+        raise InputError(f"optimizer makes a {type(stepper).__name__}, no optimizer of torch")
     kept = None
     if checkpoint is not None:
         same = {"epochs": epochs, "batches": len(train), "target": target, "schedule": schedule}
@@ -199,20 +202,16 @@ def harden(
         parts |= {"order": getattr(train, "generator", None), "random": torch.default_generator}
         parts = {name: part for name, part in parts.items() if part is not None}
         kept = Checkpoint(Path(checkpoint), same | _beginning(soft, stepper), parts)
+
+    def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
+        return loss(of, batches.moved(batch, of))
+
     with progress_bar(progress, steps) as show:
-
-        def after(step: int, found: float) -> None:
-            if scheduler is not None:
-                scheduler.step()
-            state = TrainingStep(step, steps, found, annealing.lam, soft)
-            show(step, str(state))
-            for callback in callbacks:
-                callback(state)
-
-        def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
-            return loss(of, batches.moved(batch, of))
-
-        for epoch in fit(soft, epochs, lambda _: train, moved_loss, stepper, lambda _: annealing.step(), after, kept):
+        watching: list[Callback] = [] if scheduler is None else [lambda step: scheduler.step()]
+        watching += [lambda step: show(step.step, str(step)), *callbacks]
+        for epoch in fit(
+            soft, epochs, lambda _: train, moved_loss, stepper, lambda _: annealing.step(), watching, kept
+        ):
             losses.append(sum(epoch.losses) / max(len(epoch.losses), 1))
     soft.eval()
     hard = substitute_relu(soft, activations=activations).eval()
@@ -299,21 +298,8 @@ def default_optimizer(
     return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
 
-def _optimizer(make: Callable[[nn.Module], Any] | None, model: nn.Module, steps: int) -> tuple[Any, Any]:
-    if make is None:
-        return default_optimizer(model, steps)
-    if isinstance(make, torch.optim.Optimizer):
-        raise InputError(
-            "an optimizer belongs to the parameters of the model that was given, but a copy is trained: give a "
-            "function, such as lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
-        )
-    made = make(model)
-    found, scheduler = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(found, torch.optim.Optimizer):
-        raise InputError(f"optimizer makes a {type(found).__name__}, no optimizer of torch")
-    return found, scheduler
-
-
+@torch.no_grad()
+@neutral()
 def with_proof(
     effect: SubstitutionEffect,
     smooth: nn.Module,
@@ -334,48 +320,31 @@ def with_proof(
         return effect
     if shape is None or effect.region is None:
         return replace(effect, unproven=NO_TENSOR)
-    try:
-        bound = _bound(smooth, hard, shape, effect.region, patience, argument, watch)
-    except InputError as error:
-        return replace(effect, unproven=str(error))
-    if bound > effect.spread:
-        why = f"a bound of {bound:.3g} says nothing, for all outputs here are within {effect.spread:.3g}"
-        return replace(effect, unproven=why)
-    return replace(effect, proven=bound, unproven="")
-
-
-@torch.no_grad()
-@neutral()
-def _bound(
-    smooth: nn.Module,
-    hard: nn.Module,
-    shape: tuple[int, ...],
-    region: Region,
-    patience: float,
-    argument: str | None,
-    watch: Callable[[float], None],
-) -> float:
-    """Bound the change of any output over a region; raises an InputError where there is no finite bound."""
     start = time.monotonic()
 
     def stop() -> bool:
         watch(taken := time.monotonic() - start)
         return taken > patience
 
-    with as_given():
-        first, second = (from_torch(model, shape, argument=argument, exact=True) for model in (smooth, hard))
-    family = between(first, second)
-    # The swapped smooth network computes the numbers of the hard one, but for those made of λ, which are rounded to the
-    # modules' precision.
-    ops, x = family.limit.ops, sample_points((family.input_size,), torch.float64)
-    apart = find_difference(ops, x, {len(ops) - 1: second(x)}, 2 * unit_roundoff(torch.float32))
-    if apart is not None:
-        raise InputError(f"the swap is not the one of the model's activations alone: {apart}")
-    ones = torch.ones(1, family.input_size, dtype=torch.float64)
-    found = substitution_change(family, Interval(ones * region[0], ones * region[1]), stop=stop)
-    largest = torch.maximum(-found.lower, found.upper).max().item()
-    if not math.isfinite(largest):
-        if stop():
-            raise InputError(f"the proof took longer than {patience:g} s (patience=)")
-        raise InputError("over a region this large, nothing is known of a divisor or an exponential")
-    return largest
+    try:
+        with as_given():
+            first, second = (from_torch(model, shape, argument=argument, exact=True) for model in (smooth, hard))
+        family = between(first, second)
+        # The swapped smooth network computes the numbers of the hard one, but for those made of λ, which are rounded to
+        # the modules' precision.
+        ops, x = family.limit.ops, sample_points((family.input_size,), torch.float64)
+        apart = find_difference(ops, x, {len(ops) - 1: second(x)}, 2 * unit_roundoff(torch.float32))
+        if apart is not None:
+            raise InputError(f"the swap is not the one of the model's activations alone: {apart}")
+        low, high = (torch.full((1, family.input_size), end, dtype=torch.float64) for end in effect.region)
+        found = substitution_change(family, Interval(low, high), stop=stop)
+    except InputError as error:
+        return replace(effect, unproven=str(error))
+    bound = torch.maximum(-found.lower, found.upper).max().item()
+    if bound <= effect.spread:
+        return replace(effect, proven=bound, unproven="")
+    why = f"a bound of {bound:.3g} says nothing, for all outputs here are within {effect.spread:.3g}"
+    if not math.isfinite(bound):
+        why = "over a region this large, nothing is known of a divisor or an exponential"
+        why = f"the proof took longer than {patience:g} s (patience=)" if stop() else why
+    return replace(effect, unproven=why)

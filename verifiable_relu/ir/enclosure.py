@@ -10,8 +10,9 @@ sum of K products, as a part of the sum of their sizes:
     y = f(x)                        Function.enclose
 
 This is a running error analysis (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
-section 3.3). There are two of it. ``enclose`` proves what a network computes, in numpy, without code that torch or
-bounds use. ``find_difference`` tests whether a network computes what its source does.
+section 3.3). There are two of it. ``enclose`` proves what a network computes: values in numpy, without code that torch
+or bounds use, and errors by the slopes of functions that bounds have, too. ``find_difference`` tests whether a network
+computes what its source does.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from collections.abc import Callable, Hashable, Mapping
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from verifiable_relu.rounding import tiny
@@ -135,12 +134,6 @@ class LinearMap(ABC):
         found.weight, found._cache = weight, TensorCache()
         return found
 
-    def row_sums(self, like: Tensor) -> Tensor:
-        """Return the sums of |W|'s rows, (n_out,), up to rounding, in the dtype and on the device of a tensor."""
-        return self.cached(
-            ("row sums", like.dtype, like.device), lambda: self.abs_apply(like.new_ones(1, self.n_in))[0]
-        )
-
     def conversion_error(self, dtype: torch.dtype) -> float:
         """Return the largest relative error of weights in another dtype: infinite if one is lost."""
 
@@ -158,15 +151,11 @@ class LinearMap(ABC):
         """Return a tensor that is made of the weights once, with the first key that is equal to ``key``."""
         return self._cache(key, make, not self.weight.requires_grad)
 
-    def weight_in(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the weights in a dtype on a device."""
-        return self.cached((dtype, device), lambda: self.weight.to(device, dtype))
-
-    def _weight(self, x: Tensor, which: str) -> Tensor:
-        """Return the weights, or for |W| their sizes, in the dtype and on the device of a tensor."""
-        if which == "|W|":
-            return self.cached(("sizes", x.dtype, x.device), lambda: self.weight.abs().to(x))
-        return self.weight_in(x.dtype, x.device)
+    def weight_in(self, dtype: torch.dtype, device: torch.device, sizes: bool = False) -> Tensor:
+        """Return the weights, or their ``sizes``, in a dtype on a device."""
+        return self.cached(
+            (sizes, dtype, device), lambda: (self.weight.abs() if sizes else self.weight).to(device, dtype)
+        )
 
 
 SPARSE_SHARE = 1 / 32
@@ -197,18 +186,12 @@ class Dense(LinearMap):
     def _times(self, x: Tensor, which: str) -> Tensor:
         if self.is_sparse:
             return super()._times(x, which)
-        matrix = self._weight(x, which)
+        matrix = self.weight_in(x.dtype, x.device, which == "|W|")
         matrix = matrix if which == "Wᵀ" else matrix.T
         return x @ matrix if self.copies == 1 else (x.unflatten(1, (self.copies, -1)) @ matrix).flatten(1)
 
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        out, count = len(self.weight), len(index)
-        rows = self.weight_in(dtype, index.device)[index % out]
-        if self.copies == 1:
-            return rows
-        spread = rows.new_zeros(count, self.copies, self.terms)
-        spread[torch.arange(count, device=index.device), index // out] = rows
-        return spread.flatten(1)
+        return super().rows(index, dtype) if self.copies > 1 else self.weight_in(dtype, index.device)[index]
 
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
         return (x.reshape(self.copies, -1) @ weight.T).reshape(-1)
@@ -239,7 +222,7 @@ class Diagonal(LinearMap):
         self.terms = self.back_terms = int(bool((weight.abs() != 1).any()))
 
     def _times(self, x: Tensor, which: str) -> Tensor:
-        return x * self._weight(x, which)
+        return x * self.weight_in(x.dtype, x.device, which == "|W|")
 
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
         return weight * x
@@ -373,7 +356,7 @@ class Convolution(LinearMap):
         self.back_terms = out // groups * math.prod(met)
 
     def _times(self, x: Tensor, which: str) -> Tensor:
-        weight = self._weight(x, which)
+        weight = self.weight_in(x.dtype, x.device, which == "|W|")
         top, left, bottom, right = self.padding
         image = x.reshape(len(x), *self.in_shape)
         if _sums_directly(x) and (top, left) == (bottom, right):
@@ -474,20 +457,11 @@ class Convolution(LinearMap):
         return rows.scatter_(1, self._columns(index), kernels)[:, :-1]
 
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
-        top, left, _, _ = self.padding
-        channels, height, width = self.in_shape
-        # np.pad would fill an object array with 64-bit zeros, which overflow when they meet a long integer.
-        padded = np.zeros((channels, *self._padded), dtype=x.dtype)
-        padded[:, top : top + height, left : left + width] = x.reshape(self.in_shape)
-        (rows, columns), (down, across) = weight.shape[2:], self.dilation
-        windows = sliding_window_view(padded, (down * (rows - 1) + 1, across * (columns - 1) + 1), axis=(1, 2))
-        windows = windows[:, :: self.stride[0], :: self.stride[1], ::down, ::across]
-        grouped = windows.reshape(self.groups, -1, *windows.shape[1:])
-        kernels = weight.reshape(self.groups, -1, self.terms)
-        parts = [
-            kernel @ np.moveaxis(part, (1, 2), (3, 4)).reshape(self.terms, -1)
-            for part, kernel in zip(grouped, kernels, strict=True)
-        ]
+        # Zeros of the same kind: an object array with 64-bit zeros would overflow where they meet a long integer.
+        padded, points, parts = np.concatenate([x, np.zeros(1, x.dtype)]), math.prod(self.out_shape[1:]), []
+        for group, kernels in enumerate(weight.reshape(self.groups, -1, self.terms)):
+            seen = self._columns(group * len(kernels) * points + torch.arange(points)).numpy()
+            parts.append(kernels @ padded[seen].T)
         return np.concatenate(parts).reshape(-1)
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import math
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -271,11 +272,6 @@ class Network:
         return tuple(index for index, op in enumerate(self.ops) if isinstance(op, Elementwise))
 
     @cached_property
-    def widest(self) -> tuple[int, ...]:
-        """The largest size of each op and all after it."""
-        return tuple(itertools.accumulate((op.size for op in reversed(self.ops)), max))[::-1]
-
-    @cached_property
     def curved(self) -> Op | None:
         """The first op that is not piecewise linear and continuous; without one, MILP and SMT are complete."""
         curved = (
@@ -307,7 +303,8 @@ class Network:
         Returns:
             By the function's kind ("Floor", "Ceil", "Round", "Truncate") the numbers of some inputs, ascending.
         """
-        uses = list[tuple[Tensor, str]]()
+        # Which inputs are used, by users; the last place is that of no input.
+        used: dict[str, Tensor] = defaultdict(lambda: torch.zeros(self.input_size + 1, dtype=torch.bool))
         # Which input each element of an op is; −1 for none.
         copies = {0: torch.arange(self.input_size)}
         for index, op in enumerate(self.ops):
@@ -315,15 +312,11 @@ class Network:
                 if (moved := _moved(op)) is not None:
                     copies[index] = torch.where(moved < 0, -1, copies[source][moved])
                     continue
-                user = op.function.kind if isinstance(op, Elementwise) and isinstance(op.function, StepFunction) else ""
-                uses.append((copies[source], user))
-        uses.append((copies.get(len(self.ops) - 1, torch.tensor([])), ""))
-        users: list[set[str]] = [set() for _ in range(self.input_size)]
-        for inputs, user in uses:
-            for i in inputs[inputs >= 0].unique().tolist():
-                users[i].add(user)
-        kinds = sorted(set().union(*users) - {"", "Sign"})
-        found = {kind: torch.tensor([i for i, each in enumerate(users) if each == {kind}]) for kind in kinds}
+                function = op.function if isinstance(op, Elementwise) else None
+                used[function.kind if isinstance(function, StepFunction) else ""][copies[source]] = True
+        used[""][copies.get(len(self.ops) - 1, [])] = True
+        alone = torch.stack([*used.values()]).sum(0) == 1
+        found = {kind: (used[kind] & alone)[:-1].nonzero()[:, 0] for kind in sorted(used.keys() - {"", "Sign"})}
         return {kind: places for kind, places in found.items() if len(places)}
 
     @cached_property

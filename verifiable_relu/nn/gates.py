@@ -4,10 +4,10 @@ G(u) = u·P(u) is an activation with a gate P that rises from 0 to 1, and κ is 
 
     ∂f/∂x = G'(u),        ∂f/∂λ = (u·G'(u) − G(u))/(κλ²) = u²·P'(u)/(κλ²).
 
-The gradient of λ is a sum over all elements of a layer, for which there are two forms. The first is a difference of two
-inner products, (Σ g·x·∂f/∂x − Σ g·f)/λ with the incoming gradient g, and costs little. The second, by P', costs an
-exponential for each element. As λ grows, the two inner products agree to more and more digits, until their difference
-is rounding noise of size ε·|g·x|/λ where u²·P'(u) is zero. From λ = ``EXACT_FROM`` on, the second form is used.
+The gradient of λ is a sum over all elements of a layer. Of G(κλx)/(κλ), torch computes it as a difference of two inner
+products; as λ grows, they agree to more and more digits, until their difference is rounding noise of size ε·|g·x|/λ,
+with the incoming gradient g, where u²·P'(u) is zero. From λ = ``EXACT_FROM`` on, a λ that is learned is learned from
+x·P(κλx), which costs more.
 
 λ-GELU is f(x; λ) = x·Φ(λx) = GELU(λx)/λ (Pérez-Corral et al., λ-GELU: Learning Gating Hardness for Controlled
 ReLU-ization in Deep Networks, arXiv 2603.21991). Φ and φ are the standard normal distribution function and density:
@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NoReturn
 
@@ -60,69 +60,6 @@ _LEAST = -40.0
 """s/t of λ = 1: softplus(−40) = 4·10⁻¹⁸ adds nothing to 1 in float64. It is finite, so that averages of weights are."""
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """An activation G(u) = u·P(u), given by elementwise functions.
-
-    Attributes:
-        value, gate: G, which returns a new tensor, and P.
-        backward: the function (gradient, u) ↦ gradient·G'(u), which returns a new tensor.
-        slope: P', which is exactly 0 for |u| ≥ ``saturated``, a number whose square does not overflow in float32.
-        supremum: the maximum of |G − ReLU|.
-        scale: κ.
-    """
-
-    value: Callable[[Tensor], Tensor]
-    gate: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-    saturated: float
-    supremum: float
-    scale: float = 1.0
-
-
-class _GateFunction(torch.autograd.Function):
-    """The function f(x; λ(s)) with its gradients, in few operations on tensors and few passes over memory.
-
-    Numbers are computed in Python, where they cost a tenth of an operation on a tensor. The backward pass keeps u, and
-    y, which the next layer mostly keeps anyway.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, s: Tensor, temperature: float, kernel: Kernel) -> Tensor:
-        z = s.item() / temperature
-        small = math.exp(-abs(z))
-        lam = 1 + max(z, 0) + math.log1p(small)
-        factor = kernel.scale * lam
-        u = x * factor
-        y = kernel.value(u).mul_(1 / factor)
-        ctx.save_for_backward(u, y)
-        ctx.numbers = kernel, lam, factor, (1 if z >= 0 else small) / (1 + small) / temperature
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        # This check is cheaper than torch's once_differentiable, which enters a context on every call.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "this form of an activation of learned hardness has no second derivative: create_graph must be False; "
-                "torch.func takes another form, which has it"
-            )
-        u, y = ctx.saved_tensors
-        kernel, lam, factor, slope_of_lam = ctx.numbers
-        of_x = kernel.backward(gradient, u)
-        if not ctx.needs_input_grad[1]:
-            return of_x, None, None, None
-        if lam < EXACT_FROM:
-            total = torch.dot(u.ravel(), of_x.ravel())
-            of_lam = (total.item() / factor - torch.dot(gradient.ravel(), y.ravel()).item()) / lam
-        else:
-            near = u.ravel().clamp(-kernel.saturated, kernel.saturated)
-            total = torch.dot(kernel.slope(near).mul_(near).mul_(near), gradient.ravel())
-            of_lam = total.item() / (factor * lam)
-        return of_x, total.fill_(of_lam * slope_of_lam), None, None
-
-
 class Hardness(nn.Module):
     """The activation G(κλx)/(κλ) with one learned λ = 1 + softplus(s/t) ≥ 1 for all elements of the layer.
 
@@ -134,6 +71,7 @@ class Hardness(nn.Module):
         init: the initial λ ≥ 1. Values below 1 + ``LEAST_GAP`` are raised to that.
         temperature: t > 0; the smaller t is, the faster λ changes with s.
         scale: κ.
+        gate: P, if the function is u·P(u).
 
     Raises:
         ValueError: if ``init`` < 1 or ``temperature`` ≤ 0.
@@ -146,11 +84,13 @@ class Hardness(nn.Module):
         init: float = 1.0,
         temperature: float = 0.1,
         scale: float = 1.0,
+        gate: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"the temperature must be positive, got {temperature}")
-        self.function, self.supremum, self.temperature, self.scale = function, supremum / scale, temperature, scale
+        self.function, self.gate, self.supremum = function, gate, supremum / scale
+        self.temperature, self.scale = temperature, scale
         self.s = nn.Parameter(torch.empty(()))
         self.set_lam(1 + LEAST_GAP if 1 <= init < 1 + LEAST_GAP else init)
 
@@ -177,9 +117,15 @@ class Hardness(nn.Module):
     def compute(self, x: Tensor) -> Tensor:
         """Return the activation of a tensor of torch that is not in float16."""
         value, factor = self.form()
-        # A file has λ as a number, not what it is computed from.
-        given = factor.item() if torch.onnx.is_in_onnx_export() else factor
-        return value(x * given) / given
+        if torch.onnx.is_in_onnx_export():
+            # A file has λ as a number, not what it is computed from.
+            return value(x * factor.item()) / factor.item()
+        if self.gate is not None and self.s.requires_grad:
+            asked = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+            if asked or factor.item() >= EXACT_FROM * self.scale:
+                # No part of this form's derivative by λ cancels another.
+                return x * self.gate(x * factor)
+        return value(x * factor) / factor
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to each element of a tensor of any shape.
@@ -205,72 +151,18 @@ class Hardness(nn.Module):
         return f"lam={self.lam.item():.6g}, temperature={self.temperature}"
 
 
-class HardnessGate(Hardness):
-    """The activation f(x; λ) = G(κλx)/(κλ) of a ``Kernel``, with gradients in few operations."""
-
-    def __init__(self, kernel: Kernel, init: float = 1.0, temperature: float = 0.1) -> None:
-        super().__init__(kernel.value, kernel.supremum, init, temperature, kernel.scale)
-        self.kernel = kernel
-
-    def compute(self, x: Tensor) -> Tensor:
-        """Return f; by operators of torch alone, with λ as a tensor, for torch.compile, torch.export and torch.func."""
-        if not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
-            # self.s would run nn.Module.__getattr__, whose time is measurable in that of a step.
-            y: Tensor = _GateFunction.apply(x, self._parameters["s"], self.temperature, self.kernel)  # type: ignore[no-untyped-call]
-            return y
-        value, factor = self.form()
-        if self.s.requires_grad:
-            # No part of this form's derivative by λ cancels another.
-            return x * self.kernel.gate(x * factor)
-        return value(x * factor) / factor
-
-
 def _normal(u: Tensor) -> Tensor:
     return 0.5 * torch.special.erfc(u * -math.sqrt(0.5))
-
-
-def _normal_density(u: Tensor) -> Tensor:
-    return torch.exp(-u * u / 2) / math.sqrt(2 * math.pi)
 
 
 def _tanh_gate(u: Tensor) -> Tensor:
     return 0.5 + 0.5 * torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))
 
 
-def _tanh_slope(u: Tensor) -> Tensor:
-    """Return the derivative of (1 + tanh(√(2/π)·(u + 0.044715·u³)))/2."""
-    k = math.sqrt(2 / math.pi)
-    sech = 1 / torch.cosh(k * (u + 0.044715 * u**3))
-    return sech * sech * (k / 2) * (1 + 3 * 0.044715 * u * u)
-
-
-def _logistic_slope(u: Tensor) -> Tensor:
-    return torch.sigmoid(u) * torch.sigmoid(-u)
-
-
-# An operator of torch cannot be pickled, and with it no module that has one; a function of a module can.
-def _gelu_backward(gradient: Tensor, u: Tensor, approximate: Approximate = "none") -> Tensor:
-    found: Tensor = torch.ops.aten.gelu_backward.default(gradient, u, approximate=approximate)
-    return found
-
-
-def _silu_backward(gradient: Tensor, u: Tensor) -> Tensor:
-    found: Tensor = torch.ops.aten.silu_backward.default(gradient, u)
-    return found
-
-
 _GELU_TANH = partial(F.gelu, approximate="tanh")
-KERNELS = {
-    "none": Kernel(F.gelu, _normal, _gelu_backward, _normal_density, saturated=40.0, supremum=SUPREMUM),
-    "tanh": Kernel(_GELU_TANH, _tanh_gate, partial(_gelu_backward, approximate="tanh"), _tanh_slope, 40.0, 0.170041),
-    # exp(−800) is zero in float64 too.
-    "swish": Kernel(
-        F.silu, torch.sigmoid, _silu_backward, _logistic_slope, saturated=800.0, supremum=_SWISH_SUPREMUM, scale=MATCHED
-    ),
-}
 
 
-class LambdaGELU(HardnessGate):
+class LambdaGELU(Hardness):
     """The activation x·Φ(λx) with one learned λ; arguments as those of ``Hardness``.
 
     ``approximate`` is ``"none"`` for the exact Φ, or ``"tanh"`` for GELU's usual approximation, else ValueError.
@@ -279,21 +171,23 @@ class LambdaGELU(HardnessGate):
     def __init__(self, init: float = 1.0, temperature: float = 0.1, approximate: Approximate = "none") -> None:
         if approximate not in ("none", "tanh"):
             raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
-        super().__init__(KERNELS[approximate], init, temperature)
+        exact = approximate == "none"
+        function, supremum, gate = (F.gelu, SUPREMUM, _normal) if exact else (_GELU_TANH, 0.170041, _tanh_gate)
+        super().__init__(function, supremum, init, temperature, gate=gate)
         self.approximate: Approximate = approximate
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
 
-class LambdaSwish(HardnessGate):
+class LambdaSwish(Hardness):
     """The activation x·σ(κλx) with one learned λ; arguments as those of ``Hardness``, and κ = ``scale`` > 0.
 
     With κ = 1, λ = 1 is SiLU; with κ = 1.702, λ = 1 is the approximation of GELU by a sigmoid.
     """
 
     def __init__(self, init: float = 1.0, temperature: float = 0.1, scale: float = MATCHED) -> None:
-        super().__init__(replace(KERNELS["swish"], scale=scale), init, temperature)
+        super().__init__(F.silu, _SWISH_SUPREMUM, init, temperature, scale, torch.sigmoid)
 
 
 SIGMOID_GELU = 1.702

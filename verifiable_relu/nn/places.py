@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from inspect import Parameter, signature
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -74,13 +74,15 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     """Replace a model's smooth activations, in place; a model that is an activation itself is replaced as a whole.
 
     Replaced are modules, functions that are attributes of a module (as in ``nn.TransformerEncoderLayer``), and
-    functions that a forward calls (``replace_calls``). The names, order, weights and training mode of all other modules
+    functions that a forward calls. The names, order, weights and training mode of all other modules
     stay, and a module that is used twice stays one module. Returns the model, and its smooth activations in order.
 
     Raises:
-        InputError: for an unknown name of an activation, or an UnsupportedError if a forward calls one and cannot be
-            traced; the error names the module, and the model stays as it was.
+        InputError: if the model is no torch module, for an unknown name of an activation, or an UnsupportedError if a
+            forward calls one and cannot be traced, which names the module; the model may be changed in part by then.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch module, not {type(model).__name__}")
     if not isinstance(activations, list | tuple | set | frozenset):
         raise InputError(f"activations are a list of names, not {activations!r:.40}")
     for name in activations:
@@ -89,49 +91,13 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
     if hasattr(model, "_orig_mod"):
         raise InputError("the model is compiled: replace the activations of the model that torch.compile was given")
     replacement = _Replacement(make, tuple(activations))
-    with all_or_nothing(model):
-        whole = replacement.of(model, "")
-        if whole is not None:
-            return whole, replacement.places
-        # Modules that take the place of others are not looked into.
-        for path, module in list(model.named_modules()):
-            replacement.inside(module, path)
+    whole = replacement.of(model, "")
+    if whole is not None:
+        return whole, replacement.places
+    # Modules that take the place of others are not looked into.
+    for path, module in list(model.named_modules()):
+        replacement.inside(module, path)
     return model, replacement.places
-
-
-@contextmanager
-def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Give a torch module back its modules, classes, attributes and configurations if what changes them fails.
-
-    Values of tensors are not kept: nothing here changes them.
-    """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch module, not {type(model).__name__}")
-    # Nothing of TorchScript is replaced, and its attributes are no dictionaries.
-    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    classes = [(module, type(module)) for module in modules]
-    held = [each for module in modules for each in (module._parameters, module._buffers, module._modules, vars(module))]
-    held += [vars(config) for config in _configurations(model)]
-    before = [(each, dict(each)) for each in held]
-    learned = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        yield
-    except BaseException:
-        for module, own in classes:
-            # A class of the user may have a ``__setattr__`` of its own.
-            object.__setattr__(module, "__class__", own)
-        for each, items in before:
-            each.clear()
-            each.update(items)
-        for parameter, was in learned:
-            if parameter.requires_grad != was:
-                parameter.requires_grad_(was)
-        raise
-
-
-def _configurations(model: nn.Module) -> list[Any]:
-    found = (getattr(module, "config", None) for module in model.modules())
-    return [config for config in found if isinstance(getattr(config, "__dict__", None), dict)]
 
 
 def substitute_relu(
@@ -149,19 +115,35 @@ def substitute_relu(
             names the module, and the model stays as it was.
         InputError: if the model is no torch module, or for an unknown activation.
     """
-    changed = model if inplace or not isinstance(model, nn.Module) else deepcopy(model)
-    with all_or_nothing(changed):
-        hard, places = replace_smooth(changed, _marked, activations)
-        require_replaced(hard, places, example)
-        _configure(hard, activations)
-        kept = not _made_with_relu(hard, activations)
-        device = next((parameter.device for parameter in hard.parameters()), None)
-        for module in hard.modules():
-            # TorchScript's buffers are no dictionary, and nothing of it was replaced.
-            mark = None if isinstance(module, torch.jit.ScriptModule) else module._buffers.pop(MARK, None)
-            if kept and mark is not None:
-                module.register_buffer(MARK, mark.to(device=device))
+    hard, _ = replace_wholly(model if inplace else deepcopy(model), _marked, activations, example)
+    _configure(hard, activations)
+    kept = not _made_with_relu(hard, activations)
+    device = next((parameter.device for parameter in hard.parameters()), None)
+    for module in hard.modules():
+        # TorchScript's buffers are no dictionary, and nothing of it was replaced.
+        mark = None if isinstance(module, torch.jit.ScriptModule) else module._buffers.pop(MARK, None)
+        if kept and mark is not None:
+            module.register_buffer(MARK, mark.to(device=device))
     return hard
+
+
+def replace_wholly(
+    model: nn.Module, make: Made, activations: Sequence[str], example: Any = None
+) -> tuple[nn.Module, list[Place]]:
+    """Replace as ``replace_smooth``, and find out as ``require_replaced``; a model that is refused stays as it was."""
+    require_replaced(*replace_smooth(_twin(model, {}), make, activations), example)
+    return replace_smooth(model, make, activations)
+
+
+def _twin(module: Any, known: dict[int, Any]) -> Any:
+    """Return a module with the same tensors and attributes, but modules of its own; nothing of TorchScript is one."""
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+        return module
+    if id(module) not in known:
+        known[id(module)] = twin = object.__new__(type(module))
+        vars(twin).update(vars(module), _parameters=dict(module._parameters), _buffers=dict(module._buffers))
+        vars(twin)["_modules"] = {name: _twin(child, known) for name, child in module._modules.items()}
+    return known[id(module)]
 
 
 MARK = "relu_in_place_of_another_activation"
@@ -176,8 +158,8 @@ def _marked(_: Rectifier | Hardness) -> nn.ReLU:
 
 def _configure(model: nn.Module, activations: Collection[str]) -> None:
     table = getattr(sys.modules.get("transformers.activations"), "ACT2FN", {})
-    for config in _configurations(model):
-        for key, value in list(vars(config).items()):
+    for config in (getattr(module, "config", None) for module in model.modules()):
+        for key, value in list(getattr(config, "__dict__", {}).items()):
             known = recognise(table[value]) if isinstance(value, str) and value in table else None
             if known is not None and known.name in activations:
                 setattr(config, key, "relu")
@@ -277,26 +259,23 @@ def require_replaced(model: nn.Module, places: Collection[Place], example: Any =
     first of its parts that does so, offers as ``dummy_inputs``, as those of ``transformers`` do; without any, or if the
     model does not take them, nothing is found out.
     """
-    if example is not None:
-        leftovers(model, places, partial(_call, example))
-        return
-    part = next((path for path, module in model.named_modules() if hasattr(module, "dummy_inputs")), None)
+    offers = (path for path, module in model.named_modules() if hasattr(module, "dummy_inputs"))
+    part = next(offers, None) if example is None else ""
     if part is None:
         return
-    whole = model.get_submodule(part)
     within = [replace(place, path=place.path.removeprefix(f"{part}.")) for place in places]
+
+    def call(of: nn.Module) -> object:
+        given = getattr(of, "dummy_inputs", None) if example is None else example
+        if isinstance(given, Mapping):
+            return of(**given)
+        return of(*given) if isinstance(given, tuple | list) else of(given)
+
     try:
-        leftovers(whole, within, partial(_call, getattr(whole, "dummy_inputs", None)))
-    except UnsupportedError:
-        raise
-    except Exception:  # A model may not take what its class offers.
-        return
-
-
-def _call(example: Any, model: nn.Module) -> object:
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple | list) else model(example)
+        leftovers(model.get_submodule(part), within, call)
+    except Exception as error:  # A model may not take what its class offers.
+        if example is not None or isinstance(error, UnsupportedError):
+            raise
 
 
 class _Replacement:
@@ -360,7 +339,7 @@ class _Replacement:
                     # The layer's fused kernel would compute the activation that it remembers by this number.
                     module.activation_relu_or_gelu = 0
         if not type(module).__module__.startswith("torch.nn."):
-            replace_calls(module, path, partial(self.chosen, path))
+            _replace_calls(module, path, partial(self.chosen, path))
 
 
 def _title(module: nn.Module) -> str:
@@ -370,14 +349,10 @@ def _title(module: nn.Module) -> str:
 _NAMES = frozenset(name.partition(".")[2] for name in FUNCTIONS.values())
 
 
-def replace_calls(module: nn.Module, path: str, make: Callable[[Rectifier, str], nn.Module | None]) -> None:
-    """Replace the functions of ``FUNCTIONS`` that a module's own forward calls, in place, but not its children's.
+def _replace_calls(module: nn.Module, path: str, make: Callable[[Rectifier, str], nn.Module | None]) -> None:
+    """Replace the functions of ``FUNCTIONS`` that a module's own forward calls, but not its children's, where wanted.
 
-    ``path`` is the module's name for messages; ``make`` is asked for each call, with the rectifier that it computes and
-    a text that names it, for what takes its place; None leaves the call as it is.
-
-    Raises:
-        UnsupportedError: if the forward may call such a function and cannot be traced; the error names the module.
+    Raises an UnsupportedError if the forward may call such a function and cannot be traced.
     """
     place = f"module {path!r} ({type(module).__name__})"
     try:
@@ -418,8 +393,7 @@ def replace_calls(module: nn.Module, path: str, make: Callable[[Rectifier, str],
 
 
 def _apply(node: fx.Node, x: Tensor) -> Any:
-    args = tuple(x if isinstance(value, fx.Node) else value for value in node.args)
-    kwargs = {name: x if isinstance(value, fx.Node) else value for name, value in node.kwargs.items()}
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: x)
     assert callable(node.target)
     return node.target(*args, **kwargs)
 
@@ -508,31 +482,24 @@ def _blank(own: type[nn.Module], source: str, names: dict[str, Any]) -> nn.Modul
 
 
 def _named(module: nn.Module) -> set[str]:
-    """Return the names in the code of a module's class, and of the functions that this code names."""
+    """Return the names and texts in the code of a module's class, and of the functions that this code names."""
     own = vars(module).get("forward")
-    pending: list[Any] = [own.__func__ if isinstance(own, MethodType) else own]
+    pending: list[Any] = [getattr(own, "__func__", own)]
     for base in type(module).__mro__:
         if not base.__module__.startswith("torch."):
             pending += vars(base).values()
-    seen: set[int] = set()
+    seen: set[FunctionType] = set()
     found: set[str] = set()
     while pending:
         each = pending.pop()
-        if isinstance(each, partial):
-            each = each.func
-        if not isinstance(each, FunctionType) or id(each) in seen or each.__module__.startswith("torch."):
+        each = each.func if isinstance(each, partial) else each
+        if not isinstance(each, FunctionType) or each in seen or each.__module__.startswith("torch."):
             continue
-        seen.add(id(each))
-        names = set(_names(each.__code__))
-        found |= names
-        pending += [each.__globals__[name] for name in names if name in each.__globals__]
+        seen.add(each)
+        codes = [each.__code__]
+        for code in codes:
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+            names = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
+            found |= names
+            pending += [each.__globals__[name] for name in names & each.__globals__.keys()]
     return found
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-        elif isinstance(constant, str):
-            yield constant

@@ -72,18 +72,13 @@ def resumable(saved: Path, work: Callable[[], Any]) -> Any:
 
 
 def _show(results: Mapping[str, Any]) -> None:
-    """Print a table of the results; fractions of all images are percentages."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    """Print the results in lines; fractions of all images are percentages."""
     flat = {**results, **{f"int8 {name}": value for name, value in results.get("int8", {}).items()}}
     flat.pop("int8", None)
-    table = Table("result", "value", box=None)
+    width = max(map(len, flat))
     for name, value in flat.items():
         is_fraction = name.startswith(("clean", "not_refuted", "int8 clean"))
-        table.add_row(name.replace("_", " "), Text(f"{value:.2%}" if is_fraction else _text(value)))
-    Console(soft_wrap=True).print(table)
+        print(f"{name.replace('_', ' '):{width}}  {f'{value:.2%}' if is_fraction else _text(value)}")
 
 
 def _text(value: Any) -> str:

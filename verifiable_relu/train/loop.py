@@ -9,7 +9,7 @@ import io
 import math
 import pickle
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -63,6 +63,11 @@ class Epoch:
 
     losses: list[float]
     seconds: float
+
+
+def lambdas(model: nn.Module) -> list[float]:
+    """Return λ of each gate of a model."""
+    return [module.lam.item() for module in model.modules() if isinstance(module, Hardness)]
 
 
 @dataclass(frozen=True)
@@ -123,15 +128,15 @@ def fit(
     loss: Callable[[nn.Module, Batch], Tensor],
     optimizer: torch.optim.Optimizer,
     before: Callable[[int], None] = lambda step: None,
-    after: Callable[[int, float], None] = lambda step, loss: None,
+    callbacks: Sequence[Callback] = (),
     checkpoint: Checkpoint | None = None,
 ) -> Iterator[Epoch]:
     """Train a model for a number of epochs, and yield at the end of each.
 
     ``begin`` is called at the start of each epoch with its number from 0, and returns its batches. ``before`` is called
-    before each step with the number of steps taken so far, to set λ and learning rates; ``after`` with that number, now
-    one larger, and the loss, and its time is not the epoch's. The checkpoint is restored at the start, and saved after
-    each epoch once the caller asks for the next one.
+    before each step with the number of steps taken so far, to set λ and learning rates, and ``callbacks`` after it; the
+    time of these is not the epoch's. The checkpoint is restored at the start, and saved after each epoch once the
+    caller asks for the next one.
 
     Raises:
         Diverged: if the loss becomes infinite or NaN.
@@ -158,7 +163,10 @@ def fit(
             optimizer.step()
             losses.append(found.item())
             stepped = time.monotonic()
-            after(step + 1, losses[-1])
+            if callbacks:
+                state = TrainingStep(step + 1, epochs * len(batches), losses[-1], lambdas(model), model)
+                for callback in callbacks:
+                    callback(state)
             began += time.monotonic() - stepped
         yield Epoch(losses, time.monotonic() - began)
         if checkpoint is not None:
@@ -358,11 +366,12 @@ def train(
     Raises: InputError: if the network does not fit the images, for a bad checkpoint, or (Diverged) a loss that is not
     finite.
     """
-    run = Training(options, data, data if test is None else test, device, callback)
+    run = Training(options, data, data if test is None else test, device)
     parts = {"training": run, "history": run.history, "model": run.model, "optimizer": run.optimizer}
     parts |= {"random": torch.default_generator}
     kept = None if saved is None else Checkpoint(saved, asdict(options), parts)
-    for epoch in fit(run.model, options.epochs, run.begin, run.loss, run.optimizer, run.before, run.after, kept):
+    watching = () if callback is None else (callback,)
+    for epoch in fit(run.model, options.epochs, run.begin, run.loss, run.optimizer, run.before, watching, kept):
         run.end(epoch)
     run.model.cpu()
     return run
@@ -379,8 +388,8 @@ class Training:
         swap: the effect of the replacement by ReLU at the switch; None in other arms.
     """
 
-    def __init__(self, options: Options, data: Dataset, test: Dataset, device: str, callback: Callback | None) -> None:
-        self.options, self.test, self.device, self.callback = options, test, device, callback
+    def __init__(self, options: Options, data: Dataset, test: Dataset, device: str) -> None:
+        self.options, self.test, self.device = options, test, device
         self.images, self.labels = (torch.from_numpy(each).to(device) for each in (data.images, data.labels))
         self.model = build(options, data).to(device)
         single = len(self.images) % options.batch == 1
@@ -396,10 +405,6 @@ class Training:
     @property
     def learned(self) -> list[float]:
         return [] if self.annealing is None else self.annealing.start
-
-    @property
-    def lam(self) -> list[float]:
-        return [module.lam.item() for module in self.model.modules() if isinstance(module, Hardness)]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -447,16 +452,12 @@ class Training:
         self.right += int((logits.argmax(1) == y).sum())
         return value
 
-    def after(self, step: int, value: float) -> None:
-        if self.callback is not None:
-            self.callback(TrainingStep(step, self.per_epoch * self.options.epochs, value, self.lam, self.model))
-
     def end(self, epoch: Epoch) -> None:
         """Add an epoch to the history."""
         total = sum(value * len(chosen) for value, chosen in zip(epoch.losses, self.order, strict=True))
         count = len(self.images)
         means = {"loss": total / count, "accuracy": self.right / count}
-        self.history.append({"lam": self.lam, **means, "seconds": round(epoch.seconds, 3)})
+        self.history.append({"lam": lambdas(self.model), **means, "seconds": round(epoch.seconds, 3)})
 
 
 def measure_swap(smooth: nn.Module, hard: nn.Module, data: Dataset, device: str = "cpu") -> SubstitutionEffect:

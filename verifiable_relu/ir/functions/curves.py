@@ -1,7 +1,4 @@
-"""The smooth functions: one row each of ``CURVES`` and of ``CHECKED``, which is written apart to check the former.
-
-To add a function is to add these two rows, and one of the checker.
-"""
+"""The smooth functions: one row each of ``CURVES``. To add one is to add a row here, and one of the checker."""
 
 from __future__ import annotations
 
@@ -21,24 +18,6 @@ Value = Callable[[Tensor, Any], Tensor]
 
 _erf, _erfc = (np.vectorize(function, otypes=[np.float64]) for function in (math.erf, math.erfc))
 Array = np.ndarray
-_Slope = Callable[[Array, Array, float], Any]
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A function f(x, α) on float64 arrays.
-
-    Attributes:
-        value: f, off by a few units in the last place and of what ``beside`` says.
-        slope: of (low, high, α), or a number: ≥ |f′(x, α)| for low ≤ x ≤ high, up to a few units in the last place.
-        beside: what the error of ``value`` is relative to, in addition to the value itself.
-        wide: whether ``value`` is as accurate in wider formats than float64.
-    """
-
-    value: Callable[[Array, float], Any]
-    slope: _Slope | float
-    beside: Callable[[Array], Array | float] = lambda x: 1.0
-    wide: bool = True
 
 
 def _numpy_sigmoid(x: Array) -> Any:
@@ -51,25 +30,6 @@ def _softplus(x: Array) -> Any:
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
-def _largest(low: Array, high: Array) -> Any:
-    return np.maximum(np.abs(low), np.abs(high))
-
-
-def _inside(slope: Callable[[Array], Any]) -> _Slope:
-    """Return the largest slope of a function on (−1, 1) that is steepest at the ends: by 1 − x² there, inf beyond."""
-
-    def steepest(low: Array, high: Array, _: float) -> Any:
-        far = _largest(low, high)
-        return np.where(far < 1, slope(np.maximum((1 - far) * (1 + far), 0)), np.inf)
-
-    return steepest
-
-
-def _falling(slope: Callable[[Array, float], Any], least: float = 0.0) -> _Slope:
-    """Return the largest slope of a function that is steepest at the lower end: infinite from ``least`` down."""
-    return lambda low, high, alpha: np.where(low > least, slope(np.maximum(low, least), alpha), np.inf)
-
-
 @dataclass(frozen=True)
 class Curve:
     """A function f(x, p) of one variable with a positive parameter, 1 where it has none.
@@ -80,8 +40,9 @@ class Curve:
             the last; None where f is linear.
         bends: where f turns from convex to concave or back, or its slope jumps, in order.
         turns: where f turns from falling to rising or back; each is a point where f is flat, or a bend.
-        point: of (s, p, convex): the point where f is convex, or concave, and f′ is s; for slopes that f′ does not have
-            there any number towards which f′ tends to s. None for functions whose points are looked up in a table.
+        point: of (s, p): the point where f′ is s, that right of 0 where f is ``mirrored``; for slopes that f′ does not
+            have there any number towards which f′ tends to s. None for functions with points in a table.
+        mirrored: whether f′(−x) = f′(x), and f bends at 0.
         reach: f′ changes by less than 10⁻¹⁶ beyond −reach and reach, where a table ends.
         precision: of ``point``, relative to its size and 1.
         absolute: absolute errors of f and f′, relative to the relative ones.
@@ -99,16 +60,18 @@ class Curve:
         versions: the opsets in which definitions of the operator began that mean f.
         attribute: the name of the operator's attribute that is the parameter, 1 by default.
         torch: name of the operator of torch (aten).
-        checked: the function again, from its definition and apart from the fields above, whose claims it checks.
+        numpy: f again, of numpy's arrays and from its definition: off by a few units in the last place of itself and
+            of ``beside``; ``wide``: in wider formats than float64, too.
     """
 
     value: Value
     derivative: Value
     rising: tuple[bool | None, ...]
-    checked: Checked = field(kw_only=True)
+    numpy: Callable[[Array, float], Any] = field(kw_only=True)
     bends: tuple[float, ...] = ()
     turns: tuple[float, ...] = ()
-    point: Callable[[Tensor, float, bool], Tensor] | None = None
+    point: Callable[[Tensor, float], Tensor] | None = None
+    mirrored: bool = False
     reach: float = math.inf
     precision: float = 2.0**-49
     absolute: float = 0.0
@@ -128,12 +91,20 @@ class Curve:
     versions: tuple[int, ...] = ()
     attribute: str = ""
     torch: str = ""
+    beside: Callable[[Array], Any] = lambda x: 1.0
+    wide: bool = True
 
 
 def _rectifier(value: Value, derivative: Value, bend: tuple[float, float], turn: float, **more: Any) -> Curve:
     """Return the row of a function that is concave, convex and concave, as x·P(x) are that tend to ReLU."""
     known: dict[str, Any] = {"gated": True, "zero": 0.0, "reach": 40.0, "precision": 2.0**-24, **more}
     return Curve(value, derivative, (False, True, False), bend, (turn,), **known)
+
+
+def _odd(value: Value, derivative: Value, point: Callable[[Tensor, float], Tensor], **more: Any) -> Curve:
+    """Return the row of a function that bends at 0 alone and that a point mirrors: convex, then concave by default."""
+    known: dict[str, Any] = {"rising": (True, False), "bends": (0.0,), "mirrored": True, "zero": 0.0, **more}
+    return Curve(value, derivative, point=point, **known)
 
 
 _ROOT_2_PI = math.sqrt(2 / math.pi)
@@ -191,14 +162,6 @@ def _acosh(x: Tensor, _: float) -> Tensor:
     return torch.where(more >= 0, found, torch.nan)
 
 
-def _power(x: Tensor, p: float) -> Tensor:
-    return torch.where(x < 0, torch.nan, x**p)
-
-
-def _power_slope(x: Tensor, p: float) -> Tensor:
-    return torch.where(x < 0, torch.nan, p * x ** (p - 1))
-
-
 def _positive(s: Tensor) -> Tensor:
     return s.clamp(min=tiny(s.dtype))
 
@@ -206,11 +169,6 @@ def _positive(s: Tensor) -> Tensor:
 def _part(s: Tensor) -> Tensor:
     """Return slopes moved into (0, 1]."""
     return s.clamp(tiny(s.dtype), 1)
-
-
-def _left(t: Tensor, convex: bool) -> Tensor:
-    """Return the point ±t of a function that is convex left of 0 and concave right of it."""
-    return -t if convex else t
 
 
 def _arcosh_root(s: Tensor) -> Tensor:
@@ -226,199 +184,161 @@ def _arcsine_point(s: Tensor) -> Tensor:
 
 
 def _wave(
-    value: Value,
-    derivative: Value,
-    bends: tuple[float, float],
-    turns: tuple[float, float],
-    name: str,
-    checked: Checked,
+    value: Value, derivative: Value, bends: tuple[float, float], turns: tuple[float, float], **more: Any
 ) -> Curve:
-    first = bends[0] == 0
-    return Curve(
-        value, derivative, (first, not first), bends, turns,
-        absolute=1.0, period=2 * math.pi, least=-1.0, most=1.0, operator=name, versions=(7, 22), torch=name.lower(),
-        checked=checked,
-    )  # fmt: skip
+    """Return the row of a sine: the slope of its first piece rises where that begins at 0."""
+    known = {"absolute": 1.0, "period": 2 * math.pi, "least": -1.0, "most": 1.0, "versions": (7, 22), **more}
+    return Curve(value, derivative, (bends[0] == 0, bends[0] != 0), bends, turns, **known)
 
 
 # fmt: off
 CURVES: dict[str, Curve] = {
-    "Sigmoid": Curve(
-        lambda x, _: torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * torch.sigmoid(-x), (True, False), (0.0,),
-        point=lambda s, _, convex: _left(2 * _arcosh_root(4 * s), convex), increasing=True, least=0.0, most=1.0,
-        operator="Sigmoid", versions=(6, 13), torch="sigmoid",
-        # Of a sigmoid what is lost is bounded absolutely, which is enough here: tanh(x/2)/2 + 1/2 overflows nowhere.
-        checked=Checked(lambda x, _: 0.5 + 0.5 * np.tanh(x / 2), 0.25),
+    # Of a sigmoid what is lost is bounded absolutely, which is enough here: tanh(x/2)/2 + 1/2 overflows nowhere.
+    "Sigmoid": _odd(
+        lambda x, _: torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * torch.sigmoid(-x),
+        lambda s, _: 2 * _arcosh_root(4 * s), increasing=True, zero=None, least=0.0, most=1.0,
+        operator="Sigmoid", versions=(6, 13), torch="sigmoid", numpy=lambda x, _: 0.5 + 0.5 * np.tanh(x / 2),
     ),
     # tanh′ = 1 − tanh², without cancellation.
-    "Tanh": Curve(
-        lambda x, _: torch.tanh(x), lambda x, _: 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x), (True, False),
-        (0.0,), point=lambda s, _, convex: _left(_arcosh_root(s), convex), increasing=True, least=-1.0, most=1.0,
-        zero=0.0, operator="Tanh", versions=(6, 13), torch="tanh",
-        checked=Checked(lambda x, _: np.tanh(x), 1.0),
+    "Tanh": _odd(
+        lambda x, _: torch.tanh(x), lambda x, _: 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x),
+        lambda s, _: _arcosh_root(s), increasing=True, least=-1.0, most=1.0,
+        operator="Tanh", versions=(6, 13), torch="tanh", numpy=lambda x, _: np.tanh(x),
     ),
     # λ-GELU, x·Φ(λx), by erfc, since 1 + erf leaves nothing but rounding errors for negative x. A relative error u of
-    # λx moves f by u·|x·f′(x)| ≤ u·(|f(x)| + 0.294/λ).
+    # λx moves f by u·|x·f′(x)| ≤ u·(|f(x)| + 0.294/λ), and Φ(t) by at most that error times |t·φ(t)| < 1/4.
+    # The complementary error function keeps its relative accuracy in the tail.
     "GELU": _rectifier(
         lambda x, lam: 0.5 * x * torch.special.erfc(x * (-lam * math.sqrt(0.5))), _gelu_slope,
         (-math.sqrt(2), math.sqrt(2)), -0.7517915246935645, reach=9.0, absolute=1.0, stretched=True, saturated=6.0,
-        torch="gelu",
-        # The slope of x·Φ(λx) lies in [−0.12890, 1.12890] for every λ (arXiv 2603.21991). The computed argument t of
-        # Φ has a relative error of a few u, which changes Φ(t) by at most that relative error times |t·φ(t)| < 1/4.
-        # The complementary error function keeps its relative accuracy in the tail.
-        checked=Checked(lambda x, lam: x * (0.5 * _erfc(-lam * x / math.sqrt(2))), 1.1290, np.abs, False),
+        torch="gelu", numpy=lambda x, lam: x * (0.5 * _erfc(-lam * x / math.sqrt(2))), beside=np.abs, wide=False,
     ),
     "SiLU": _rectifier(
         lambda x, _: x * torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * (1 + x * torch.sigmoid(-x)),
         (-2.3993572805154677, 2.3993572805154677), -1.2784645427610738, torch="silu",
-        checked=Checked(lambda x, _: x * _numpy_sigmoid(x), 1.0999),
+        numpy=lambda x, _: x * _numpy_sigmoid(x),
     ),
     # P(x) = tanh(softplus(x)). With w = eˣ, 1 − P(x) = 2/(w² + 2w + 2) and P(−x) = (2w + 1)/(2w² + 2w + 1).
     "Mish": _rectifier(
         _mish, _mish_slope, (-2.2563763963607931, 1.4905711794854285), -1.1924312145154952,
-        operator="Mish", versions=(18, 22), torch="mish",
-        checked=Checked(lambda x, _: x * np.tanh(_softplus(x)), 1.0889),
+        operator="Mish", versions=(18, 22), torch="mish", numpy=lambda x, _: x * np.tanh(_softplus(x)),
     ),
     "tanh-GELU": _rectifier(
         lambda x, _: x * torch.sigmoid(_inner(x)), _tanh_gelu_slope, (-1.4185040087908284, 1.4185040087908284),
-        -0.75246142207101626, reach=9.0, absolute=1.0,
-        checked=Checked(
-            lambda x, _: x * _numpy_sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)), 1.1295, wide=False
-        ),
+        -0.75246142207101626, reach=9.0, absolute=1.0, wide=False,
+        numpy=lambda x, _: x * _numpy_sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     ),
     # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
     "ELU": Curve(
         lambda x, alpha: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0))),
         lambda x, alpha: torch.where(x > 0, 1.0, alpha * torch.exp(x.clamp(max=0))), (True, None), (0.0,),
-        point=lambda s, alpha, _: torch.log(_positive(s / alpha)), absolute=1.0,
+        point=lambda s, alpha: torch.log(_positive(s / alpha)), absolute=1.0,
         kinked=True, increasing=True, zero=0.0, operator="Elu", versions=(6, 22), attribute="alpha",
-        checked=Checked(
-            lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-            lambda low, high, alpha: max(1.0, alpha),
-        ),
+        numpy=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
     ),
     "Softplus": Curve(
         lambda x, _: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())), lambda x, _: torch.sigmoid(x), (True,),
-        point=lambda s, *_: torch.logit(s.clamp(tiny(s.dtype), 1 - epsilon(s.dtype))), increasing=True, least=0.0,
-        operator="Softplus", versions=(1, 22), torch="softplus",
-        checked=Checked(lambda x, _: _softplus(x), 1.0),
+        point=lambda s, _: torch.logit(s.clamp(tiny(s.dtype), 1 - epsilon(s.dtype))), increasing=True, least=0.0,
+        operator="Softplus", versions=(1, 22), torch="softplus", numpy=lambda x, _: _softplus(x),
     ),
-    "Softsign": Curve(
-        lambda x, _: x / (1 + x.abs()), lambda x, _: (1 + x.abs()) ** -2, (True, False), (0.0,),
-        point=lambda s, _, convex: _left(_part(s) ** -0.5 - 1, convex), increasing=True, least=-1.0, most=1.0, zero=0.0,
-        operator="Softsign", versions=(1, 22),
-        checked=Checked(lambda x, _: x / (1 + np.abs(x)), 1.0),
+    "Softsign": _odd(
+        lambda x, _: x / (1 + x.abs()), lambda x, _: (1 + x.abs()) ** -2, lambda s, _: _part(s) ** -0.5 - 1,
+        increasing=True, least=-1.0, most=1.0, operator="Softsign", versions=(1, 22),
+        numpy=lambda x, _: x / (1 + np.abs(x)),
     ),
     "HardSwish": Curve(
         lambda x, _: x * (x + 3).clamp(0, 6) / 6,
         lambda x, _: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, (2 * x + 3) / 6)),
-        (None, True, None), (-3.0, 3.0), (-1.5,),
-        point=lambda s, *_: 3 * s - 1.5, kinked=True, gated=True, zero=0.0,
+        (None, True, None), (-3.0, 3.0), (-1.5,), point=lambda s, _: 3 * s - 1.5, kinked=True, gated=True, zero=0.0,
         operator="HardSwish", versions=(14, 22), torch="hardswish",
-        checked=Checked(lambda x, _: x * np.clip(x + 3, 0, 6) / 6, 1.5),
+        numpy=lambda x, _: x * np.clip(x + 3, 0, 6) / 6,
     ),
-    "Erf": Curve(
-        lambda x, _: torch.erf(x), _erf_slope, (True, False), (0.0,),
-        point=lambda s, _, convex: _left(torch.sqrt(-torch.log(_part(s * (math.sqrt(math.pi) / 2)))), convex),
-        increasing=True, least=-1.0, most=1.0, zero=0.0, operator="Erf", versions=(9, 13),
-        torch="erf",
-        checked=Checked(lambda x, _: _erf(x), 1.1284, wide=False),
+    "Erf": _odd(
+        lambda x, _: torch.erf(x), _erf_slope,
+        lambda s, _: torch.sqrt(-torch.log(_part(s * (math.sqrt(math.pi) / 2)))), increasing=True, least=-1.0, most=1.0,
+        operator="Erf", versions=(9, 13), torch="erf", numpy=lambda x, _: _erf(x), wide=False,
     ),
-    "Atan": Curve(
-        lambda x, _: torch.atan(x), lambda x, _: 1 / (1 + x * x), (True, False), (0.0,),
-        point=lambda s, _, convex: _left(torch.sqrt((1 - _part(s)) / _part(s)), convex), increasing=True, zero=0.0,
-        operator="Atan", versions=(7, 22), torch="atan",
-        checked=Checked(lambda x, _: np.arctan(x), 1.0),
+    "Atan": _odd(
+        lambda x, _: torch.atan(x), lambda x, _: 1 / (1 + x * x),
+        lambda s, _: torch.sqrt((1 - _part(s)) / _part(s)), increasing=True,
+        operator="Atan", versions=(7, 22), torch="atan", numpy=lambda x, _: np.arctan(x),
     ),
     # Outside of [−1, 1], (−1, 1) or [1, ∞), where it is not defined, a function is NaN, and nothing is known of it.
-    "Asin": Curve(
-        lambda x, _: torch.asin(x), lambda x, _: 1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)), (False, True),
-        (0.0,), point=lambda s, _, convex: _left(_arcsine_point(s), not convex), zero=0.0,
-        operator="Asin", versions=(7, 22), torch="asin",
-        checked=Checked(lambda x, _: np.arcsin(x), _inside(lambda rest: 1 / np.sqrt(rest))),
+    "Asin": _odd(
+        lambda x, _: torch.asin(x), lambda x, _: 1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)),
+        lambda s, _: _arcsine_point(s), rising=(False, True),
+        operator="Asin", versions=(7, 22), torch="asin", numpy=lambda x, _: np.arcsin(x),
     ),
-    "Acos": Curve(
-        lambda x, _: torch.acos(x), lambda x, _: -1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)), (True, False),
-        (0.0,), point=lambda s, _, convex: _left(_arcsine_point(-s), convex), least=0.0,
-        operator="Acos", versions=(7, 22), torch="acos",
-        checked=Checked(lambda x, _: np.arccos(x), _inside(lambda rest: 1 / np.sqrt(rest))),
+    "Acos": _odd(
+        lambda x, _: torch.acos(x), lambda x, _: -1 / torch.sqrt(((1 - x) * (1 + x)).clamp(min=0)),
+        lambda s, _: _arcsine_point(-s), zero=None, least=0.0,
+        operator="Acos", versions=(7, 22), torch="acos", numpy=lambda x, _: np.arccos(x),
     ),
-    "Atanh": Curve(
-        lambda x, _: torch.atanh(x), lambda x, _: 1 / ((1 - x) * (1 + x)).clamp(min=0), (False, True), (0.0,),
-        point=lambda s, _, convex: _left(torch.sqrt((s.clamp(min=1) - 1) / s.clamp(min=1)), not convex), zero=0.0,
-        operator="Atanh", versions=(9, 22), torch="atanh",
-        checked=Checked(lambda x, _: np.arctanh(x), _inside(lambda rest: 1 / rest)),
+    "Atanh": _odd(
+        lambda x, _: torch.atanh(x), lambda x, _: 1 / ((1 - x) * (1 + x)).clamp(min=0),
+        lambda s, _: torch.sqrt((s.clamp(min=1) - 1) / s.clamp(min=1)), rising=(False, True),
+        operator="Atanh", versions=(9, 22), torch="atanh", numpy=lambda x, _: np.arctanh(x),
     ),
     "Acosh": Curve(
         _acosh, lambda x, _: 1 / (torch.sqrt((x - 1).clamp(min=0)) * torch.sqrt(x + 1)), (False,),
-        point=lambda s, *_: torch.sqrt(1 + _positive(s) ** -2), least=0.0,
-        operator="Acosh", versions=(9, 22), torch="acosh",
-        checked=Checked(lambda x, _: np.arccosh(x), _falling(lambda low, _: 1 / np.sqrt((low - 1) * (low + 1)), 1.0)),
+        point=lambda s, _: torch.sqrt(1 + _positive(s) ** -2), least=0.0,
+        operator="Acosh", versions=(9, 22), torch="acosh", numpy=lambda x, _: np.arccosh(x),
     ),
-    "Asinh": Curve(
-        _asinh, lambda x, _: torch.where(x.abs() > _FAR, 1 / x.abs(), 1 / torch.sqrt(1 + x * x)), (True, False), (0.0,),
-        point=lambda s, _, convex: _left(torch.sqrt((1 - _part(s)) * (1 + _part(s))) / _part(s), convex),
-        increasing=True, zero=0.0, operator="Asinh", versions=(9, 22), torch="asinh",
-        checked=Checked(lambda x, _: np.arcsinh(x), 1.0),
+    "Asinh": _odd(
+        _asinh, lambda x, _: torch.where(x.abs() > _FAR, 1 / x.abs(), 1 / torch.sqrt(1 + x * x)),
+        lambda s, _: torch.sqrt((1 - _part(s)) * (1 + _part(s))) / _part(s), increasing=True,
+        operator="Asinh", versions=(9, 22), torch="asinh", numpy=lambda x, _: np.arcsinh(x),
     ),
     "Exp": Curve(
-        lambda x, _: torch.exp(x), lambda x, _: torch.exp(x), (True,), point=lambda s, *_: torch.log(_positive(s)),
+        lambda x, _: torch.exp(x), lambda x, _: torch.exp(x), (True,), point=lambda s, _: torch.log(_positive(s)),
         increasing=True, least=0.0, one_from=0.0, operator="Exp", versions=(6, 13), torch="exp",
-        checked=Checked(lambda x, _: np.exp(x), lambda low, high, _: np.exp(high)),
+        numpy=lambda x, _: np.exp(x),
     ),
     "Square": Curve(
-        lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,), point=lambda s, *_: s / 2, least=0.0, power=2,
-        checked=Checked(lambda x, _: x * x, lambda low, high, _: 2 * _largest(low, high)),
+        lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,), point=lambda s, _: s / 2, least=0.0, power=2,
+        numpy=lambda x, _: x * x,
     ),
-    "Cube": Curve(
-        lambda x, _: x * x * x, lambda x, _: 3 * x * x, (False, True), (0.0,),
-        point=lambda s, _, convex: _left(torch.sqrt(s.clamp(min=0) / 3), not convex), increasing=True, zero=0.0,
-        power=3,
-        checked=Checked(lambda x, _: x**3, lambda low, high, _: 3 * _largest(low, high) ** 2),
+    "Cube": _odd(
+        lambda x, _: x * x * x, lambda x, _: 3 * x * x, lambda s, _: torch.sqrt(s.clamp(min=0) / 3),
+        rising=(False, True), increasing=True, power=3, numpy=lambda x, _: x**3,
     ),
     "Log": Curve(
-        lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), point=lambda s, *_: 1 / _positive(s), zero=1.0,
-        operator="Log", versions=(6, 13), torch="log",
-        checked=Checked(lambda x, _: np.log(x), _falling(lambda low, _: 1 / low)),
+        lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), point=lambda s, _: 1 / _positive(s), zero=1.0,
+        operator="Log", versions=(6, 13), torch="log", numpy=lambda x, _: np.log(x),
     ),
     "Sqrt": Curve(
         lambda x, _: torch.sqrt(x), lambda x, _: 0.5 / torch.sqrt(x), (False,),
-        point=lambda s, *_: (0.5 / _positive(s)) ** 2, least=0.0, operator="Sqrt", versions=(6, 13), torch="sqrt",
-        checked=Checked(lambda x, _: np.sqrt(x), _falling(lambda low, _: 0.5 / np.sqrt(low))),
+        point=lambda s, _: (0.5 / _positive(s)) ** 2, least=0.0, operator="Sqrt", versions=(6, 13), torch="sqrt",
+        numpy=lambda x, _: np.sqrt(x),
     ),
     # At 0, nothing is known: an interval about 0 has NaN for an image.
-    "Reciprocal": Curve(
-        lambda x, _: torch.where(x == 0, torch.nan, 1 / x), lambda x, _: -1 / (x * x), (False, True), (0.0,), (0.0,),
-        point=lambda s, _, convex: _left(_positive(-s) ** -0.5, not convex), kinked=True, zero=0.0, one_to=1.0,
-        operator="Reciprocal", versions=(6, 13), torch="reciprocal",
-        checked=Checked(
-            lambda x, _: 1 / x,
-            lambda low, high, _: np.where((low > 0) | (high < 0), np.minimum(np.abs(low), np.abs(high)), 0.0) ** -2.0,
-        ),
+    "Reciprocal": _odd(
+        lambda x, _: torch.where(x == 0, torch.nan, 1 / x), lambda x, _: -1 / (x * x),
+        lambda s, _: _positive(-s) ** -0.5, rising=(False, True), turns=(0.0,), kinked=True, one_to=1.0,
+        operator="Reciprocal", versions=(6, 13), torch="reciprocal", numpy=lambda x, _: 1 / x,
     ),
     "InverseRoot": Curve(
         lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,),
-        point=lambda s, *_: (2 * _positive(-s)) ** (-2 / 3), least=0.0, one_to=1.0, torch="rsqrt",
-        checked=Checked(lambda x, _: 1 / np.sqrt(x), _falling(lambda low, _: 0.5 * low**-1.5)),
+        point=lambda s, _: (2 * _positive(-s)) ** (-2 / 3), least=0.0, one_to=1.0, torch="rsqrt",
+        numpy=lambda x, _: 1 / np.sqrt(x),
     ),
     # x^p for x ≥ 0 and a p that is no whole number: above 1 it is convex, below 1 concave.
-    "Power": Curve(
-        _power, _power_slope, (True,), point=lambda s, p, _: (_positive(s) / p) ** (1 / (p - 1)), least=0.0,
-        checked=Checked(
-            lambda x, p: x**p, lambda low, high, p: np.where(low >= 0, p * np.maximum(high, 0) ** (p - 1), np.inf)
-        ),
-    ),
-    "Root": Curve(
-        _power, _power_slope, (False,), point=lambda s, p, _: (_positive(s) / p) ** (1 / (p - 1)), least=0.0,
-        checked=Checked(lambda x, p: x**p, _falling(lambda low, p: p * low ** (p - 1))),
-    ),
+    **{
+        kind: Curve(
+            lambda x, p: torch.where(x < 0, torch.nan, x**p),
+            lambda x, p: torch.where(x < 0, torch.nan, p * x ** (p - 1)),
+            (kind == "Power",), point=lambda s, p: (_positive(s) / p) ** (1 / (p - 1)), least=0.0,
+            numpy=lambda x, p: x**p,
+        )
+        for kind in ("Power", "Root")
+    },
     "Sin": _wave(
-        lambda x, _: torch.sin(x), lambda x, _: torch.cos(x), (0.0, math.pi), (math.pi / 2, 3 * math.pi / 2), "Sin",
-        checked=Checked(lambda x, _: np.sin(x), 1.0),
+        lambda x, _: torch.sin(x), lambda x, _: torch.cos(x), (0.0, math.pi), (math.pi / 2, 3 * math.pi / 2),
+        operator="Sin", torch="sin", numpy=lambda x, _: np.sin(x),
     ),
     "Cos": _wave(
-        lambda x, _: torch.cos(x), lambda x, _: -torch.sin(x), (math.pi / 2, 3 * math.pi / 2), (0.0, math.pi), "Cos",
-        checked=Checked(lambda x, _: np.cos(x), 1.0),
+        lambda x, _: torch.cos(x), lambda x, _: -torch.sin(x), (math.pi / 2, 3 * math.pi / 2), (0.0, math.pi),
+        operator="Cos", torch="cos", numpy=lambda x, _: np.cos(x),
     ),
 }
 # fmt: on

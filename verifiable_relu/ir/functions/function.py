@@ -35,10 +35,6 @@ from torch import Tensor
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.ir.interval import Interval
 
-UNDERFLOW = {torch.float64: 2.0**-900, torch.float32: 2.0**-100}
-"""More than any operation here may lose to underflow, and so much more that ordinary multiples of it are normal
-numbers: subnormal ones are slow."""
-
 
 @dataclass(frozen=True, eq=False)
 class LinearRelaxation:
@@ -90,16 +86,15 @@ class Function(ABC):
     """Whether ``enclose`` computes in formats wider than float64 with their accuracy."""
 
     @abstractmethod
-    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
         """Return y and its error: |f(t) − y| ≤ error for every t with |t − x| ≤ ``error``.
 
-        Computed by numpy in the dtype of x (float64 or wider), apart from ``value``: it checks what torch computes.
+        y is computed by numpy in the dtype of x (float64 or wider), apart from ``value``, which it checks.
 
         Args:
             x: of any shape.
             error: of the same shape; inf or NaN where x is not known.
-            unit: the unit roundoff of whoever computes f(x) elsewhere, for which the error allows as well; that of the
-                dtype of x by default.
+            unit: the unit roundoff of whoever computes f(x), here or elsewhere.
         """
 
     # What bounds need

@@ -41,7 +41,7 @@ class Hardened(Function):
     def value(self, x: Tensor) -> Tensor:
         return x.relu()
 
-    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
         raise UnsupportedError("stands for a set of activations, not for one value")
 
     def image(self, x: Interval) -> Interval:

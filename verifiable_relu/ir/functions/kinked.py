@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
-from verifiable_relu.ir.functions.function import UNDERFLOW, Function, SlopeRange
+from verifiable_relu.ir.functions.function import Function, SlopeRange
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import (
     ENCLOSE_OWN,
     ENCLOSE_TINY,
-    ENCLOSE_ULPS,
-    ENCLOSE_UNITS,
+    ULPS,
+    negligible,
     smooth_divisor,
     unit_roundoff,
 )
@@ -74,10 +74,10 @@ class Kinked(Function):
         positive, negative = (Dyadic(part(x.numbers, 0), x.exponent) for part in (np.maximum, np.minimum))
         return positive + Dyadic.of(self.slope_below.detach().cpu().numpy()) * negative
 
-    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
         below = self.slope_below.detach().cpu().numpy().astype(x.dtype)
         y = np.where(x >= 0, x, below * x)
-        rounded = ENCLOSE_ULPS * (ENCLOSE_UNITS[x.dtype.type] if unit is None else unit) * np.abs(y)
+        rounded = ULPS * unit * np.abs(y)
         most = (np.maximum(np.abs(below), 1) * error + rounded) * ENCLOSE_OWN + ENCLOSE_TINY
         # Nothing is rounded in x, in −x, and in 0·x.
         moved = (error == 0) & ((x >= 0) | (np.abs(below) == 1))
@@ -91,7 +91,7 @@ class Kinked(Function):
         below, unit = self._below(x.lower), unit_roundoff(x.lower.dtype)
         ends = torch.stack([x.lower, x.upper])
         products = below * ends
-        error = (2 * unit * products.abs()).add_(UNDERFLOW[ends.dtype])
+        error = (2 * unit * products.abs()).add_(negligible(ends.dtype))
         low, high = (torch.where(ends >= 0, ends, products + sign * error) for sign in (-1, 1))
         lower, upper = low.amin(0), high.amax(0)
         # The sign of a product is never lost: f(x) ≥ 0 where x ≥ 0 or the slope is not positive.
@@ -160,7 +160,7 @@ class Kinked(Function):
         The derivative by the slope is that at an end, and 0 where no end is beyond the line.
         """
         most = torch.maximum(left * x.lower.clamp(max=0), right * x.upper.clamp(min=0)).relu()
-        return most * (sign * (1 + 8 * unit_roundoff(most.dtype))) + sign * UNDERFLOW[most.dtype]
+        return most * (sign * (1 + 8 * unit_roundoff(most.dtype))) + sign * negligible(most.dtype)
 
     # What branching needs
 

@@ -38,25 +38,22 @@ from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.ir.functions.curves import CURVES, Curve
-from verifiable_relu.ir.functions.function import UNDERFLOW, Function, SlopeRange
+from verifiable_relu.ir.functions.function import Function, SlopeRange
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import (
     ENCLOSE_OWN,
     ENCLOSE_TINY,
-    ENCLOSE_ULPS,
-    ENCLOSE_UNITS,
+    ULPS,
     above,
     below,
     coarse,
     divisor,
     epsilon,
     largest,
+    negligible,
     smooth_divisor,
     unit_roundoff,
 )
-
-ULPS = 64
-"""The relative error, in units of roundoff, that is granted to a library's exp, tanh and erfc with what is around."""
 
 _ROUNDS = 4
 """How often the points between which an envelope is a line are improved."""
@@ -101,7 +98,7 @@ class Smooth(Function):
             "increasing": curve.increasing,
             "gated": curve.gated,
             "degree": curve.power or 1,
-            "wide": curve.checked.wide,
+            "wide": curve.wide,
         }
         for name, value in known.items():
             object.__setattr__(self, name, value)
@@ -138,14 +135,15 @@ class Smooth(Function):
         power = self.curve.power
         return Dyadic(x.numbers**power, x.exponent * power) if power else None
 
+    @torch.no_grad()
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-        known, unit = self.curve.checked, ENCLOSE_UNITS[x.dtype.type] if unit is None else unit
-        y = known.value(x, self.parameter)
-        steepest = known.slope
-        if callable(steepest):
-            steepest = steepest(x - error, x + error, self.parameter)
-        found = steepest * error + ENCLOSE_ULPS * unit * (np.abs(y) + known.beside(x))
+    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
+        curve = self.curve
+        y = curve.numpy(x, self.parameter)
+        low, high = below((x - error).astype(np.float64)), above((x + error).astype(np.float64))
+        slopes = self.derivative_range(Interval(torch.from_numpy(low), torch.from_numpy(high)))
+        moved = np.maximum(-slopes.lower.numpy(), slopes.upper.numpy()) * error
+        found = np.where(error == 0, 0, moved) + ULPS * unit * (np.abs(y) + curve.beside(x))
         certain = (x == 0) & (error == 0) & (y == 0)
         return y, np.where(certain, 0, found * ENCLOSE_OWN + ENCLOSE_TINY)
 
@@ -183,8 +181,8 @@ class Smooth(Function):
         slopes = self.derivative(torch.stack([x.lower, x.upper, *bends, *map(below, bends), *map(above, bends)]))
         lower, upper = slopes.amin(0), slopes.amax(0)
         unit, absolute = 2 * ULPS * unit_roundoff(slopes.dtype), curve.absolute * max(1.0, self.parameter) + curve.gated
-        lower = lower - unit * (lower.abs() + absolute) - UNDERFLOW[slopes.dtype]
-        upper = upper + unit * (upper.abs() + absolute) + UNDERFLOW[slopes.dtype]
+        lower = lower - unit * (lower.abs() + absolute) - negligible(slopes.dtype)
+        upper = upper + unit * (upper.abs() + absolute) + negligible(slopes.dtype)
         if curve.period is not None:
             whole = self._is_whole(x)
             lower, upper = lower.masked_fill(whole, -1), upper.masked_fill(whole, 1)
@@ -201,19 +199,17 @@ class Smooth(Function):
         return SlopeRange(lower[0], lower[1], upper[0], upper[1])
 
     def floor(self, x: Interval, slope: Tensor) -> Tensor:
-        offset = self._offset(x, slope, True)
-        return offset - self._error(offset, slope.abs() * _reach(x), _reach(x))
+        return self._offset(x, slope, 1)
 
     def top(self, x: Interval, slope: Tensor) -> Tensor:
-        offset = self._offset(x, slope, False)
-        return offset + self._error(offset, slope.abs() * _reach(x), _reach(x))
+        return self._offset(x, slope, -1)
 
     def _error(self, value: Tensor, term: Tensor | float, reach: Tensor | float) -> Tensor:
         """Return how far a value may be off, or an offset and a term |s|·reach (see the module)."""
         curve, unit = self.curve, 2 * ULPS * unit_roundoff(value.dtype)
         scale = self._scale if curve.stretched else max(1.0, self.parameter)
         size = value.abs() + term + curve.absolute * (scale + 2.0**-26 * reach)
-        return unit * size + UNDERFLOW[value.dtype] * (1 + reach)
+        return unit * size + negligible(value.dtype) * (1 + reach)
 
     def _support(self, x: Interval, at: Tensor, convex: bool) -> Tensor:
         """Return the slope of the convex, or the concave, envelope of f on [l, u] at a point.
@@ -257,22 +253,22 @@ class Smooth(Function):
             slope = (of_q - of_p) / divisor(q - p)
         return p, q, of_p, of_q
 
-    def _offset(self, x: Interval, slope: Tensor, convex: bool) -> Tensor:
-        """Return the least (``convex``), or the largest, value of f(x) − slope·x on [l, u], but for rounding."""
-        sign, axes = 1 if convex else -1, (1,) * (slope.ndim - x.lower.ndim)
+    def _offset(self, x: Interval, slope: Tensor, sign: int) -> Tensor:
+        """Return ``floor`` for a sign of 1, and for −1 ``top``."""
+        axes = (1,) * (slope.ndim - x.lower.ndim)
         ends = torch.stack([x.lower, x.upper, *(self._within(x, self.curve.bends) if self.curve.kinked else ())])
         heights = (self.value(ends) * sign).reshape(-1, *axes, *x.lower.shape)
         values = [heights - (sign * slope) * ends.reshape(heights.shape)]
-        pieces = self._pieces(x, convex)
+        pieces = self._pieces(x, sign > 0)
         if len(pieces[0]):
             d, gap = self._tangent(x, slope.detach(), sign, pieces)
             d = self._attached(x, d) if torch.is_grad_enabled() and x.lower.requires_grad else d
             values.append(sign * (self.value(d) - slope * d) - gap)
         offset = sign * torch.cat(values).amin(0)
-        if self.curve.period is None:
-            return offset
-        most = torch.maximum(sign * slope * x.lower, sign * slope * x.upper)
-        return torch.where(self._is_whole(x), sign * (-1 - most), offset)
+        if self.curve.period is not None:
+            most = torch.maximum(sign * slope * x.lower, sign * slope * x.upper)
+            offset = torch.where(self._is_whole(x), sign * (-1 - most), offset)
+        return offset - sign * self._error(offset, slope.abs() * _reach(x), _reach(x))
 
     @torch.no_grad()
     def _tangent(self, x: Interval, slope: Tensor, sign: int, pieces: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -329,7 +325,9 @@ class Smooth(Function):
             )
             found = middle + (1 if convex else -1) * torch.asin(slope.clamp(-1, 1))
         elif curve.point is not None:
-            found = curve.point(slope, self.parameter, convex)[None]
+            found = curve.point(slope, self.parameter)[None]
+            # Of two points with this slope, one on either side of 0, the left one is in the first piece.
+            found = -found if curve.mirrored and convex is curve.rising[0] else found
         else:
             chosen = (1,) if convex else (0, 2)
             found = torch.stack([_tables(self.kind).point(slope, piece, fine) for piece in chosen]) * self._scale

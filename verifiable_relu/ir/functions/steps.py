@@ -19,9 +19,9 @@ from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.ir.functions.function import UNDERFLOW, Function, SlopeRange
+from verifiable_relu.ir.functions.function import Function, SlopeRange
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.rounding import above, below, divisor, smooth_divisor, unit_roundoff
+from verifiable_relu.rounding import above, below, divisor, negligible, smooth_divisor, unit_roundoff
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StepFunction(Function):
         whole = self.step.whole(x.numbers << up, denominator << down)
         return Dyadic(np.asarray(whole, dtype=object) * denominator, 0)
 
-    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
         at, certain = self.step.numpy, error == 0
         y = at(x)
         low, high = (at(np.where(certain, x, end)) for end in (below(x - error), above(x + error)))
@@ -140,7 +140,7 @@ class StepFunction(Function):
         least = functools.reduce(torch.minimum, heights)
         reach = torch.maximum(x.lower.abs(), x.upper.abs())
         error = 16 * unit_roundoff(least.dtype) * (slope.abs() * reach + least.abs())
-        return sign * (least - error - UNDERFLOW[least.dtype] * (1 + reach))
+        return sign * (least - error - negligible(least.dtype) * (1 + reach))
 
     def _corners(self, x: Interval) -> tuple[Tensor, Tensor]:
         """Return where the lower function begins to rise, and where the upper one ends to."""
