@@ -24,7 +24,7 @@ from verifiable_relu import verify_properties
 from verifiable_relu.errors import InputError
 from verifiable_relu.execution import rounded
 from verifiable_relu.execution.model import as_executed
-from verifiable_relu.ir.network import Sum
+from verifiable_relu.ir.network import Product, Sum
 from verifiable_relu.readers import read_onnx
 from verifiable_relu.rounding import ARITHMETICS, ELEMENTARY, RuntimeArithmetic
 from verifiable_relu.search.outcomes import Trust, Verdict
@@ -291,7 +291,17 @@ def compared(rng: Rng) -> bytes:
     return written(nodes, 1, c=[np.float32(2.0 ** rng.integers(20, 40))])
 
 
-KINDS = (absorbed, flushed, planted, convolved, residual, compared)
+def multiplied(rng: Rng) -> bytes:
+    """A product of two computed values that nothing has rounded before: the larger of x and each of two constants."""
+    nodes = [
+        helper.make_node("Max", ["x", "c"], ["a"]),
+        helper.make_node("Max", ["x", "d"], ["b"]),
+        helper.make_node("Mul", ["a", "b"], ["y"]),
+    ]
+    return written(nodes, 1, c=rng.uniform(8, 90, 1), d=rng.uniform(8, 90, 1))
+
+
+KINDS = (absorbed, flushed, planted, convolved, residual, compared, multiplied)
 
 
 def box_of(data: bytes, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
@@ -352,7 +362,7 @@ def test_an_output_that_an_evaluation_computes_is_never_proved_not_to_occur(kind
     assert proved or arithmetic == "float16"
 
 
-@pytest.mark.parametrize("fault", ["relative", "lost", "result", "sum of two"])
+@pytest.mark.parametrize("fault", ["relative", "lost", "result", "sum of two", "product"])
 def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above finds a model that lacks a part."""
     name, kinds = ("bfloat16", (residual, planted)) if fault == "result" else ("float32", (absorbed, planted, residual))
@@ -364,11 +374,12 @@ def test_an_error_that_is_left_out_is_seen(fault: str, monkeypatch: pytest.Monke
     elif fault == "result":
         monkeypatch.setattr(rounded._Rounding, "result", lambda self, source: source)
     else:
-        kinds, whole = (compared,), rounded._Rounding.rounded
+        kinds, left_out = ((compared,), Sum) if fault == "sum of two" else ((multiplied,), Product)
+        whole = rounded._Rounding.rounded
         monkeypatch.setattr(
             rounded._Rounding,
             "rounded",
-            lambda self, op, *rest: self.add(op) if isinstance(op, Sum) else whole(self, op, *rest),
+            lambda self, op, *rest: self.add(op) if isinstance(op, left_out) else whole(self, op, *rest),
         )
     rng = np.random.default_rng(1)
     for case in range(60):

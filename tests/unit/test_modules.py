@@ -147,6 +147,24 @@ def test_layers_whose_weights_are_computed_stay_differentiable() -> None:
     assert all(p.grad is not None and bool(p.grad.any()) for p in made.parameters())
 
 
+def test_numbers_that_change_nothing_yet_stay_differentiable() -> None:
+    """A factor of 1 and a bias of 0 are trained like others."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.ones(2, 1, 1)), nn.Parameter(torch.zeros(2, 1, 1))
+            self.conv = nn.Conv2d(2, 2, 2)
+            nn.init.zeros_(self.conv.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x * self.scale + self.shift)
+
+    made = Scaled()
+    from_torch(made, (2, 3, 3), compared=False)(torch.randn(4, 18)).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in made.parameters())
+
+
 def test_python_numbers_have_the_precision_of_the_module() -> None:
     made = Function(lambda m, x: m.a(x) * 0.1 + 0.7).double()
     last = from_torch(made, (4,)).ops[-1]
@@ -548,7 +566,13 @@ def test_one_number_for_each_sample_is_a_vector_of_one(made: Callable[[Tensor], 
 
 
 def test_a_file_has_no_float64_for_the_numbers_of_a_normalisation() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2))
     assert from_torch(model, (3,)).source.output_shape == (2,)
     with pytest.raises(UnsupportedError, match=r"module\.float\(\)"):
         from_torch(model.double(), (3,))
+
+
+def test_a_layer_normalisation_has_its_own_epsilon() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, eps=0.1), nn.Linear(4, 2)).double()
+    x = torch.randn(20, 3, dtype=torch.float64)
+    torch.testing.assert_close(from_torch(model, (3,))(x), model(x), rtol=1e-13, atol=1e-13)

@@ -23,7 +23,7 @@ from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.execution.replay import replay
 from verifiable_relu.ir.enclosure import enclose
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.ir.network import Network
+from verifiable_relu.ir.network import Affine, Network
 from verifiable_relu.readers import read_onnx
 from verifiable_relu.search.batch import answers
 from verifiable_relu.search.budget import TimeBudget
@@ -56,6 +56,11 @@ JUMPING: dict[str, str] = {
     "ArgMax of an increasing function": "t = Tanh(x) i = ArgMax <axis = 1> (t) y = Cast <to = 1> (i)",
     "OneHot": """r = Round(x) i = Cast <to = 7> (r) d = Constant <value = int64 {3}> ()
         v = Constant <value = float[2] {-1.0, 2.0}> () y = OneHot(i, d, v)""",
+    "Slice from a number that is gathered": """i = Cast <to = 7> (x) a, k, rest = Split <axis = 1> (x, parts)
+        f = Cast <to = 7> (a) o = Constant <value = int64 {0}> () w = Constant <value = int64 {1}> () n = Clip(f, o, w)
+        p = Squeeze(n, h) g = Gather <axis = 1> (i, p) s = Squeeze(g, h) e = Constant <value = int64[1] {9}> ()
+        d = Constant <value = float[6] {1.0, 2.0, 4.0, 8.0, 16.0, 32.0}> () l = Slice(d, s, e) t = ReduceSum(l)
+        y = Mul(t, rest)""",
 }
 TABLE = """i, k, rest = Split <axis = 1> (x, parts) f = Cast <to = 7> (i) low = Constant <value = int64 {0}> ()
     top = Constant <value = int64 {3}> () q = Clip(f, low, top)
@@ -255,3 +260,34 @@ def test_axes_need_not_be_sorted_where_constants_get_or_lose_them(opset: int) ->
     data = onnx_file(nodes, {"x": shape}, {"y": shape}, opset=opset, k=np.arange(24.0).reshape(2, 3, 4), a=axes)
     found = read_onnx(data)(torch.zeros(1, 24, dtype=torch.float64))
     assert found.tolist() == [list(range(24))]
+
+
+TENTHS = [[Fraction(float(np.float32(0.1 * (3 * i + j + 1)))) for j in range(3)] for i in range(2)]
+FIRST = TENTHS[0]
+
+
+@pytest.mark.parametrize(
+    ("made", "others", "expected"),
+    [
+        (node("ReduceSum", ["c", "o0"], ["k"]), [[]], sum(map(sum, TENTHS))),
+        (node("ReduceMean", ["c"], ["k"], axes=[1]), [], sum(FIRST) / 3),
+        (node("ReduceSumSquare", ["c"], ["k"]), [], sum(v * v for row in TENTHS for v in row)),
+        (node("Gemm", ["c", "o0", "o1"], ["k"], alpha=0.5), [[[3.0], [1.0], [2.0]], [7.0]],
+         (3 * FIRST[0] + FIRST[1] + 2 * FIRST[2]) / 2 + 7),
+        (node("Pow", ["c", "o0"], ["k"]), [3.0], FIRST[0] ** 3),
+        (node("Pow", ["c", "o0"], ["k"]), [0.0], Fraction(1)),
+        (node("Clip", ["c", "o0"], ["k"]), [0.25], Fraction(1, 4)),
+        (node("Div", ["c", "o0"], ["k"]), [3.0], FIRST[0] / 3),
+    ],
+    ids=lambda value: getattr(value, "op_type", ""),
+)  # fmt: skip
+def test_constants_are_computed_as_fractions(made: onnx.NodeProto, others: list[object], expected: Fraction) -> None:
+    stored = {f"o{i}": np.asarray(other, np.int64 if other == [] else np.float32) for i, other in enumerate(others)}
+    nodes = [made, node("Flatten", ["k"], ["f"], axis=0), node("Gather", ["f", "zero"], ["g"], axis=1)]
+    data = onnx_file(
+        [*nodes, node("Mul", ["x", "g"], ["y"])], {"x": [1, 1]}, {"y": [1, 1]}, opset=13, zero=[0], c=TENTHS, **stored
+    )
+    factor = read_onnx(data).ops[1]
+    assert isinstance(factor, Affine)
+    found, error = Fraction(float(factor.map.weight.double())), Fraction(factor.weight_error)
+    assert abs(found - expected) <= error * abs(found) <= abs(found) / 2**51

@@ -61,27 +61,22 @@ def evaluations(network: Network, x: np.ndarray) -> Iterator[tuple[str, Callable
     # Of several networks in one, each part is run as it is.
     if network.arithmetic == "float32" and (network.source.onnx is not None or network.source.run is not None):
         yield "onnxruntime", lambda: replay(network, x)
-    if all(_is_evaluation(network, op) for op in network.ops[1:]):
-        yield "torch, operator by operator,", lambda: evaluate_by_operators(network, x)
 
+    def is_evaluation(op: Op) -> bool:
+        """Return True if an op's value in float32 is an evaluation: it rounds as its errors say, or only moves."""
+        if isinstance(op, Sum):
+            # A sum of the file has summands that are off by its rounding; that of a GELU and its error is none.
+            return all(isinstance(source := network.ops[i], Affine) and source.weight_error for i in op.inputs)
+        moves = isinstance(op, Affine) and isinstance(op.map, Gather) and op.bias is None
+        return not isinstance(op, Affine) or moves or not op.is_exact
 
-def _is_evaluation(network: Network, op: Op) -> bool:
-    """Return True if an op's value in float32 is an evaluation: it rounds as its errors say, or computes nothing."""
-    if isinstance(op, Sum):
-        # A sum of the file has summands that are off by its rounding; that of a GELU and its error is none.
-        return all(isinstance(source := network.ops[i], Affine) and source.weight_error for i in op.inputs)
-    moves = isinstance(op, Affine) and isinstance(op.map, Gather) and op.bias is None
-    return not isinstance(op, Affine) or moves or not op.is_exact
+    if all(is_evaluation(op) for op in network.ops[1:]):
+        yield "torch, operator by operator,", lambda: _evaluate_by_operators(network, x)
 
 
 @torch.no_grad()
-def evaluate_by_operators(network: Network, x: np.ndarray) -> np.ndarray:
-    """Return the outputs as torch computes them in float32, op by op, with operands and results rounded.
-
-    Args:
-        network: as it runs.
-        x: (input_size,) float32.
-    """
+def _evaluate_by_operators(network: Network, x: np.ndarray) -> np.ndarray:
+    """Return the outputs as torch computes them in float32, op by op, with operands and results rounded."""
     operand, result = _ROUNDED[network.arithmetic]
     values = [result(torch.from_numpy(x).reshape(1, -1))]
     for op in network.ops[1:]:

@@ -17,6 +17,7 @@ arithmetic do not in a runtime. The model, op by op:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -27,10 +28,13 @@ from torch import Tensor
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.functions.steps import StepFunction
-from verifiable_relu.ir.linear import Diagonal, Gather, LinearMap
+from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Op, Product, Sum, whole_ops
 from verifiable_relu.readers.derived import both
 from verifiable_relu.rounding import ELEMENTARY, FEW, RuntimeArithmetic, tie, tiny
+
+_UNWEIGHTED = ("AveragePool", "GlobalAveragePool", "Mean", "ReduceMean", "ReduceSum")
+"""Operators that store no weights: the numbers that they multiply by are their own."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Operator:
 
     Attributes:
         kind: in ONNX.
-        label: of the node.
+        place: what to call it in an error message.
         rounds: whether its result is rounded.
         quantises: whether it multiplies or divides by scales, beyond what it does with whole numbers.
         numbers, span: of one that rounds to whole numbers, how many its type has, and Σ 2·N_i·s_i of what it sums
@@ -49,17 +53,12 @@ class Operator:
     """
 
     kind: str
-    label: str
+    place: str
     rounds: bool
-    quantises: bool = False
-    numbers: int = 0
-    span: Fraction = Fraction(0)
-    computes_stored: bool = False
-
-    @property
-    def place(self) -> str:
-        """What to call it in an error message."""
-        return f"node '{self.label}' ({self.kind})"
+    quantises: bool
+    numbers: int
+    span: Fraction
+    computes_stored: bool
 
 
 def with_rounding(
@@ -77,48 +76,42 @@ def with_rounding(
         UnsupportedError: if the rounding of an op is not modelled, or the output is a number of the input.
         OverflowError: if a sum is so long that its rounding has no bound.
     """
-    made, counted, factors = _Rounding(by), whole_ops(ops), _factors(ops, operators)
+    counted = whole_ops(ops)
+    if by.result:
+        ops = [_narrowed(op, operators[i], by) if i in operators else op for i, op in enumerate(ops)]
+    made = _Rounding(by, ops)
     at: list[int] = []
     # Whether an op has numbers of the input as they were given.
     given: list[bool] = []
+
+    def is_factor(index: int) -> bool:
+        """Return True for the second of two ops as which scale·(x − center) + shift was read."""
+        operator = operators.get(index)
+        normalises = operator is not None and operator.kind == "BatchNormalization"
+        return normalises and ops[index].inputs == (index - 1,) and operators.get(index - 1) is operator
+
     for index, op in enumerate(ops):
         operator = operators.get(index)
         moved = replace(op, inputs=tuple(at[i] for i in op.inputs))
-        if by.result and operator is not None:
-            moved = _narrowed(moved, operator, by)
         if operator is None or not operator.rounds:
             found = made.add(moved, 0 if isinstance(op, Elementwise) else made.before(moved))
             found = found if index else made.result(found)
         elif operator.quantises and index in counted:
-            found = made.add(made.before_step(moved, operator) if _is_step(op) else moved)
+            steps = isinstance(op, Elementwise) and isinstance(op.function, StepFunction)
+            found = made.add(made.before_step(moved, operator) if steps else moved)
         elif operator.kind == "Softmax":
             found = made.add(moved)
             if operators.get(index + 1) is not operator:
                 found = made.result(made.noise(found, by.relative(op.size), ELEMENTARY))
         elif isinstance(moved, Affine):
-            found = made.affine(moved, is_shift=index + 1 in factors, is_factor=index in factors)
+            found = made.affine(moved, is_shift=is_factor(index + 1), is_factor=is_factor(index))
         else:
             found = made.result(made.rounded(moved, operator))
         at.append(found)
-        rounds = operator is not None and operator.rounds
-        given.append(not rounds and (not index or any(given[i] for i in op.inputs)))
+        given.append(not (operator and operator.rounds) and (not index or any(given[i] for i in op.inputs)))
     if given[output]:
         raise UnsupportedError("an output is a number of the input: what a runtime makes of it is not modelled")
     return made.ops, at[output]
-
-
-def _is_step(op: Op) -> bool:
-    return isinstance(op, Elementwise) and isinstance(op.function, StepFunction)
-
-
-def _factors(ops: Sequence[Op], operators: Mapping[int, Operator]) -> set[int]:
-    """Return the second ones of two ops as which a batch normalisation scale·(x − center) + shift was read."""
-    normalising = {index for index, operator in operators.items() if operator.kind == "BatchNormalization"}
-    return {i for i in normalising if ops[i].inputs == (i - 1,) and operators.get(i - 1) is operators[i]}
-
-
-def _diagonal(op: Op) -> Diagonal | None:
-    return op.map if isinstance(op, Affine) and isinstance(op.map, Diagonal) else None
 
 
 class _Rounding:
@@ -128,14 +121,16 @@ class _Rounding:
         by: the arithmetic.
         ops: so far.
         terms: how many terms the affine operators up to each op sum.
-        least: the least product of weights of affine ops that follow each other up to each op.
+        small: whether some product of weights that follow each other may be below the smallest normal number.
     """
 
-    def __init__(self, by: RuntimeArithmetic) -> None:
+    def __init__(self, by: RuntimeArithmetic, ops: Sequence[Op]) -> None:
         self.by = by
+        weights = [op.map.weight for op in ops if isinstance(op, Affine)]
+        least = (float(w[w != 0].abs().amin()) for w in weights if bool((w != 0).any()))
+        self.small = math.prod(min(1.0, weight) for weight in least) < tiny(torch.float32)
         self.ops: list[Op] = []
         self.terms: list[int] = []
-        self.least: list[float] = []
 
     def before(self, op: Op) -> int:
         """Return how many terms the affine operators right before an op sum."""
@@ -143,12 +138,8 @@ class _Rounding:
 
     def add(self, op: Op, terms: int = 0) -> int:
         """Add an op as it is; returns its number."""
-        least = min((self.least[i] for i in op.inputs), default=1.0)
-        if isinstance(op, Affine):
-            least = min(1.0, least) * _least_weight(op.map)
         self.ops.append(op)
         self.terms.append(terms)
-        self.least.append(1.0 if isinstance(op, Elementwise) else least)
         return len(self.ops) - 1
 
     def affine(self, op: Affine, is_shift: bool, is_factor: bool) -> int:
@@ -163,45 +154,42 @@ class _Rounding:
         if isinstance(op.map, Gather) and op.is_exact and op.bias is None:
             return self.add(op, self.before(op))
         terms = self.before(op) + (0 if is_factor else 2 if is_shift else max(1, op.map.terms))
-        least = min(1.0, *(self.least[i] for i in op.inputs)) * _least_weight(op.map)
-        row = 2 * float(op.map.row_sums(torch.zeros((), dtype=torch.float64)).amax())
-        lost = self.by.lost(terms, row, least < tiny(torch.float32))
-        found = self._off(op, self.by.relative(terms), lost, terms, weights=not is_factor)
+        row = 2 * float(op.map.abs_apply(torch.ones(1, op.map.n_in, dtype=torch.float64)).amax())
+        part, lost = self.by.relative(terms), self.by.lost(terms, row, self.small)
+        found = self._off(op, 0.0 if is_factor else part, part, lost, terms)
         return found if is_shift else self.result(found)
 
     def noise(
-        self, source: int, relative: float, absolute: float = 0.0, small: bool = False, factor: float = 1.0
+        self, source: int, relative: float, absolute: float = 0.0, factor: float = 1.0, small: bool = False
     ) -> int:
         """Add the value of an op times 1 + δ, |δ| ≤ ``relative``, plus an error of at most ``absolute``.
 
-        Args:
-            source: the op.
-            relative, absolute: the errors.
-            small: whether it is a product with a weight that may be below the smallest normal number.
-            factor: twice the size of the weight, where that is large.
+        ``factor`` is twice the size of the weight that the value is a product with, where that is large; ``small``:
+        whether it is a product with one that may be below the smallest normal number.
         """
-        op, one = self.ops[source], torch.ones(()).expand(self.ops[source].size)
-        same = Affine(name=op.name, inputs=(source,), size=op.size, map=Diagonal(one))
-        return self._off(same, relative, self.by.lost(1, factor, small) + absolute, self.terms[source])
+        op = self.ops[source]
+        same = Affine(name=op.name, inputs=(source,), size=op.size, map=Diagonal(torch.ones(()).expand(op.size)))
+        return self._off(
+            same, relative, relative, self.by.lost(1, factor, small or self.small) + absolute, self.terms[source]
+        )
 
     def result(self, source: int) -> int:
         """Return what is kept of the result of an operator."""
         return self.noise(source, float(self.by.result)) if self.by.result else source
 
-    def _off(self, op: Affine, relative: float, absolute: float, terms: int, weights: bool = True) -> int:
-        """Add an op whose weights and bias b are off by a part of themselves more, and b by an absolute error, too."""
+    def _off(self, op: Affine, weights: float, bias: float, absolute: float, terms: int) -> int:
+        """Add an op whose weights and bias b are off by parts of themselves more, and b by an absolute error, too."""
         known = torch.zeros((), dtype=torch.float64) if op.bias_error is None else op.bias_error
         size = known if op.bias is None else known + op.bias.double().abs()
-        error = (FEW * (known + relative * size + absolute)).expand(op.size)
-        weight_error = both(op.weight_error, relative) if weights else op.weight_error
-        return self.add(replace(op, weight_error=weight_error, bias_error=error), terms)
+        error = (FEW * (known + bias * size + absolute)).expand(op.size)
+        return self.add(replace(op, weight_error=both(op.weight_error, weights), bias_error=error), terms)
 
     def before_step(self, op: Op, operator: Operator) -> Op:
         """Let the quotients that a quantising operator rounds to whole numbers be off."""
         (source,) = op.inputs
-        division = _diagonal(self.ops[source])
-        assert division is not None and division.divisor is not None
-        scale = float(division.divisor.abs().min())
+        division = self.ops[source]
+        assert isinstance(division, Affine) and isinstance(division.map, Diagonal) and division.map.divisor is not None
+        scale = float(division.map.divisor.abs().min())
         off = tie(operator.numbers, operator.span / Fraction(scale))
         return replace(op, inputs=(self.noise(source, self.by.relative(1), off, factor=max(1.0, 2 / scale)),))
 
@@ -211,11 +199,11 @@ class _Rounding:
         Raises:
             UnsupportedError: if its rounding is not modelled.
         """
+        relative, absolute = self.by.relative(1), 0.0
         if isinstance(op, Sum):
             terms = self.before(op) + len(op.inputs) - 1
             part = self.by.relative(terms)
             return self.add(replace(op, inputs=tuple(self.noise(source, part) for source in op.inputs)), terms)
-        relative, absolute = self.by.relative(1), 0.0
         if isinstance(op, Product):
             if operator.kind not in ("Mul", "QLinearMul"):
                 raise UnsupportedError("the rounding of products of computed matrices is not modelled", place=op.place)
@@ -225,9 +213,9 @@ class _Rounding:
         if kind in ("GELU", "tanh-GELU"):
             # x·(1 + δ) − x is what it is off by.
             (source,) = op.inputs
-            one = torch.ones(()).expand(op.size)
-            minus = self.add(Affine(name=op.name, inputs=(source,), size=op.size, map=Diagonal(-one)))
-            parts = (self.add(op), self.noise(source, ELEMENTARY), minus)
+            minus = Diagonal(-torch.ones(()).expand(op.size))
+            opposite = self.add(Affine(name=op.name, inputs=(source,), size=op.size, map=minus))
+            parts = (self.add(op), self.noise(source, ELEMENTARY), opposite)
             return self.noise(self.add(Sum(name=op.name, inputs=parts, size=op.size)), relative)
         if kind in ("Sigmoid", "Tanh", "Erf"):
             absolute = ELEMENTARY
@@ -235,13 +223,7 @@ class _Rounding:
             relative = both(relative, ELEMENTARY)
         elif not isinstance(op.function, Kinked):
             raise UnsupportedError(f"the rounding of {kind} is not modelled", place=op.place)
-        return self.noise(self.add(op), relative, absolute, isinstance(op.function, Kinked))
-
-
-def _least_weight(of: LinearMap) -> float:
-    """Return the size of the least weight that is not zero; 1 where all are."""
-    weight = of.weight[of.weight != 0]
-    return float(weight.abs().min()) if weight.numel() else 1.0
+        return self.noise(self.add(op), relative, absolute, small=isinstance(op.function, Kinked))
 
 
 def _narrowed(op: Op, operator: Operator, by: RuntimeArithmetic) -> Op:
@@ -250,7 +232,7 @@ def _narrowed(op: Op, operator: Operator, by: RuntimeArithmetic) -> Op:
     Raises:
         UnsupportedError: if it has other numbers than those that the operator stores.
     """
-    if operator.kind in ("AveragePool", "GlobalAveragePool", "Mean", "ReduceMean", "ReduceSum"):
+    if operator.kind in _UNWEIGHTED:
         return op
     if operator.computes_stored:
         said = f"numbers that are computed from stored ones are not modelled in {by.name}"

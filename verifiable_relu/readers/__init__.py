@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,9 @@ def read_onnx(
             infinite parameters, or computes something else than the network that was read from it.
     """
     path = None if isinstance(source, bytes) else Path(source)
+    name = name or ("network" if path is None else Path(path.name.removesuffix(".gz")).stem)
     try:
         given = source if isinstance(source, bytes) else onnx_bytes(Path(source)) if data is None else data
-        name = name or ("network" if path is None else Path(path.name.removesuffix(".gz")).stem)
         # A file with several inputs or outputs must run, too, with what the network leaves out of it.
         network, reading = read_flat(given, name, path and path.parent, chosen, require_runs)
         ops = reading.build.ops
@@ -72,10 +73,7 @@ def onnx_bytes(path: Path) -> bytes:
 
 def __getattr__(name: str) -> Any:
     """Import what a network of a file need not wait for."""
-    if name in ("from_torch", "runner"):
-        from verifiable_relu.readers.torch import reading as module
-    elif name == "write_onnx":
-        from verifiable_relu.readers.onnx import write as module  # type: ignore[no-redef]
-    else:
+    module = {"from_torch": "torch.reading", "runner": "torch.reading", "write_onnx": "onnx.write"}.get(name)
+    if module is None:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(module, name)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

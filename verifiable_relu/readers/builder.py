@@ -188,16 +188,14 @@ class Builder:
             None if given is None else self.constant(_as_tensor(given), x.shape)
             for given in (factor, shift, center, divisor)
         )
-        one, shifts = torch.ones(()).expand(x.size), added is not None and bool(added.any())
-        if middle is not None and bool(middle.any()):
-            if weight is None and added is None:
-                added, shifts = -middle, True
-            elif weight is not None and bool((weight.abs() == 1).all()) and not (error or shifts):
-                added, shifts = -weight * middle, True
+        weight = torch.ones(()).expand(x.size) if weight is None else weight
+        added = added if _matters(added) else None
+        if middle is not None and _matters(middle):
+            if added is None and not error and bool((weight.abs() == 1).all()):
+                added = -weight * middle
             else:
                 x = self.scale(x.reshaped((x.size,)), shift=-middle).reshaped(x.shape)
-        map = Diagonal(one if weight is None else weight, by)
-        return self.affine(x, map, added if shifts else None, x.shape, error, shift_error)
+        return self.affine(x, Diagonal(weight, by), added, x.shape, error, shift_error)
 
     def divided(self, x: Value, by: Tensor) -> Value:
         """Return x/by, ``by`` being broadcast to the shape of x."""
@@ -233,7 +231,7 @@ class Builder:
         if min(map.out_shape) < 1:
             raise InputError(f"a kernel of shape {tuple(weight.shape)} is larger than the padded inputs {x.shape}")
         full = None
-        if bias is not None and bool(bias.any()):
+        if bias is not None and _matters(bias):
             full = bias.reshape(-1).expand(len(weight)).repeat_interleave(map.n_out // len(weight))
         return self.affine(x, map, full, (*x.shape[:-3], *map.out_shape), error)
 
@@ -358,6 +356,11 @@ class Builder:
 
 def _as_tensor(numbers: Tensor | float) -> Tensor:
     return numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.float32)
+
+
+def _matters(numbers: Tensor | None) -> bool:
+    """Return True for numbers that are not all zero, or are trained."""
+    return numbers is not None and (numbers.requires_grad or bool(numbers.any()))
 
 
 def places(x: Value | np.ndarray) -> np.ndarray:

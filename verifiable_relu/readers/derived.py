@@ -278,10 +278,9 @@ def quotient(numerator: Tensor | float, divisor: Tensor) -> tuple[Tensor, float]
     if not bool((bottom != 0).all()):
         raise InputError("divides by zero")
     with np.errstate(all="ignore"):
-        found = np.asarray(top / bottom)
-    _require_normal(found, np.broadcast_to(top != 0, found.shape))
-    exact = bool((np.abs(np.frexp(bottom)[0]) == 0.5).all())
-    return torch.from_numpy(np.array(found)), 0.0 if exact else float(UNIT)
+        found = np.array(top / bottom)
+    _require_normal(found, top != 0)
+    return torch.from_numpy(found), 0.0 if (np.abs(np.frexp(bottom)[0]) == 0.5).all() else float(UNIT)
 
 
 def scaled(numbers: Tensor, factor: float) -> tuple[Tensor, float]:

@@ -1,13 +1,13 @@
 """Rewriting ops so that no bit of the network's function changes.
 
-Neighbours are merged into one op where that is exact, and functions that a file writes out as products are put in the
-place of what spells them.
+Functions that a file writes out as products are put in the place of what spells them, and neighbours are merged into
+one op where that is exact.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple, TypeGuard
@@ -20,32 +20,32 @@ from verifiable_relu.ir.functions import function
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Op, Product, live
 from verifiable_relu.readers.builder import Builder, Value
-from verifiable_relu.readers.derived import LAMBDA_ERROR, both, hardness, multiple
-from verifiable_relu.rounding import MODERATE
-
-Graph = tuple[Sequence[Op], int]
-"""Ops in topological order, the input first, and the number of the output."""
-
-Rule = Callable[[Sequence[Op], Op, Op], Op | None]
-"""Makes one op of an op and the one that alone reads it, given the ops before both; None: the rule does not fit."""
+from verifiable_relu.readers.derived import LAMBDA_ERROR, hardness, multiple
+from verifiable_relu.rounding import MODERATE, not_below
 
 
-def finished(build: Builder, output: Value) -> Graph:
-    """Return the ops with the output's elements in place."""
+def finished(build: Builder, output: Value) -> tuple[Sequence[Op], int]:
+    """Return the ops with the output's elements in place, and the number of the output."""
     build.name = build.ops[output.op].name if output.op else "output"
     last = build.in_place(output)
     return build.ops, last
 
 
 def simplified(ops: Sequence[Op], output: int) -> tuple[Op, ...]:
-    """Return the ops that the output needs, merged with their neighbours.
+    """Return the ops that the output needs, functions recognised and neighbours merged; there is one op at least.
 
-    A product with a matrix and the bias after it become one affine map, factors one diagonal map, GELU(λx)/λ one
-    λ-GELU, c·(1 + erf(kx))·x a multiple of one, x·σ(x) SiLU, and the reciprocal of a root one function. A map that
-    changes nothing is left out. No GELU that is left is one of a multiple of something, as far as that is known.
+    c·(1 + erf(kx))·x is a multiple of λ-GELU, x·σ(x) SiLU, and the reciprocal of a root one function. No GELU that is
+    left is one of a multiple of something, as far as that is known: GELU(λx)/λ is λ-GELU (arXiv 2603.21991). A product
+    with a matrix and the bias after it become one affine map, factors one diagonal map, and a map that changes nothing
+    is left out.
     """
-    merged = _merged(_rewritten((ops, output), _spelled), (_bias, _factors, _hardness, _inverse_root))
-    found = _live(_rewritten(merged, _bare))[0]
+    made: list[Op] = []
+    at: list[int] = []
+    for op in ops:
+        moved = replace(op, inputs=tuple(at[i] for i in op.inputs))
+        place = _recognised(made, moved)
+        at.append(_added(made, moved) if place is None else place)
+    found = _merged(made, at[output], factors=True)
     if len(found) > 1:
         return found
     size = found[0].size
@@ -54,30 +54,8 @@ def simplified(ops: Sequence[Op], output: int) -> tuple[Op, ...]:
 
 def biased(ops: Sequence[Op], output: int) -> tuple[Op, ...]:
     """Return the ops that the output needs, with biases in the maps before them: all numbers keep their gradients."""
-    found = _merged((ops, output), (_bias,))[0]
-    return tuple(found) if len(found) > 1 else simplified(ops, output)
-
-
-def _live(graph: Graph) -> tuple[tuple[Op, ...], int]:
-    kept, number = live(*graph)
-    return kept, number[graph[1]]
-
-
-def _rewritten(graph: Graph, change: Callable[[list[Op], Op, Op], int | None]) -> Graph:
-    """Make ops anew one by one.
-
-    Args:
-        graph: to begin with.
-        change: takes the new ops so far, to which it may add, the next op as it reads these, and that op as it was;
-            returns the number of what stands for it; None keeps it.
-    """
-    made: list[Op] = []
-    at: list[int] = []
-    for op in graph[0]:
-        moved = replace(op, inputs=tuple(at[i] for i in op.inputs))
-        place = change(made, moved, op)
-        at.append(_added(made, moved) if place is None else place)
-    return made, at[graph[1]]
+    found = _merged(ops, output, factors=False)
+    return found if len(found) > 1 else simplified(ops, output)
 
 
 def _added(made: list[Op], op: Op) -> int:
@@ -85,105 +63,112 @@ def _added(made: list[Op], op: Op) -> int:
     return len(made) - 1
 
 
-# Diagonal maps
+# Neighbours
 
 
-def _is_diagonal(op: Op, scales: bool = False, shifts: bool = False) -> TypeGuard[Affine]:
-    """Return True for a diagonal map, perhaps one that adds nothing, or has no factor but 1."""
-    if not (isinstance(op, Affine) and isinstance(op.map, Diagonal)):
+def _merged(ops: Sequence[Op], output: int, factors: bool) -> tuple[Op, ...]:
+    """Leave out maps that change nothing, and merge each map with the one that alone reads it, while any are left."""
+    while True:
+        at: list[int] = []
+        for index, op in enumerate(ops):
+            changes = not _is_shift(op) or op.bias is not None or op.bias_error is not None
+            at.append(index if changes else at[op.inputs[0]])
+        found, _ = live([replace(op, inputs=tuple(at[i] for i in op.inputs)) for op in ops], at[output])
+        uses = Counter(source for op in found for source in op.inputs)
+        made, at = list[Op](), []
+        for op in found:
+            moved = replace(op, inputs=tuple(at[i] for i in op.inputs))
+            alone = len(op.inputs) == 1 and uses[op.inputs[0]] == 1
+            one = _as_one(made[moved.inputs[0]], moved, factors) if alone else None
+            at.append(_added(made, moved) if one is None else moved.inputs[0])
+            if one is not None:
+                made[at[-1]] = one
+        if len(made) == len(ops):
+            return tuple(made)
+        ops, output = made, at[-1]
+
+
+def _is_shift(op: Op) -> TypeGuard[Affine]:
+    """Return True for a map that multiplies by nothing but a 1 that is no parameter."""
+    if not (isinstance(op, Affine) and isinstance(op.map, Diagonal)) or op.weight_error or op.map.weight.requires_grad:
         return False
-    if scales and not (op.bias is None and op.bias_error is None):
-        return False
-    return not shifts or (not op.weight_error and bool((op.map.weight == 1).all()))
+    return bool((op.map.weight == 1).all())
+
+
+def _as_one(first: Op, second: Op, factors: bool) -> Affine | None:
+    """Return W·x and + b as W·x + b, and with ``factors`` the product of two numbers as one, if that is exact."""
+    if not (isinstance(first, Affine) and isinstance(second, Affine) and isinstance(second.map, Diagonal)):
+        return None
+    if first.bias is not None or first.bias_error is not None:
+        return None
+    if _is_shift(second):
+        return None if isinstance(first.map, Gather) else _with_bias(first, second)
+    exact, other = scalar_factor(first), scalar_factor(second)
+    if not factors or exact is None or other is None:
+        return None
+    # 1/d of a division is exact; where the product with that is no number, the one with its stored one may be.
+    stored = [(one_number(op.map.weight) or Fraction(0), Fraction(op.weight_error)) for op in (first, second)]
+    for (one, off), (two, too) in ((exact, other), stored):
+        found = multiple(one * two)
+        if found is not None and not found[1]:
+            error = not_below((1 + off) * (1 + too) - 1)
+            return _with_bias(replace(first, map=Diagonal(found[0].expand(first.size)), weight_error=error), second)
+    return None
+
+
+def _with_bias(op: Affine, other: Affine) -> Affine:
+    return replace(op, bias=other.bias, bias_error=other.bias_error)
+
+
+# Functions
 
 
 def _is_function(op: Op, kind: str) -> TypeGuard[Elementwise]:
     return isinstance(op, Elementwise) and op.function.kind == kind
 
 
-def _scaled(op: Op, source: int, factor: Tensor, error: float) -> Affine:
-    """Return a factor of the value of an op, under the name of another."""
+def _recognised(made: list[Op], op: Op) -> int | None:
+    """Add the function that an op is, given the ops before it, and return its number; None if it stays as it is."""
+    if _is_function(op, "GELU"):
+        return _bare(made, op)
+    if isinstance(op, Product):
+        spelled = _gelu(made, op.inputs) or _other(made, op.inputs)
+    else:
+        reciprocal = _is_function(op, "Reciprocal") and _is_function(root := made[op.inputs[0]], "Sqrt")
+        spelled = (root.inputs[0], "InverseRoot", 1.0, _ONE) if reciprocal else None
+    if spelled is None:
+        return None
+    base, kind, lam, scale = spelled
+    found = Elementwise(name=op.name, inputs=(base,), size=op.size, function=function(kind, lam))
+    place = _bare(made, found) if kind == "GELU" else None
+    place = _added(made, found) if place is None else place
+    return place if scale[0] == 1 and not scale[1] else _scaled(made, place, *scale)
+
+
+def _scaled(made: list[Op], source: int, factor: Tensor, error: float) -> int:
+    """Add a factor of the value of an op, under its name."""
+    op = made[source]
     map = Diagonal(factor.reshape(()).expand(op.size))
-    return Affine(name=op.name, inputs=(source,), size=op.size, map=map, weight_error=error)
+    return _added(made, Affine(name=op.name, inputs=(source,), size=op.size, map=map, weight_error=error))
 
 
-# Neighbours
+_ONE = torch.ones(()), 0.0
+
+_Spelling = tuple[int, str, float, tuple[Tensor, float]]
+"""The op, the kind and the parameter of a function of it, and by what, of a relative error, that is multiplied."""
 
 
-def _merged(graph: Graph, rules: Sequence[Rule]) -> tuple[tuple[Op, ...], int]:
-    """Merge each op with the one that alone reads it, until no rule makes one of two."""
-
-    def skip(made: list[Op], op: Op, before: Op) -> int | None:
-        return op.inputs[0] if _is_diagonal(op, scales=True, shifts=True) else None
-
-    def merge(made: list[Op], op: Op, before: Op) -> int | None:
-        if len(op.inputs) != 1 or uses[before.inputs[0]] != 1:
-            return None
-        (place,) = op.inputs
-        found = next((one for rule in rules if (one := rule(made, made[place], op)) is not None), None)
-        if found is None:
-            return None
-        made[place] = found
-        return place
-
-    found = _live(graph)
-    while True:
-        count = len(found[0])
-        ops, output = _live(_rewritten(found, skip))
-        uses = Counter([output, *(source for op in ops for source in op.inputs)])
-        found = _live(_rewritten((ops, output), merge))
-        if len(found[0]) == count:
-            return found
-
-
-def _bias(made: Sequence[Op], first: Op, second: Op) -> Op | None:
-    """W·x and + b are W·x + b."""
-    if not (isinstance(first, Affine) and _is_diagonal(second, shifts=True)) or isinstance(first.map, Gather):
-        return None
-    if first.bias is not None or first.bias_error is not None:
-        return None
-    return replace(first, bias=second.bias, bias_error=second.bias_error)
-
-
-def _factors(made: Sequence[Op], first: Op, second: Op) -> Op | None:
-    """The product of two numbers is one number, if that is exact."""
-    if not (_is_diagonal(first, scales=True) and _is_diagonal(second)):
-        return None
-    if _is_diagonal(first, shifts=True):
-        return replace(second, name=first.name, inputs=first.inputs)
-    one, other = one_number(first.map.weight), one_number(second.map.weight)
-    found = None if one is None or other is None else multiple(one * other)
-    if found is None or found[1]:
-        return None
-    error = both(first.weight_error, second.weight_error)
-    map = Diagonal(found[0].expand(first.size))
-    return replace(first, map=map, bias=second.bias, bias_error=second.bias_error, weight_error=error)
-
-
-def _hardness(made: Sequence[Op], first: Op, second: Op) -> Op | None:
-    """GELU(λx)/λ is λ-GELU (arXiv 2603.21991): GELU after a factor λ and before a division by the same λ."""
-    if not (_is_function(first, "GELU") and _is_diagonal(second, scales=True)):
-        return None
-    times = made[first.inputs[0]]
-    if first.function.parameters["parameter"] != 1 or not _is_diagonal(times, scales=True):
-        return None
-    factor, inverse = scalar_factor(times), scalar_factor(second)
-    # The product with a rounded 1/λ is another function than the division by λ, and λ one number of the file.
-    if factor is None or inverse is None or factor[1] or inverse[1] or times.map.parameters.get("divisor") is not None:
-        return None
-    if factor[0] <= 0 or factor[0] * inverse[0] != 1:
-        return None
-    return replace(first, inputs=times.inputs, function=function("GELU", float(factor[0])))
-
-
-def _inverse_root(made: Sequence[Op], first: Op, second: Op) -> Op | None:
-    """1/√x is one function of x."""
-    if _is_function(first, "Sqrt") and _is_function(second, "Reciprocal"):
-        return replace(first, function=function("InverseRoot"))
+def _other(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling | None:
+    """Return the function that a product is if it is x times x, or x times a function of x."""
+    for x, second in (inputs, inputs[::-1]):
+        factor = ops[second]
+        inner = ops[factor.inputs[0]] if _is_function(factor, "Tanh") else factor
+        spelled = {"Sigmoid": "SiLU", "Square": "Cube"} if inner is factor else {"Softplus": "Mish"}
+        if x == second:
+            return x, "Square", 1.0, _ONE
+        if isinstance(inner, Elementwise) and inner.inputs == (x,) and inner.function.kind in spelled:
+            return x, spelled[inner.function.kind], 1.0, _ONE
     return None
-
-
-# Functions that are spelled
 
 
 class _AffineForm(NamedTuple):
@@ -210,36 +195,6 @@ def _forms(ops: Sequence[Op], index: int) -> Iterator[_AffineForm]:
         form = _AffineForm(op.inputs[0], form.slope * scale, form.offset + form.slope * shift, error)
 
 
-def _spelled(made: list[Op], op: Op, before: Op) -> int | None:
-    """Put a function of one variable in the place of a product that spells it."""
-    if not isinstance(op, Product):
-        return None
-    base, kind, lam, scale = _gelu(made, op.inputs) or _other(made, op.inputs)
-    if not kind:
-        return None
-    of = Elementwise(name=op.name, inputs=(base,), size=op.size, function=function(kind, lam))
-    place = _added(made, of)
-    return place if scale[0] == 1 and not scale[1] else _added(made, _scaled(op, place, *scale))
-
-
-_Spelling = tuple[int, str, float, tuple[Tensor, float]]
-"""The op, the kind and the parameter of a function of it, and by what, of a relative error, that is multiplied."""
-
-
-def _other(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling:
-    """Return the function that a product is if it is x times a function of x; its kind is empty if it is none."""
-    one = torch.ones(()), 0.0
-    for x, second in (inputs, inputs[::-1]):
-        factor = ops[second]
-        inner = ops[factor.inputs[0]] if _is_function(factor, "Tanh") else factor
-        spelled = {"Sigmoid": "SiLU", "Square": "Cube"} if inner is factor else {"Softplus": "Mish"}
-        if x == second:
-            return x, "Square", 1.0, one
-        if isinstance(inner, Elementwise) and inner.inputs == (x,) and inner.function.kind in spelled:
-            return x, spelled[inner.function.kind], 1.0, one
-    return 0, "", 1.0, one
-
-
 def _gelu(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling | None:
     """Return a multiple of λ-GELU that a product is.
 
@@ -262,14 +217,12 @@ def _gelu(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling | None:
     return None
 
 
-def _bare(made: list[Op], op: Op, before: Op) -> int | None:
-    """Put λ times λ-GELU of x in the place of GELU(λ·x), so that no GELU is one of a multiple.
+def _bare(made: list[Op], op: Elementwise) -> int | None:
+    """Add λ times λ-GELU of x in the place of GELU(λ·x), so that no GELU is one of a multiple.
 
     Certificates speak of that x (``docs/certificates.md``). A GELU of a negative multiple, or of one by a number beyond
     ``MODERATE``, is left.
     """
-    if not _is_function(op, "GELU"):
-        return None
     found = find_argument(made, op.inputs[0])
     lam = found.factor * Fraction(float(op.function.parameters["parameter"]))
     if found.factor == 1 or not MODERATE[0] <= lam <= MODERATE[1]:
@@ -281,4 +234,4 @@ def _bare(made: list[Op], op: Op, before: Op) -> int | None:
     for move in reversed(found.moves):
         source = _added(made, replace(move, inputs=(source,)))
     source = _added(made, replace(op, inputs=(source,), function=function("GELU", float(number[0]))))
-    return _added(made, _scaled(op, source, *factor))
+    return _scaled(made, source, *factor)

@@ -10,6 +10,7 @@ onnxruntime, or operator by operator in torch, and real arithmetic is not asked.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -84,28 +85,26 @@ def confirm(network: Network, prop: Property, witness: Sequence[Fraction]) -> Co
         return _evaluated(network, prop, rounded)
     if not prop.admits(witness):
         return Confirmation(False, f"the point is outside the {'box' if prop.ball is None else 'ball'}")
+    judged = Confirmation(False)
     try:
         judged = _judge(network, prop, witness)
-    except UnsupportedError as error:
-        return Confirmation(False, str(error))
-    try:
-        replayed = replay(network, rounded)
+        judged = replace(judged, replayed=replay(network, rounded))
     except UnsupportedError as error:
         return replace(judged, confirmed=False, detail=str(error))
-    judged, repeated = replace(judged, replayed=replayed), _is_unsafe(prop, replayed)
-    if judged.confirmed and repeated:
+    assert judged.replayed is not None
+    repeated, confirmed = _is_unsafe(prop, judged.replayed), judged.confirmed
+    if confirmed and repeated:
         return judged
-    if judged.confirmed and _touches(prop, judged.outputs, replayed):
+    if confirmed and _touches(prop, judged.outputs, judged.replayed):
         # Floating-point numbers cannot be expected to hit a set that exact outputs only touch.
         detail = "the exact outputs reach the boundary of the unsafe set, which the replay in float32 misses"
-        return replace(judged, detail=detail)
-    if judged.confirmed:
-        detail = "real arithmetic confirms the counterexample, the replay does not"
+    elif confirmed:
+        confirmed, detail = False, "real arithmetic confirms the counterexample, the replay does not"
     elif repeated:
         detail = f"the replay confirms the counterexample, real arithmetic does not: {judged.detail}"
     else:
         detail = f"neither real arithmetic nor the replay confirms the counterexample: {judged.detail}"
-    return replace(judged, confirmed=False, detail=detail)
+    return replace(judged, confirmed=confirmed, detail=detail)
 
 
 def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> Confirmation:
@@ -149,11 +148,10 @@ def margin_range(prop: Property, y: Enclosed) -> tuple[Fraction | float, Fractio
     low: Fraction | float = math.inf
     high: Fraction | float = math.inf
     for polytope in prop.unsafe:
-        slacks = [
-            (row.slack(center), sum((abs(c) * error[i] for i, c in row.coefficients), Fraction(0))) for row in polytope
-        ]
-        low = min(low, max((slack - spread for slack, spread in slacks), default=-math.inf))
-        high = min(high, max((slack + spread for slack, spread in slacks), default=-math.inf))
+        slacks = [row.slack(center) for row in polytope]
+        spreads = [sum((abs(c) * error[i] for i, c in row.coefficients), Fraction(0)) for row in polytope]
+        low = min(low, max(map(operator.sub, slacks, spreads), default=-math.inf))
+        high = min(high, max(map(operator.add, slacks, spreads), default=-math.inf))
     return low, high
 
 

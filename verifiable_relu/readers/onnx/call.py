@@ -62,13 +62,6 @@ class Call:
             raise UnsupportedError(f"its input {position} is missing")
         return found
 
-    def given(self) -> list[Result]:
-        """Return all inputs, of which none may be left out."""
-        found = [value for value in self.inputs if value is not None]
-        if len(found) < len(self.inputs):
-            raise UnsupportedError("an input is missing")
-        return found
-
     def refuse(self, **expected: Any) -> None:
         """Refuse attributes that are there with another value than the one expected."""
         for attribute, value in expected.items():
@@ -120,6 +113,9 @@ def operands(build: Builder, left: Result | None, right: Result | None) -> tuple
     return x, y
 
 
+RUNTIME = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
 Converter = Callable[[Call], Result | Sequence[Result | None]]
 CONVERTERS: dict[tuple[str, int], Converter] = {}
 """By operator and its version, what reads a node: it gives the output, or a list with None for those not read."""
@@ -149,3 +145,24 @@ def converts(operator: str, *versions: int, group: str = GROUPS[0]) -> Callable[
         return converter
 
     return register
+
+
+def operator_of(node: onnx.NodeProto) -> tuple[str, str]:
+    """Return the domain of a node's operator, and the operator's name in ``CONVERTERS``."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return domain, f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
+
+
+def converter_of(node: onnx.NodeProto, opset: int) -> tuple[Converter, int]:
+    """Return what reads a node of an opset of its domain, and the version of its operator."""
+    domain, operator = operator_of(node)
+    try:
+        # The standard knows nothing of the runtime's own operators, which have one version.
+        version = 1 if domain == RUNTIME else onnx.defs.get_schema(node.op_type, opset, domain).since_version
+    except onnx.defs.SchemaError:
+        raise UnsupportedError(f"no operator of opset {opset}") from None
+    if (operator, version) not in CONVERTERS:
+        others = sorted(v for op, v in CONVERTERS if op == operator)
+        read = f"; versions {', '.join(map(str, others))} of it are" if others else ""
+        raise UnsupportedError(f"version {version} of this operator is not supported{read}")
+    return CONVERTERS[operator, version], version

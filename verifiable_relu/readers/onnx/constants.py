@@ -1,24 +1,30 @@
 """Constants that an ONNX file computes from constants: shapes, indices, reordered and rescaled parameters.
 
 What no input of the network reaches is computed once. What moves numbers, compares them or computes with whole ones is
-left to the standard's own reference evaluator; what computes with floating-point numbers is computed in rational
-arithmetic (``readers.derived``), since a network is read as a function in real arithmetic. A Cast alone rounds: that is
-what the operator is for. How large a result will be is worked out first: a file of a hundred bytes may ask for
-terabytes.
+left to the standard's own reference evaluator; what computes with floating-point numbers is read as if these were
+computed, and the ops are evaluated in rational arithmetic (``readers.derived``), since a network is read as a function
+in real arithmetic. A Cast alone rounds: that is what the operator is for. How large a result will be is worked out
+first: a file of a hundred bytes may ask for terabytes.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import onnx
+import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
+from verifiable_relu.ir.functions import Kinked
+from verifiable_relu.ir.linear import Diagonal, Gather
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Op, Product
+from verifiable_relu.readers.builder import Builder, Value
 from verifiable_relu.readers.derived import (
     Derived,
     cast,
@@ -32,12 +38,10 @@ from verifiable_relu.readers.derived import (
     selected,
     settled,
 )
+from verifiable_relu.readers.onnx.call import CONVERTERS, RUNTIME, Call, converter_of
 
 Constant = np.ndarray | Derived
 """A constant of the file: an array of its numbers, or numbers that no array of floats holds."""
-
-RUNTIME = "com.microsoft"
-"""The domain of onnxruntime's own operators."""
 
 MAX_ELEMENTS = 1 << 24
 """Most elements of a constant that a file computes."""
@@ -52,19 +56,6 @@ MOVING = _RESHAPES | _SLOW | {
     "Size", "Slice", "SpaceToDepth", "Split", "Tile", "Transpose", "Trilu",
 }  # fmt: skip
 """Operators whose results are elements of their inputs, or places of these."""
-
-FOLDED = MOVING | {
-    "Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "CumSum", "DequantizeLinear",
-    "Div", "Equal", "Exp", "Floor", "Gemm", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less",
-    "LessOrEqual", "Log", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "QuantizeLinear",
-    "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "ReduceSumSquare", "Relu", "Round", "Sigmoid", "Sign", "Softmax", "Sqrt", "Sub", "Sum", "Tanh", "Where",
-    "Xor",
-}  # fmt: skip
-"""Operators that are computed where all their inputs are constant.
-
-Those that round, and for which no rule of ``_ARITHMETIC`` tells how far, are not among them.
-"""
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
@@ -86,50 +77,36 @@ def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) 
             rounded, or how far a result would be off is not known.
         InputError: if the inputs do not fit the operator.
     """
-    operator = node.op_type
+    operator, attributes = node.op_type, attributes_of(node)
     if operator not in FOLDED:
         raise UnsupportedError("of constants alone is not supported")
-    attributes = attributes_of(node)
-    arrays = [value for value in inputs if not isinstance(value, Derived)]
-    floating = [value for value in arrays if value is not None and _is_floating(value)]
+    # There is nothing to be off in a tensor without elements.
+    inputs = [np.zeros(v.shape, np.float32) if isinstance(v, Derived) and not v.values.size else v for v in inputs]
+    arrays = [value for value in inputs if value is not None and not isinstance(value, Derived)]
+    derived, first = any(isinstance(value, Derived) for value in inputs), inputs[0] if inputs else None
     if operator in ("DequantizeLinear", "QuantizeLinear"):
         for value in arrays:
-            if value is not None and value.dtype.kind not in "fi":
+            if value.dtype.kind not in "fi":
                 limits(value.dtype)
-    derived, first = len(arrays) < len(inputs), inputs[0] if inputs else None
     if isinstance(first, Derived) and operator == "Cast":
         return [cast(first, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(attributes["to"])))]
     # The result of a sum may be wider than the file says: all floats have the widest of their types.
+    floating = [value for value in arrays if _is_floating(value)]
     widest = np.result_type(np.float16, *(value.dtype for value in floating))
-    if operator in _ARITHMETIC and (derived or (operator not in _CHOOSING and floating)):
-        return [_arithmetic(node, inputs, attributes, widest, opset)]
-    if derived:
-        return _moved(node, inputs, attributes, opset)
-    given = [v.astype(widest) if v is not None and _is_floating(v) else v for v in arrays]
+    rounds = operator in ARITHMETIC and operator not in _CHOOSING and bool(floating)
+    if derived or (rounds and (operator == "Gemm" or all(value.size for value in floating))):
+        return _exact(node, inputs, attributes, widest, opset)
+    given: list[Any] = [value.astype(widest) if _is_floating(value) else value for value in inputs]  # type: ignore[union-attr]
     results = evaluated(node, given, opset)
     if operator == "Cast" and isinstance(first, np.ndarray) and results[0].dtype.kind in "iu":
         info = np.iinfo(results[0].dtype)
-        inside = np.isfinite(first) & (first > info.min - 1.0) & (first < info.max) if _is_floating(first) else True
-        if not np.all(inside):
+        if _is_floating(first) and not np.all(np.isfinite(first) & (first > info.min - 1.0) & (first < info.max)):
             raise UnsupportedError("casts a constant to whole numbers that cannot hold it")
     return results
 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, Derived) or (value is not None and np.issubdtype(value.dtype, np.floating))
-
-
-def _moved(
-    node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], opset: int
-) -> list[Constant]:
-    """Return the results of a node that moves numbers, by what it does to the numbers' places."""
-    if node.op_type not in _MOVED or attributes.get("reduction", b"none") != b"none" or "value" in attributes:
-        raise UnsupportedError("computes with constants that no float64 number is")
-    parts = [Derived.of(value) for value in inputs if value is not None and _is_floating(value)]
-    numbers = np.concatenate([np.array([Fraction(0)]), *(part.values.reshape(-1) for part in parts)])
-    places = numbered_places(node, inputs, [_is_floating(value) for value in inputs], opset)
-    error = max(part.error for part in parts)
-    return [settled(Derived(np.asarray(numbers[at]), error), np.dtype(np.float32)) for at in places]
 
 
 def numbered_places(node: onnx.NodeProto, inputs: Sequence[Any], moved: Sequence[bool], opset: int) -> list[np.ndarray]:
@@ -146,18 +123,88 @@ def numbered_places(node: onnx.NodeProto, inputs: Sequence[Any], moved: Sequence
     return evaluated(node, places, opset)
 
 
-def _arithmetic(
+def _exact(
     node: onnx.NodeProto, inputs: Sequence[Constant | None], attributes: dict[str, Any], like: np.dtype, opset: int
-) -> Constant:
-    """Return the result of a node that computes with numbers, in rational arithmetic."""
-    if node.op_type != "Range":
-        shaped: list[Any] = [np.zeros(v.shape, like) if _is_floating(v) else v for v in inputs]  # type: ignore[union-attr]
-        size, _ = _size(_alone(node, shaped, opset)[0], node, shaped)
-        size = max(size, *(math.prod(value.shape) for value in inputs if value is not None))
-        if size > MAX_SLOW_ELEMENTS:
-            return _large(node.op_type, inputs, attributes, like, size)
-    found = _ARITHMETIC[node.op_type](attributes, *(None if v is None else Derived.of(v) for v in inputs))
-    return settled(found, like)
+) -> Sequence[Constant]:
+    """Return the results of a node in rational arithmetic."""
+    if node.op_type == "Range":
+        return [settled(_range(*(Derived.of(value) for value in inputs if value is not None)), like)]
+    shaped: list[Any] = [np.zeros(v.shape, like) if _is_floating(v) else v for v in inputs]  # type: ignore[union-attr]
+    size, _ = _size(_alone(node, shaped, opset)[0], node, shaped)
+    size = max(size, *(math.prod(value.shape) for value in inputs if value is not None))
+    if size > MAX_SLOW_ELEMENTS:
+        return [_large(node.op_type, inputs, attributes, like, size)]
+    if node.op_type == "Mod":
+        whole = math.trunc if attributes.get("fmod", 0) else math.floor
+        operands = (Derived.of(value) for value in inputs if value is not None)
+        return [settled(selected(lambda a, b: a - b * whole(a / b), *operands), like)]
+    return [v if isinstance(v, np.ndarray) else settled(v, like) for v in _as_read(node, inputs, opset)]
+
+
+def _as_read(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) -> list[Constant]:
+    """Return the results of a node by the ops that it is read as where its inputs are computed.
+
+    Such inputs are the numbers that no array holds, the first one of an operator that computes with numbers, and what a
+    Gemm adds.
+    """
+    # A mean is read as a sum times 1/n, which is rounded.
+    operator, mean = node.op_type, node.op_type == "ReduceMean"
+    converter, version = (CONVERTERS["ReduceSum", 13], 13) if mean else converter_of(node, opset)
+    build, numbers, given = Builder((0,), node.name), list[Derived](), list[Any](inputs)
+    build.ops.clear()
+    for position, value in enumerate(inputs):
+        computed = operator in ARITHMETIC and position in ((0, 2) if operator == "Gemm" else (0,))
+        if isinstance(value, Derived) or (computed and value is not None):
+            numbers.append(Derived.of(value).moved(np.ravel))
+            given[position] = Value(len(build.ops), value.shape)
+            build.ops.append(Input(name=node.name, size=math.prod(value.shape)))
+    made = converter(Call(build, operator, version, tuple(given), attributes_of(node), node, opset))
+    for op in build.ops[len(numbers) :]:
+        numbers.append(_value(op, *(numbers[i] for i in op.inputs)))
+    results: list[Constant] = []
+    for result in [made] if isinstance(made, Value | np.ndarray) else made:
+        if isinstance(result, Value):
+            # The number −1 is that of a 0 behind the others.
+            values = np.array([*numbers[result.op].values, Fraction(0)], object)[result.numbers]
+            part = Fraction(result.size, numbers[0].values.size) if mean else 1
+            results.append(Derived(np.asarray(values * part), numbers[result.op].error))
+        elif result is not None:
+            results.append(result)
+    return results
+
+
+def _value(op: Op, *inputs: Derived) -> Derived:
+    """Return the numbers that an op makes of its inputs'."""
+    if any(2 * one.error > 1 for one in inputs):
+        raise UnsupportedError("computes a constant of which rounding leaves nothing")
+    x = inputs[0]
+    if isinstance(op, Affine):
+        map = op.map
+        if op.bias_error is not None:
+            raise UnsupportedError("adds a constant that is rounded")
+        if isinstance(map, Diagonal) and map.divisor is not None:
+            found = linear(operator.mul, x, reciprocal(Derived.of(map.divisor.numpy())))
+        elif isinstance(map, Gather):
+            found = x.moved(lambda values: map.product(np.ones(1, object), values))
+            if op.bias is not None and not bool(op.bias[map.index >= 0].any()):
+                # Constants in places of their own.
+                gaps, rest = map.index.numpy() < 0, Derived.of(op.bias.numpy()).values
+                return found.moved(lambda values: np.where(gaps, rest, values))
+        else:
+            weight = Derived(Derived.of(map.weight.numpy()).values, Fraction(op.weight_error))
+            found = linear(map.product, weight, x)
+        return found if op.bias is None else linear(operator.add, found, Derived.of(op.bias.numpy()))
+    if isinstance(op, Elementwise):
+        if isinstance(op.function, Kinked):
+            below, above = (Derived.of(v.numpy()).values for v in (op.function.slope_below, torch.ones(())))
+            return linear(operator.mul, Derived(np.where(x.values > 0, above, below)), x)
+        if op.function.kind not in _FUNCTIONS:
+            raise UnsupportedError(f"{op.function.kind} of constants")
+        return _FUNCTIONS[op.function.kind](x)
+    if isinstance(op, Maximum):
+        return selected(max, *(Derived(x.values[at], x.error) for at in op.candidates.numpy()))
+    join = operator.mul if isinstance(op, Product) else operator.add
+    return linear(lambda *terms: functools.reduce(join, terms), *inputs)
 
 
 def _large(
@@ -207,150 +254,59 @@ def limits(dtype: np.dtype) -> tuple[int, int]:
     return (0, 2 ** int(bits) - 1) if name else (-(2 ** (int(bits) - 1)), 2 ** (int(bits) - 1) - 1)
 
 
-# Rules: from a node's attributes and inputs, None where one is left out, to its result
-
-Rule = Callable[..., Derived]
-_ONE = Derived.of(np.ones((), np.float32))
-MAX_POWER = 64
-"""The largest exponent that is read."""
-
-
-def _product(x: Derived, y: Derived) -> Derived:
-    return linear(lambda a, b: a * b, x, y)
-
-
-def _sum(*terms: Derived) -> Derived:
-    return linear(lambda *arrays: functools.reduce(lambda a, b: a + b, arrays), *terms)
-
-
 def _scaled(x: Derived, factor: Fraction | float) -> Derived:
     return x.moved(lambda values: values * Fraction(factor))
 
 
-def _power(_: Any, x: Derived, y: Derived) -> Derived:
-    exponents = {Fraction(v) for v in y.values.flat}
-    if y.error or len(exponents) != 1 or y.values.size > 1:
-        raise UnsupportedError("powers of constants with different exponents")
-    exponent = exponents.pop()
-    base = x if exponent >= 0 else reciprocal(x)
-    if abs(exponent) == Fraction(1, 2):
-        return root(base)
-    if exponent.denominator > 1 or abs(exponent) > MAX_POWER:
-        raise UnsupportedError(f"a constant to the power of {float(exponent):g}")
-    return functools.reduce(_product, [base] * abs(int(exponent))) if exponent else base.moved(lambda v: v**0)
-
-
-def _gemm(attributes: dict[str, Any], a: Derived, b: Derived, c: Derived | None = None) -> Derived:
-    left = a.moved(np.transpose) if attributes.get("transA", 0) else a
-    right = b.moved(np.transpose) if attributes.get("transB", 0) else b
-    found = _scaled(linear(np.matmul, left, right), attributes.get("alpha", 1.0))
-    return found if c is None else _sum(found, _scaled(c, attributes.get("beta", 1.0)))
-
-
-def _reduction(kind: str) -> Rule:
-    def reduced(attributes: dict[str, Any], x: Derived, named: Derived | None = None) -> Derived:
-        axes = attributes.get("axes") if named is None else [int(axis) for axis in named.values.flat]
-        axes = tuple(axes or (() if attributes.get("noop_with_empty_axes", 0) else range(x.values.ndim)))
-        along_axes: dict[str, Any] = {"axis": axes, "keepdims": bool(attributes.get("keepdims", 1))}
-        if kind == "Prod":
-            if x.error:
-                raise UnsupportedError("the product of constants that are known up to rounding only")
-            return x.moved(lambda v: np.prod(v, **along_axes))
-        terms = x.moved(np.abs) if kind == "L1" else _product(x, x) if kind in ("L2", "SumSquare") else x
-        total = linear(lambda v: np.sum(v, **along_axes), terms)
-        if kind == "Mean":
-            return _scaled(total, Fraction(1, math.prod(x.shape[axis] for axis in axes)))
-        return root(total) if kind == "L2" else total
-
-    return reduced
-
-
-def _cumulative(attributes: dict[str, Any], x: Derived, axis: Derived) -> Derived:
-    if attributes.get("exclusive", 0) or attributes.get("reverse", 0):
-        raise UnsupportedError("its attributes exclusive and reverse")
-    return linear(lambda v: np.cumsum(v, axis=int(axis.values.item())), x)
-
-
-def _dequantised(attributes: dict[str, Any], x: Derived, scale: Derived, zero: Derived | None = None) -> Derived:
-    moved = x if zero is None else _sum(x, zero.moved(lambda v: -along(v, x.shape, attributes)))
-    return _product(moved, scale.moved(lambda v: along(v, x.shape, attributes)))
-
-
-def _range(_: Any, start: Derived, limit: Derived, step: Derived) -> Derived:
+def _range(start: Derived, limit: Derived, step: Derived) -> Derived:
     if start.error or limit.error or step.error:
         raise UnsupportedError("a range whose ends are known up to rounding only")
     first, end, by = (x.values.item() for x in (start, limit, step))
     count = max(0, math.ceil((end - first) / by))
     if count > MAX_SLOW_ELEMENTS:
         raise UnsupportedError(f"computes a constant of {count} elements, more than {MAX_SLOW_ELEMENTS}")
-    found = np.empty(count, dtype=object)
-    found[:] = [first + i * by for i in range(count)]
-    return Derived(found)
+    return Derived(first + np.arange(count).astype(object) * by)
 
 
-def _modulo(attributes: dict[str, Any], x: Derived, y: Derived) -> Derived:
-    whole = math.trunc if attributes.get("fmod", 0) else math.floor
-    return selected(lambda a, b: a - b * whole(a / b), x, y)
+_ONE = Derived.of(np.ones((), np.float32))
 
 
-def _tanh(_: Any, x: Derived) -> Derived:
-    power = exponential(_scaled(x, 2))
-    return _product(_sum(power, _scaled(_ONE, -1)), reciprocal(_sum(power, _ONE)))
+def _sigmoid(x: Derived) -> Derived:
+    return reciprocal(linear(operator.add, _ONE, exponential(_scaled(x, -1))))
 
 
-def _softmax(attributes: dict[str, Any], x: Derived) -> Derived:
-    if x.values.ndim > 1 and attributes.get("axis", -1) not in (-1, x.values.ndim - 1):
-        raise UnsupportedError("a softmax of constants along another axis than the last")
-    largest = x.moved(lambda v: np.max(v, axis=-1, keepdims=True))
-    powers = exponential(selected(lambda a, b: a - b, x, largest))
-    return _product(powers, reciprocal(linear(lambda v: np.sum(v, axis=-1, keepdims=True), powers)))
-
-
-def _clipped(
-    attributes: dict[str, Any], x: Derived, low: Derived | None = None, high: Derived | None = None
-) -> Derived:
-    for end, name, function in ((low, "min", max), (high, "max", min)):
-        given = Derived.of(np.asarray(attributes[name], np.float32)) if end is None and name in attributes else end
-        x = x if given is None else selected(function, x, given)
-    return x
-
-
-_ARITHMETIC: dict[str, Rule] = {
-    "Abs": lambda _, x: x.moved(np.abs),
-    "Add": lambda _, x, y: _sum(x, y),
-    "Clip": _clipped,
-    "CumSum": _cumulative,
-    "DequantizeLinear": _dequantised,
-    "Div": lambda _, x, y: _product(x, reciprocal(y)),
-    "Exp": lambda _, x: exponential(x),
-    "Gemm": _gemm,
-    "Log": lambda _, x: logarithm(x),
-    "MatMul": lambda _, x, y: linear(np.matmul, x, y),
-    "Max": lambda _, *inputs: selected(lambda *values: max(values), *inputs),
-    "Mean": lambda _, *terms: _scaled(_sum(*terms), Fraction(1, len(terms))),
-    "Min": lambda _, *inputs: selected(lambda *values: min(values), *inputs),
-    "Mod": _modulo,
-    "Mul": lambda _, x, y: _product(x, y),
-    "Neg": lambda _, x: _scaled(x, -1),
-    "Pow": _power,
-    "Range": _range,
-    "Reciprocal": lambda _, x: reciprocal(x),
-    **{f"Reduce{kind}": _reduction(kind) for kind in ("L1", "L2", "Mean", "Prod", "Sum", "SumSquare")},
-    "Relu": lambda _, x: x.moved(lambda v: (v > 0) * v),
-    "Sigmoid": lambda _, x: reciprocal(_sum(_ONE, exponential(_scaled(x, -1)))),
-    "Softmax": _softmax,
-    "Sqrt": lambda _, x: root(x),
-    "Sub": lambda _, x, y: _sum(x, _scaled(y, -1)),
-    "Sum": lambda _, *terms: _sum(*terms),
-    "Tanh": _tanh,
+_FUNCTIONS: dict[str, Callable[[Derived], Derived]] = {
+    "Cube": lambda x: linear(operator.mul, x, linear(operator.mul, x, x)),
+    "Exp": exponential,
+    "InverseRoot": lambda x: reciprocal(root(x)),
+    "Log": logarithm,
+    "Reciprocal": reciprocal,
+    "Sigmoid": _sigmoid,
+    "Sqrt": root,
+    "Square": lambda x: linear(operator.mul, x, x),
+    "Tanh": lambda x: linear(operator.add, _scaled(_sigmoid(_scaled(x, 2)), 2), _scaled(_ONE, -1)),
 }
-"""Arithmetic of operators on floating-point constants. All others give some of these, or whole numbers."""
+"""Functions of one variable of constants."""
+
+ARITHMETIC = {
+    "Abs", "Add", "Clip", "CumSum", "DequantizeLinear", "Div", "Exp", "Gemm", "Log", "MatMul", "Max", "Mean", "Min",
+    "Mod", "Mul", "Neg", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum",
+    "ReduceSumSquare", "Relu", "Sigmoid", "Softmax", "Sqrt", "Sub", "Sum", "Tanh",
+}  # fmt: skip
+"""Operators that compute with numbers: those of constants are computed in rational arithmetic."""
 
 _CHOOSING = {"Abs", "Clip", "Max", "Min", "Neg", "Relu"}
 """Operators that round nothing where floats hold their inputs."""
 
-_MOVED = (MOVING | {"Identity", "Where"}) - {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
+FOLDED = MOVING | ARITHMETIC | {
+    "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Identity",
+    "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "QuantizeLinear", "ReduceMax", "ReduceMin", "Round", "Sign",
+    "Where", "Xor",
+}  # fmt: skip
+"""Operators that are computed where all their inputs are constant.
 
+Those that round otherwise are not among them.
+"""
 
 # The standard's reference evaluator
 
@@ -365,8 +321,6 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
     # Imported here, because most files compute no constants.
     from onnx.reference import ReferenceEvaluator
 
-    if node.op_type == "Pad":
-        node, inputs = _cropped(node, inputs)
     model, feeds = _alone(node, inputs, opset)
     (size, shape), most = _size(model, node, inputs), MAX_SLOW_ELEMENTS if node.op_type in _SLOW else MAX_ELEMENTS
     if size > most:
@@ -377,8 +331,12 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
             raise InputError(f"reshapes {inputs[0].shape} to {tuple(shape)}")
         return [inputs[0].reshape(shape)]
     try:
+        if node.op_type == "Pad":
+            return [_padded(attributes_of(node), *inputs)]
         with np.errstate(all="ignore"):
             found = ReferenceEvaluator(model).run(None, feeds)
+    except InputError:
+        raise
     except Exception as error:  # the evaluator lets whatever numpy says through
         raise InputError(f"does not fit its inputs: {error}") from error
     if not all(isinstance(value, np.ndarray | np.generic) for value in found):
@@ -386,28 +344,16 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
     return [np.asarray(value) for value in found]
 
 
-def _cropped(
-    node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]
-) -> tuple[onnx.NodeProto, Sequence[np.ndarray | None]]:
-    """Take off what the negative pads of a Pad do, before anything is padded: the evaluator knows none."""
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    written = next((attribute for attribute in made.attribute if attribute.name == "pads"), None)
-    data, *others = inputs
-    pads = np.array(written.ints) if written else others[0] if others else None
-    if data is None or pads is None or not (pads < 0).any():
-        return node, inputs
-    named = others[2] if len(others) > 2 else None
-    axes = range(data.ndim) if named is None else [int(axis) % data.ndim for axis in named]
-    for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-        kept = range(max(0, -int(before)), data.shape[axis] + min(0, int(after)))
-        if kept.start > kept.stop:
-            raise UnsupportedError("negative pads take off more than there is")
-        data = data.take(kept, axis)
-    if written:
-        written.ints[:] = np.maximum(pads, 0).tolist()
-        return made, [data, *others]
-    return node, [data, np.maximum(pads, 0), *others[1:]]
+def _padded(attributes: dict[str, Any], data: Any, pads: Any = None, value: Any = None, axes: Any = None) -> np.ndarray:
+    """Return padded data; what negative pads take off, of which the evaluator knows nothing, goes first."""
+    full, mode = np.zeros((2, data.ndim), np.int64), attributes.get("mode", b"constant").decode()
+    full[:, range(data.ndim) if axes is None else axes] = np.reshape(attributes.get("pads", pads), (2, -1))
+    starts, ends = np.maximum(0, -full[0]), np.array(data.shape) + np.minimum(0, full[1])
+    if (starts > ends).any():
+        raise UnsupportedError("negative pads take off more than there is")
+    kept = data[tuple(map(slice, starts, ends))]
+    filled = {"constant_values": attributes.get("value", 0) if value is None else value} if mode == "constant" else {}
+    return np.pad(kept, np.maximum(full, 0).T, mode, **filled)
 
 
 def _alone(

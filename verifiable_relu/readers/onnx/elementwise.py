@@ -30,7 +30,7 @@ from verifiable_relu.ir.network import Affine, Elementwise
 from verifiable_relu.readers.builder import Value, tensor
 from verifiable_relu.readers.derived import Derived, logarithm, rounded
 from verifiable_relu.readers.onnx.call import Call, Result, converts, float32, operands
-from verifiable_relu.readers.onnx.constants import MAX_POWER, numbered_places
+from verifiable_relu.readers.onnx.constants import numbered_places
 from verifiable_relu.rounding import SOFTPLUS_SHARE, largest
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
@@ -72,22 +72,20 @@ def moved(call: Call, data: Sequence[int]) -> list[Result]:
 
 def _placed(call: Call, sources: Sequence[Result], numbers: np.ndarray) -> Result:
     """Return the tensor of the elements with these numbers, 0 standing for the node's own number."""
-    source = sources[0]
-    if isinstance(source, Value) and np.array_equal(numbers.reshape(-1), np.arange(1, source.size + 1)):
-        return source.reshaped(numbers.shape)
+    if isinstance(sources[0], Value) and np.array_equal(numbers.reshape(-1), np.arange(1, sources[0].size + 1)):
+        return sources[0].reshaped(numbers.shape)
     starts = list(itertools.accumulate((math.prod(given.shape) for given in sources), initial=0))
     if numbers.dtype.kind not in "iu" or (numbers.size and not 0 <= numbers.min() <= numbers.max() <= starts[-1]):
         raise UnsupportedError("combines numbers where it is expected to move them")
     flat = numbers.reshape(-1).astype(np.int64)
     rest = np.where(flat == 0, np.float32(call.get("value", 0.0)), np.float32(0))
     parts: list[tuple[Value, np.ndarray]] = []
-    for start, given in zip(starts, sources, strict=False):
-        mine = (flat > start) & (flat <= start + math.prod(given.shape))
+    for start, end, given in zip(starts, starts[1:], sources, strict=False):
+        mine = (flat > start) & (flat <= end)
         if mine.any() and isinstance(given, Value):
             parts.append((given, np.where(mine, flat - start - 1, -1)))
         elif mine.any():
-            assert isinstance(given, np.ndarray)
-            rest = np.where(mine, given.reshape(-1)[np.where(mine, flat - start - 1, 0)], rest)
+            rest = np.where(mine, given.reshape(-1)[np.where(mine, flat - start - 1, 0)], rest)  # type: ignore[union-attr]
     return call.build.joined(parts, rest, numbers.shape) if parts else rest.reshape(numbers.shape)
 
 
@@ -166,20 +164,19 @@ def difference(call: Call, left: Result | None, right: Result | None) -> Value:
     return call.build.scale(x, center=y)
 
 
-def _extreme(call: Call, sign: int) -> Value:
+def _extreme(call: Call, sign: float) -> Value:
     def larger(x: Value, y: Value) -> Value:
-        if sign > 0:
-            return call.build.larger(x, y)
-        return call.build.scale(call.build.larger(call.build.scale(x, -1.0), call.build.scale(y, -1.0)), -1.0)
+        found = call.build.larger(*(v if sign > 0 else call.build.scale(v, sign) for v in (x, y)))
+        return found if sign > 0 else call.build.scale(found, sign)
 
-    return _combined(call, call.given(), lambda x, y: bounded(call, x, y, sign), larger)
+    return _combined(call, call.inputs, lambda x, y: bounded(call, x, y, sign), larger)
 
 
 converts("Add", 7, 13, 14)(lambda call: added(call, *call.inputs))
 converts("Sub", 7, 13, 14)(lambda call: difference(call, *call.inputs))
 converts("Mul", 7, 13, 14)(lambda call: times(call, *call.inputs))
-converts("Sum", 6, 8, 13)(lambda call: added(call, *call.given()))
-converts("Mean", 6, 8, 13)(lambda c: c.build.divided(added(c, *c.given()), torch.tensor(float(len(c.inputs)))))
+converts("Sum", 6, 8, 13)(lambda call: added(call, *call.inputs))
+converts("Mean", 6, 8, 13)(lambda c: c.build.divided(added(c, *c.inputs), torch.tensor(float(len(c.inputs)))))
 converts("Max", 6, 8, 12, 13, group="maxima")(functools.partial(_extreme, sign=1))
 converts("Min", 6, 8, 12, 13, group="maxima")(functools.partial(_extreme, sign=-1))
 converts("Neg", 6, 13)(lambda call: call.build.scale(call.value(), -1.0))
@@ -200,7 +197,7 @@ def _div(call: Call) -> Value:
 # Ends of an interval
 
 
-def bounded(call: Call, x: Value, end: Any, sign: int) -> Value:
+def bounded(call: Call, x: Value, end: Any, sign: float) -> Value:
     """Return max(x, end), or min(x, end) for ``sign`` −1, the end being broadcast to the shape of x.
 
     Ends that bound nothing are allowed for: −inf of a maximum, inf of a minimum.
@@ -210,7 +207,7 @@ def bounded(call: Call, x: Value, end: Any, sign: int) -> Value:
         return x
     if not bool(torch.isfinite(end).all()):
         raise UnsupportedError("an end that is not finite")
-    build, turn = call.build, torch.full_like(end, float(sign))
+    build, turn = call.build, torch.full_like(end, sign)
     if bool((end.abs() > FAR).any()):
         # x + s·relu(s·(end − x)).
         beyond = build.relu(build.scale(x, -turn, center=end))
@@ -254,15 +251,11 @@ converts("PRelu", 7, 9, 16, group="pieces")(lambda call: call.build.leaky(call.v
 converts("Abs", 6, 13, group="maxima")(lambda call: call.build.size_of(call.value()))
 
 
-def _positive(call: Call, attribute: str, default: float = 1.0) -> float:
-    found: float = call.get(attribute, default)
-    if not found > 0:
-        raise UnsupportedError(f"its attribute {attribute} = {found}")
-    return found
-
-
-def _curve(call: Call, kind: str, attribute: str) -> Value:
-    return call.build.function(call.value(), kind, _positive(call, attribute) if attribute else 1.0)
+def _curve(call: Call, kind: str, attribute: str, default: float = 1.0) -> Value:
+    parameter = call.get(attribute, default)
+    if not parameter > 0:
+        raise UnsupportedError(f"its attribute {attribute} = {parameter}")
+    return call.build.function(call.value(), kind, parameter)
 
 
 def stepped(call: Call, kind: str) -> Value:
@@ -280,23 +273,21 @@ for _kind, _step in STEPS.items():
         converts(_step.operator, *_step.versions, group="steps")(functools.partial(stepped, kind=_kind))
 
 
-@converts("Gelu", 20, group="smooth")
-def _gelu(call: Call) -> Value:
-    kind = call.choice("approximate", b"none", {b"none": "GELU", b"tanh": "tanh-GELU"})
-    return call.build.function(call.value(), kind)
+_GELUS = {b"none": "GELU", b"tanh": "tanh-GELU"}
+converts("Gelu", 20, group="smooth")(lambda c: c.build.function(c.value(), c.choice("approximate", b"none", _GELUS)))
 
 
 @converts("Selu", 6, 22, group="smooth")
 def _selu(call: Call) -> Value:
     # Attributes are float32 numbers, their defaults too.
-    alpha = _positive(call, "alpha", 1.6732631921768188)
-    return call.build.scale(call.build.function(call.value(), "ELU", alpha), call.get("gamma", 1.0507010221481323))
+    return call.build.scale(_curve(call, "ELU", "alpha", 1.6732631921768188), call.get("gamma", 1.0507010221481323))
 
 
 @converts("Celu", 12, 28, group="smooth")
 def _celu(call: Call) -> Value:
     # max(x, 0) + min(0, α·(exp(x/α) − 1)) is α·ELU(x/α).
-    alpha = _positive(call, "alpha")
+    if not (alpha := call.get("alpha", 1.0)) > 0:
+        raise UnsupportedError(f"its attribute alpha = {alpha}")
     inside = call.build.divided(call.value(), float32(alpha))
     return call.build.scale(call.build.function(inside, "ELU"), alpha)
 
@@ -307,8 +298,8 @@ def _swish(call: Call) -> Value:
     alpha = call.get("alpha", 1.0)
     if alpha == 0:
         return call.build.scale(call.value(), 0.5)
-    inside = call.build.scale(call.value(), alpha)
-    return call.build.divided(call.build.function(inside, "SiLU"), float32(alpha))
+    found = call.build.function(call.build.scale(call.value(), alpha), "SiLU")
+    return call.build.divided(found, float32(alpha))
 
 
 @converts("ThresholdedRelu", 10, 22, group="steps")
@@ -320,12 +311,15 @@ def _thresholded_relu(call: Call) -> Value:
     return call.build.sum(above, call.build.scale(is_positive(call, beyond), alpha)) if alpha else above
 
 
+MAX_POWER = 64
+"""The largest exponent that is read."""
+
 _POWERS = {-1.0: "Reciprocal", -0.5: "InverseRoot", 0.5: "Sqrt", 2.0: "Square", 3.0: "Cube"}
 """The functions that are powers, by their exponents."""
 
 
 @converts("Pow", 7, 12, 13, 15, group="smooth")
-def _pow(call: Call) -> Value:
+def _pow(call: Call) -> Result:
     base = call.inputs[0]
     if isinstance(base, np.ndarray):
         # a to a computed exponent is exp(x·log a).
@@ -339,7 +333,9 @@ def _pow(call: Call) -> Value:
     exponent = float(given.reshape(-1)[0])
     if exponent in _POWERS:
         return build.function(x, _POWERS[exponent])
-    if not 0 < abs(exponent) <= MAX_POWER:
+    if exponent == 0:
+        return np.ones(x.shape, np.float32)
+    if not abs(exponent) <= MAX_POWER:
         raise UnsupportedError(f"the exponent {exponent:g}, where numbers up to ±{MAX_POWER} are read")
     if exponent == int(exponent):
         power = _power(call, x, int(abs(exponent)))
@@ -431,19 +427,13 @@ def _is_softplus(call: Call, condition: Value, x: Value, other: Value) -> bool:
     x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off by no
     more than 2⁻³³.
     """
-    ops, kinds, above = call.build.ops, [], condition.op
-    for _ in range(2):
-        op = ops[above]
-        if not isinstance(op, Elementwise):
-            return False
-        kinds.append(op.function.kind)
-        (above,) = op.inputs
-    shift, function = ops[above], ops[other.op]
-    if kinds != ["Relu", "Sign"] or not (isinstance(shift, Affine) and isinstance(shift.map, Diagonal)):
+    ops, chain = call.build.ops, [call.build.ops[condition.op]]
+    while len(chain) < 3 and isinstance(chain[-1], Elementwise):
+        chain.append(ops[chain[-1].inputs[0]])
+    shift, function = chain[-1], ops[other.op]
+    kinds = [op.function.kind for op in (*chain[:2], function) if isinstance(op, Elementwise)]
+    if kinds != ["Relu", "Sign", "Softplus"] or not (isinstance(shift, Affine) and isinstance(shift.map, Diagonal)):
         return False
-    if not (isinstance(function, Elementwise) and function.function.kind == "Softplus" and shift.is_exact):
-        return False
-    if shift.bias is None or not bool(((shift.map.weight == 1) & (shift.bias <= -20)).all()):
-        return False
+    above = shift.is_exact and shift.bias is not None and ((shift.map.weight == 1) & (shift.bias <= -20)).all()
     in_order = condition.index is None and other.index is None and condition.shape == other.shape == x.shape
-    return in_order and shift.inputs == function.inputs == (call.build.in_place(x),)
+    return bool(above) and in_order and shift.inputs == function.inputs == (call.build.in_place(x),)

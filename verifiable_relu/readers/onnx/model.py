@@ -227,11 +227,10 @@ def opset_of(model: onnx.ModelProto, domain: str = "") -> int:
     Raises:
         InputError: if the model names none, or several; skl2onnx names one twice.
     """
-    standard = domain in ("", "ai.onnx")
-    names = ("", "ai.onnx") if standard else (domain,)
+    names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
     versions = {entry.version for entry in model.opset_import if entry.domain in names}
     if len(versions) != 1:
-        which = "the standard operators" if standard else f"the operators of {domain}"
+        which = "the standard operators" if "" in names else f"the operators of {domain}"
         raise InputError(f"the file imports {len(versions)} versions of {which} where one is expected")
     return int(versions.pop())
 
@@ -246,9 +245,8 @@ def _refuse_unread_parts(model: onnx.ModelProto) -> None:
     if model.graph.sparse_initializer:
         raise UnsupportedError("sparse initializers")
     for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g") or attribute.graphs:
-                raise UnsupportedError("has a subgraph", place=f"node '{node.name}' ({node.op_type})")
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            raise UnsupportedError("has a subgraph", place=f"node '{node.name}' ({node.op_type})")
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
@@ -357,18 +355,17 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[tuple[s
         return (), []
     left = [declared.name for declared in graph.output if not chosen.outputs and declared.name not in outputs]
     instead = {True: "is a map, of which the numbers are taken", False: "has no floating-point numbers and is left out"}
-    said = [f"output '{name}' {instead[name in maps]}" for name in left]
-    names = (*(declared.name for declared in inputs), *outputs)
-    needed, kept = set(outputs), []
+    names, needed, kept = (*(declared.name for declared in inputs), *outputs), set(outputs), list[onnx.NodeProto]()
     for node in reversed(graph.node):
         if needed.intersection(node.output):
             needed.update(node.input)
             kept.append(node)
     _replace(graph.node, kept[::-1])
-    taken = {name for node in graph.node for name in (*node.input, *node.output)} | set(names)
-    taken |= {initializer.name for initializer in graph.initializer}
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    taken.update(names, (initializer.name for initializer in graph.initializer))
 
     def free(base: str) -> str:
+        """Return a name that nothing has."""
         while base in taken:
             base += "_"
         taken.add(base)
@@ -378,7 +375,7 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[tuple[s
         _take_from_one(graph, inputs, free)
     if not as_declared:
         _give_as_one(graph, outputs, free)
-    return names, said
+    return names, [f"output '{name}' {instead[name in maps]}" for name in left]
 
 
 def _replace(field: Any, by: Sequence[Any]) -> None:
@@ -386,14 +383,13 @@ def _replace(field: Any, by: Sequence[Any]) -> None:
     field.extend(by)
 
 
-def _require_one_type(kinds: Iterable[int], what: str) -> None:
-    names = sorted({TensorProto.DataType.Name(kind).lower() for kind in kinds})
-    if len(names) > 1:
-        raise UnsupportedError(f"{what} of different types, {' and '.join(names)}: convert one of them")
+def _require_one_type(kinds: set[int], what: str) -> None:
+    if len(kinds) > 1:
+        shown = " and ".join(sorted(TensorProto.DataType.Name(kind).lower() for kind in kinds))
+        raise UnsupportedError(f"{what} of different types, {shown}: convert one of them")
 
 
 def _inputs(model: onnx.ModelProto, chosen: Chosen) -> list[onnx.ValueInfoProto]:
-    """Return the inputs in the order in which the network takes them."""
     found = {declared.name: declared for declared in declared_inputs(model)}
     if not found:
         raise UnsupportedError("no input")
@@ -429,7 +425,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _take_from_one(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto], free: Callable[[str], str]) -> None:
-    """Put one input in the place of several, from which each is gathered; ``free`` makes a name that nothing has."""
+    """Put one input in the place of several, from which each is gathered."""
     whole, start, nodes = free("inputs"), 0, []
     for declared in inputs:
         shape, batched = input_shape(declared)
@@ -439,8 +435,7 @@ def _take_from_one(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]
         nodes.append(onnx.helper.make_node("Gather", [whole, indices.name], [declared.name], name=declared.name))
         start += math.prod(shape)
     one = onnx.helper.make_tensor_value_info(whole, inputs[0].type.tensor_type.elem_type, [start])
-    listed = {declared.name for declared in inputs}
-    _replace(graph.input, [one, *(declared for declared in graph.input if declared.name not in listed)])
+    _replace(graph.input, [one, *(declared for declared in graph.input if declared not in inputs)])
     _replace(graph.node, [*nodes, *graph.node])
 
 

@@ -22,8 +22,8 @@ from verifiable_relu.ir.network import Network, Shape, Source
 from verifiable_relu.readers.builder import Builder, Value
 from verifiable_relu.readers.derived import Derived, rounded
 from verifiable_relu.readers.onnx import whole, windows  # noqa: F401 -- importing these fills the table of converters
-from verifiable_relu.readers.onnx.call import CONVERTERS, Call, Result
-from verifiable_relu.readers.onnx.constants import RUNTIME, attributes_of, folded
+from verifiable_relu.readers.onnx.call import CONVERTERS, Call, Result, converter_of, operator_of
+from verifiable_relu.readers.onnx.constants import attributes_of, folded
 from verifiable_relu.readers.onnx.model import Chosen, array, declared_inputs, input_shape, load_model, opset_of, single
 from verifiable_relu.readers.onnx.reductions import LEARNED
 from verifiable_relu.readers.simplify import finished, simplified
@@ -80,12 +80,6 @@ def read_flat(
     return Network(ops, source, name), reading
 
 
-def _operator(node: onnx.NodeProto) -> tuple[str, str]:
-    """Return the domain of a node's operator, and the operator's name in ``CONVERTERS``."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return domain, f"{domain}.{node.op_type}" if domain == RUNTIME else node.op_type
-
-
 @dataclass
 class Reading:
     """A model, node by node, without any merging: ``build`` has the ops of each that computes something.
@@ -96,7 +90,6 @@ class Reading:
         input_shape, batched: the shape of one sample, and whether the file's input has a batch axis before it.
         output: what the graph's output stands for.
         counted: names of computed tensors of whole numbers or truth values, and ``short`` those of few bits.
-        wheres: computed whole numbers that may say where something is, by the name of their tensor.
     """
 
     model: onnx.ModelProto
@@ -104,7 +97,6 @@ class Reading:
     tensors: dict[str, Named] = field(default_factory=dict)
     counted: set[str] = field(default_factory=set)
     short: set[str] = field(default_factory=set)
-    wheres: dict[str, whole.Whole] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -117,6 +109,7 @@ class Reading:
         self.build = Builder(self.input_shape, declared.name)
         self.tensors[declared.name] = Value(0, (1,) * self.batched + self.input_shape)
         self.opset = opset_of(self.model)
+        self._makers = {name: node for node in graph.node for name in node.output}
         self._size = self.build.ops[0].size
         for position, node in enumerate(graph.node):
             self.take(node, node.name or (node.output[0] if node.output else str(position)))
@@ -178,7 +171,7 @@ class Reading:
             self.observer(self, node, known)
 
     def _converted(self, node: onnx.NodeProto) -> Named | Sequence[Named | None]:
-        domain, operator = _operator(node)
+        domain, operator = operator_of(node)
         if domain not in ("", LEARNED) and (operator, 1) not in CONVERTERS:
             raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
         if not node.output:
@@ -195,9 +188,8 @@ class Reading:
         if node.op_type == "CastLike" and len(found) == 2:
             node, found = self._as_cast(node, found[1]), found[:1]
         given = list(found)
-        for place in whole.INDEXED.get(node.op_type, ()):
-            if place < len(found) and node.input[place] in self.wheres:
-                given[place] = whole.ValueTable.of_input(self._call(node, ()), found, self.wheres[node.input[place]])
+        for place in whole.INDEXED.get(node.op_type, ())[: max(0, len(found) - 1)]:
+            given[place] = self._table(node, place, found)
         if any(isinstance(value, whole.ValueTable) for value in given):
             return self._chosen(node, given)
         return self._made(node, found)
@@ -207,29 +199,13 @@ class Reading:
 
     def _made(self, node: onnx.NodeProto, found: Sequence[Any]) -> Named | Sequence[Named | None]:
         """Return what a node makes of its inputs, none of them a table."""
-        domain, operator = _operator(node)
         constants = [value for value in found if not isinstance(value, Value)]
         if found and len(constants) == len(found):
             return list(folded(node, constants, self.opset))
         inputs = self._stored(node, found)
-        try:
-            opset = opset_of(self.model, domain)
-            # The standard knows nothing of the runtime's own operators, which have one version.
-            known = operator == node.op_type
-            version = onnx.defs.get_schema(node.op_type, opset, domain).since_version if known else 1
-        except onnx.defs.SchemaError:
-            raise UnsupportedError(f"no operator of opset {opset}") from None
+        converter, version = converter_of(node, opset_of(self.model, operator_of(node)[0]))
         whole.note_whole(node, inputs, self.counted, self.short)
-        converter = CONVERTERS.get((operator, version))
-        if converter is None:
-            others = sorted(v for op, v in CONVERTERS if op == operator)
-            read = f"; versions {', '.join(map(str, others))} of it are" if others else ""
-            raise UnsupportedError(f"version {version} of this operator is not supported{read}")
-        made = converter(self._call(node, inputs, version))
-        first = made[0] if isinstance(made, list) else made
-        if node.output[0] in self.counted and isinstance(first, Value):
-            self._follow(node, found, first)
-        return made
+        return converter(self._call(node, inputs, version))
 
     def _stored(self, node: onnx.NodeProto, given: Sequence[Any]) -> tuple[Result | None, ...]:
         """Return inputs with constants as arrays; ``build.off`` is what the weights that they become may be off by."""
@@ -252,7 +228,6 @@ class Reading:
         return {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
 
     def _as_cast(self, node: onnx.NodeProto, like: Named | None) -> onnx.NodeProto:
-        """Return the Cast that a CastLike is."""
         kind = self.types.get(node.input[1])
         if isinstance(like, np.ndarray):
             kind = onnx.helper.np_dtype_to_tensor_dtype(like.dtype)
@@ -260,18 +235,34 @@ class Reading:
             raise UnsupportedError("of an unknown type")
         return onnx.helper.make_node("Cast", node.input[:1], node.output, to=kind)
 
-    # whole.Whole numbers that say where
+    def _places(self, name: str, chosen: dict[int, int]) -> np.ndarray | None:
+        """Return whole numbers that may say where something is, each a computed one plus a constant; None for others.
 
-    def _follow(self, node: onnx.NodeProto, inputs: Sequence[Any], made: Value) -> None:
-        """Take note of whole numbers that may say where something is."""
-        given = [self.wheres.get(name, value) for name, value in zip(node.input, inputs, strict=True)]
-        found = None
-        if any(isinstance(value, whole.Whole) for value in given):
-            found = whole.followed(node, given, self.opset)
-        if found is None and made.size == 1:
-            found = whole.Whole(np.full(made.shape, self.build.in_place(made)), np.zeros(made.shape, np.int64))
-        if found is not None:
-            self.wheres[node.output[0]] = found
+        The computed ones are as ``chosen`` by their ops, which have one element each; those not chosen are added as 0.
+        """
+        found = self.tensors.get(name)
+        if not isinstance(found, Value):
+            return found if isinstance(found, np.ndarray) and found.dtype.kind == "i" else None
+        if name not in self.counted:
+            return None
+        node = self._makers[name]
+        shifts = node.op_type in ("Add", "Sub") and isinstance(self.tensors[node.input[1]], np.ndarray)
+        given = [self._places(each, chosen) for each in node.input] if shifts or node.op_type in whole.KEEPS else [None]
+        if all(numbers is not None for numbers in given):
+            (made,) = folded(node, given, self.opset)
+            return made if isinstance(made, np.ndarray) and made.dtype.kind == "i" else None
+        if found.size > 1:
+            return None
+        return np.full(found.shape, chosen.setdefault(self.build.in_place(found), 0))
+
+    def _table(self, node: onnx.NodeProto, place: int, inputs: Sequence[Any]) -> Any:
+        """Return what an input that says where can be, if it is computed, or else the input."""
+        ops: dict[int, int] = {}
+        offset = self._places(node.input[place], ops) if isinstance(inputs[place], Value) else None
+        if offset is None:
+            return inputs[place]
+        parts = {op: np.asarray(self._places(node.input[place], {**ops, op: 1})) - offset for op in ops}
+        return whole.ValueTable.of_input(self._call(node, ()), inputs, offset, parts)
 
     def _chosen(self, node: onnx.NodeProto, given: Sequence[Any]) -> Any:
         """Return what a node makes of what depends on computed whole numbers."""
@@ -279,13 +270,7 @@ class Reading:
         if not any(isinstance(value, Value) for value in given):
             return whole.computed(given, lambda case: cast(Sequence[Any], self._made(node, case)))
         if any(isinstance(given[p], whole.ValueTable) for p in whole.INDEXED.get(node.op_type, ()) if p < len(given)):
-
-            def single_result(case: list[Any]) -> Result:
-                found: Any = self._made(node, case)
-                (result,) = found if isinstance(found, list | tuple) else [found]
-                return cast(Result, result)
-
-            return whole.choice_sum(call, given, single_result)
+            return whole.choice_sum(call, given, lambda case: cast(Sequence[Result], self._made(node, case))[0])
         return self._made(node, [whole.selected(call, v) if isinstance(v, whole.ValueTable) else v for v in given])
 
 
@@ -299,7 +284,6 @@ def _shape(node: onnx.NodeProto, of: Result | Derived | None) -> np.ndarray:
 
 
 def _written(attributes: dict[str, Any], place: str) -> np.ndarray:
-    """Return the value of a Constant."""
     for attribute, value in attributes.items():
         if attribute == "value":
             return array(value, place)

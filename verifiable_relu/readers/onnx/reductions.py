@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.linear import Diagonal
 from verifiable_relu.ir.network import Affine
-from verifiable_relu.readers.builder import MOST_TERMS, Builder, Value, places, tensor
+from verifiable_relu.readers.builder import MOST_TERMS, Builder, Value, places, require_few, tensor
 from verifiable_relu.readers.derived import deviations, quotient, scaled, share
 from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts, float32
 from verifiable_relu.readers.onnx.elementwise import added, clipped
@@ -41,32 +42,29 @@ MAX_ROW = 1 << 12
 
 @converts("Gemm", 7, 9, 11, 13)
 def _gemm(call: Call) -> Value:
-    left, right = (
-        _swapped(call, given, 2) if call.get(name, 0) else given
-        for given, name in zip(call.inputs, ("transA", "transB"), strict=False)
-    )
+    named = zip(call.inputs, ("transA", "transB"), strict=False)
+    left, right = (_swapped(call, given) if call.get(name, 0) else given for given, name in named)
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     given = call.inputs[2] if len(call.inputs) > 2 and beta != 0 else None
-    if isinstance(given, Value):
-        return added(call, _product(call, left, right, alpha), call.build.scale(given, beta))
     if given is None:
         return _product(call, left, right, alpha)
+    if isinstance(given, Value):
+        return added(call, _product(call, left, right, alpha), call.build.scale(given, beta))
     shift, off = scaled(tensor(given), beta)
     if isinstance(right, np.ndarray) and (given.ndim < 2 or given.shape[0] == 1):
         return _product(call, left, right, alpha, shift, off)
     return added(call, _product(call, left, right, alpha), shift.numpy(), error=off)
 
 
-@converts("MatMul", 1, 9, 13)
-def _matmul(call: Call) -> Value:
-    left, right = call.inputs
-    return _product(call, left, right)
+converts("MatMul", 1, 9, 13)(lambda call: _product(call, call.inputs[0], call.inputs[1]))
 
 
-def _swapped(call: Call, x: Result | None, rank: int) -> Result | None:
-    """Return a tensor of a rank with its last two axes swapped."""
-    axes = (*range(rank - 2), rank - 1, rank - 2)
-    return call.build.transposed(x, axes) if isinstance(x, Value) else None if x is None else x.transpose(axes)
+def _swapped(call: Call, x: Any) -> Any:
+    """Return a tensor with its last two axes swapped."""
+    if not isinstance(x, Value):
+        return np.swapaxes(x, -1, -2)
+    axes = list(range(len(x.shape)))
+    return call.build.transposed(x, [*axes[:-2], *axes[:-3:-1]])
 
 
 def _product(
@@ -89,26 +87,25 @@ def _product(
     x, weight = (left, right) if isinstance(left, Value) else (right, left)
     if not isinstance(x, Value) or not isinstance(weight, np.ndarray):
         raise UnsupportedError("an operand is missing")
-    rank = len(x.shape)
     # Leading axes of length 1 do not enlarge the other operand.
-    while 2 < weight.ndim <= rank and weight.shape[0] == 1:
+    while 2 < weight.ndim <= len(x.shape) and weight.shape[0] == 1:
         weight = weight[0]
-    if weight.ndim != 2 or (x is right and rank < 2):
+    if weight.ndim != 2 or (x is right and len(x.shape) < 2):
         return build.matmul(weight, x) if x is right else build.matmul(x, weight)
     factors, off = scaled(tensor(weight.T if x is left else weight), alpha)
     if x is left:
         return build.dense(x, factors, bias, off, bias_error)
-    swapped = _swapped(call, x, rank)
-    assert isinstance(swapped, Value)
-    found = _swapped(call, build.dense(swapped, factors, None, off), rank)
-    assert isinstance(found, Value)
+    found: Value = _swapped(call, build.dense(_swapped(call, x), factors, None, off))
     return found
 
 
 @converts("Einsum", 12, 28)
 def _einsum(call: Call) -> Value:
     """Read a contraction of one or two tensors: a sum of products over the labels that the result has not."""
-    equation, given = call.get("equation", b"").decode().replace(" ", ""), call.given()
+    equation, given = (
+        call.get("equation", b"").decode().replace(" ", ""),
+        [one for one in call.inputs if one is not None],
+    )
     left, arrow, right = equation.partition("->")
     labels = left.split(",")
     if not (equation.replace(",", "").replace("->", "").isalpha() and len(labels) == len(given)):
@@ -121,34 +118,26 @@ def _einsum(call: Call) -> Value:
     order = [*result, *(name for name in names if name not in result)]
     if len(set(result)) < len(result) or not set(result) <= set(names):
         raise InputError(f"its attribute equation = {equation}")
-    arrays = [places(one) for one in given]
     sizes: dict[str, int] = {}
-    for own, array in zip(labels, arrays, strict=True):
-        if len(own) != array.ndim or any(sizes.setdefault(n, s) != s for n, s in zip(own, array.shape, strict=True)):
-            raise InputError(f"its attribute equation = {equation} for shapes {[a.shape for a in arrays]}")
+    for own, one in zip(labels, given, strict=True):
+        if len(own) != len(one.shape) or any(sizes.setdefault(n, s) != s for n, s in zip(own, one.shape, strict=True)):
+            raise InputError(f"its attribute equation = {equation} for shapes {[a.shape for a in given]}")
     full = tuple(sizes[name] for name in order)
-    spread = [np.broadcast_to(_along(array, own, order), full) for array, own in zip(arrays, labels, strict=True)]
+    require_few(math.prod(full))
+    spread, every = [], range(len(order))
+    for own, array in zip(labels, map(places, given), strict=True):
+        spread.append(np.einsum(array, [*map(order.index, own)], np.ones(full, array.dtype), every, every))
     return call.build.contracted(given, spread, full[: len(result)])
-
-
-def _along(array: np.ndarray, labels: str, order: Sequence[str]) -> np.ndarray:
-    """Return an array with labelled axes, some perhaps alike, with one axis for each label of ``order``."""
-    kept = [name for name in order if name in labels]
-    found = np.einsum(array, [order.index(name) for name in labels], [order.index(name) for name in kept])
-    return found.reshape([found.shape[kept.index(name)] if name in kept else 1 for name in order])
 
 
 @converts("CumSum", 11, 14)
 def _cumulative_sum(call: Call) -> Value:
-    x, rank = call.value(), len(call.value().shape)
-    axis = axis_of(int(call.constant(1).reshape(())), rank)
-    length = x.shape[axis]
-    if length > MOST_TERMS**0.5:
-        raise InputError(f"sums up {length} values")
-    weight = torch.ones(length, length).tril(-1 if call.get("exclusive", 0) else 0)
-    axes = [*(a for a in range(rank) if a != axis), axis]
-    found = call.build.dense(call.build.transposed(x, axes), weight.T if call.get("reverse", 0) else weight)
-    return call.build.transposed(found, np.argsort(axes).tolist())
+    x = call.value()
+    rows = Rows(call.build, x, [axis_of(int(call.constant(1).reshape(())), len(x.shape))])
+    if rows.length > MOST_TERMS**0.5:
+        raise InputError(f"sums up {rows.length} values")
+    weight = torch.ones(rows.length, rows.length).tril(-1 if call.get("exclusive", 0) else 0)
+    return rows.back(call.build.dense(rows.values, weight.T if call.get("reverse", 0) else weight))
 
 
 # Rows
@@ -212,7 +201,7 @@ def _reduced(call: Call, join: Join, before: str, after: str) -> Value:
     given = call.get("axes", None) if named is None else named.reshape(-1).tolist()
     every = () if call.get("noop_with_empty_axes", 0) else range(rank)
     axes = sorted({axis_of(int(axis), rank) for axis in given or every})
-    if not axes and {before, after} & {"Exp", "Log", "Square"}:
+    if not axes and rank and {before, after} & {"Exp", "Log", "Square"}:
         raise UnsupportedError("along no axes")
     x = _applied(build, x, before)
     if axes:
@@ -351,34 +340,31 @@ converts("LayerNormalization", 17, group="products")(functools.partial(_along_la
 converts("RMSNormalization", 23, group="products")(functools.partial(_along_last, centred=False))
 
 
-def _by_channel(call: Call, x: Value, *positions: int) -> list[torch.Tensor]:
-    """Return inputs that hold one number for each channel of x, in a shape that broadcasts against it."""
-    return [tensor(call.constant(i)).reshape(-1, *(1,) * (len(x.shape) - 2)) for i in positions]
+def _by_channel(call: Call, *positions: int) -> list[torch.Tensor]:
+    """Return inputs that hold one number for each channel of the first, in a shape that broadcasts against it."""
+    return [tensor(call.constant(i)).reshape(-1, *(1,) * (len(call.value().shape) - 2)) for i in positions]
 
 
 @converts("BatchNormalization", 7, 9, 14, 15)
 def _batch_normalization(call: Call) -> Value:
     call.refuse(training_mode=0, spatial=1)
-    gamma, beta, mean, variance = _by_channel(call, call.value(), 1, 2, 3, 4)
+    gamma, beta, mean, variance = _by_channel(call, 1, 2, 3, 4)
     scale, error = deviations(gamma, variance, call.get("epsilon", float(np.float32(1e-5))))
     return call.build.scale(call.value(), scale, shift=beta, center=mean, error=error)
 
 
-@converts("InstanceNormalization", 1, 6, 22, group="products")
-def _instance_normalisation(call: Call) -> Value:
-    x = call.value()
-    scale, shift = _by_channel(call, x, 1, 2)
-    return call.build.scale(_normalised(call, x, range(2, len(x.shape))), scale, shift=shift)
-
-
 @converts("GroupNormalization", 21, group="products")
+@converts("InstanceNormalization", 1, 6, 22, group="products")
 def _group_normalisation(call: Call) -> Value:
-    x, groups = call.value(), call.get("num_groups", 1)
-    if len(x.shape) < 2 or x.shape[1] % groups:
+    x = call.value()
+    batch, channels, *others = x.shape
+    # A channel is a group of an instance normalisation.
+    groups = call.get("num_groups", channels)
+    if channels % groups:
         raise UnsupportedError(f"{groups} groups of shape {x.shape}")
-    parted = x.reshaped((x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    parted = x.reshaped((batch, groups, channels // groups, *others))
     found = _normalised(call, parted, range(2, len(parted.shape))).reshaped(x.shape)
-    scale, shift = _by_channel(call, x, 1, 2)
+    scale, shift = _by_channel(call, 1, 2)
     return call.build.scale(found, scale, shift=shift)
 
 

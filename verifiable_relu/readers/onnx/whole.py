@@ -34,8 +34,8 @@ from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise
 from verifiable_relu.readers.builder import Builder, Value, places, require_few, tensor
 from verifiable_relu.readers.derived import exact_product, exact_sum
-from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts
-from verifiable_relu.readers.onnx.constants import MOVING, RUNTIME, Constant, along, limits, numbered_places
+from verifiable_relu.readers.onnx.call import RUNTIME, Call, Result, axis_of, converts
+from verifiable_relu.readers.onnx.constants import MOVING, Constant, along, limits
 from verifiable_relu.readers.onnx.elementwise import (
     FLOATS,
     SINCE_21,
@@ -63,7 +63,8 @@ _COUNTS = MOVING | _DECIDES | _WRAPS | _INTEGER | {
 INDEXED = {"Gather": (1,), "GatherND": (1,), "ScatterND": (1,), "Slice": (1, 2)}
 """The inputs that say where, by operator."""
 
-_KEEPS = {"Cast", "Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+KEEPS = {"Cast", "Concat", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+"""Operators whose whole numbers are those of their inputs."""
 
 _CHOICES = 1 << 16
 """Most choices of the computed numbers together."""
@@ -83,17 +84,17 @@ def note_whole(node: onnx.NodeProto, inputs: Sequence[Result | None], whole: set
     kinds = [isinstance(value, Value) and name in whole for name, value in zip(node.input, inputs, strict=True)]
     if any(kinds) and operator not in _COUNTS and not operator.startswith("QLinear"):
         raise UnsupportedError("of computed whole numbers is not supported")
-    if operator == "Cast":
-        is_whole = not any(attribute.name == "to" and attribute.i in FLOATS for attribute in node.attribute)
-    elif operator in ("DequantizeLinear", "QuantizeLinear"):
-        is_whole = operator[0] == "Q"
-    elif operator == "QGemm":
-        is_whole = len(inputs) > 7 and inputs[7] is not None
-    elif operator in ("OneHot", "Where"):
-        last = inputs[2]
-        is_whole = last.dtype.kind in "iub" if isinstance(last, np.ndarray) else kinds[2]
-    else:
-        is_whole = operator in _DECIDES or any(kinds)
+    match operator:
+        case "Cast":
+            is_whole = not any(attribute.name == "to" and attribute.i in FLOATS for attribute in node.attribute)
+        case "DequantizeLinear" | "QuantizeLinear":
+            is_whole = operator[0] == "Q"
+        case "QGemm":
+            is_whole = len(inputs) > 7 and inputs[7] is not None
+        case "OneHot" | "Where":
+            is_whole = inputs[2].dtype.kind in "iub" if isinstance(inputs[2], np.ndarray) else kinds[2]
+        case _:
+            is_whole = operator in _DECIDES or any(kinds)
     if not is_whole:
         return
     whole.update(node.output)
@@ -180,37 +181,6 @@ def _one_hot(call: Call) -> Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
-    """Whole numbers of which each is a computed one plus a constant, or a constant.
-
-    Attributes:
-        key: the op of each; −1 for a constant. An op with such a number has one element.
-        offset: the constants, of the same shape.
-    """
-
-    key: np.ndarray
-    offset: np.ndarray
-
-
-def followed(node: onnx.NodeProto, inputs: Sequence[Any], opset: int) -> Whole | None:
-    """Return what a node makes of whole numbers; None where that is not known to be such numbers."""
-    if not all(isinstance(each, Whole) or (isinstance(each, np.ndarray) and each.dtype.kind == "i") for each in inputs):
-        return None
-    given = [each if isinstance(each, Whole) else Whole(np.full(each.shape, -1), each) for each in inputs]
-    if node.op_type in ("Add", "Sub") and (given[1].key < 0).all():
-        offset = given[0].offset + (1 if node.op_type == "Add" else -1) * given[1].offset
-        return Whole(np.broadcast_to(given[0].key, offset.shape), offset)
-    if node.op_type not in _KEEPS:
-        return None
-    moved = [number == 0 or node.op_type == "Concat" for number in range(len(given))]
-    inputs = [each.key if moves else each.offset for each, moves in zip(given, moved, strict=True)]
-    (at,) = numbered_places(node, inputs, moved, opset)
-    sources = [each for each, moves in zip(given, moved, strict=True) if moves]
-    keys, offsets = (np.concatenate([getattr(m, name).reshape(-1) for m in sources]) for name in ("key", "offset"))
-    return Whole(keys[at - 1], offsets[at - 1])
-
-
-@dataclass(frozen=True, eq=False)
 class ValueTable:
     """A tensor that depends on a few computed whole numbers alone.
 
@@ -226,8 +196,11 @@ class ValueTable:
     which: np.ndarray
 
     @staticmethod
-    def of_input(call: Call, inputs: Sequence[Any], whole: Whole) -> ValueTable:
-        """Return numbers that say where in the first of a node's inputs."""
+    def of_input(call: Call, inputs: Sequence[Any], offset: np.ndarray, parts: dict[int, np.ndarray]) -> ValueTable:
+        """Return numbers that say where in the first of a node's inputs.
+
+        They are an ``offset``, to which each op of one element adds its number at some places: ``parts`` are 1 there.
+        """
         shapes = [a.shape for a in getattr(inputs[0], "arrays", [inputs[0]])]
         if any(len(shape) != len(shapes[0]) for shape in shapes):
             raise UnsupportedError("of a rank that depends on computed numbers")
@@ -235,17 +208,17 @@ class ValueTable:
         if call.op == "Gather":
             sizes = sizes[call.get("axis", 0)]
         elif call.op != "Slice":
-            sizes = sizes[: whole.key.shape[-1]]
+            sizes = sizes[: offset.shape[-1]]
         else:
-            axes = inputs[3] if len(inputs) > 3 else np.arange(whole.key.size)
+            axes = inputs[3] if len(inputs) > 3 else np.arange(offset.size)
             if not isinstance(axes, np.ndarray):
                 raise UnsupportedError("axes that are computed")
             sizes = sizes[axes.reshape(-1)].max()
-        reach = int(sizes.max()) + int(np.abs(whole.offset).max(initial=0)) + 1
-        keys = {int(key): (-reach, reach) for key in np.unique(whole.key[whole.key >= 0])}
+        reach = int(sizes.max()) + int(np.abs(offset).max(initial=0)) + 1
+        keys = dict.fromkeys(sorted(parts), (-reach, reach))
         domain, arrays = _domain(keys), []
         for values in itertools.product(range(-reach, reach + 1), repeat=len(keys)):
-            array = whole.offset + sum(v * (whole.key == k) for k, v in zip(keys, values, strict=True))
+            array = offset + sum(value * parts[key] for key, value in zip(keys, values, strict=True))
             # Beyond an axis a slice ends with it. All others have no result there: any will do.
             arrays.append(array if call.op == "Slice" else array.clip(-sizes, sizes - 1))
         return ValueTable(keys, arrays, np.arange(len(arrays)).reshape(domain))
@@ -292,16 +265,14 @@ def computed(
     keys, cases, which = _choices(inputs)
     made: list[ValueTable | np.ndarray] = []
     for mine in zip(*[list(compute(case)) for case in cases], strict=True):
-        numbers: dict[tuple[Any, ...], int] = {}
-        arrays, places = [], []
-        for array in mine:
-            if not isinstance(array, np.ndarray):
-                raise UnsupportedError("computes numbers that no float64 number is, from computed whole numbers")
-            content = (str(array.dtype), array.shape, array.tobytes())
-            if content not in numbers:
-                arrays.append(array)
-            places.append(numbers.setdefault(content, len(numbers)))
-        made.append(arrays[0] if len(arrays) == 1 else ValueTable(keys, arrays, np.array(places)[which]))
+        arrays = [array for array in mine if isinstance(array, np.ndarray)]
+        if len(arrays) < len(mine):
+            raise UnsupportedError("computes numbers that no float64 number is, from computed whole numbers")
+        contents = [(str(array.dtype), array.shape, array.tobytes()) for array in arrays]
+        different = dict(zip(contents, arrays, strict=True))
+        numbers = {content: number for number, content in enumerate(different)}
+        places = np.array([numbers[content] for content in contents])
+        made.append(arrays[0] if len(different) == 1 else ValueTable(keys, [*different.values()], places[which]))
     return made
 
 
@@ -332,10 +303,8 @@ def selected(call: Call, table: ValueTable) -> Value:
     if len(hits) > 1:
         total = call.build.relu(added(call, total, np.asarray(1 - len(hits), np.float32)))
     arrays = np.stack([part for k in small[tuple(cells.T)] if (part := parts[k]) is not None], 1)
-    terms = int((arrays != 0).sum(1).max())
-    require_few(terms * len(arrays))
-    place = np.argsort(arrays == 0, axis=1, kind="stable")[:, :terms]
-    return call.build.sparse(total, place, np.take_along_axis(arrays, place, 1), shape, base)
+    place, weight = _nonzero(arrays)
+    return call.build.sparse(total, place, weight, shape, base)
 
 
 def _hits(call: Call, key: int, low: int, high: int, same: np.ndarray, count: int) -> Value:
@@ -346,12 +315,16 @@ def _hits(call: Call, key: int, low: int, high: int, same: np.ndarray, count: in
     within = bounded(call, bounded(call, Value(key, (1,)), float(low), 1), float(high), -1)
     each = call.build.moved(within, np.zeros(len(same), np.int64))
     equal = is_zero(call, added(call, each, -np.arange(low, high + 1).astype(np.float32)))
-    terms = int(np.bincount(same).max())
-    place, weight = np.zeros((count, terms), np.int64), np.zeros((count, terms), np.float32)
-    for number in range(count):
-        mine = np.flatnonzero(same == number)
-        place[number, : len(mine)], weight[number, : len(mine)] = mine, 1
-    return call.build.sparse(equal, place, weight, (count,))
+    place, weight = _nonzero((same == np.arange(count)[:, None]).astype(np.float32))
+    return call.build.sparse(equal, np.where(weight, place, 0), weight, (count,))
+
+
+def _nonzero(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the columns and the numbers of what is not 0 in each row, as many as the fullest row has."""
+    terms = int((matrix != 0).sum(1).max())
+    require_few(terms * len(matrix))
+    place = np.argsort(matrix == 0, axis=1, kind="stable")[:, :terms]
+    return place, np.take_along_axis(matrix, place, 1)
 
 
 def choice_sum(call: Call, inputs: Sequence[Any], convert: Callable[[list[Any]], Result]) -> Value:
@@ -441,77 +414,64 @@ def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return found
 
 
-def _result(call: Call, whole: Value, scale: np.ndarray, start: int) -> Value:
-    """Return whole numbers times a scale, quantised by the inputs from ``start`` on, if any."""
+def _parameters(numbers: np.ndarray | None, behind: int) -> np.ndarray:
+    """Return numbers for the places of an axis with some axes ``behind`` it; 0 where they are left out.
+
+    A single number has no axes, and numbers of several axes keep these.
+    """
+    found = np.zeros((), np.int32) if numbers is None else numbers
+    found = found.reshape(()) if found.size == 1 else found
+    return found[..., *(None,) * behind] if found.ndim == 1 else found
+
+
+def _integer(call: Call, operator: str, second: int, bias: int | None = None, start: int = 9) -> Value:
+    """Read a product of whole numbers, whose result may be rescaled and quantised.
+
+    Args:
+        operator: of the standard, that multiplies.
+        second: position of the second operand. Behind 3 operands have a scale and a zero point each, before a zero
+            point alone, behind them both.
+        bias: its position.
+        start: of the result's scale and zero point.
+    """
+    right, behind = call.inputs[second], int(operator == "MatMul")
+    rank, alpha = 0 if right is None else len(right.shape), call.get("alpha", 1.0)
+    # A row of Gemm's right matrix as it is stored is a column of the product only if it is transposed.
+    own = {"MatMul": 0, "Conv": rank - 1, "Gemm": int(bool(call.get("transB", 0)))}[operator]
+    zero = call.optional(5 if second == 3 else 3)
+    centred = [_centred(call, call.inputs[0], _parameters(call.optional(2), behind))]
+    centred.append(_centred(call, right, _parameters(zero, own)))
+    attributes = {**call.attributes, "alpha": 1.0, "beta": 1.0}
+    inputs = centred if bias is None else [*centred, call.optional(bias)]
+    whole = call.as_operator(operator, 11 if operator == "Conv" else 13, inputs, attributes)
+    whole = whole if alpha == 1 else call.build.scale(whole, alpha)
+    if second < 3:
+        return whole
+    first, scales = call.constant(1), call.constant(4)
+    if operator != "MatMul" and first.size != 1:
+        raise UnsupportedError("several scales of its left operand")
+    if operator == "Gemm" and zero is not None and zero.size != scales.size:
+        raise UnsupportedError("other zero points than scales of its right operand")
+    scale = _product(_parameters(first, behind), _parameters(scales, rank - 2 if operator == "Conv" else 0))
     numbers = call.build.scale(whole, _tensor(scale))
     return numbers if call.optional(start) is None else _quantised(call, numbers, start)
 
 
-def _parameters(numbers: np.ndarray | None, first: bool = False) -> np.ndarray:
-    """Return numbers for the columns of a matrix, or for the rows of the ``first``; 0 where they are left out.
-
-    A single number has no axes.
-    """
-    found = np.zeros((), np.int32) if numbers is None else numbers
-    found = found.reshape(()) if found.size == 1 else found
-    return found[:, None] if first and found.ndim == 1 else found
+converts("ConvInteger", 10)(lambda call: _integer(call, "Conv", 1))
+converts("MatMulInteger", 10)(lambda call: _integer(call, "MatMul", 1))
+converts("QLinearConv", 10, group="steps")(lambda call: _integer(call, "Conv", 3, 8, 6))
+converts("QLinearMatMul", 10, 21, group="steps")(lambda call: _integer(call, "MatMul", 3, None, 6))
+converts(f"{RUNTIME}.QGemm", 1, group="steps")(lambda call: _integer(call, "Gemm", 3, 6, 7))
 
 
-@converts("MatMulInteger", 10)
-def _matmul_integer(call: Call) -> Value:
-    left = _centred(call, call.inputs[0], _parameters(call.optional(2), True))
-    right = _centred(call, call.inputs[1], _parameters(call.optional(3)))
-    return call.as_operator("MatMul", 13, (left, right))
-
-
-@converts("QLinearMatMul", 10, 21, group="steps")
-def _qlinear_matmul(call: Call) -> Value:
-    left = _centred(call, call.inputs[0], _parameters(call.constant(2), True))
-    right = _centred(call, call.inputs[3], _parameters(call.constant(5)))
-    scale = _product(_parameters(call.constant(1), True), _parameters(call.constant(4)))
-    return _result(call, call.as_operator("MatMul", 13, (left, right)), scale, 6)
-
-
-@converts(f"{RUNTIME}.QGemm", 1, group="steps")
-def _qgemm(call: Call) -> Value:
-    zeros, scales, alpha = call.optional(5), call.constant(4), call.get("alpha", 1.0)
-    if call.constant(1).size != 1 or (zeros is not None and zeros.size != scales.size):
-        raise UnsupportedError("several scales of its left operand, or other zero points than scales of its right one")
-    left = _centred(call, call.inputs[0], call.optional(2))
-    # A row of the right matrix as it is stored is a column of the product only if it is transposed.
-    right = _centred(call, call.inputs[3], _parameters(zeros, bool(call.get("transB", 0))))
-    attributes = {**call.attributes, "alpha": 1.0, "beta": 1.0}
-    whole = call.as_operator("Gemm", 13, (left, right, call.optional(6)), attributes)
-    if alpha != 1:
-        whole = call.build.scale(whole, alpha)
-    return _result(call, whole, _product(call.constant(1).reshape(()), _parameters(scales)), 7)
-
-
-def _convolved(call: Call, kernel: int, zeros: tuple[int, int], bias: int) -> Value:
-    """Return a convolution of whole numbers; the arguments are positions of inputs."""
-    zero, off = (_parameters(call.optional(position)) for position in zeros)
-    weight = call.constant(kernel)
-    centre = _centred(call, weight, off.reshape(-1, *(1,) * (weight.ndim - 1)))
-    return call.as_operator("Conv", 11, (_centred(call, call.value(), zero), centre, call.optional(bias)))
-
-
-converts("ConvInteger", 10)(functools.partial(_convolved, kernel=1, zeros=(2, 3), bias=4))
-
-
-@converts("QLinearConv", 10, group="steps")
-def _qlinear_conv(call: Call) -> Value:
-    whole = _convolved(call, 3, (2, 5), 8)
-    scale = _product(call.constant(1).reshape(()), call.constant(4))
-    return _result(call, whole, scale.reshape(-1, *(1,) * (len(whole.shape) - 2)), 6)
-
-
-def _requantised(call: Call, operator: str, version: int, first: int, last: int | None, start: int) -> Value:
+def _requantised(call: Call, operator: str, version: int, triples: tuple[int, int | None, int]) -> Value:
     """Read an operator of the standard on the numbers for which whole ones stand, and quantise its result.
 
-    Its operands are triples of numbers, scale and zero point from input ``first`` to ``last``; the result's scale and
-    zero point are the inputs from ``start`` on.
+    Its operands are triples of numbers, scale and zero point; ``triples`` are the first of these inputs, the one behind
+    the last, and the result's scale, which its zero point follows.
     """
     call.refuse(channels_last=0)
+    first, last, start = triples
     inputs, operands = [], call.inputs[first:last]
     for x, scale, zero in zip(operands[0::3], operands[1::3], (*operands[2::3], None), strict=False):
         if x is None or not isinstance(scale, np.ndarray) or isinstance(zero, Value):
@@ -529,6 +489,5 @@ for _name, _version, _places, _group in (
     ("GlobalAveragePool", 1, (0, 3, 3), "steps"),
     ("Concat", 13, (2, None, 0), "steps"),
 ):
-    _first, _last, _start = _places
-    _read = functools.partial(_requantised, operator=_name, version=_version, first=_first, last=_last, start=_start)
+    _read = functools.partial(_requantised, operator=_name, version=_version, triples=_places)
     converts(f"{RUNTIME}.QLinear{_name}", 1, group=_group)(_read)

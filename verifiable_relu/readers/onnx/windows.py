@@ -6,6 +6,7 @@ and combined. Resizing has its places and weights as fractions, from the standar
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,26 +14,22 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.readers.builder import Value, require_few, tensor
+from verifiable_relu.ir.network import Shape
+from verifiable_relu.readers.builder import Value, places, require_few, tensor
 from verifiable_relu.readers.derived import Derived, both, quotient, rounded, share
 from verifiable_relu.readers.onnx.call import Call, axis_of, converts
 from verifiable_relu.rounding import LEAST_WEIGHT, UNIT
 
 
-def _outer(parts: Sequence[np.ndarray], combine: Callable[[np.ndarray, np.ndarray, int], np.ndarray]) -> np.ndarray:
-    """Return an array, (outputs, terms), that is combined of one for each axis, (outputs, terms) along it.
-
-    ``combine`` takes what is combined so far, the next array and its axis; both broadcast against each other.
-    """
-    full = (*(part.shape[0] for part in parts), *(part.shape[1] for part in parts))
+def _outer(parts: Sequence[np.ndarray], combine: np.ufunc) -> np.ndarray:
+    """Return an array, (outputs, terms), that is combined of one for each axis, (outputs, terms) along it."""
     dims = len(parts)
-    shaped = [part.reshape([n if i % dims == d else 1 for i, n in enumerate(full)]) for d, part in enumerate(parts)]
-    found = shaped[0]
-    for axis in range(1, dims):
-        found = combine(found, shaped[axis], axis)
-    return np.broadcast_to(found, full).reshape(math.prod(full[:dims]), -1)
+    shaped = [np.expand_dims(part, [i for i in range(2 * dims) if i % dims != d]) for d, part in enumerate(parts)]
+    found: np.ndarray = functools.reduce(combine, shaped)
+    return found.reshape(math.prod(found.shape[:dims]), -1)
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Windows:
 
     Attributes:
         sizes: of the grid.
-        kernel: of the window.
+        kernel, reach: cells of the window, and how many it spans with the gaps between them.
         strides, dilations: of the window.
         begins, ends: cells of padding before and after the grid.
         outputs: how many windows there are.
@@ -49,6 +46,7 @@ class Windows:
 
     sizes: tuple[int, ...]
     kernel: tuple[int, ...]
+    reach: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     begins: tuple[int, ...]
@@ -57,42 +55,41 @@ class Windows:
 
     def cells(self) -> np.ndarray:
         """Return the number of each cell in the grid, (windows, cells of a window); −1 in the padding, −2 beyond it."""
+        grid = list(zip(self.sizes, self.begins, self.ends, strict=True))
         require_few(math.prod(self.outputs) * math.prod(self.kernel))
-        places = []
-        for d, size in enumerate(self.sizes):
-            first = np.arange(self.outputs[d]) * self.strides[d] - self.begins[d]
-            place = first[:, None] + np.arange(self.kernel[d]) * self.dilations[d]
-            outside = np.where(place < size + self.ends[d], -1, -2)
-            places.append(np.where((place >= 0) & (place < size), place, outside))
-
-        def combine(found: np.ndarray, place: np.ndarray, axis: int) -> np.ndarray:
-            return np.where((found < 0) | (place < 0), np.minimum(found, place), found * self.sizes[axis] + place)
-
-        return _outer(places, combine)
+        require_few(math.prod(map(sum, grid)))
+        numbers = np.arange(math.prod(self.sizes)).reshape(self.sizes)
+        padded = np.pad(numbers, [(before, after) for _, before, after in grid], constant_values=-1)
+        spans = zip(self.outputs, self.strides, self.reach, padded.shape, strict=True)
+        beyond = [(0, max(0, (count - 1) * stride + span - size)) for count, stride, span, size in spans]
+        seen = sliding_window_view(np.pad(padded, beyond, constant_values=-2), self.reach)
+        firsts = (slice(0, (n - 1) * stride + 1, stride) for n, stride in zip(self.outputs, self.strides, strict=True))
+        return seen[*firsts, *(slice(None, None, gap) for gap in self.dilations)].reshape(math.prod(self.outputs), -1)
 
 
 def _windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
-    """Return the windows of a node over a grid, by its attributes."""
-    dims, rounds_up = len(sizes), bool(call.get("ceil_mode", 0))
-    strides, dilations = (_numbers(call, name, (1,) * dims, 1) for name in ("strides", "dilations"))
-    if len(kernel) != dims or min(kernel) < 1:
-        raise InputError(f"a window of {list(kernel)} for inputs of {list(sizes)}")
-    reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    strides, dilations, reach = _steps(call, kernel, len(sizes))
     begins, ends = _padding(call, sizes, reach, strides)
     outputs = []
     for size, span, stride, before, after in zip(sizes, reach, strides, begins, ends, strict=True):
         rest = size + before + after - span
-        if rest < 0 and not (rounds_up and rest > -stride):
-            raise InputError(f"a window of {list(kernel)} is larger than the padded inputs {list(sizes)}")
         count = rest // stride + 1
-        if rounds_up:
+        if call.get("ceil_mode", 0):
             count = -(-rest // stride) + 1
             # A window that would begin in the padding behind the inputs is left out.
             count -= (count - 1) * stride >= size + before
         outputs.append(count)
     if min(outputs) < 1:
-        raise InputError(f"a window of {list(kernel)} has no place in inputs of {list(sizes)}")
-    return Windows(tuple(sizes), tuple(kernel), strides, dilations, begins, ends, tuple(outputs))
+        raise InputError(f"a window of {list(kernel)} is larger than the padded inputs {list(sizes)}")
+    return Windows(tuple(sizes), tuple(kernel), reach, strides, dilations, begins, ends, tuple(outputs))
+
+
+def _steps(call: Call, kernel: Sequence[int], dims: int) -> tuple[tuple[int, ...], ...]:
+    """Return a window's strides, its dilations, and how many cells it spans."""
+    strides, dilations = (_numbers(call, name, (1,) * dims, 1) for name in ("strides", "dilations"))
+    if len(kernel) != dims or min(kernel) < 1:
+        raise InputError(f"a window of {list(kernel)} for inputs of {dims} dimensions")
+    return strides, dilations, tuple(d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True))
 
 
 def _numbers(call: Call, attribute: str, default: Sequence[int], least: int) -> tuple[int, ...]:
@@ -130,7 +127,6 @@ def _padding(call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Se
 
 
 def _kernel(call: Call) -> np.ndarray:
-    """Return the kernel of a convolution that fits its input."""
     shape, weight = call.value().shape, call.constant(1)
     if len(shape) < 3 or weight.ndim != len(shape):
         raise InputError(f"a kernel of shape {weight.shape} does not fit inputs of shape {tuple(shape)}")
@@ -185,28 +181,26 @@ def _conv_transpose(call: Call) -> Value:
     """Read the convolution of x, with zeros between its elements and around them, with the mirrored kernel."""
     x, weight, groups = call.value(), _kernel(call), call.get("group", 1)
     sizes, kernel, dims = x.shape[2:], weight.shape[2:], len(x.shape) - 2
-    strides, dilations = (_numbers(call, name, (1,) * dims, 1) for name in ("strides", "dilations"))
-    reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    strides, dilations, reach = _steps(call, kernel, dims)
     begins, ends = _transposed_padding(call, sizes, reach, strides)
-    # Where each element comes to lie, along each axis, and how long the axis is then.
-    firsts = [span - 1 - before for span, before in zip(reach, begins, strict=True)]
-    places = [np.arange(n) * s + first for n, s, first in zip(sizes, strides, firsts, strict=True)]
-    lasts = [span - 1 - after for span, after in zip(reach, ends, strict=True)]
-    grid = tuple(int(place[-1]) + 1 + last for place, last in zip(places, lasts, strict=True))
+    lengths = [(n - 1) * s + 2 * span - 1 for n, s, span in zip(sizes, strides, reach, strict=True)]
+    grid = tuple(n - b - e for n, b, e in zip(lengths, begins, ends, strict=True))
     outputs = tuple(n - span + 1 for n, span in zip(grid, reach, strict=True))
     if min(outputs) < 1:
         raise InputError(f"a result of shape {outputs}")
-    there = [(place >= 0) & (place < n) for place, n in zip(places, grid, strict=True)]
-    every = [np.ones(1, np.bool_), np.ones(x.shape[1], np.bool_)]
-    spread = np.full((1, x.shape[1], *grid), -1)
-    numbers = np.arange(x.size).reshape(x.shape)[np.ix_(*every, *there)]
-    spread[np.ix_(*every, *(place[kept] for place, kept in zip(places, there, strict=True)))] = numbers
+    require_few(x.shape[1] * max(math.prod(lengths), math.prod(grid)))
+    spread = np.full((1, x.shape[1], *lengths), -1)
+    spread[:, :, *(slice(r - 1, n - r + 1, s) for r, n, s in zip(reach, lengths, strides, strict=True))] = places(x)
+    # Less than the full result is a part of the grid, and more of it has zeros around.
+    more = [(max(0, -b), max(0, -e)) for b, e in zip(begins, ends, strict=True)]
+    spread = np.pad(spread, [(0, 0), (0, 0), *more], constant_values=-1)
+    spread = spread[:, :, *(slice(max(0, b), max(0, b) + n) for b, n in zip(begins, grid, strict=True))]
+    if not (spread >= 0).any():
+        raise UnsupportedError("its result does not depend on its input")
     parts = np.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)
     mirrored = np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]))
-    if not numbers.size:
-        raise UnsupportedError("its result does not depend on its input")
     one, none = (1,) * dims, (0,) * dims
-    seen = Windows(grid, kernel, one, dilations, none, none, outputs)
+    seen = Windows(grid, kernel, reach, one, dilations, none, none, outputs)
     return _convolved(call, call.build.moved(x, spread), mirrored, seen)
 
 
@@ -279,11 +273,7 @@ def _max_pool(call: Call) -> Value:
 
 _HALF = Fraction(1, 2)
 
-
-Place = Callable[[int, int, int, Fraction], Fraction]
-"""From an output's number, an axis' length before and after, and the factor between them, to a place."""
-
-PLACES: dict[bytes, Place] = {
+PLACES: dict[bytes, Callable[[int, int, int, Fraction], Fraction]] = {
     b"asymmetric": lambda i, before, after, scale: i / scale,
     b"half_pixel": lambda i, before, after, scale: (i + _HALF) / scale - _HALF,
     b"pytorch_half_pixel": lambda i, before, after, scale: (i + _HALF) / scale - _HALF if after > 1 else Fraction(0),
@@ -292,7 +282,10 @@ PLACES: dict[bytes, Place] = {
         Fraction(before, 2) * (1 - after / (scale * before)) + (i + _HALF) / scale - _HALF
     ),
 }
-"""The place that an output comes from, in the numbering of the inputs, by ``coordinate_transformation_mode``."""
+"""The place that an output comes from, in the numbering of the inputs, by ``coordinate_transformation_mode``.
+
+The arguments are the output's number, the axis' length before and after, and the factor between these.
+"""
 
 NEAREST: dict[bytes, Callable[[Fraction], int]] = {
     b"round_prefer_floor": lambda place: math.ceil(place - _HALF),
@@ -322,92 +315,56 @@ def _cubic(place: Fraction, a: Fraction) -> Terms:
     return terms
 
 
-@converts("Resize", 11, 13, 18, 19)
+@converts("Upsample", 7, 9)
+@converts("Resize", 10, 11, 13, 18, 19)
 def _resize(call: Call) -> Value:
     call.refuse(antialias=0, keep_aspect_ratio_policy=b"stretch")
-    mode, where = call.get("mode", b"nearest"), call.get("coordinate_transformation_mode", b"half_pixel")
-    place = call.choice("coordinate_transformation_mode", b"half_pixel", PLACES)
-    shape = call.value().shape
-    axes = [axis_of(axis, len(shape)) for axis in call.get("axes", range(len(shape)))]
-    scales, sizes = (None if given is None or not given.size else given for given in map(call.optional, (2, 3)))
-    if (scales is None) == (sizes is None) or len(set(axes)) < len(axes):
-        raise InputError("names neither scales nor sizes, or both, or an axis twice")
-    given = (scales if sizes is None else sizes).reshape(-1).tolist()  # type: ignore[union-attr]
-    if len(given) != len(axes):
-        raise InputError(f"{len(given)} factors or sizes for {len(axes)} axes")
-    factors = [Fraction(1)] * len(shape)
-    for axis, value in zip(axes, given, strict=True):
-        factors[axis] = Fraction(value) if sizes is None else Fraction(int(value), shape[axis])
-    if where == b"align_corners" and any(
-        (factor * size).denominator > 1 for factor, size in zip(factors, shape, strict=True)
-    ):
-        # The standard's own test cases and onnxruntime take different lengths for the result's.
-        raise UnsupportedError("aligns corners of a result of no whole length")
+    x, old, mode = call.value(), call.version < 11, call.get("mode", b"nearest")
+    place = call.choice("coordinate_transformation_mode", b"asymmetric" if old else b"half_pixel", PLACES)
+    nearest = call.choice("nearest_mode", b"floor" if old else b"round_prefer_floor", NEAREST)
+    a = Fraction(float(np.float32(call.get("cubic_coeff_a", -0.75))))
+    known: dict[bytes, Callable[[Fraction], Terms]] = {
+        b"nearest": lambda at: [(nearest(at), Fraction(1))],
+        b"linear": _linear,
+        **({b"bilinear": _linear} if old else {b"cubic": lambda at: _cubic(at, a)}),
+    }
+    terms = call.choice("mode", b"nearest", known)
     if mode == b"linear":
         call.refuse(exclude_outside=0)
+    # Inputs beyond an end are the one at the end, or are left out, the other weights made larger.
     inside = mode == b"cubic" and bool(call.get("exclude_outside", 0))
-    return _resized(call, factors, place, _terms(call, b"round_prefer_floor"), inside)
-
-
-@converts("Upsample", 7, 9)
-@converts("Resize", 10)
-def _upsample(call: Call) -> Value:
-    rank = len(call.value().shape)
-    scales = call.get("scales", ()) if (call.op, call.version) == ("Upsample", 7) else call.constant(1).reshape(-1)
-    if len(scales) != rank:
-        raise InputError(f"{len(scales)} factors for {rank} axes")
-    factors = [Fraction(float(scale)) for scale in scales]
-    return _resized(call, factors, PLACES[b"asymmetric"], _terms(call, b"floor"))
-
-
-def _terms(call: Call, rounds: bytes) -> Callable[[Fraction], Terms]:
-    """Return the terms of a place in the node's mode; ``rounds`` is the default ``nearest_mode``."""
-    a = Fraction(float(np.float32(call.get("cubic_coeff_a", -0.75))))
-    known = {b"nearest": None, b"linear": _linear, b"cubic": lambda place: _cubic(place, a)}
-    if rounds == b"floor":
-        known = {b"nearest": None, b"linear": _linear, b"bilinear": _linear}
-    terms: Callable[[Fraction], Terms] | None = call.choice("mode", b"nearest", known)
-    if terms is None:
-        nearest = call.choice("nearest_mode", rounds, NEAREST)
-        return lambda place: [(nearest(place), Fraction(1))]
-    return terms
-
-
-def _resized(
-    call: Call,
-    factors: Sequence[Fraction],
-    place: Place,
-    terms: Callable[[Fraction], Terms],
-    inside: bool = False,
-) -> Value:
-    """Return the node's input resized along all its axes.
-
-    Args:
-        factors: of its axes.
-        place: where an output comes from, one of ``PLACES``.
-        terms: of a place between inputs. Inputs beyond an end are the one at the end.
-        inside: leave these out instead, the other weights made larger so that their sum is 1.
-    """
-    x = call.value()
+    factors = _factors(call, x.shape, old)
     shape = tuple(math.floor(factor * size) for size, factor in zip(x.shape, factors, strict=True))
     if min(shape) < 1:
         raise InputError(f"resizes to {list(shape)}")
-    axes = zip(x.shape, shape, factors, strict=True)
-    places, shares = zip(*(_line(*axis, place, terms, inside) for axis in axes), strict=True)
-    count = math.prod(one.shape[1] for one in places)
+    if place is PLACES[b"align_corners"] and any(f * n != m for f, n, m in zip(factors, x.shape, shape, strict=True)):
+        # The standard's own test cases and onnxruntime take different lengths for the result's.
+        raise UnsupportedError("aligns corners of a result of no whole length")
+
+    def line(before: int, after: int, scale: Fraction) -> list[Terms]:
+        """Return the inputs and weights of each output along one axis."""
+        if scale == 1 and before == after:
+            return [[(i, Fraction(1))] for i in range(after)]
+        found = [terms(place(i, before, after, scale)) for i in range(after)]
+        if inside:
+            found = [[(i, w if 0 <= i < before else Fraction(0)) for i, w in row] for row in found]
+            found = [[(i, w / sum(share for _, share in row)) for i, w in row] for row in found]
+        return [[(min(max(i, 0), before - 1), w) for i, w in row] for row in found]
+
+    lines = [line(*axis) for axis in zip(x.shape, shape, factors, strict=True)]
+    count = math.prod(len(each[0]) for each in lines)
     require_few(math.prod(shape) * count)
-    error, short, weights = 0.0, True, []
-    for numbers in shares:
-        nearest, off = rounded(Derived(numbers))
-        weights.append(nearest.numpy())
-        # Weights of few binary places.
-        short &= all(
-            w.denominator & (w.denominator - 1) == 0 and w.denominator <= 1 << 48 // len(shape) for w in numbers.flat
-        )
-        # Each product rounds once more, unless all its factors are short.
+    error, short, numbers, weights = 0.0, True, [], []
+    for axis, each in enumerate(lines):
+        numbers.append(np.array([[i for i, _ in row] for row in each]) * math.prod(x.shape[axis + 1 :]))
+        shares = np.array([[w for _, w in row] for row in each], dtype=object)
+        closest, off = rounded(Derived(shares))
+        weights.append(closest.numpy())
+        # Each product rounds once more, unless all its factors are short: weights of few binary places.
+        parts = {w.denominator for w in shares.flat}
+        short &= all(part & (part - 1) == 0 and part <= 1 << 48 // len(shape) for part in parts)
         error = both(both(error, off), 0.0 if short else float(UNIT))
-    index = _outer(places, lambda found, place, axis: found * x.shape[axis] + place)
-    weight = _outer(weights, lambda found, other, _: found * other)
+    index, weight = _outer(numbers, np.add), _outer(weights, np.multiply)
     if count == 1 and bool((weight == 1).all()):
         return call.build.moved(x, index.reshape(shape))
     if bool(((weight != 0) & (np.abs(weight) < LEAST_WEIGHT)).any()):
@@ -415,15 +372,19 @@ def _resized(
     return call.build.sparse(x, index, weight, shape, error=error)
 
 
-def _line(
-    before: int, after: int, scale: Fraction, place: Place, terms: Callable[[Fraction], Terms], inside: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inputs and weights, as fractions, of each output along one axis: (outputs, terms) each."""
-    if scale == 1 and before == after:
-        place, terms = (lambda i, *_: Fraction(i)), (lambda at: [(int(at), Fraction(1))])
-    found = [terms(place(i, before, after, scale)) for i in range(after)]
-    if inside:
-        found = [[(i, w if 0 <= i < before else Fraction(0)) for i, w in row] for row in found]
-        found = [[(i, w / sum(share for _, share in row)) for i, w in row] for row in found]
-    places = np.array([[min(max(i, 0), before - 1) for i, _ in row] for row in found], np.int64)
-    return places, np.array([[w for _, w in row] for row in found], dtype=object)
+def _factors(call: Call, shape: Shape, old: bool) -> list[Fraction]:
+    """Return the factors by which the axes of a shape grow, by scales or sizes of some of them."""
+    axes = [axis_of(axis, len(shape)) for axis in call.get("axes", range(len(shape)))]
+    if old:
+        scales, sizes = call.get("scales", ()) if call.version == 7 else call.constant(1), None
+    else:
+        scales, sizes = (None if given is None or not given.size else given for given in map(call.optional, (2, 3)))
+    if (scales is None) == (sizes is None) or len(set(axes)) < len(axes):
+        raise InputError("names neither scales nor sizes, or both, or an axis twice")
+    given = np.reshape(scales if sizes is None else sizes, -1).tolist()
+    if len(given) != len(axes):
+        raise InputError(f"{len(given)} factors or sizes for {len(axes)} axes")
+    factors = [Fraction(1)] * len(shape)
+    for axis, value in zip(axes, given, strict=True):
+        factors[axis] = Fraction(value) if sizes is None else Fraction(int(value), shape[axis])
+    return factors

@@ -74,7 +74,6 @@ class _Writer:
         self._shaped: dict[tuple[str, Shape], _Written] = {}
 
     def data(self) -> bytes:
-        """Return the file's bytes."""
         network, source = self.network, self.network.source
         batch: tuple[str, ...] = ("batch",) * source.batched
         given = _Written("input", source.input_shape)
@@ -108,7 +107,6 @@ class _Writer:
         return bytes(model.SerializeToString(deterministic=True))
 
     def written(self, op: Op, inputs: list[_Written], name: str) -> _Written:
-        """Add the nodes of an op."""
         x = inputs[0]
         if isinstance(op, Affine):
             return self.affine(op, x, name)
@@ -235,7 +233,6 @@ class _Writer:
     # Functions
 
     def function(self, op: Elementwise, x: _Written, name: str) -> _Written:
-        """Add the nodes of a function."""
         of = op.function
         if isinstance(of, Hardened):
             raise UnsupportedError("a set of networks cannot be written as one ONNX file", place=op.place)

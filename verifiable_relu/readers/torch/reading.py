@@ -20,7 +20,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from torch.nn.parameter import is_lazy
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.enclosure import find_difference, sample_points
 from verifiable_relu.ir.functions import TORCH, Smooth
-from verifiable_relu.ir.network import Network, Op, Shape, Source
+from verifiable_relu.ir.network import Elementwise, Network, Op, Shape, Source
 from verifiable_relu.readers import read_onnx
 from verifiable_relu.readers.builder import Builder, Value
 from verifiable_relu.readers.derived import deviations, share
@@ -51,11 +51,8 @@ def from_torch(
 ) -> Network:
     """Return the network that a module computes in evaluation mode.
 
-    The module is run as its user runs it, with its hooks and whatever Python does in between, on the device and in
-    the precision of its first parameter; the operators that it applies become the network, whose parameters are the
-    module's own tensors, or derived from them by autograd: it is differentiable with respect to them. What the table of
-    operators lacks is read by way of torch's exporter; such a network holds copies of the parameters. Training flags,
-    buffers and the CPU's random numbers are afterwards what they were.
+    The module runs with its hooks on the device and in the precision of its first parameter. Training flags, buffers
+    and the CPU's random numbers are afterwards what they were. What the exporter reads holds copies of parameters.
 
     Args:
         module: takes one tensor, (batch, *input_shape), and returns one, or a mapping or an object with
@@ -85,17 +82,12 @@ def from_torch(
 
 
 def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor], Tensor]:
-    """Return a function that runs a module in evaluation mode: the outputs, (1, …), of a sample, (1, …).
-
-    Args:
-        module: as ``from_torch`` takes it, and so is ``argument``. It runs on its own device, in its own precision.
-    """
+    """Return a function from a sample, (1, …), to a module's outputs in evaluation mode, on its own device."""
 
     @torch.no_grad()
     def run(x: Tensor) -> Tensor:
         with _evaluating(module):
-            made: Tensor = _Called(module, argument)(x.to(_first(module)))
-            return made.cpu()
+            return cast(Tensor, _Called(module, argument)(x.to(_first(module)))).cpu()
 
     return run
 
@@ -145,14 +137,14 @@ def _read(module: _Called, shape: Shape, name: str, compared: bool, exact: bool)
     return network
 
 
+@torch.no_grad()
 def _require_outputs(module: nn.Module, network: Network, *batches: Tensor) -> None:
     """Make certain that what the module returns, when it is not traced, are the network's outputs."""
     said = "what it computes is not what was read, or depends on the size of the batch, or on how often it was called"
+    shape = network.source.output_shape
     for x in batches:
-        with torch.no_grad():
-            output = module(x.clone())
-        shape = network.source.output_shape
-        shapes = {(len(x), *shape)} | ({(len(x),)} if shape == (1,) else set())
+        output = module(x.clone())
+        shapes = [(len(x), *shape), (len(x),) if shape == (1,) else None]
         if not isinstance(output, Tensor) or output.shape not in shapes:
             raise UnsupportedError(f"{said}: a {type(output).__name__} of another shape")
         _require_agreement(network.ops, x, {len(network.ops) - 1: output.reshape(len(x), -1)}, said)
@@ -183,29 +175,26 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     normalisations and recurrent layers are computed by the operators that they consist of, not by fused ones.
     """
     # Modules that torch.jit.freeze made have no mode.
-    modules = [m for m in module.modules() if hasattr(m, "training")]
-    flags = [m.training for m in modules]
-    buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
-    fused = torch._C._get_mkldnn_enabled()
-    cudnn = torch.backends.cudnn.flags(enabled=False)
+    flags = [(m, m.training) for m in module.modules() if hasattr(m, "training")]
+    buffers = [(m, name, b, b.clone()) for m, _ in flags for name, b in m._buffers.items() if b is not None]
+    fused, cudnn = torch._C._get_mkldnn_enabled(), torch.backends.cudnn.flags(enabled=False)
     # ``neutral`` sees to the precision of products: to put back the user's here would undo what a block around has set.
     with neutral(), as_given(), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), cudnn:
         try:
             torch._C._set_mkldnn_enabled(False)
-            if any(flags):
+            if any(training for _, training in flags):
                 module.eval()
             yield
         finally:
             torch._C._set_mkldnn_enabled(fused)
-            for m, was in zip(modules, flags, strict=True):
+            for m, training in flags:
                 # Parents first: ``train`` also sets the flags of what is inside.
-                if m.training != was:
-                    m.train(was)
-            with torch.no_grad():
-                for m, name, buffer, copy in buffers:
-                    m._buffers[name] = buffer
-                    if not torch.equal(buffer, copy):
-                        buffer.copy_(copy)
+                if m.training != training:
+                    m.train(training)
+            for m, name, buffer, copy in buffers:
+                m._buffers[name] = buffer
+                if not torch.equal(buffer, copy):
+                    buffer.detach().copy_(copy)
 
 
 # From ATen operators to ops of a flat network
@@ -220,7 +209,7 @@ class ModuleTranslator:
 
     Attributes:
         exact: whether factors are rounded to float64 alone, and what they are off by is known.
-        multiples, gelus: by the number of an op that is λ·x, or GELU(λ·x), x and λ as the module has it.
+        factors: by the number of an op that is λ·x, or GELU(λ·x), x and λ as the module has it.
     """
 
     def __init__(self, trace: Trace, exact: bool = False) -> None:
@@ -229,8 +218,7 @@ class ModuleTranslator:
         self.device = "cpu" if exact else trace.x.device
         self.build = Builder(tuple(shape))
         self.values = {id(trace.x): Value(0, tuple(shape))}
-        self.multiples: dict[int, tuple[Value, object]] = {}
-        self.gelus: dict[int, tuple[Value, object]] = {}
+        self.factors: dict[int, tuple[Value, object]] = {}
 
     def network(self, name: str) -> tuple[Network, Sequence[Op], dict[int, Tensor]]:
         """Return the network, the ops before any were merged, and what was observed there: (batch, size) by number."""
@@ -244,16 +232,16 @@ class ModuleTranslator:
         output = self.values[id(self.trace.output)]
         graph = finished(self.build, output)
         # Only what is verified needs no gradients.
-        ops = simplified(*graph) if self.exact else biased(*graph)
+        ops = (simplified if self.exact else biased)(*graph)
         source = Source(self.values[id(self.trace.x)].shape, output.shape or (1,))
         return Network(ops, source, name), self.build.ops, observed
 
     def translated(self, step: TracedCall) -> Value:
         """Return the value of a step."""
         self.build.name = step.path or step.op
+        if step.op not in OPERATORS:
+            raise NotTranslated(f"aten.{step.op} is not supported", place=step.place)
         try:
-            if step.op not in OPERATORS:
-                raise UnsupportedError(f"aten.{step.op} is not supported")
             value = OPERATORS[step.op](self, step, SimpleNamespace(**exchanged(step.arguments, self.operand)))
             if not isinstance(value, Value):
                 raise UnsupportedError("a constant where a computed value is expected")
@@ -321,8 +309,9 @@ def _linear(t: ModuleTranslator, step: TracedCall, x: Any, a: Any, bias: Any = N
 def _convolution(t: ModuleTranslator, step: TracedCall, a: Any) -> Value:
     if isinstance(a.weight, Value) or isinstance(a.bias, Value) or a.transposed or len(a.stride) != 2:
         raise UnsupportedError("another convolution than one in two dimensions with constant weights")
-    how = {"stride": (*a.stride,), "padding": (*a.padding, *a.padding), "dilation": (*a.dilation,), "groups": a.groups}
-    return t.build.convolution(a.input, a.weight, a.bias, **how)
+    stride, padding, dilation = map(tuple, (a.stride, a.padding * 2, a.dilation))
+    window = {"stride": stride, "padding": padding, "dilation": dilation, "groups": a.groups}
+    return t.build.convolution(a.input, a.weight, a.bias, **window)
 
 
 def _averaged(t: ModuleTranslator, x: Value, kernel: Shape, stride: Shape, pads: Shape) -> Value:
@@ -363,14 +352,14 @@ def _batch_norm(t: ModuleTranslator, step: TracedCall, a: Any) -> Value:
 def _mul(t: ModuleTranslator, step: TracedCall, a: Any) -> Value:
     x, number = (a.self, a.other) if isinstance(a.self, Value) else (a.other, a.self)
     made = t.build.scale(x, t.constant(step, number))
-    t.multiples[made.op] = x, step.arguments["other"]
+    t.factors[made.op] = x, step.arguments["other"]
     return made
 
 
 def _gelu(t: ModuleTranslator, step: TracedCall, a: Any) -> Value:
     made = t.build.function(a.self, "tanh-GELU" if a.approximate == "tanh" else "GELU")
-    if a.approximate != "tanh" and a.self.index is None and a.self.op in t.multiples:
-        t.gelus[made.op] = t.multiples[a.self.op]
+    if a.approximate != "tanh" and a.self.index is None and a.self.op in t.factors:
+        t.factors[made.op] = t.factors[a.self.op]
     return made
 
 
@@ -378,7 +367,7 @@ def _div(t: ModuleTranslator, step: TracedCall, a: Any) -> Value:
     if getattr(a, "rounding_mode", None) is not None:
         raise UnsupportedError(f"rounds (rounding_mode='{a.rounding_mode}')")
     x, number = a.self, t.constant(step, a.other)
-    base, lam = t.gelus.get(x.op, (x, None))
+    base, lam = t.factors.get(x.op, (x, None)) if isinstance(t.build.ops[x.op], Elementwise) else (x, None)
     if lam is step.arguments["other"] and number.numel() == 1 and x.index is None:
         # GELU(λx)/λ, which is what λ-GELU consists of.
         number = number.reshape(())
@@ -447,8 +436,7 @@ OPERATORS: dict[str, Converter] = {
 
 def exported(trace: Trace, name: str) -> Network:
     """Return the network of the file that torch's exporter writes of a trace of one sample, if it can."""
-    file, silence = io.BytesIO(), io.StringIO()
-    options = {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False, "dynamo": False}
+    file, silence, kept = io.BytesIO(), io.StringIO(), torch.onnx.TrainingMode.PRESERVE
     # What it logs of a failure goes to the screen past Python's streams.
     log = torch._C._jit_onnx_log
     logging.disable(logging.WARNING)
@@ -456,7 +444,8 @@ def exported(trace: Trace, name: str) -> Network:
     try:
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(_Steps(trace).eval(), (trace.x.clone(),), file, **options)  # type: ignore[arg-type]
+            steps, x = _Steps(trace).eval(), (trace.x.clone(),)
+            torch.onnx.export(steps, x, file, training=kept, do_constant_folding=False, dynamo=False)  # type: ignore[arg-type]
     except Exception as error:  # the exporter's exceptions share no narrower base
         raise UnsupportedError("torch cannot export the module") from error
     finally:
@@ -501,6 +490,16 @@ def _adaptive_average(a: Any) -> Tensor:
     return torch.stack(parts, 2).reshape(*a.self.shape[:2], *a.output_size)
 
 
+def _layer_norm(a: Any) -> Tensor:
+    """Return a layer normalisation; in float64 by its parts, as ONNX's own operator has ε in float32."""
+    if a.input.dtype != torch.float64:
+        return F.layer_norm(a.input, a.normalized_shape, a.weight, a.bias, a.eps)
+    axes = tuple(range(-len(a.normalized_shape), 0))
+    apart = a.input - a.input.mean(axes, keepdim=True)
+    made = apart / torch.sqrt((apart * apart).mean(axes, keepdim=True) + a.eps)
+    return made if a.weight is None else made * a.weight + (0 if a.bias is None else a.bias)
+
+
 def _scaled_softplus(a: Any) -> Tensor:
     if a.threshold < 20:
         raise UnsupportedError(f"threshold={a.threshold}: from there on torch computes another function")
@@ -509,19 +508,15 @@ def _scaled_softplus(a: Any) -> Tensor:
 
 _FORMS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("_softmax", "_safe_softmax"), lambda a: torch.softmax(a.self, a.dim)),
-    "_log_softmax": lambda a: torch.log_softmax(a.self, a.dim),
     "_prelu_kernel": lambda a: F.prelu(a.self, a.weight.flatten()),
-    **dict.fromkeys(("view", "_unsafe_view"), lambda a: a.self.reshape(a.size)),
+    "_unsafe_view": lambda a: a.self.reshape(a.size),
     "_to_copy": lambda a: a.self.to(a.dtype or a.self.dtype),
     "_adaptive_avg_pool2d": _adaptive_average,
     "upsample": _upsampled,
-    "native_layer_norm": lambda a: F.layer_norm(a.input, a.normalized_shape, a.weight, a.bias, a.eps),
+    "native_layer_norm": _layer_norm,
     "native_group_norm": lambda a: F.group_norm(a.input, a.group, a.weight, a.bias, a.eps),
     "native_batch_norm": lambda a: F.batch_norm(
         a.input, a.running_mean, a.running_var, a.weight, a.bias, a.training, eps=a.eps
-    ),
-    "max_pool2d_with_indices": lambda a: F.max_pool2d(
-        a.self, a.kernel_size, a.stride or None, a.padding, a.dilation, a.ceil_mode
     ),
     "log_sigmoid_forward": lambda a: F.logsigmoid(a.self),
     "elu": lambda a: F.elu(a.self * a.input_scale, a.alpha) * a.scale,
@@ -532,6 +527,5 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "cosh": lambda a: (torch.exp(a.self) + torch.exp(-a.self)) / 2,
     "tan": lambda a: torch.sin(a.self) * torch.reciprocal(torch.cos(a.self)),
     "expm1": lambda a: torch.exp(a.self) - 1,
-    "log1p": lambda a: torch.log(1 + a.self),
 }
 """By the operator's name, its form for the exporter; functions that it does not know, by those that they consist of."""

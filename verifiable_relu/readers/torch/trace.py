@@ -101,8 +101,10 @@ class TracedCall:
             return all(bool(t.any()) for t in given[-2:])
         if self.op not in ("add", "sub", "mul") or a.get("alpha", 1) != 1 or self.result.dtype != torch.float32:
             return True
-        x, y = (torch.as_tensor(v, dtype=None if isinstance(v, Tensor) else torch.float32).detach().cpu().numpy()
-                for v in (a["self"], a["other"]))  # fmt: skip
+        operands = (
+            v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float32) for v in (a["self"], a["other"])
+        )
+        x, y = (v.detach().cpu().numpy() for v in operands)
         wide = exact_product(x, y) if self.op == "mul" else exact_sum(x, -y if self.op == "sub" else y)
         return wide is None or not bool((self.result.detach().cpu().double().numpy() == wide).all())
 
@@ -195,16 +197,16 @@ class Trace(TorchDispatchMode):
 
     def where(self, function: str) -> tuple[str, str]:
         """Return the name of the innermost running module, and for messages where a function is called there."""
-        path, line = None, ""
+        path, line = "", ""
         frame = sys._getframe(2)
-        while frame is not None and frame.f_code is not trace.__code__ and (path is None or not line):
+        while frame is not None and frame.f_code is not trace.__code__ and not (path and line):
             file = frame.f_code.co_filename
-            if frame.f_code is _CALL and path is None:
-                path = self.names.get(id(frame.f_locals["self"]), "")
+            if frame.f_code is _CALL:
+                path = path or self.names.get(id(frame.f_locals["self"]), "")
             if not line and not file.startswith(_OTHERS_CODE) and _is_file(file):
                 line = f", line {frame.f_lineno} of {os.path.basename(file)}"
             frame = frame.f_back  # type: ignore[assignment]
-        return path or "", f"'{path or ''}' ({function}{line})"
+        return path, f"'{path}' ({function}{line})"
 
     def finish(self, output: Tensor) -> None:
         """Keep the steps that the output depends on.
