@@ -235,7 +235,7 @@ FAULTS: tuple[Fault, ...] = (
         "engine",
         instead("bounds.steps:_covering", lambda right, floor, top, n, d: (floor.to(d), (top - floor).to(d))),
     ),
-    Fault("relax: lines of another sample", "engine", instead("bounds.rows:SampleVectors._picked", _first_sample)),
+    Fault("relax: lines of another sample", "engine", instead("bounds.rows:SampleVectors.dense", _first_sample)),
     Fault("relax: windows of another sample", "engine", instead("bounds.rows:SampleVectors.windows", _first_windows)),
     # back-propagate
     Fault("back-propagate: biases dropped", "corners", instead("ir.network:Affine.bias_as", lambda right, *_: None)),

@@ -71,33 +71,34 @@ class Ascended:
 
 
 class _Choices:
-    """What the rows of a chunk choose at one op: t ∈ [0, 1] for each neuron."""
+    """What the rows of a chunk choose at one op: t ∈ [0, 1] for each neuron. Vectors of the only box have one row."""
 
     def __init__(self, relaxation: Relaxation, index: int, sample: Tensor) -> None:
         self.index, self.op, self.dtype = index, relaxation.network.ops[index], torch.float32
         self._uses = relaxation.structure.uses[index]
-        self._bounds = relaxation.bounds[index], relaxation.inputs(index)
+        self._bounds = [self._narrowed(x) for x in (relaxation.bounds[index], *relaxation.inputs(index))]
+        self._vectors = [vector.to(self.dtype) for vector in self._of_boxes(relaxation)]
         self.narrow(sample)
+
+    def _of_boxes(self, relaxation: Relaxation) -> list[Tensor]:
+        """Return vectors (batch, n) that the choices need; the first one is where they start."""
+        return [torch.full_like(self._bounds[0].point, 0.5)]
 
     def narrow(self, sample: Tensor) -> None:
         """Take the rows of these samples, (rows,)."""
-        mine, inputs = self._bounds
-        self._mine, self._inputs = self._picked(mine, sample), [self._picked(x, sample) for x in inputs]
+        self._mine, *self._inputs = (x.pick(sample) for x in self._bounds)
+        self.start, *self._picked = (v if len(v) == 1 else v.index_select(0, sample) for v in self._vectors)
 
     def _op_bounds(self) -> OpBounds:
         return OpBounds(self._mine, self._inputs, self._uses, self.dtype, rounded=False)
 
-    def _picked(self, bounds: NeuronBounds, sample: Tensor) -> NeuronBounds:
-        picked = bounds.pick(sample)
-        ends = (end.to(self.dtype) for end in (picked.interval.lower, picked.interval.upper))
-        return NeuronBounds(Interval(*ends), picked.point.to(self.dtype), picked.radius.to(self.dtype))
+    def _narrowed(self, bounds: NeuronBounds) -> NeuronBounds:
+        ends = (end.to(self.dtype) for end in (bounds.interval.lower, bounds.interval.upper))
+        return NeuronBounds(Interval(*ends), bounds.point.to(self.dtype), bounds.radius.to(self.dtype))
 
 
 class _PlaneChoices(_Choices):
     """Tilts of a product, from −1 at t = 0 to 1 at t = 1."""
-
-    def start(self) -> Tensor:
-        return torch.full_like(self._mine.point, 0.5)
 
     def step(self, choice: Tensor) -> Step:
         assert isinstance(self.op, Product)
@@ -113,43 +114,36 @@ class _PlaneChoices(_Choices):
 class _SlopeChoices(_Choices):
     """Slopes of a function, from one end of its ``slope_range`` to the other."""
 
-    def narrow(self, sample: Tensor) -> None:
-        super().narrow(sample)
+    def _of_boxes(self, relaxation: Relaxation) -> list[Tensor]:
         assert isinstance(self.op, Elementwise)
-        source = self._bounds[1][0]
+        (source,) = relaxation.inputs(self.index)
         function, found = self.op.function, self.op.function.slope_range(source.interval)
         low, _ = function.slopes(source.interval, source.by_rows)
         # Where one bound alone has a choice, CROWN's own is the start.
-        self._one = torch.equal(found.upper_from, found.upper_to)
+        self.is_crown = torch.equal(found.upper_from, found.upper_to)
         width = found.lower_to - found.lower_from
         start = (low - found.lower_from) / torch.where(width == 0, 1.0, width)
-        start = start.clamp(0, 1) if self._one else torch.full_like(start, 0.5)
-        self._start = start.to(self.dtype).index_select(0, sample)
-        ends = (found.lower_from, width, found.upper_from, found.upper_to - found.upper_from)
-        self._ends = [end.to(self.dtype).index_select(0, sample) for end in ends]
+        start = start.clamp(0, 1) if self.is_crown else torch.full_like(start, 0.5)
+        vectors = [start, found.lower_from, width, found.upper_from, found.upper_to - found.upper_from]
         # The offsets of a piecewise-linear function do not depend on slopes within their range.
-        self._fixed: tuple[Tensor, Tensor] | None = None
         if function.piecewise_linear:
-            offsets = function.floor(source.interval, found.lower_from), function.top(source.interval, found.upper_from)
-            first, second = (offset.to(self.dtype).index_select(0, sample) for offset in offsets)
-            self._fixed = first, second
-
-    def start(self) -> Tensor:
-        return self._start
+            vectors.append(function.floor(source.interval, found.lower_from))
+            vectors.append(function.top(source.interval, found.upper_from))
+        return vectors
 
     def _relaxation(self, choice: Tensor) -> LinearRelaxation:
         assert isinstance(self.op, Elementwise)
-        low_from, low_width, up_from, up_width = self._ends
+        low_from, low_width, up_from, up_width, *fixed = self._picked
         low = torch.addcmul(low_from, low_width, choice)
-        up = up_from if self._one else torch.addcmul(up_from, up_width, choice)
-        if self._fixed is not None:
-            return LinearRelaxation(low, self._fixed[0], up, self._fixed[1])
+        up = up_from if self.is_crown else torch.addcmul(up_from, up_width, choice)
+        if fixed:
+            return LinearRelaxation(low, fixed[0], up, fixed[1])
         return self.op.function.relaxation(self._inputs[0].interval, low, up)
 
     def step(self, choice: Tensor) -> Step:
         """The step with these slopes; their offsets are kept with their derivatives until ``gradient`` is asked."""
         assert isinstance(self.op, Elementwise)
-        if self._fixed is None:
+        if not self.op.function.piecewise_linear:
             with torch.enable_grad():
                 self._leaf = choice.detach().requires_grad_()
                 self._lines = self._relaxation(self._leaf)
@@ -160,12 +154,15 @@ class _SlopeChoices(_Choices):
         return FunctionStep(self.op, self._op_bounds(), relaxation=relaxation)
 
     def gradient(self, choice: Tensor, a: Tensor, values: Sequence[Tensor]) -> Tensor:
-        z, negative = values[0] + self._inputs[0].point, a.clamp(max=0)
-        positive = a - negative
-        found = positive * z * self._ends[1]
-        if not self._one:
-            found = found + negative * z * self._ends[3]
-        if self._fixed is None:
+        assert isinstance(self.op, Elementwise)
+        z, positive = values[0] + self._inputs[0].point, a.clamp(min=0)
+        found = (positive * z).mul_(self._picked[1])
+        if self.is_crown and self.op.function.piecewise_linear:
+            return found
+        negative = a - positive
+        if not self.is_crown:
+            found = found + negative * z * self._picked[3]
+        if not self.op.function.piecewise_linear:
             lines = self._lines
             outputs = [(lines.lower_offset, positive), (lines.upper_offset, negative)]
             given = [(offset, weight) for offset, weight in outputs if offset.requires_grad]
@@ -181,9 +178,8 @@ def slopes_of(relaxation: Relaxation, index: int, choice: Tensor, sample: Tensor
     op, (source,) = relaxation.network.ops[index], relaxation.inputs(index)
     assert isinstance(op, Elementwise)
     found = op.function.slope_range(source.interval)
-    low_from, low_to, up_from, up_to = (
-        end.index_select(0, sample) for end in (found.lower_from, found.lower_to, found.upper_from, found.upper_to)
-    )
+    ends = found.lower_from, found.lower_to, found.upper_from, found.upper_to
+    low_from, low_to, up_from, up_to = (end if len(end) == 1 else end.index_select(0, sample) for end in ends)
     return Slopes(torch.lerp(low_from, low_to, choice), torch.lerp(up_from, up_to, choice))
 
 
@@ -218,8 +214,8 @@ def ascend(
         search = _SlopeSearch(relaxation, index, passed, rows[part], sample[part], ascent)
         search.run(None if settled is None else partial(_settled, settled, part))
         lower.append(search.proven())
-        for i in passed:
-            choices[i] = [c for c in choices[i] if c.ndim > 1] + [search.best[i]]
+        for i, best in search.of_ops(search.best).items():
+            choices[i] = [c for c in choices[i] if c.ndim > 1] + [best]
     return Ascended(torch.cat(lower), {i: torch.cat(parts) for i, parts in choices.items()})
 
 
@@ -255,92 +251,125 @@ def _passed(relaxation: Relaxation, index: int) -> list[int]:
 
 
 class _SlopeSearch:
-    """The search of one chunk of rows."""
+    """The search of one chunk of rows. The choices at all ops are one tensor, (rows, choices), for each step of Adam.
+
+    Attributes:
+        value: (rows,) the best bounds found, up to rounding.
+        best: (rows, choices) how they were found.
+    """
 
     def __init__(
         self, relaxation: Relaxation, index: int, passed: list[int], rows: Tensor, sample: Tensor, ascent: Ascent
     ) -> None:
         self._relaxation, self._rough = relaxation, relaxation.rough()
-        self._index, self._rows, self._sample, self._ascent = index, rows, sample, ascent
+        self._index, self._given, self._samples, self._ascent = index, rows, sample, ascent
+        self._order = _passed(relaxation, index)
         self._choices: dict[int, _SlopeChoices | _PlaneChoices] = {}
         for i in passed:
             kind = _PlaneChoices if isinstance(relaxation.network.ops[i], Product) else _SlopeChoices
             self._choices[i] = kind(relaxation, i, sample)
         self.value = rows.new_full((len(rows),), -torch.inf)
-        self.best = {i: choices.start().clone() for i, choices in self._choices.items()}
+        starts = [choices.start.expand(len(rows), -1) for choices in self._choices.values()]
+        self.best = torch.cat([torch.zeros(len(rows), 0, device=rows.device), *starts], 1)
+        self._narrow(torch.arange(len(rows), device=rows.device))
+
+    def _narrow(self, at: Tensor) -> None:
+        """Go on with the rows of these numbers."""
+        every = len(at) == len(self._given)
+        rows, self._sample = (self._given, self._samples) if every else (self._given[at], self._samples[at])
+        self._at, self._rows = at, rows.to(torch.float32).unsqueeze(1)
+        if not every:
+            for choices in self._choices.values():
+                choices.narrow(self._sample)
+
+    def of_ops(self, choice: Tensor) -> dict[int, Tensor]:
+        """Return the parts of choices at each op, by number."""
+        ops = self._relaxation.network.ops
+        parts = choice.split([ops[i].size for i in self._choices], 1) if self._choices else ()
+        return dict(zip(self._choices, parts, strict=True))
 
     def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None) -> None:
         """Ascend; the best choices of every row are kept, the mean of the later half of all included."""
-        if not self.best or not len(self._rows):
+        if not self._choices or not len(self._given):
             return
-        at = torch.arange(len(self._rows), device=self._rows.device)
-        adam = {i: Adam(best.clone()) for i, best in self.best.items()}
+        adam = Adam(self.best.clone())
         rate = self._ascent.rate
         for number in range(self._ascent.steps):
             if self._relaxation.stop():
                 return
-            gradients = self._evaluate(at, {i: each.value for i, each in adam.items()})
+            gradient = self._evaluate(adam.value)
             if settled is not None and number % self._ascent.patience == 0:
-                going = (~settled(at, self.value[at])).nonzero().squeeze(1)
+                going = (~settled(self._at, self.value[self._at])).nonzero().squeeze(1)
                 if not len(going):
                     return
-                if len(going) < len(at):
-                    at = at[going]
-                    gradients = {i: gradient[going] for i, gradient in gradients.items()}
-                    for i, choices in self._choices.items():
-                        adam[i].narrow(going)
-                        choices.narrow(self._sample[at])
-            for i, gradient in gradients.items():
-                adam[i].step(gradient, rate, counts=2 * number >= self._ascent.steps)
+                if len(going) < len(self._at):
+                    self._narrow(self._at[going])
+                    gradient = gradient[going]
+                    adam.narrow(going)
+            adam.step(gradient, rate, counts=2 * number >= self._ascent.steps)
             rate *= self._ascent.decay
-        self._evaluate(at, {i: each.value for i, each in adam.items()})
-        means = {i: mean for i, each in adam.items() if (mean := each.mean()) is not None}
-        if means:
-            self._evaluate(at, means)
+        self._bounded(adam.value)
+        mean = adam.mean()
+        if mean is not None:
+            self._bounded(mean)
 
-    def _evaluate(self, at: Tensor, values: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Bound the rows ``at`` with these choices, keep what is better, and return the gradients."""
-        rough, rows, sample = self._rough, self._rows[at].unsqueeze(1), self._sample[at]
+    def _bounded(self, choice: Tensor) -> tuple[dict[int, Tensor], dict[int, Step], dict[int, Tensor], Tensor]:
+        """Bound the rows with these choices, and keep what is better.
+
+        Returns:
+            The choices and steps by op, the coefficients that steps were given, and those at which rows end.
+        """
+        values = self.of_ops(choice)
         own = {i: choices.step(values[i]) for i, choices in self._choices.items()}
         record: dict[int, Tensor] = {}
-        found = rough.lower_with(self._index, rows, sample, own, record)
-        self._keep(at, found.value.squeeze(1), values)
+        found = self._rough.lower_with(self._index, self._rows, self._sample, own, record)
         assert found.coefficients is not None
-        start = rough.structure.start
-        radius = rough.bounds[start].radius.to(torch.float32).index_select(0, sample)
-        primal = {start: -found.coefficients.squeeze(1).sign() * radius}
-        gradients, every = {}, torch.arange(len(at), device=at.device)
-        compared = rough.structure.compares(self._index)
-        for i in _passed(self._relaxation, self._index):
+        value, every = found.value.squeeze(1), len(self._at) == len(self._given)
+        before, best = (self.value, self.best) if every else (self.value[self._at], self.best[self._at])
+        better = value > before
+        value, best = torch.where(better, value, before), torch.where(better[:, None], choice, best)
+        if every:
+            self.value, self.best = value, best
+        else:
+            self.value[self._at], self.best[self._at] = value, best
+        return values, own, record, found.coefficients.squeeze(1)
+
+    def _evaluate(self, choice: Tensor) -> Tensor:
+        """Bound the rows with these choices, keep what is better, and return the gradient."""
+        values, own, record, ended = self._bounded(choice)
+        rough, sample = self._rough, self._sample
+        start, compared = rough.structure.start, rough.structure.compares(self._index)
+        radius = rough.bounds[start].radius.to(torch.float32)
+        radius = radius if len(radius) == 1 else radius.index_select(0, sample)
+        primal, gradients = {start: -ended.sign() * radius}, {}
+        for i in self._order:
             inputs = [primal[source] for source in rough.structure.given(i, compared)]
             a = record[i].squeeze(1) if i in record else inputs[0]
             if i in own:
                 gradients[i] = self._choices[i].gradient(values[i], a, inputs)
-                primal[i] = own[i].forward(inputs, a, every)
+                primal[i] = own[i].forward(inputs, a, None)
             else:
                 primal[i] = rough.step(i, torch.float32, compared).forward(inputs, a, sample)
-        return gradients
-
-    def _keep(self, at: Tensor, value: Tensor, values: dict[int, Tensor]) -> None:
-        better = value > self.value[at]
-        self.value[at] = torch.where(better, value, self.value[at])
-        for i, choice in values.items():
-            self.best[i][at] = torch.where(better[:, None], choice, self.best[i][at])
+        return torch.cat([gradients[i] for i in self._choices], 1)
 
     def proven(self) -> Tensor:
-        """(rows,) the bounds of the best choices, and of CROWN's slopes, rounding accounted for."""
-        relaxation, rows = self._relaxation, self._rows.unsqueeze(1)
-        best = {i: choice.to(BASE) for i, choice in self.best.items()}
+        """(rows,) the bounds of the best choices, rounding accounted for, and not below those of CROWN's slopes.
+
+        A search that began with CROWN's slopes found nothing worse, up to rounding; else rows are bounded with them.
+        """
+        relaxation, rows = self._relaxation, self._given.unsqueeze(1)
+        best = {i: choice.to(BASE) for i, choice in self.of_ops(self.best).items()}
         planes = {i for i in best if isinstance(relaxation.network.ops[i], Product)}
         found = relaxation.lower(
             self._index,
             rows,
-            self._sample,
-            slopes={i: slopes_of(relaxation, i, best[i], self._sample) for i in best.keys() - planes},
+            self._samples,
+            slopes={i: slopes_of(relaxation, i, best[i], self._samples) for i in best.keys() - planes},
             tilts={i: 2 * best[i] - 1 for i in planes},
         ).value
-        common = relaxation.lower(self._index, rows, self._sample).value
-        return torch.fmax(found, common).squeeze(1)
+        if not all(isinstance(each, _PlaneChoices) or each.is_crown for each in self._choices.values()):
+            found = torch.fmax(found, relaxation.lower(self._index, rows, self._samples).value)
+        return found.squeeze(1)
 
 
 class Adam:

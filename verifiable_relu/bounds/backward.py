@@ -27,6 +27,7 @@ from verifiable_relu.bounds.precision import WIDENING, holds_weights, is_covered
 from verifiable_relu.bounds.rows import Columns, DenseRows, Rows, SampleVectors, close, dot
 from verifiable_relu.bounds.steps import (
     AffineStep,
+    BackwardStep,
     FunctionStep,
     MaximumStep,
     OpBounds,
@@ -39,13 +40,13 @@ from verifiable_relu.bounds.steps import (
 from verifiable_relu.bounds.structure import structure
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Product, Sum
-from verifiable_relu.rounding import negligible, sum_error, unit_roundoff
+from verifiable_relu.rounding import OWN, negligible, sum_error, unit_roundoff
 
 MEMORY = 1 << 30
 """Bytes of coefficients that may be held at once by default."""
 
-CHUNK_BYTES = 1 << 24
-"""Bytes of coefficients that are propagated together on a CPU: what stays in its cache goes faster."""
+CHUNK_BYTES = 1 << 26
+"""Bytes of coefficients that are propagated together on a CPU: more leave its cache, fewer repeat small steps."""
 
 ACTIVE_SHARE = 0.75
 """Rows leave out neurons that have one value where at most this share of them is left."""
@@ -79,7 +80,7 @@ class _Pass:
     pending: dict[int, Rows]
     constants: list[Tensor]
     sample: Tensor | None
-    own: Mapping[int, Step] = field(default_factory=dict)
+    own: Mapping[int, BackwardStep] = field(default_factory=dict)
     charges: list[Tensor] = field(default_factory=list)
     record: dict[int, Tensor] | None = None
     compared: bool = True
@@ -331,6 +332,26 @@ class Relaxation:
             return self.lower_of_neurons(index, neuron, sign, sample, slopes)
         return found
 
+    def pull_back(self, given: Mapping[int, Tensor], own: Mapping[int, BackwardStep]) -> tuple[Tensor, Tensor]:
+        """Take rows (rows, n) of some ops, by number, back through steps of which some are ``own``, over one box.
+
+        Rows go on until no step hands on any; that of the inputs must be among ``own``.
+
+        Returns:
+            (rows,) the sum of the constants, and how far rounding and charges may have moved it, at most.
+        """
+        passed = _Pass({i: DenseRows(rows[None]) for i, rows in given.items()}, [], None, own)
+        for index, rows in given.items():
+            point = self.bounds[index].point[0]
+            passed.constants.append((rows @ point)[None])
+            passed.charges.append((rows.abs() @ (sum_error(len(point) + 4, BASE) * point.abs()))[None])
+        self._back(passed, -1, self.dtype)
+        constants = torch.stack(passed.constants)
+        total, terms = constants.sum(0), sum_error(len(constants) + 4, BASE) * constants.abs().sum(0)
+        passed.constants = [torch.zeros_like(total)]
+        error = OWN * (terms - self._closed(passed, max(given), self.dtype))
+        return total[0], error[0]
+
     def _widens(self, passed: _Pass) -> bool:
         """Return True if float32 widened the bounds of rows too much, and go on in float64 then."""
         if not self._chosen or self.dtype == BASE or not passed.charges or not self.rounded:
@@ -357,7 +378,7 @@ class Relaxation:
             if passed.record is not None and not isinstance(self.network.ops[index], Affine | Sum):
                 passed.record[index] = rows.dense()
             if own is not None:
-                stepped = own.back(rows, torch.arange(len(rows.values), device=self.device))
+                stepped = own.back(rows, None)
             else:
                 stepped = self.step(index, dtype, passed.compared).back(rows, passed.sample)
             passed.constants += stepped.constants

@@ -32,11 +32,11 @@ from torch import Tensor
 from verifiable_relu.bounds.neuron_bounds import BASE, NeuronBounds
 from verifiable_relu.bounds.rows import Rows, SampleVectors
 from verifiable_relu.bounds.steps import FunctionStep, OpBounds, Step, Stepped
-from verifiable_relu.ir.functions.function import UNDERFLOW, Function, LinearRelaxation
+from verifiable_relu.ir.functions.function import Function, LinearRelaxation
 from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Elementwise, Pair
-from verifiable_relu.rounding import divisor, unit_roundoff
+from verifiable_relu.rounding import divisor, negligible, unit_roundoff
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Secants:
             left = slope * ends
             size = (heights.abs() + left.abs()).amax(0) + gap.abs()
             offset = sign * (sign * (heights - left)).amax(0) + gap
-            return slope, offset + sign * (share * size + UNDERFLOW[BASE])
+            return slope, offset + sign * (share * size + negligible(BASE))
 
         return LinearRelaxation(*line(least, self.gap.lower, -1), *line(most, self.gap.upper, 1))
 

@@ -66,8 +66,11 @@ class NeuronBounds:
         return len(self.point)
 
     def pick(self, sample: Tensor | None) -> NeuronBounds:
-        """Return the bounds of the samples with these numbers, (count,), without what affine ops have."""
-        if sample is None:
+        """Return the bounds of the samples with these numbers, (count,), without what affine ops have.
+
+        Those of the only box stay as they are: all rows share them.
+        """
+        if sample is None or self.batch == 1:
             return self
         interval = self.interval.pick(sample)
         return NeuronBounds(interval, self.point.index_select(0, sample), self.radius.index_select(0, sample))

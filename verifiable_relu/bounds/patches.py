@@ -147,13 +147,6 @@ class Patches(Rows):
             margins += [first, grid.size[axis] - self.grid.size[axis] - first]
         return F.pad(self.values, margins) if any(margins) else self.values
 
-    @staticmethod
-    def of_images(rows: Tensor, image: Image) -> Patches:
-        """Return dense rows (groups, each, n) of an image."""
-        values = rows.unflatten(2, image).permute(0, 1, 3, 4, 2).contiguous()
-        point = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
-        return Patches(values, point, PatchGrid.whole(image), image, clean=True)
-
     def whole(self) -> Patches:
         """Return the rows as whole images."""
         grid = PatchGrid.whole(self.image)

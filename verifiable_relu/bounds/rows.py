@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -39,47 +39,62 @@ def _block(count: int) -> int:
 def summed(products: Tensor) -> Tensor:
     """Return sums over the last axis, in float64."""
     count = products.shape[-1]
-    if products.dtype != torch.float64 and _block(count) > 1:
-        products = products.unflatten(-1, (count // _block(count), _block(count))).sum(-1)
+    if products.dtype != torch.float64 and (block := _block(count)) > 1:
+        if block == count:
+            return products.sum(-1).to(torch.float64)
+        products = products.unflatten(-1, (count // block, block)).sum(-1)
     return products.sum(-1, dtype=torch.float64)
 
 
 def dot(a: Tensor, vector: Tensor) -> Tensor:
     """Return a·vector, (groups, each) in float64, for (groups, each, n) and (groups or 1, 1, n)."""
-    if a.dtype == torch.float64 and a.shape[1] > 1:
-        return (a @ vector.mT).squeeze(2)
+    if a.dtype == torch.float64 and (a.shape[1] > 1 or len(vector) == 1):
+        return _product(a, vector)
     return summed(a * vector)
+
+
+def _product(a: Tensor, vector: Tensor) -> Tensor:
+    """Return a·vector as ``dot`` does, in the dtype of both: a vector of every group needs no batch of products."""
+    return a @ vector[0, 0] if len(vector) == 1 else (a @ vector.mT).squeeze(2)
 
 
 class SampleVectors:
     """Vectors of one op for each sample of a batch, as rows in any layout ask for them: with their samples only.
 
     Args:
-        vectors: (batch, n) each, in the dtype of the rows. A batch of one serves the rows of every group.
+        vectors: (batch or 1, n) each, in the dtype of the rows. A batch of one serves the rows of every group.
     """
 
     def __init__(self, *vectors: Tensor) -> None:
-        self._stacked = torch.stack(vectors)
+        self._vectors = vectors
         self._columns: dict[int, SampleVectors] = {}
         self._images: Tensor | None = None
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """The number of samples."""
-        return self._stacked.shape[1]
+        return max(vector.shape[0] for vector in self._vectors)
+
+    @cached_property
+    def _spread(self) -> tuple[Tensor, ...]:
+        """The vectors with an axis for the rows of a group."""
+        return tuple(vector.unsqueeze(1) for vector in self._vectors)
+
+    @cached_property
+    def _stacked(self) -> Tensor:
+        """The vectors as one tensor, (vectors, batch, n)."""
+        return torch.stack(torch.broadcast_tensors(*self._vectors))
 
     def dense(self, sample: Tensor | None) -> tuple[Tensor, ...]:
         """Return the vectors of each group's sample, (groups or 1, 1, n) each; of all in order for None."""
-        return self._picked(sample).unsqueeze(2).unbind(0)
-
-    def _picked(self, sample: Tensor | None) -> Tensor:
-        """The vectors of each group's sample, (vectors, groups or 1, n)."""
-        return self._stacked if sample is None or self.batch == 1 else self._stacked.index_select(1, sample)
+        if sample is None or self.batch == 1:
+            return self._spread
+        return self._stacked.index_select(1, sample).unsqueeze(2).unbind(0)
 
     def columns(self, source: int, index: Tensor, sample: Tensor | None) -> tuple[Tensor, ...]:
         """Return the elements ``index`` of the vectors, as ``dense`` does; ``source`` names this choice of elements."""
         if source not in self._columns:
-            self._columns[source] = SampleVectors(*self._stacked.index_select(2, index).unbind(0))
+            self._columns[source] = SampleVectors(*(vector.index_select(1, index) for vector in self._vectors))
         return self._columns[source].dense(sample)
 
     def windows(
@@ -104,7 +119,7 @@ class SampleVectors:
             parts = (part[:, :count].view(self.batch, 1, *size, channels) for part in self._images)
             return tuple(part if sample is None or self.batch == 1 else part.index_select(0, sample) for part in parts)
         if self.batch > 1:
-            assert sample is not None
+            sample = torch.arange(len(pixels), device=pixels.device) if sample is None else sample
             pixels = pixels + (sample * (count + 1)).unsqueeze(1)
         shape = (len(pixels), 1, *size, channels)
         return tuple(part.flatten(0, 1).index_select(0, pixels.flatten()).view(shape) for part in self._images)
@@ -153,7 +168,10 @@ class Rows(ABC):
     def weigh(self, vectors: SampleVectors, sample: Tensor | None, rounded: bool = True) -> Tensor:
         """Return at least |A|·vector, (groups, each), for one vector ≥ 0, underflow aside; or so but for rounding."""
         (vector,) = self.pick(vectors, sample)
-        found = dot(self.values.abs().flatten(2), vector.flatten(2))
+        if self.dtype == torch.float64:
+            found = dot(self.values.abs().flatten(2), vector.flatten(2))
+        else:
+            found = summed((self.values * vector).abs_().flatten(2))
         if not rounded:
             return found
         return found * (1 + 2 * sum_error(sum_terms(self.count, self.dtype) + 2, self.dtype))
@@ -161,8 +179,10 @@ class Rows(ABC):
     def charge(self, vectors: SampleVectors, sample: Tensor | None) -> Tensor:
         """Return at least |A|·vector, as ``weigh`` does, less precisely and faster: for errors."""
         (vector,) = self.pick(vectors, sample)
-        size, vector = self.values.abs().flatten(2), vector.flatten(2)
-        found = (size * vector).sum(2) if size.shape[1] == 1 else (size @ vector.mT).squeeze(2)
+        if self.values.shape[1] == 1 and len(vector) > 1:
+            found = (self.values * vector).abs_().flatten(2).sum(2)
+        else:
+            found = _product(self.values.abs().flatten(2), vector.flatten(2))
         return found.to(torch.float64) * (1 + 2 * sum_error(self.count + 4, self.dtype))
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +50,12 @@ class Stepped:
     given: list[tuple[int, Rows]]
     constants: list[Tensor]
     charge: Tensor | None = None
+
+
+class BackwardStep(Protocol):
+    """A step of a pass: it takes rows, whose groups belong to these samples, back to the inputs of an op."""
+
+    def back(self, rows: Rows, sample: Tensor | None) -> Stepped: ...
 
 
 def underflows(op: Op, before: int) -> float:
@@ -144,9 +151,8 @@ class AffineStep(Step):
     def back(self, rows: Rows, sample: Tensor | None) -> Stepped:
         linear, source = self.op.map, self.op.inputs[0]
         charge = self._charge(rows, sample)
-        if isinstance(linear, Convolution):
-            patches = rows if isinstance(rows, Patches) else Patches.of_images(rows.dense(), linear.out_shape)
-            return Stepped([(source, patches.through(linear))], [], charge)
+        if isinstance(rows, Patches) and isinstance(linear, Convolution):
+            return Stepped([(source, rows.through(linear))], [], charge)
         if isinstance(rows, Patches) and isinstance(linear, Diagonal):
             return Stepped([(source, rows.scaled(linear))], [], charge)
         if isinstance(linear, Dense) and (self._live is not None or isinstance(rows, ColumnRows)):

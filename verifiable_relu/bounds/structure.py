@@ -123,7 +123,7 @@ class NetworkStructure:
                 share, shape = grid.share(op.map.in_shape), op.map.in_shape
                 grid = grid if share <= PATCH_SHARE else None
                 most = max(most, int(share * math.prod(shape)))
-            elif shape is None and op.inputs:
+            elif shape is None and current > self.start:
                 grid = None
             most = max(most, op.size if grid is None else 1)
             for source in self.given(current):
