@@ -18,15 +18,16 @@ from tests.support.exact import below, exact_forms, exact_values, intervals
 from tests.support.solver_cases import row
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Elementwise, Network
+from verifiable_relu.search import records
 from verifiable_relu.search.bab import loop, proof, relaxation, system
 from verifiable_relu.search.bab.loop import Event, IntervalsTightened, NodesClosed, State
 from verifiable_relu.search.bab.query import ReducedQuery
 from verifiable_relu.search.bab.refine import Refinement, refine_intervals
 from verifiable_relu.search.bab.slopes import hull_cuts
 from verifiable_relu.search.bab.system import ReducedSystem, eliminate_stable_neurons
-from verifiable_relu.search.bab.tournament import bound_differences, without_maxima
 from verifiable_relu.search.bab.tree import Branching, PhaseTree
 from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.piecewise_linear import bound_differences, without_maxima
 from verifiable_relu.spec.property import Box, Property
 from verifiable_relu.spec.row_batch import RowBatch
 
@@ -76,13 +77,18 @@ class Exact:
     def cut(self, made: relaxation.TreeRelaxation, j: int) -> np.ndarray:
         """The hull cut of a neuron as a form of the inputs and neurons."""
         assert made.cuts is not None
-        rows = made.cuts.rows(torch.searchsorted(made.cuts.neurons, torch.tensor([j])), self.system)
+        cuts, n = made.cuts, self.system.inputs
+        number = cuts.neurons.tolist().index(j)
         form = np.full(1 + self.inputs + self.system.size, ZERO, dtype=object)
-        form[0] = Fraction(float(rows.constant[0]))
-        for e, i in zip(rows.inputs[0].tolist(), self.system.free.tolist(), strict=True):
-            form[1 + i] = Fraction(e) / self.radius[i]
-            form[0] -= Fraction(e) * self.center[i] / self.radius[i]
-        form[1 + self.inputs :] = [Fraction(v) for v in rows.neurons[0].tolist()]
+        form[0] = Fraction(float(cuts.constant[number]))
+        mine = cuts.entries[0] == number
+        for column, given in zip(cuts.entries[1, mine].tolist(), cuts.coefficients[mine].tolist(), strict=True):
+            if column < n:
+                i = int(self.system.free[column])
+                form[1 + i] = Fraction(given) / self.radius[i]
+                form[0] -= Fraction(given) * self.center[i] / self.radius[i]
+            else:
+                form[1 + self.inputs + column - n] = Fraction(given)
         return form
 
     def least(self, form: np.ndarray, made: relaxation.TreeRelaxation, event: NodesClosed, node: int) -> Fraction:
@@ -248,17 +254,14 @@ def test_nodes_over_hull_cuts_are_proved_again_in_fractions(kind: str) -> None:
         assert examine(kind, seed, "few steps", cuts=True) == []
 
 
-@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_forms_are_the_network_but_for_their_errors(kind: str, held: bool) -> None:
-    """At exact points of the box, by products of rows that are held, and by passes through the network."""
+def test_forms_are_the_network_but_for_their_errors(kind: str) -> None:
+    """At exact points of the box."""
     rng = np.random.default_rng(5)
     for seed in range(draws(8)):
         net, box, known = make(kind, seed)
         made = eliminate_stable_neurons(net, box, known)
         outputs = made.outputs(torch.eye(net.output_size))
-        if held:
-            assert made.neurons is made.neurons
         every = torch.arange(made.size)
         forms = made.of_neurons(every)
         relaxed = relaxation.TreeRelaxation(made, outputs, torch.from_numpy(rng.normal(size=made.size)))
@@ -386,9 +389,9 @@ def _higher_floor(right: Any, self: Any, x: Interval, slope: Tensor) -> Tensor:
     return right(self, x, slope) + 0.25 * (x.upper - x.lower)
 
 
-def _without_shift(right: Any, self: Any, *args: Any) -> None:
-    right(self, *args)
-    self._constants.pop()
+def _without_shift(right: Any, self: Any, *args: Any) -> Any:
+    found = right(self, *args)
+    return type(found)(found.given, found.constants[:-1], found.charge)
 
 
 def _other_slope(right: Any, function: Any, x: Interval) -> Any:
@@ -407,7 +410,7 @@ def _half(right: Any, self: Any, numbers: Tensor, segment: Tensor, c: Tensor, pu
 
 
 def _believed(right: Any, self: Any, found: Any) -> Tensor:
-    closed = found.bound > self.strategy.enough(found.nodes)
+    closed = found.bound > self.strategy.enough[found.nodes.objective]
     if bool(closed.any()):
         self.note(found[closed], found.bound[closed].double().clamp(min=1e-300))
     return closed
@@ -419,6 +422,11 @@ def _upper_halves(right: Any, self: Any, *args: Any) -> Any:
     return loop.Nodes(*(torch.cat([t, t]) for t in vars(half).values()))
 
 
+def _lose_nodes(right: Any, self: Any, more: Any) -> None:
+    if not isinstance(more, loop.Nodes):
+        right(self, more)
+
+
 def _negative_rows(right: Any, made: Any, found: Any) -> Tensor:
     weight = right(made, found)
     return torch.cat([weight[:, :1], -weight[:, 1:] - 1], 1)
@@ -426,14 +434,14 @@ def _negative_rows(right: Any, made: Any, found: Any) -> Tensor:
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "relax: floors are too high": _instead(nets.Kinked, "floor", _higher_floor),
-    "back-substitute: constants are dropped": _instead(system._BackwardPass, "_add", _without_shift),
+    "back-substitute: constants are dropped": _instead(system._StepToNeurons, "back", _without_shift),
     "back-substitute: inactive neurons pass": _instead(system._Stable, "of", _other_slope),
     "concretise: multipliers with the other sign": _instead(relaxation.Segments, "least", _wrong_sign),
     "concretise: half of the coefficients": _instead(relaxation.Segments, "least", _half),
     "concretise: rows with negative multipliers": _instead(proof, "row_weights", _negative_rows),
     "close: the search is believed": _instead(loop.Loop, "close", _believed),
     "close: lower halves are lost": _instead(loop.Nodes, "split_on", _upper_halves),
-    "close: open nodes are lost": _instead(loop.Frontier, "push", lambda right, self, nodes: None),
+    "close: open nodes are lost": _instead(records.Stack, "push", _lose_nodes),
 }
 
 

@@ -21,13 +21,14 @@ from tests.support.asking import claims
 from tests.support.draws import draws
 from tests.support.exact import exact_values, intervals
 from tests.support.solver_cases import row
+from verifiable_relu.bounds.alpha import Ascent
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Elementwise
 from verifiable_relu.search.bab.ascent import DualAscent
 from verifiable_relu.search.bab.loop import Nodes
 from verifiable_relu.search.bab.proof import lower_bounds
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
-from verifiable_relu.search.bab.slopes import SlopeSearch
+from verifiable_relu.search.bab.slopes import row_slopes
 from verifiable_relu.search.bab.system import eliminate_stable_neurons
 from verifiable_relu.search.bab.verifier import Bab
 from verifiable_relu.search.outcomes import Trust, Verdict
@@ -58,7 +59,7 @@ def denied(kind: str, seed: int, shared: bool) -> list[str]:
     known = {op.inputs[0]: every[op.inputs[0]] for op in net.ops if isinstance(op, Elementwise)}
     system = eliminate_stable_neurons(net, ends, known)
     rows = system.outputs(weights[None])
-    _, slopes, _ = SlopeSearch(steps=10).search(system, rows, lambda: False)
+    slopes, _ = row_slopes(system, weights[None], Ascent(steps=10))
     made = TreeRelaxation(system, rows, slopes[0])
     points = low_points(rng, net, box, weights)
     z, values = [], []

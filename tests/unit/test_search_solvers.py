@@ -38,10 +38,10 @@ from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense, Diagonal
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source
-from verifiable_relu.search.bab.tournament import without_maxima
 from verifiable_relu.search.bab.tree import Branching
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
+from verifiable_relu.search.piecewise_linear import without_maxima
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod
 from verifiable_relu.search.solvers import milp, smt
 from verifiable_relu.search.solvers.encoding import ExactEncoding, ExactForms, exact_point
@@ -52,6 +52,7 @@ from verifiable_relu.search.solvers.workers import HighsResult, HighsTask, Z3Ans
 from verifiable_relu.search.witness import WitnessCheck
 from verifiable_relu.settings import neutral
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
+from verifiable_relu.spec.row_batch import RowBatch
 
 METHODS: dict[str, CompleteMethod] = {"milp": Milp(), "smt": Smt(), "smt-exact": Smt(whole=True)}
 if find_spec("maraboupy"):
@@ -65,13 +66,19 @@ def intervals(network: Network, box: Box) -> dict[int, Interval]:
     return exact.intervals(network, Interval(*(torch.from_numpy(end)[None] for end in (box.lower, box.upper))))
 
 
+def bounded(network: Network, prop: Property, known: dict[int, Interval]) -> BoundedQuery:
+    """A query of which nothing but intervals is known."""
+    count = len(RowBatch.from_properties([prop], network.output_size).owner)
+    return BoundedQuery(network, prop, known, torch.full((count,), -torch.inf))
+
+
 def decide(method: CompleteMethod, network: Network, prop: Property, seconds: float = 20.0) -> Outcome:
     """Ask a method about a query of which intervals by interval arithmetic are known."""
     method.start()
     with neutral():
         try:
             method.require(network)
-            return method.decide(BoundedQuery(network, prop, intervals(network, prop.box)), TimeBudget().begun(seconds))
+            return method.decide(bounded(network, prop, intervals(network, prop.box)), TimeBudget().begun(seconds))
         except Exception as error:
             return fault(error, method.name)
 
@@ -203,7 +210,7 @@ def test_at_a_point_a_network_has_its_value_alone(make: Callable[[np.random.Gene
         center = center[: net.input_size]
         value, known = evaluate_exact(net, [Fraction(v) for v in center])[0], intervals(net, ball(center, 0.5))
         for rows in ((row({0: 1}, value - Fraction(1, 1000)),), (row({0: -1}, -value - Fraction(1, 1000)),)):
-            query = BoundedQuery(net, Property(Box(center, center), (rows,)), known)
+            query = bounded(net, Property(Box(center, center), (rows,)), known)
             try:
                 assert METHODS[method].decide(query, TimeBudget().begun(20.0)).verdict is Verdict.UNSAT
             except UnsupportedError:

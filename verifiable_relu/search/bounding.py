@@ -213,7 +213,10 @@ class BoundedBoxes:
     def _row_values(self) -> Tensor:
         """Return lower bounds (boxes, rows) of matrix·y − bound; what is known already is not bounded again."""
         options, relaxation, rows = self._options, self.relaxation, self.rows
-        flat = values = _by_intervals(rows.matrix, relaxation.bounds[-1].interval)
+        # Lines can lose to the intervals of what the last layer adds up, and these cost next to nothing.
+        last, own = relaxation.structure.last_nonlinear, _by_intervals(rows.matrix, relaxation.bounds[-1].interval)
+        flat, _ = lower_of_rows(relaxation, rows.matrix.flatten(0, 1), until=last)
+        flat = values = torch.fmax(flat.view_as(own), own)
         if options.linear and not self._has_rows:
             found, _ = lower_of_rows(relaxation, rows.matrix.flatten(0, 1))
             values = torch.fmax(found.view_as(values), values)

@@ -10,9 +10,8 @@ Subgradient Methods for Convex Optimization, Operations Research Letters 31, 200
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import above, below, divisor, epsilon, mean_of_rows, quotient_below
+from verifiable_relu.search.records import TensorRecord
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 
@@ -37,7 +37,7 @@ def input_box(properties: Sequence[Property], dtype: torch.dtype, device: torch.
 
 
 @dataclass(frozen=True, eq=False)
-class BoxRows:
+class BoxRows(TensorRecord):
     """The rows of the unsafe set of each box of a batch, or of each of some properties.
 
     All have as many rows and polytopes as the largest: others are filled with rows of a polytope that does not count.
@@ -66,17 +66,13 @@ class BoxRows:
         members = torch.full((count, polytopes, most), rows).index_put((flat.sample, part, member), row)
         scale = torch.where(polytope < polytopes, scale, 1.0)
         found = cls(matrix, bound, scale, polytope, exists, members, bool((scale != 1).any()))
-        return found._each(lambda t: t.to(like.device))
+        return found.each(lambda t: t.to(like.device))
 
     def take(self, chosen: Tensor) -> BoxRows:
         """Return the rows of some of these, (count,) by number."""
         if len(self.bound) == 1:
-            return self._each(lambda t: t.expand(len(chosen), *t.shape[1:]))
-        return self._each(lambda t: t[chosen])
-
-    def _each(self, move: Callable[[Tensor], Tensor]) -> BoxRows:
-        moved: dict[str, Any] = {name: move(t) for name, t in vars(self).items() if isinstance(t, Tensor)}
-        return replace(self, **moved)
+            return self.each(lambda t: t.expand(len(chosen), *t.shape[1:]))
+        return self.each(lambda t: t[chosen])
 
     def to(self, dtype: torch.dtype) -> BoxRows:
         """Return the rows with numbers of another dtype."""

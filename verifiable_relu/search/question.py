@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.alpha import Ascent
-from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
-from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bab.loop import Observer
 from verifiable_relu.search.bab.query import ReducedQuery
-from verifiable_relu.search.bab.tournament import bound_differences, tournament_intervals, without_maxima
 from verifiable_relu.search.batch import Claims, QueryBatch, attempted, batch_size
 from verifiable_relu.search.bounding import BoundedBoxes, Crown
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
+from verifiable_relu.search.piecewise_linear import (
+    bound_differences,
+    require_piecewise_linear,
+    tournament_intervals,
+    without_maxima,
+)
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 
@@ -38,7 +41,7 @@ class BoundedQuery:
     network: Network
     prop: Property
     intervals: Mapping[int, Interval]  # Of the ops that feed elementwise ops and maxima, by number, (1, size)
-    lower: Tensor | None = None  # (polytopes,) of the largest row of each, as ``RowBatch`` counts; None for nothing
+    lower: Tensor  # (polytopes,) of the largest row of each, as ``RowBatch`` counts
     trust: Trust = Trust.ROUNDED  # In ``intervals`` and ``lower``
     learn: Callable[[dict[int, float]], None] = lambda lower: None  # Told of ``lower`` that are proven since
     observer: Observer | None = None  # Told of what is proven
@@ -60,9 +63,7 @@ class BoundedQuery:
 
     def bounds(self, more: Mapping[int, float] | None = None) -> list[float]:
         """Return ``lower`` with further bounds, by polytope, that have been proven since."""
-        none = [-math.inf] * len(self.rows.owner)
-        known = none if self.lower is None else self.lower.tolist()
-        return [max(value, (more or {}).get(polytope, value)) for polytope, value in enumerate(known)]
+        return [max(value, (more or {}).get(polytope, value)) for polytope, value in enumerate(self.lower.tolist())]
 
     def margin(self, more: Mapping[int, float] | None = None) -> float:
         """Return a proven lower bound of the margin: the least of ``bounds``."""
@@ -94,11 +95,8 @@ class CompleteMethod(Protocol):
     def name(self) -> str: ...
 
     @property
-    def ascent_steps(self) -> int | None:
-        """Steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable.
-
-        None for a method that uses no intervals, whose queries are not bounded before.
-        """
+    def ascent_steps(self) -> int:
+        """Steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable."""
 
     def claims(self, batch: QueryBatch) -> Claims:
         """As ``Verifier.claims``."""
@@ -121,18 +119,6 @@ class CompleteMethod(Protocol):
         """
 
 
-def require_piecewise_linear(network: Network) -> None:
-    """Raise an ``UnsupportedError``, which names the first op that is not piecewise linear, if there is one."""
-    if network.curved is not None:
-        raise UnsupportedError("only piecewise-linear networks can be split into phases", place=network.curved.place)
-
-
-def slopes_below(function: Function, size: int) -> Tensor:
-    """Return the slopes below 0, (size,) in float64, of a piecewise-linear function, whose slope above 0 is 1."""
-    assert isinstance(function, Kinked)
-    return function.slope_below.detach().cpu().double().expand(size)
-
-
 def all_excluded(outcomes: Iterable[Outcome], proved: Outcome) -> Outcome:
     """Return the outcome of a query by those of its polytopes, one after the other: ``proved`` if all are excluded.
 
@@ -149,18 +135,15 @@ def all_excluded(outcomes: Iterable[Outcome], proved: Outcome) -> Outcome:
 
 def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Claims:
     """Yield a method's claims: bounds in batches, then the queries that they leave open, one after the other."""
-    is_bounded, done = method.ascent_steps is not None, 0
-    for part in batch.batches(batch_size(_BATCH)) if is_bounded else [batch]:
+    done = 0
+    for part in batch.batches(batch_size(_BATCH)):
         bounds: list[BoundedBoxes] = []
-        found: dict[int, Outcome] = {}
-        if is_bounded:
-            found.update(zip(part.queries, attempted(part, "bounds", partial(_bound, method, bounds)), strict=True))
-        for number in part.queries:
-            outcome = found.get(number)
-            if outcome is not None and not bounds:
+        found = attempted(part, "bounds", partial(_bound, method, bounds))
+        for number, outcome in zip(part.queries, found, strict=True):
+            if not bounds:
                 outcome = replace(outcome, method=method.name)
-            elif outcome is None or outcome.verdict is Verdict.UNKNOWN:
-                outcome = _decided(method, bounds[0] if bounds else None, part.part([number]), number).after(outcome)
+            elif outcome.verdict is Verdict.UNKNOWN:
+                outcome = _decided(method, bounds[0], part.part([number]), number).after(outcome)
             yield number, outcome
             done += 1
             batch.stage(method.name, done, len(batch.queries))
@@ -169,27 +152,24 @@ def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Claims:
 def _bound(method: CompleteMethod, made: list[BoundedBoxes], part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
     """Return what bounds say of queries of one network; ``made`` gets the bounds."""
     method.require(part.network)
-    ascent = Ascent(steps=(method.ascent_steps or 0) if part.network.piecewise_linear else _CURVED_STEPS)
+    ascent = Ascent(steps=method.ascent_steps if part.network.piecewise_linear else _CURVED_STEPS)
     with torch.no_grad():
         made.append(BoundedBoxes(Crown(intermediate=ascent), part, work))
     return [made[0].outcome(number, method.name, decided="decided by bounds alone") for number in part.queries]
 
 
-def _decided(method: CompleteMethod, bounds: BoundedBoxes | None, alone: QueryBatch, number: int) -> Outcome:
-    """Return the outcome of one query of a batch that bounds leave open, or that is not bounded."""
+def _decided(method: CompleteMethod, bounds: BoundedBoxes, alone: QueryBatch, number: int) -> Outcome:
+    """Return the outcome of one query of a batch that bounds leave open."""
     try:
         method.start()
     except CallFailed as error:
         return fault(error, method.name)
-    query = BoundedQuery(alone.network, alone.properties[0], {})
-    if bounds is not None:
-        observer = None if alone.observer is None else partial(alone.observer, [number])
-        known = bounds.intervals_of(number), bounds.lower[number], bounds.trust
-        query = BoundedQuery(query.network, query.prop, *known, partial(bounds.prove, number), observer)
+    observer = None if alone.observer is None else partial(alone.observer, [number])
+    known = bounds.intervals_of(number), bounds.lower[number], bounds.trust
+    query = BoundedQuery(alone.network, alone.properties[0], *known, partial(bounds.prove, number), observer)
 
     def decide(_: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         try:
-            method.require(alone.network)
             return [method.decide(query, work)]
         except OutOfTime:
             return [Outcome.unknown(Reason.TIMEOUT, method.name, "the budget ran out before anything was split")]

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.search.bab.loop import Bounded, Nodes
-from verifiable_relu.search.bab.relaxation import Stack, TreeRelaxation
+from verifiable_relu.search.bab.relaxation import TreeRelaxation
 from verifiable_relu.search.bab.system import AffineForms
+from verifiable_relu.search.records import Stack
 
 _LEAST = 1e-30  # Heuristic: what steps are divided by is at least this
 _CLOSED = 1e-6  # Heuristic: an objective above 0 by this part of its size counts as closed in float32
@@ -68,25 +69,23 @@ class DualAscent:
         )
         relaxation.places(adaptive.nonzero().squeeze(1))
         self.rows = self._centred(relaxation.rows)
-        none = self._centred(relaxation.rows[:0])
-        self._forms, self._base = Stack(*none), Stack(*none)
+        self._forms, self._base = Stack(self.rows[:0]), Stack(self.rows[:0])
         self._last: _Layout | None = None
 
-    def _centred(self, forms: AffineForms) -> tuple[Tensor, Tensor]:
+    def _centred(self, forms: AffineForms) -> AffineForms:
         """Return forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
         n = self.relaxation.system.inputs
         constant = (forms.constant + forms.matrix[:, n:].sum(1) / 2).to(self.dtype)
         matrix = forms.matrix.to(self.dtype, copy=True)
         matrix[:, n:] /= 2
-        return matrix, constant
+        return replace(forms, matrix=matrix, constant=constant)
 
     def forms(self, columns: Tensor, of_base: bool = False) -> tuple[Tensor, Tensor]:
         """Return the pre-activations of some columns, or ``base`` of these, as forms of e and p."""
         kept, made = (self._base, self.relaxation.base) if of_base else (self._forms, self.relaxation.forms)
-        if len(made) > len(kept.rows[0]):
-            kept.push(*self._centred(made[len(kept.rows[0]) :]))
-        matrix, constant = kept.rows
-        return matrix.index_select(0, columns), constant[columns]
+        if len(made) > len(kept):
+            kept.push(self._centred(made[len(kept) :]))
+        return kept.rows.matrix.index_select(0, columns), kept.rows.constant[columns]
 
     def layout(self, nodes: Nodes) -> _Layout:
         """Return the columns that some nodes use, or all on an accelerator, where to see which would wait for it."""
@@ -208,7 +207,7 @@ class _View:
 
     def _rows_of(self, numbers: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return some of the relaxation's rows: coefficients of e and p, of the view's q̃, and constants."""
-        matrix, constant = (t[numbers] for t in self._ascent.rows)
+        matrix, constant = self._ascent.rows.matrix[numbers], self._ascent.rows.constant[numbers]
         return matrix, 2 * matrix.index_select(1, self._places), constant
 
     def bound(self, at: Tensor) -> _Point:

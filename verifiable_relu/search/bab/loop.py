@@ -17,7 +17,7 @@ apart by their relaxations, which have the system, slopes, rows, and the points 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
+from verifiable_relu.search.records import Stack, TensorRecord
 
 _OTHER_CHILD = 0.1  # The weight of the gain of the worse child where choices to split on are compared
 
@@ -80,7 +81,7 @@ Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class Nodes(TensorRecord):
     """Nodes, a row each."""
 
     segment: Tensor  # (nodes, k) int8, the segment of each neuron among the first k columns; 0 if it is open
@@ -89,12 +90,6 @@ class Nodes:
     objective: Tensor  # (nodes,) the number of the relaxation's row that is bounded
     bound: Tensor  # (nodes,) the bound that left the node open, not proven
     choices: Tensor  # (nodes, choices) neurons to split on, the best first; −1 is none
-
-    def __len__(self) -> int:
-        return len(self.objective)
-
-    def __getitem__(self, chosen: Tensor | slice) -> Nodes:
-        return Nodes(*(t[chosen] for t in vars(self).values()))
 
     @staticmethod
     def roots(relaxation: TreeRelaxation, choices: int = 1) -> Nodes:
@@ -159,56 +154,6 @@ class Bounded:
         return Bounded(self.nodes[chosen], self.bound[chosen], self.columns, self.neurons, *parts)
 
 
-class Frontier:
-    """The open nodes of a tree, one record that grows in place; those that came last are at the end."""
-
-    def __init__(self) -> None:
-        self._held: Nodes | None = None
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def bytes(self) -> int:
-        """The memory that the nodes take."""
-        return 0 if self._held is None else sum(t[: self._count].nbytes for t in vars(self._held).values())
-
-    def push(self, nodes: Nodes) -> None:
-        """Keep copies of some nodes."""
-        start, end = self._count, self._count + len(nodes)
-        held = nodes[:0] if self._held is None else self._held
-        width = max(held.segment.shape[1], nodes.segment.shape[1])
-        held, nodes = held.widened(width), nodes.widened(width)
-        if end > len(held):
-            more = max(end, 2 * start) - start
-            held = Nodes(*(torch.cat([t[:start], t.new_empty(more, *t.shape[1:])]) for t in vars(held).values()))
-        for mine, new in zip(vars(held).values(), vars(nodes).values(), strict=True):
-            mine[start:end] = new
-        self._held, self._count = held, end
-
-    def pop(self, count: int) -> Nodes:
-        """Return the last nodes, at most ``count``."""
-        assert self._held is not None
-        end, self._count = self._count, max(0, self._count - count)
-        # What is pushed next takes their place.
-        return Nodes(*(t[self._count : end].clone() for t in vars(self._held).values()))
-
-    def batches(self, size: int) -> Iterator[Nodes]:
-        """Yield all nodes, at most ``size`` at a time."""
-        for start in range(0, self._count, size):
-            assert self._held is not None
-            yield self._held[start : min(start + size, self._count)]
-
-    def deal(self, hands: int) -> list[Frontier]:
-        """Return the nodes dealt out one by one, early and late ones to every hand; none stay here."""
-        dealt = [Frontier() for _ in range(hands)]
-        every = self.pop(self._count)
-        for number, hand in enumerate(dealt):
-            hand.push(every[number::hands])
-        return dealt
-
-
 class State(Enum):
     """What is known of a loop's questions; of several parts of a tree the last of these holds."""
 
@@ -223,7 +168,7 @@ class State(Enum):
 class TreeProgress:
     """The state of some nodes, and of what these were split into."""
 
-    open: Frontier  # The nodes that are open
+    open: Stack[Nodes]  # The nodes that are open
     # lower, leaves: (objectives,) proven lower bounds of the nodes of each that are closed, and how many these are
     lower: Tensor
     leaves: Tensor
@@ -240,7 +185,7 @@ class Strategy:
 
     bound: Callable[[Nodes, bool], Bounded]  # Bounds nodes, not proven; or only for a look at them
     prove: Callable[[Bounded], Tensor]  # Returns proven lower bounds (nodes,); −inf or NaN where nothing is proven
-    enough: Callable[[Nodes], Tensor]  # Returns the bounds (nodes,) above which nodes may be closed
+    enough: Tensor  # (objectives,) the bounds above which nodes may be closed
     # Returns those of the nodes that a bound leaves open which stay so after all else that is tried
     remain: Callable[[Bounded], Bounded]
     floor: float = 0.0  # Nodes are closed with more than this proven
@@ -261,9 +206,9 @@ class Loop:
 
     def __init__(self, relaxation: TreeRelaxation, strategy: Strategy, observer: Observer | None = None) -> None:
         self.relaxation, self.strategy, self._observer = relaxation, strategy, observer
-        self.now = self._before = self._none(Frontier())
+        self.now = self._before = self._none(Stack(Nodes.roots(relaxation)[:0]))
 
-    def _none(self, part: Frontier) -> TreeProgress:
+    def _none(self, part: Stack[Nodes]) -> TreeProgress:
         lower = self.relaxation.slopes.new_full((self.relaxation.objectives,), torch.inf)
         return TreeProgress(part, lower, torch.zeros_like(lower, dtype=torch.long))
 
@@ -306,7 +251,7 @@ class Loop:
 
     def close(self, found: Bounded) -> Tensor:
         """Close the nodes with more than ``floor`` proven; returns which, (nodes,) bool."""
-        closed = ~(found.bound <= self.strategy.enough(found.nodes))
+        closed = ~(found.bound <= self.strategy.enough[found.nodes.objective])
         likely = closed.nonzero().squeeze(1)
         if len(likely):
             mine = found[likely]
@@ -330,7 +275,7 @@ class Loop:
 
     # Parts of the nodes, for several processes.
 
-    def begin_part(self, part: Frontier) -> None:
+    def begin_part(self, part: Stack[Nodes]) -> None:
         """Go on with a part of the open nodes alone, until ``end_part``."""
         self._before, self.now = self.now, self._none(part)
 
@@ -340,7 +285,7 @@ class Loop:
         ended.columns = self.relaxation.columns.clone()
         return ended
 
-    def take_part(self, ended: TreeProgress | None, part: Frontier) -> None:
+    def take_part(self, ended: TreeProgress | None, part: Stack[Nodes]) -> None:
         """Take the state of a part of the nodes; None where a process has failed, and nothing is known."""
         now, more = self.now, ended or self._none(part)
         if len(more.open):

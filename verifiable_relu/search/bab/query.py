@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
+from verifiable_relu.bounds.alpha import Ascent
 from verifiable_relu.errors import OutOfTime
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
@@ -18,8 +18,8 @@ from verifiable_relu.rounding import OWN, unit_roundoff
 from verifiable_relu.search.bab.loop import Observer
 from verifiable_relu.search.bab.refine import Refinement, refine_intervals
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
-from verifiable_relu.search.bab.slopes import HullCuts, Improve, SlopeSearch
-from verifiable_relu.search.bab.system import AffineForms, eliminate_stable_neurons, is_whole
+from verifiable_relu.search.bab.slopes import Improve, OpenPolytope, row_slopes
+from verifiable_relu.search.bab.system import eliminate_stable_neurons, is_whole
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.forks import run_shares
@@ -31,20 +31,6 @@ _REFINING = 0.25  # The part of the time left that one refinement may take: on c
 def tree_bytes(inputs: int, neurons: int) -> int:
     """Return about the memory that a tree takes but for its open nodes."""
     return 16 * ((neurons if is_whole(inputs, neurons) else _ROWS) + 1) * (inputs + neurons + 1)
-
-
-@dataclass(frozen=True, eq=False)
-class OpenPolytope:
-    """One polytope of the unsafe set that bounds do not exclude."""
-
-    rows: AffineForms  # Its rows, A·y − b as forms of e and r, the one with the largest lower bound first
-    scale: Tensor  # (rows,) the factor of each row that made its coefficients integers
-    order: Tensor  # (rows,) which row of the polytope each is
-    # alpha, slopes: (m,) parameters and slopes of the relaxation that is best for the first row
-    alpha: Tensor
-    slopes: Tensor
-    cuts: HullCuts | None = None  # Hull cuts over neurons for the first row; None for none
-    improved: bool = False  # Whether a better relaxation has been searched for
 
 
 class ReducedQuery:
@@ -77,16 +63,16 @@ class ReducedQuery:
     ) -> None:
         self._network, self._box, self._rows = network, box, rows
         self.intervals = intervals
-        self.system = system = eliminate_stable_neurons(network, box, intervals, stop)
+        self.system = system = eliminate_stable_neurons(network, box, intervals)
         kept = torch.isin(rows.polytope, torch.tensor(sorted(polytopes))).nonzero().squeeze(1)
-        forms, bound = system.outputs(rows.matrix[kept].to(box.lower)), rows.bound[kept].to(box.lower)
-        # What a search asks of the system later is no longer than its own steps.
-        system.passes.stop = None
+        matrix, bound = rows.matrix[kept].to(box.lower), rows.bound[kept].to(box.lower)
+        forms = system.outputs(matrix)
         rounding = OWN * unit_roundoff(torch.float64) * (forms.constant.abs() + bound.abs())
         forms = replace(forms, constant=forms.constant - bound, error=forms.error + rounding)
         # Trees over kinks adapt their own lines: there the search took longer than what it saved.
-        search = SlopeSearch(steps=0) if system.piecewise_linear else SlopeSearch()
-        alpha, slopes, lower = search.search(system, forms, stop)
+        system.relaxation.stop = stop
+        slopes, lower = row_slopes(system, matrix, None if system.piecewise_linear else Ascent())
+        lower = lower - bound
         if stop():
             raise OutOfTime
         least, scale, polytope = [], rows.scale[kept].to(box.lower), rows.polytope[kept].to(box.lower.device)
@@ -95,7 +81,7 @@ class ReducedQuery:
             order = lower[mine].argsort(descending=True)
             mine = mine[order]
             first = int(mine[0])
-            part = OpenPolytope(forms[mine], scale[mine], order, alpha[first], slopes[first])
+            part = OpenPolytope(forms[mine], scale[mine], order, matrix[first], slopes[first])
             least.append((float(lower[first]), number, part))
         self.parts = {number: part for _, number, part in sorted(least, key=lambda each: each[0])}
 
@@ -126,20 +112,16 @@ class ReducedQuery:
         found = copy(self)
         found.parts = dict(self.parts)
         hands = [part for part in (bare[k :: budget.processes] for k in range(budget.processes)) if part]
-        shares = [partial(self._improved, improve, hand, budget.over) for hand in hands]
-        for share, parts in zip(shares, run_shares(shares, budget.left, whole=True) if shares else [], strict=True):
-            # Where a process has failed, this one does its share.
-            found.parts.update(parts or share(budget.over))
-        return found
 
-    def _improved(
-        self, improve: Improve, polytopes: Sequence[int], stop: Callable[[], bool], pause: Callable[[], bool]
-    ) -> dict[int, OpenPolytope]:
-        parts = [self.parts[polytope] for polytope in polytopes]
-        objectives, alpha = AffineForms.cat([part.rows[:1] for part in parts]), torch.stack([p.alpha for p in parts])
-        found = improve(self.system, objectives, alpha, lambda: stop() or pause())
-        every = zip(polytopes, parts, found, strict=True)
-        return {polytope: replace(part, **vars(better), improved=True) for polytope, part, better in every}
+        def share(hand: Sequence[int], pause: Callable[[], bool]) -> list[OpenPolytope]:
+            return improve(self.system, [self.parts[number] for number in hand], lambda: budget.over() or pause())
+
+        shares = [partial(share, hand) for hand in hands]
+        for hand, parts in zip(hands, run_shares(shares, budget.left, whole=True) if shares else [], strict=True):
+            # Where a process has failed, this one does its share.
+            every = zip(hand, parts or share(hand, budget.over), strict=True)
+            found.parts.update((number, replace(part, improved=True)) for number, part in every)
+        return found
 
     def relaxation(self, polytope: int) -> TreeRelaxation:
         """Return the relaxation for the tree of a polytope."""

@@ -9,7 +9,7 @@ stable leave the system, and every later layer is bounded over the tighter ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,7 +29,6 @@ from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.supervisor.forks import run_shares
 
 _WORKING = 1 << 27  # Bytes that the trees searched at once may take
-_LARGE = 4  # Neurons of one group that a process is dealt, at least, where others get some of this group, too
 _CALL = 1e7  # Multiplications that could be done in the time that the calls of one step of an ascent take
 _GAIN = 0.01  # An end of an interval is moved if that makes the interval narrower by this part of it, at least
 
@@ -46,22 +45,17 @@ class Refinement:
     first: int = 20  # Steps of the ascent at the root of each tree
     steps: int = 6  # Of the ascent at every other node
     batch: int = 256  # About how many nodes are split at once
-    # A leaf is closed where less than this part of the distance between the root's bound and a value that is attained
-    # is left
-    worthwhile: float = 0.05
 
     def work(self, system: ReducedSystem) -> float:
         """Return about how many multiplications a refinement takes, the cost of calling them included."""
-        support, total = system.support(system.neurons), 0.0
+        total = 0.0
         for block in system.blocks:
-            leaves = self.leaves_of(system, block.op)
-            for part in _alike(support[block.part]):
-                before = int(support[block.start + int(part[0])].sum())
-                if before:
-                    nodes = 4 * len(part) * leaves
-                    calls = max(nodes / self.batch, math.log2(leaves) + 1)
-                    each = 2 * before * (system.inputs + before)
-                    total += (self.steps + 1) * (nodes * each + calls * _CALL)
+            if before := block.start:
+                leaves = self.leaves_of(system, block.op)
+                nodes = 4 * len(block) * leaves
+                calls = max(nodes / self.batch, math.log2(leaves) + 1)
+                each = 2 * before * (system.inputs + before)
+                total += (self.steps + 1) * (nodes * each + calls * _CALL)
         return total
 
     def leaves_of(self, system: ReducedSystem, op: int) -> int:
@@ -101,15 +95,16 @@ def refine_intervals(
             break
         source = network.ops[block.op].inputs[0]
         system = eliminate_stable_neurons(network, box, found, until=block.op)
-        mine, x = whole.places[block.part, 1], found[source]
-        rows = system.outputs(one_hot(mine, network.ops[source].size).double(), source)
+        rows = system.outputs(one_hot(block.chosen, network.ops[source].size).double(), source)
         # A neuron that no other one feeds has its exact interval.
-        groups = [part for part in _alike(system.support(rows)) if bool((rows.neurons[part] != 0).any())]
+        fed = (rows.neurons != 0).any(1)
+        mine, rows, x = block.chosen[fed], rows[fed], found[source]
         options = replace(refinement, leaves=refinement.leaves_of(whole, block.op))
         ends = torch.stack([x.lower[0, mine], -x.upper[0, mine]])
         layer = _Layer(options, system, rows, ends, block.op, mine, observer)
-        hands = _dealt(groups, budget.processes if shared else 1)
-        shares = [partial(layer.share, hand, budget) for hand in hands if hand]
+        count = budget.processes if shared else 1
+        hands = [torch.arange(number, len(mine), count, device=mine.device) for number in range(min(count, len(mine)))]
+        shares = [partial(layer.share, hand, budget) for hand in hands]
         for share, done in zip(shares, run_shares(shares, budget.left, whole=True), strict=True):
             # Where a process has failed, this one does its share.
             ends = torch.maximum(ends, share(budget.over) if done is None else done)
@@ -132,79 +127,40 @@ class _Layer:
     numbers: Tensor
     observer: Observer | None  # Told of events
 
-    def share(self, groups: Sequence[Tensor], budget: TimeBudget, pause: Callable[[], bool]) -> Tensor:
-        """Return better ends of groups of neurons; once no time is left, the rest is left out."""
-        found = self.ends.clone()
+    def share(self, chosen: Tensor, budget: TimeBudget, pause: Callable[[], bool]) -> Tensor:
+        """Return better ends of chosen neurons; once no time is left, the rest is left out."""
+        found, system = self.ends.clone(), self.system
 
         def stop() -> bool:
             return budget.over() or pause()
 
-        for group in groups:
-            forms = self.rows[group]
-            small, rows = self.system.restricted(AffineForms.cat([forms, -forms]))
-            together = max(1, _WORKING // (2 * self.options.leaves * 16 * (small.size + small.inputs)))
-            for part in torch.arange(len(group), device=group.device).split(together):
-                if stop():
-                    return found
-                chosen, before = group[part], self.ends[:, group[part]]
-                trees = _IntervalTrees(self.options, small, rows[torch.cat([part, part + len(group)])], self.observer)
-                proven = trees.search(stop).reshape(2, -1)
-                better = torch.where(proven - before > -_GAIN * before.sum(0), proven, -torch.inf)
-                found[:, chosen] = torch.maximum(before, better)
-                if self.observer is not None:
-                    made = (better[0], -better[1], trees.loop.relaxation)
-                    self.observer(IntervalsTightened(self.op, self.numbers[chosen], *made))
+        for part in chosen.split(max(1, _WORKING // (2 * self.options.leaves * 16 * (system.size + system.inputs)))):
+            if stop():
+                break
+            trees = _IntervalTrees(self, part)
+            before, proven = self.ends[:, part], trees.search(stop).reshape(2, -1)
+            better = torch.where(proven - before > -_GAIN * before.sum(0), proven, -torch.inf)
+            found[:, part] = torch.maximum(before, better)
+            if self.observer is not None:
+                made = (better[0], -better[1], trees.loop.relaxation)
+                self.observer(IntervalsTightened(self.op, self.numbers[part], *made))
         return found
 
 
-def _alike(support: Tensor) -> Iterator[Tensor]:
-    """Return groups of rows with the same support."""
-    _, group = support.unique(dim=0, return_inverse=True)
-    return ((group == number).nonzero().squeeze(1) for number in group.unique())
-
-
-def _dealt(groups: Sequence[Tensor], hands: int) -> list[list[Tensor]]:
-    """Deal groups of neurons so that every hand has about as many neurons; large groups are divided."""
-    dealt: list[list[Tensor]] = [[] for _ in range(hands)]
-    for group in groups:
-        pieces = hands if len(group) >= _LARGE * hands else 1
-        for number in range(pieces):
-            min(dealt, key=lambda hand: sum(map(len, hand))).append(group[number::pieces])
-    return dealt
-
-
 class _IntervalTrees:
-    """One tree for each row (2·k,) of a system; the rows of the second half are the negatives of the first."""
+    """Two trees for each of some neurons of a layer (k,), of the pre-activation and of its negative: (2·k,) rows."""
 
-    def __init__(
-        self, options: Refinement, system: ReducedSystem, rows: AffineForms, observer: Observer | None
-    ) -> None:
-        self._options, self._system, self._rows, count = options, system, rows, len(rows)
-        relaxation = TreeRelaxation(system, rows, slopes_for_all(system), count)
+    def __init__(self, layer: _Layer, chosen: Tensor) -> None:
+        rows = layer.rows[chosen]
+        rows, count = AffineForms.cat([rows, -rows]), 2 * len(rows)
+        self._options, self._count = layer.options, count
+        options, relaxation = layer.options, TreeRelaxation(layer.system, rows, slopes_for_all(layer.system), count)
         self._ascent = DualAscent(relaxation, torch.ones_like(relaxation.over), torch.float32)
-        strategy = Strategy(self._bound, self._prove, self._enough, self._remain, -math.inf, options.batch)
-        self.loop = Loop(relaxation, strategy, observer)
-        # A neuron is stable where one of its objectives is above zero.
-        self._stable = self._ascent.closed
-        self._attained = torch.full_like(rows.constant, torch.inf)
-        self._root = torch.full_like(self._stable, -torch.inf)
-        self._try(-torch.sign(relaxation.rows.matrix[:, : system.inputs]))
-        self._aim()
+        strategy = Strategy(self._bound, self._prove, self._ascent.closed, self._remain, -math.inf, options.batch)
+        self.loop = Loop(relaxation, strategy, layer.observer)
         self._steps = options.first
         self.loop.begin(Nodes.roots(relaxation))
         self._steps = options.steps
-
-    def _try(self, e: Tensor) -> None:
-        _, r = self._system.values(e)
-        values = torch.addmm(self._rows.constant, e.double(), self._rows.inputs.T).addmm_(r, self._rows.neurons.T)
-        self._attained = torch.minimum(self._attained, values.amin(0))
-
-    def _aim(self) -> None:
-        attained = self._attained.to(self._stable)
-        gap = torch.where(self._root.isfinite(), attained - self._root, 0.0).clamp(min=0)
-        short = attained - self._options.worthwhile * gap
-        self._ascent.closed = torch.where(attained > 0, self._stable, torch.minimum(short, self._stable))
-        self._ascent.aim = torch.where(attained > 0, 2 * self._stable, attained + self._stable)
 
     def search(self, stop: Callable[[], bool]) -> Tensor:
         """Split the worst nodes of every tree until it has enough, or needs no more.
@@ -220,17 +176,16 @@ class _IntervalTrees:
 
     def _worst(self) -> Nodes:
         """Return the nodes to split: the worst of each tree, of trees that are not done. The others stay open."""
-        self._aim()
-        now, count = self.loop.now, len(self._rows)
+        now, count = self.loop.now, self._count
         every = now.open.pop(len(now.open))
         objective, lower = every.objective, now.lower.to(every.bound)
         least = torch.full_like(lower, torch.inf).scatter_reduce(0, objective, every.bound, "amin")
         # A tree with a leaf that cannot be split gets no better than that.
         done = lower < least
         least = torch.minimum(least, lower)
-        stable = least >= self._stable
-        # Of a neuron that is stable nothing else is asked.
-        done |= stable | stable.roll(count // 2) | (least >= self._ascent.closed)
+        # A neuron is stable where one of its objectives is above zero; then nothing else is asked of it.
+        stable = least >= self._ascent.closed
+        done |= stable | stable.roll(count // 2)
         done |= torch.bincount(objective, minlength=count) + now.leaves >= self._options.leaves
         chosen = (~done[objective] & (every.bound < self._ascent.closed[objective])).nonzero().squeeze(1)
         # Of each tree as many, those with the least bounds.
@@ -243,18 +198,11 @@ class _IntervalTrees:
         return every[chosen]
 
     def _bound(self, nodes: Nodes, look: bool) -> Bounded:
-        found = self._ascent.run(nodes, self._steps)
-        if not self.loop.now.nodes:
-            self._root = found.bound
-        self._try(self._ascent.minimisers(found.nodes))
-        return found
+        return self._ascent.run(nodes, self._steps)
 
     def _prove(self, found: Bounded) -> Tensor:
         lower = lower_bounds(self.loop.relaxation, found)
         return torch.where(lower.isfinite(), lower, -torch.inf)
-
-    def _enough(self, nodes: Nodes) -> Tensor:
-        return self._ascent.closed[nodes.objective]
 
     def _remain(self, found: Bounded) -> Bounded:
         # What cannot be split is a leaf, whatever it proves.

@@ -28,6 +28,7 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, divisor, gamma, unit_roundoff
 from verifiable_relu.search.bab.slopes import HullCuts
 from verifiable_relu.search.bab.system import AffineForms, Block, ReducedSystem, Replacement
+from verifiable_relu.search.records import Stack, TensorRecord
 
 _MOST = 64  # Segments of smooth neurons from this number on are not cut, so that a number fits into eight bits
 _POINTS = 16  # Points of a segment, and one more, at which the distance of its lines from the function is measured
@@ -200,24 +201,9 @@ class Segments:
         return torch.maximum(polygon, band), error
 
 
-class Stack:
-    """Tensors of as many rows each, which grow at their ends, in place but for now and then."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._held, self._count = tensors, len(tensors[0])
-
-    @property
-    def rows(self) -> tuple[Tensor, ...]:
-        return tuple(t[: self._count] for t in self._held)
-
-    def push(self, *more: Tensor) -> None:
-        start, end = self._count, self._count + len(more[0])
-        if end > len(self._held[0]):
-            room = max(end, 2 * start) - start
-            self._held = tuple(torch.cat([t, t.new_empty(room, *t.shape[1:])]) for t in self.rows)
-        for held, new in zip(self._held, more, strict=True):
-            held[start:end] = new
-        self._count = end
+@dataclass(frozen=True, eq=False)
+class _Columns(TensorRecord):
+    neurons: Tensor  # (k,)
 
 
 class TreeRelaxation:
@@ -263,13 +249,15 @@ class TreeRelaxation:
             self.span[cuts.neurons] = torch.maximum(cuts.width * FEW + TINY, least)
         self.rows = self._relaxed(system.substituted(rows, self._lines))
         self._place = torch.full((system.size,), -1, device=slopes.device)
-        none = self.rows[:0].tensors
-        self._columns, self._forms, self._base = Stack(self._place[:0]), Stack(*none), Stack(*none)
+        self._columns, self._forms, self._base = (
+            Stack(_Columns(self._place[:0])),
+            *(Stack(self.rows[:0]) for _ in range(2)),
+        )
 
     @property
     def columns(self) -> Tensor:
         """(k,) the neurons whose pre-activations have been made, in the order in which they were asked for."""
-        return self._columns.rows[0]
+        return self._columns.rows.neurons
 
     @property
     def made(self) -> Tensor:
@@ -279,7 +267,7 @@ class TreeRelaxation:
     @property
     def forms(self) -> AffineForms:
         """The pre-activations of the neurons ``columns``."""
-        return self._of(self._forms)
+        return self._forms.rows
 
     @property
     def base(self) -> AffineForms:
@@ -287,11 +275,7 @@ class TreeRelaxation:
 
         At the network's values that of a neuron with a cut is ``width`` times the remainder that its slope leaves.
         """
-        return self._of(self._base)
-
-    def _of(self, stack: Stack) -> AffineForms:
-        matrix, constant, error = stack.rows
-        return AffineForms(matrix, constant, error, self.system.inputs)
+        return self._base.rows
 
     def places(self, neurons: Tensor) -> Tensor:
         """Return where the forms of some neurons' pre-activations are in ``forms``, making them where they are not."""
@@ -302,10 +286,10 @@ class TreeRelaxation:
         missing = missing.unique()
         self._place[missing] = len(self.columns) + torch.arange(len(missing), device=missing.device)
         forms = self._relaxed(self.system.of_neurons(missing, self._lines))
-        self._forms.push(*forms.tensors)
-        self._columns.push(missing)
+        self._forms.push(forms)
+        self._columns.push(_Columns(missing))
         if self.cuts is not None:
-            self._base.push(*self._differences(self.cuts, missing, forms).tensors)
+            self._base.push(self._differences(missing, forms))
         return self._place[neurons]
 
     def _lines(self, block: Block, mine: Tensor) -> Replacement:
@@ -321,20 +305,19 @@ class TreeRelaxation:
             constant, error = constant + more, error + lost + _UNIT * (constant.abs() + more.abs())
         return Replacement(weight, constant, error, before)
 
-    def _differences(self, cuts: HullCuts, neurons: Tensor, forms: AffineForms) -> AffineForms:
+    def _differences(self, neurons: Tensor, forms: AffineForms) -> AffineForms:
         """Return cut − span + span·q̃ − slope·z − offset of neurons (count,), given their z; 0 of those without cuts."""
         has = self.over[neurons].nonzero().squeeze(1)
-        mine, n = neurons[has], self.system.inputs
-        found = forms.each(torch.zeros_like)
-        rows = cuts.rows(torch.searchsorted(cuts.neurons, mine), self.system)
-        cut, z = self._relaxed(self.system.substituted(rows, self._lines)), forms[has]
-        t, o, span = self.slopes[mine], self.offset[mine], self.span[mine]
-        matrix = cut.matrix - t[:, None] * z.matrix
-        matrix[torch.arange(len(has), device=has.device), n + mine] += span
-        size = cut.size() + t.abs() * z.size() + o.abs() + 2 * span
-        error = OWN * (cut.error + t.abs() * z.error + 8 * _UNIT * size + TINY * (8 + matrix.shape[1]))
-        found.constant[has] = cut.constant - t * z.constant - o - span
-        found.matrix[has], found.error[has] = matrix, error
+        mine, n, found = neurons[has], self.system.inputs, forms.each(torch.zeros_like)
+        values = AffineForms.zeros(len(has), n, self.system.size, self.slopes)
+        values.matrix[torch.arange(len(has), device=has.device), n + mine] = 1
+        value, z = self._relaxed(self.system.substituted(values, self._lines)), forms[has]
+        t, o = self.slopes[mine], self.offset[mine]
+        size = value.size() + t.abs() * z.size() + o.abs()
+        found.matrix[has] = value.matrix - t[:, None] * z.matrix
+        found.constant[has] = value.constant - t * z.constant - o
+        error = value.error + t.abs() * z.error + 8 * _UNIT * size + TINY * (8 + value.matrix.shape[1])
+        found.error[has] = OWN * error
         return found
 
     def _relaxed(self, rows: AffineForms) -> AffineForms:

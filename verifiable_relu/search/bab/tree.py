@@ -86,7 +86,7 @@ class PhaseTree:
         size, segments = self._system.size, relaxation.segments
         batch = max(16, min(options.batch, _WORKING // (24 * (self._system.inputs + size + 1))))
         rest = (batch, options.choices, options.looked, memory)
-        enough = lambda nodes: torch.zeros_like(nodes.bound)  # noqa: E731
+        enough = relaxation.slopes.new_zeros(1)
         self.loop = Loop(relaxation, Strategy(self._bound, self._prove, enough, self._remain, 0.0, *rest), observer)
         none, nodes = torch.zeros_like(relaxation.over), Nodes.roots(relaxation, max(1, min(options.choices, size)))
         # A line is better for being adaptive on the side of a kink.

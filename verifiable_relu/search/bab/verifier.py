@@ -41,7 +41,8 @@ from verifiable_relu.search.bab.slopes import Improve, better_slopes, hull_cuts
 from verifiable_relu.search.bab.tree import Branching, PhaseTree
 from verifiable_relu.search.budget import SOLO_WORK, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
-from verifiable_relu.search.question import BoundedQuery, CompleteMethod, require_piecewise_linear
+from verifiable_relu.search.piecewise_linear import require_piecewise_linear
+from verifiable_relu.search.question import BoundedQuery, CompleteMethod
 from verifiable_relu.search.witness import WitnessCheck
 from verifiable_relu.supervisor.forks import most_shares, run_shares
 
@@ -86,24 +87,19 @@ RESIDUAL = Schedule(
 """For networks with shortcuts, where cuts and refinements take longer and gain less than trees in the same time."""
 
 
-@dataclass(frozen=True)
-class SearchEnd:
-    """Why a search ended that decides nothing."""
-
-    reason: Reason
-    detail: str
-
-
-IN_TIME = SearchEnd(Reason.TIMEOUT, "the budget ran out")
-_FULL = SearchEnd(Reason.MEMORY, "the open sub-problems took too much memory")
-_STUCK = SearchEnd(Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits")
+ENDS = {
+    State.OPEN: (Reason.TIMEOUT, "the budget ran out"),
+    State.FULL: (Reason.MEMORY, "the open sub-problems took too much memory"),
+    State.STUCK: (Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits"),
+}
+"""Why a search ended that decides nothing."""
 
 
 @dataclass
 class SearchResult:
     """The result of a search, as far as it has come."""
 
-    ended: SearchEnd = IN_TIME  # Why there may be something left
+    ended: State = State.OPEN  # Why there may be something left (``ENDS``)
     # By polytope a proven lower bound of its largest row, so far as one is known
     lower: dict[int, float] = field(default_factory=dict)
     # nodes, rounds: how many sub-problems have been bounded, and how many refinements were made
@@ -114,6 +110,16 @@ class SearchResult:
     def prove(self, polytope: int, lower: float) -> None:
         """Take note of a lower bound of a polytope's largest row."""
         self.lower[polytope] = max(lower, self.lower.get(polytope, lower))
+
+    def outcome(self, query: BoundedQuery, name: str, told: str) -> Outcome:
+        """Return what a method ``name`` claims where no counterexample was found, and what it tells."""
+        margin = query.margin(self.lower)
+        # Nothing but what was proved of every polytope decides.
+        if margin > 0:
+            proved = Verdict.UNSAT, Reason.PROVED, name, query.trust, margin
+            return Outcome(*proved, detail=told, subproblems=self.nodes)
+        (reason, detail), known = ENDS[self.ended], margin if margin > -math.inf else None
+        return Outcome.unknown(reason, name, f"{detail} after {told}", margin=known, subproblems=self.nodes)
 
 
 class QuerySearch:
@@ -145,7 +151,7 @@ class QuerySearch:
             try:
                 self._refine(self._refinement, rest)
             except OutOfTime:
-                self.found.ended = IN_TIME
+                self.found.ended = State.OPEN
                 return self.found
 
     def _open(self) -> list[int]:
@@ -178,7 +184,7 @@ class QuerySearch:
         elif ended is None:
             last = system.size <= _SMALL * self._size
             ended = (self._trees(self._open(), _LAST) if last else trees).search()
-        self.found.ended = ended or IN_TIME
+        self.found.ended = ended or State.OPEN
 
     def _better_trees(self, improve: Improve, trees: TreeScheduler, work: float) -> TreeScheduler | None:
         """Return trees with better relaxations, if one closes more with as much work as the least closed tree.
@@ -193,7 +199,8 @@ class QuerySearch:
             trial = self._trees([polytope], schedule.hard, query)
             ended = trial.search(trees.spent(polytope))
             closed = trial.least_closed()[0] if trial.open else 1.0
-            if (ended is None and closed <= before) or closed * _TRUST * work < schedule.first:
+            worse = ended is None and closed * trees.spent(polytope) <= before * trial.work
+            if worse or closed * _TRUST * work < schedule.first:
                 return None
             if self._open() == trial.open:
                 return trial
@@ -239,7 +246,7 @@ class TreeScheduler:
         self._alone, self._processes = budget.solo_work - found.work, 1 if alone else budget.processes
         self._memory = budget.memory // self._most * self._processes
 
-    def search(self, work: float = math.inf, together: int = sys.maxsize) -> SearchEnd | None:
+    def search(self, work: float = math.inf, together: int = sys.maxsize) -> State | None:
         """Go on with every tree in turn, at most ``together`` at once, until all are decided or time is up.
 
         The search pauses, too, once its trees have taken some ``work`` (``TreeProgress``). Returned is why there may be
@@ -261,8 +268,8 @@ class TreeScheduler:
         if self._budget.over():
             for polytope, tree in self._trees.items():
                 self._found.prove(polytope, tree.bound(lambda: self._budget.left() < -_LATE_S))
-            return IN_TIME
-        return _FULL if State.FULL in self._ended else _STUCK
+            return State.OPEN
+        return State.FULL if State.FULL in self._ended else State.STUCK
 
     @property
     def open(self) -> list[int]:
@@ -400,15 +407,10 @@ class Bab(CompleteMethod):
             schedule = self.schedule or (RESIDUAL if has_shortcuts(query.network) else Schedule())
             found = QuerySearch(reduced, witness, self.search, schedule, within, query.observer).run()
         query.learn(found.lower)
-        told, margin = f"{found.nodes} sub-problems, {found.rounds} refinements", query.margin(found.lower)
+        told = f"{found.nodes} sub-problems, {found.rounds} refinements"
         if witness.found is not None:
             return replace(witness.found, detail=told, subproblems=found.nodes)
-        # Nothing but what was proved of every polytope decides.
-        if margin > 0:
-            proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, query.trust, margin, detail=told)
-            return replace(proved, subproblems=found.nodes)
-        rest = {"margin": margin if margin > -torch.inf else None, "subproblems": found.nodes}
-        return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", **rest)
+        return found.outcome(query, self.name, told)
 
 
 def has_shortcuts(network: Network) -> bool:

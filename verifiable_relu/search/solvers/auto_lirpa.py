@@ -9,25 +9,26 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.errors import CallFailed, UnsupportedError
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Shape, Source, Sum
 from verifiable_relu.rounding import epsilon
-from verifiable_relu.search.bab.tournament import without_maxima
+from verifiable_relu.search.batch import Claims, QueryBatch, answer_in_parts
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
-from verifiable_relu.search.question import BoundedQuery, CompleteMethod
+from verifiable_relu.search.piecewise_linear import without_maxima
 from verifiable_relu.spec.property import Property
 from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
@@ -38,28 +39,27 @@ Traced = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class AutoLirpa(CompleteMethod):
+class AutoLirpa:
     """Verification by a bound of auto_LiRPA, in a process of ``process_memory`` bytes (None: half of the machine's)."""
 
     bound: Literal["ibp", "crown", "alpha-crown"] = "alpha-crown"
     process_memory: int | None = None
 
-    ascent_steps: ClassVar[None] = None
-
     @property
     def name(self) -> str:
         return f"auto_lirpa-{self.bound}"
 
-    def require(self, network: Network) -> None:
-        """The library says itself what it does not take."""
+    def claims(self, batch: QueryBatch) -> Claims:
+        """As ``Verifier.claims``."""
+        # A start takes none of a query's time; that it fails, calls say.
+        with suppress(CallFailed):
+            AUTO_LIRPA.start()
+        return answer_in_parts(self.name, batch, lambda *_: 1, lambda part, work: [self._claimed(part, work)])
 
-    def start(self) -> None:
-        AUTO_LIRPA.start()
-
-    def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        network, prop = query.network, query.prop
+    def _claimed(self, part: QueryBatch, work: TimeBudget) -> Outcome:
+        network, (prop,) = part.network, part.properties
         task = self.bound, network.ops, network.source.input_shape, prop, torch.get_num_threads()
-        margin = AUTO_LIRPA.call(task, budget.left() + PATIENCE, self.process_memory)
+        margin = AUTO_LIRPA.call(task, work.left() + PATIENCE, self.process_memory)
         if isinstance(margin, str):
             raise UnsupportedError(margin)
         if margin > 0:

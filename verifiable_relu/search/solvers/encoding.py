@@ -22,7 +22,6 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
@@ -32,9 +31,8 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense, LinearMap
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Network
 from verifiable_relu.rounding import LEAST, OWN
-from verifiable_relu.search.bab.tournament import without_maxima
 from verifiable_relu.search.outcomes import Witness
-from verifiable_relu.search.question import require_piecewise_linear, slopes_below
+from verifiable_relu.search.piecewise_linear import require_piecewise_linear, slopes_below, without_maxima
 from verifiable_relu.spec.property import Polytope, Property
 
 _CHUNK = 1 << 21  # Most multiplications in a row, so that the clock is looked at several times a second
@@ -65,15 +63,15 @@ def phases_of(network: Network, intervals: Mapping[int, Interval]) -> dict[int, 
 class ExactEncoding:
     """A piecewise-linear network without maxima, as exact affine forms, given ``phases`` as of ``phases_of``.
 
-    ``size`` returns bounds (size,) of the magnitude of an op's value over the box, by its number; it is needed where
-    stored weights are not those that the file means.
+    ``bounds`` returns the interval of an op's value over the box, (1, size), by its number; it is needed where stored
+    weights are not those that the file means.
     """
 
     def __init__(
-        self, network: Network, phases: Mapping[int, np.ndarray], size: Callable[[int], Tensor] | None = None
+        self, network: Network, phases: Mapping[int, np.ndarray], bounds: Callable[[int], Interval] | None = None
     ) -> None:
         require_piecewise_linear(network)
-        self.network, self._phases, self._size = network, phases, size
+        self.network, self._phases, self._bounds = network, phases, bounds
         self._unstable = {index: np.flatnonzero(phase == 0) for index, phase in phases.items()}
         # The elementwise op of each unstable neuron, and its number there
         self.places = [(index, int(j)) for index, chosen in self._unstable.items() for j in chosen]
@@ -123,8 +121,9 @@ class ExactEncoding:
 
     def _off(self, op: Affine) -> np.ndarray:
         """Return at least ε·|W|·|x| + δ, (size,)."""
-        assert self._size is not None
-        size = op.map.abs_apply(self._size(op.inputs[0])[None])[0]
+        assert self._bounds is not None
+        x = self._bounds(op.inputs[0])
+        size = op.map.abs_apply(torch.maximum(x.lower.abs(), x.upper.abs()))[0]
         off = OWN * 2 * op.weight_error * size + 2 * LEAST
         # What underflows in the products is no more than is added, however large the rows are.
         found: np.ndarray = (off if op.bias_error is None else off + OWN * op.bias_error.to(off)).numpy()
@@ -142,6 +141,9 @@ def _transposed(linear: LinearMap, a: Dyadic) -> Dyadic:
             return np.matmul(rows.reshape(len(rows), linear.copies, -1), digits).reshape(len(rows), -1)
 
         return a.weighed(linear.weight.detach().cpu().double().numpy(), terms, dense)
+    # Attacks start without it.
+    from scipy import sparse
+
     row, column, weight = ((x.double() if x.is_floating_point() else x).numpy() for x in linear.entries())
 
     def product(digits: np.ndarray, rows: np.ndarray) -> np.ndarray:

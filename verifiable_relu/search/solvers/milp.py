@@ -33,7 +33,8 @@ from verifiable_relu.search.bab.tree import Branching
 from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
-from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded, slopes_below
+from verifiable_relu.search.piecewise_linear import slopes_below
+from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.workers import HIGHS, SMALL, HighsResult, HighsTask, MixedIntegerProgram
 from verifiable_relu.search.witness import WitnessCheck
 

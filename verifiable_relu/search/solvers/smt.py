@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.neuron_bounds import BASE
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
-from verifiable_relu.search.bab.system import eliminate_stable_neurons
 from verifiable_relu.search.bab.tree import Branching, Decide
 from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
 from verifiable_relu.search.budget import PATIENCE, TimeBudget
@@ -84,14 +85,9 @@ class Smt(CompleteMethod):
         told = f"{found.nodes} sub-problems, {solver.decided} of them decided by z3"
         if (ended := witness.found or solver.missed) is not None:
             return replace(ended, detail="; ".join(filter(None, (ended.detail, told))), subproblems=found.nodes)
-        margin = query.margin(found.lower)
-        if margin > 0:
-            # What z3 decides has no other margin than a positive one.
-            least = 0.0 if solver.decided else margin
-            proved = Verdict.UNSAT, Reason.PROVED, self.name, query.trust, least
-            return Outcome(*proved, detail=told, subproblems=found.nodes)
-        known = {"margin": margin if margin > -np.inf else None, "subproblems": found.nodes}
-        return Outcome.unknown(found.ended.reason, self.name, f"{found.ended.detail} after {told}", **known)
+        outcome = found.outcome(query, self.name, told)
+        # What z3 decides has no other margin than a positive one.
+        return replace(outcome, margin=0.0) if outcome.verdict is Verdict.UNSAT and solver.decided else outcome
 
 
 class _Solver:
@@ -170,8 +166,8 @@ class SmtFormula:
     def __init__(self, query: BoundedQuery, budget: TimeBudget) -> None:
         network, intervals = query.without_maxima
         self._box, self._budget = query.prop.box, budget
-        over = cache(lambda: eliminate_stable_neurons(network, query.box, intervals, budget.over).passes)
-        self._encoding = ExactEncoding(network, phases_of(network, intervals), lambda index: over().size(index))
+        bounded = cache(lambda: Relaxation(network, query.box, known=intervals, dtype=BASE).advance().bounds)
+        self._encoding = ExactEncoding(network, phases_of(network, intervals), lambda index: bounded()[index].interval)
         self.pairs = [(f"p_{i}_{j}", f"n_{i}_{j}") for i, j in self._encoding.places]
         parts = (pair[side] for side in range(2) for pair in self.pairs)
         self._names = [*(f"x_{i}" for i in range(network.input_size)), *parts]

@@ -1,4 +1,4 @@
-"""Sub-boxes of queries as one record of tensors: the stack of open ones, what is known in them, and what is proven.
+"""Sub-boxes of queries as one record of tensors, what is known in them, and what is proven.
 
 The search hands events, which are batches of tensors, to an observer, for writers of certificates: all that it proves,
 at the moment it proves it. Multipliers are hints: whoever chose them, the inequality that they stand for holds, so that
@@ -8,19 +8,20 @@ they may be rounded to few bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.search.property_rows import BoxRows
+from verifiable_relu.search.records import TensorRecord
 
 NO_BOUNDS = -1  # ``SubBoxes.within`` of boxes in which nothing is known of neurons
 
 
 @dataclass(frozen=True, eq=False)
-class SubBoxes:
+class SubBoxes(TensorRecord):
     """Sub-boxes of the queries of one network."""
 
     lower: Tensor  # (boxes, inputs), float64, as ``upper``
@@ -28,18 +29,6 @@ class SubBoxes:
     owner: Tensor  # (boxes,) the query of each
     number: Tensor  # (boxes,) by which events name it
     within: Tensor  # (boxes,) the serial number of a larger box in which neurons are bounded (``KnownBounds``)
-
-    @staticmethod
-    def cat(parts: list[SubBoxes]) -> SubBoxes:
-        """Return the boxes of all parts, which are at least one."""
-        names = [each.name for each in fields(SubBoxes)]
-        return parts[0] if len(parts) == 1 else SubBoxes(*(torch.cat([getattr(p, n) for p in parts]) for n in names))
-
-    def __len__(self) -> int:
-        return len(self.owner)
-
-    def __getitem__(self, chosen: Tensor | slice) -> SubBoxes:
-        return SubBoxes(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     def whole(self, counted: Tensor) -> SubBoxes:
         """Return the boxes with ends moved inward to whole numbers in the inputs that are ``counted``, (inputs,)."""
@@ -61,37 +50,6 @@ class SubBoxes:
         upper = torch.cat([self.upper.scatter(1, dimension, middle), self.upper])
         number = torch.arange(first, first + 2 * len(self), device=lower.device)
         return SubBoxes(lower, upper, self.owner.repeat(2), number, self.within.repeat(2))
-
-
-class Frontier:
-    """A stack of open boxes, in chunks; what came last is taken first, so that searches go deep."""
-
-    def __init__(self, boxes: SubBoxes) -> None:
-        self._chunks, self._count = [boxes], len(boxes)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def push(self, boxes: SubBoxes) -> None:
-        """Put boxes on the stack."""
-        self._chunks.append(boxes)
-        self._count += len(boxes)
-
-    def pop(self, most: int) -> SubBoxes:
-        """Take the last boxes, ``most`` at most."""
-        cut, taken = max(0, self._count - most), list[SubBoxes]()
-        while self._count > cut:
-            taken.append(self._chunks.pop())
-            self._count -= len(taken[-1])
-        staying = cut - self._count
-        self.push(taken[-1][:staying])
-        taken[-1] = taken[-1][staying:]
-        return SubBoxes.cat(taken[::-1])
-
-    def every(self) -> SubBoxes:
-        """Return all boxes, in order."""
-        self._chunks = [SubBoxes.cat(self._chunks)]
-        return self._chunks[0]
 
 
 class KnownBounds:

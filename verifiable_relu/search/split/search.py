@@ -36,13 +36,13 @@ from verifiable_relu.search.attack import Descent, Pgd, search_dtype
 from verifiable_relu.search.batch import QueryBatch, RootBounds
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, claim, fault
 from verifiable_relu.search.property_rows import BoxRows, input_box
+from verifiable_relu.search.records import Stack
 from verifiable_relu.search.split.bounding import BoxBounder, bound_rows, clip, clipping_rows, coefficient_error
 from verifiable_relu.search.split.boxes import (
     NO_BOUNDS,
     BoxesClipped,
     BoxesHalved,
     Event,
-    Frontier,
     KnownBounds,
     Observer,
     SubBoxes,
@@ -110,7 +110,7 @@ class InputSplit:
 class Progress:
     """The state of a search, or of the part of it that a copy of the process has."""
 
-    frontier: Frontier  # The boxes that are open
+    frontier: Stack[SubBoxes]  # The boxes that are open
     margin: Tensor  # (queries,) the least proven one of the boxes that are not open any more, else infinity
     open: list[int]  # For each query, how many boxes are open
     bounded: list[int]  # For each query, how many boxes have been bounded
@@ -146,7 +146,7 @@ class BoxSearch:
         within = torch.full_like(owner, NO_BOUNDS)
         if known is not None and known.intervals and not self._points:
             within = self._known.keep(known.intervals)
-        frontier = Frontier(SubBoxes(box.lower, box.upper, owner, owner.clone(), within))
+        frontier = Stack(SubBoxes(box.lower, box.upper, owner, owner.clone(), within))
         nothing = box.lower.new_full((count,), torch.inf)
         self.now = Progress(frontier, nothing, [1] * count, [0] * count, number=count)
         self._steps, self._seconds, self._sums_until = 0, [0.0] * count, _SUMS_EVERY
@@ -186,10 +186,10 @@ class BoxSearch:
         """Drop the boxes of queries that are decided."""
         gone = [local for local in self.now.outcomes if self.now.open[local]]
         if gone:
-            every = self.now.frontier.every()
+            every = self.now.frontier.rows
             closed = torch.zeros(len(self._numbers), dtype=torch.bool, device=every.owner.device)
             closed[gone] = True
-            self.now.frontier = Frontier(every[~closed[every.owner]])
+            self.now.frontier = Stack(every[~closed[every.owner]])
             self.now.open = [0 if local in gone else left for local, left in enumerate(self.now.open)]
 
     def _time_out(self, local: int, where: str) -> None:
@@ -203,21 +203,20 @@ class BoxSearch:
         return self._budget.begun(self._left(members)).stop
 
     def _open_boxes(self) -> list[int]:
-        owner = self.now.frontier.every().owner
+        owner = self.now.frontier.rows.owner
         found: list[int] = torch.bincount(owner, minlength=len(self._numbers)).tolist()
         return found
 
     def _share(self) -> None:
         """Go on with all boxes in several processes, until one of these has none left."""
-        every, began = self.now.frontier.every(), time.perf_counter()
-        hands = [every[torch.arange(first, len(every), self._processes)] for first in range(self._processes)]
-        self.now.frontier = Frontier(hands[0])
+        began = time.perf_counter()
+        self.now.frontier, *hands = self.now.frontier.deal(self._processes)
         self.now.open = self._open_boxes()
         shares: list[Callable[[Callable[[], bool]], Any]] = [self._go_on]
-        shares += [partial(self._go_on_elsewhere, hand, place) for place, hand in enumerate(hands[1:], start=1)]
+        shares += [partial(self._go_on_elsewhere, hand, place) for place, hand in enumerate(hands, start=1)]
         found = run_shares(shares, self._budget.begun(self._left(self.undecided())).left)[1:]
-        for hand, part in zip(hands[1:], found, strict=True):
-            left = hand if part is None else part.frontier.every()
+        for hand, part in zip(hands, found, strict=True):
+            left = (hand if part is None else part.frontier).rows
             if part is None:
                 # Nothing is known of what was dealt to a process that failed.
                 self._processes = 1
@@ -243,18 +242,18 @@ class BoxSearch:
             if pause():
                 break
 
-    def _go_on_elsewhere(self, boxes: SubBoxes, place: int, pause: Callable[[], bool]) -> Progress:
+    def _go_on_elsewhere(self, boxes: Stack[SubBoxes], place: int, pause: Callable[[], bool]) -> Progress:
         """Go on with some boxes in a copy of the process that has all; returns the progress made."""
         before, count = self.now, len(self._numbers)
         # Numbers of boxes are this copy's own.
         margin, number = torch.full_like(before.margin, torch.inf), before.number + (place << 40)
-        self.now = Progress(Frontier(boxes), margin, [], [0] * count, dict(before.outcomes), number)
+        self.now = Progress(boxes, margin, [], [0] * count, dict(before.outcomes), number)
         self.now.open = self._open_boxes()
         if self._observer is not None:
             self._observer = self.now.events.append
         self._go_on(pause)
         new = {local: found for local, found in self.now.outcomes.items() if local not in before.outcomes}
-        return replace(self.now, frontier=Frontier(self.now.frontier.every()), outcomes=new)
+        return replace(self.now, outcomes=new)
 
     def _step(self) -> None:
         """Bound one batch of the last boxes, and put what is left back, halved.

@@ -1,4 +1,7 @@
-"""Maxima as tournaments of ReLUs, which branch and bound splits: max(a, b) = a + relu(b − a)."""
+"""Piecewise-linear networks as complete methods take them: networks whose neurons have two phases each.
+
+Maxima are tournaments of ReLUs: max(a, b) = a + relu(b − a).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.ir.functions.function import Function
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Gather, Sparse
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Op, Pair, Sum
 from verifiable_relu.rounding import above, below
+
+
+def require_piecewise_linear(network: Network) -> None:
+    """Raise an ``UnsupportedError``, which names the first op that is not piecewise linear, if there is one."""
+    if network.curved is not None:
+        raise UnsupportedError("only piecewise-linear networks can be split into phases", place=network.curved.place)
+
+
+def slopes_below(function: Function, size: int) -> Tensor:
+    """Return the slopes below 0, (size,) in float64, of a piecewise-linear function, whose slope above 0 is 1."""
+    assert isinstance(function, Kinked)
+    return function.slope_below.detach().cpu().double().expand(size)
 
 
 def without_maxima(network: Network) -> tuple[Network, dict[int, int]]:
