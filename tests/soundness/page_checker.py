@@ -173,7 +173,7 @@ def check(certificate: bytes, network: bytes, prop: bytes) -> str:
     if {"arithmetic", "joint", "other", "pairs"} & set(first):
         raise Unsupported("an arithmetic, a family or two networks")
     keys(first, "certificate", "claim", "network", "property", "says")
-    need(first["certificate"] == 5 and type(first["certificate"]) is int, "another version")
+    need(first["certificate"] == 6 and type(first["certificate"]) is int, "another version")
     need(isinstance(first["says"], str), "no text")
     need(first["network"] == hashlib.sha256(network).hexdigest(), "another network")
     need(first["property"] == hashlib.sha256(prop).hexdigest(), "another property")
@@ -201,7 +201,8 @@ def _reaches(network: bytes, disjuncts: list[Disjunct], point: Any) -> None:
         for atom in net.atoms[net.inputs :]:
             if isinstance(atom.function, Smooth) or atom.noise:
                 raise Unsupported("a point of a curve")
-            made = values[atom.made] if atom.function is None else atom.function.value(values[atom.z])
+            made = max(values[i] for i in atom.rivals) if atom.rivals else ZERO
+            made = made if atom.function is None else atom.function.value(values[atom.z])
             values = [*values, made if atom.form is None else at(atom.form, values)]
         inside = all(low <= v <= high for low, v, high in zip(lower, x, upper, strict=True))
         if inside and all(sum(c * values[net.outputs[i]] for i, c in row.items()) <= most for row, most in rows):
@@ -220,14 +221,13 @@ Given = tuple[Fraction | None, Fraction | None]
 class State:
     """What holds in a node: ends of all atoms, slopes, planes, and the polytopes that are left."""
 
-    def __init__(self, net: Network, box: Box, automatic: bool) -> None:
-        self.net, self.automatic, self.left = net, automatic, dict[int, list[Form]]()
+    def __init__(self, net: Network, box: Box) -> None:
+        self.net, self.left = net, dict[int, list[Form]]()
         self.lower: list[Any] = [*box[0], *[None] * (len(net.atoms) - net.inputs)]
         self.upper: list[Any] = [*box[1], *[None] * (len(net.atoms) - net.inputs)]
         self.slopes: dict[int, Given] = {}
         self.planes: dict[int, Form] = {}
-        self.rounds: set[int] = set()  # activations of maxima in whose place the rounds are passed
-        self.bounded, self.before = not automatic, len(net.activations)  # rows pass activations before this one
+        self.fresh, self.before = False, len(net.activations)  # rows pass activations before this one
         self.propagate()
 
     def copy(self) -> State:
@@ -260,7 +260,7 @@ class State:
                 )
             elif atom.rivals:
                 low, high = (max(ends[i] for i in atom.rivals) for ends in (self.lower, self.upper))
-                self.cut(k, max(low, self.lower[atom.made]), min(high, self.upper[atom.made]))
+                self.cut(k, low, high)
         return None
 
     def _fill(self, first: int) -> None:
@@ -280,25 +280,23 @@ class State:
         sizes = (abs(c) * max(-self.lower[i], self.upper[i]) for i, c in atom.form.terms.items())
         return atom.noise * sum(sizes, ZERO)
 
-    def row(self, form: Form, slopes: dict[int, Given], multipliers: dict[int, Fraction]) -> Form:
+    def row(self, form: Form, slopes: dict[int, Given]) -> Form:
         """Rule 1: return a form of the inputs that is a lower bound of a form, wherever the state holds."""
         form = form.copy()
-        passed = self.passed()
         for k in range(len(self.net.atoms) - 1, self.net.inputs - 1, -1):
             atom, K = self.net.atoms[k], form.terms.pop(k, ZERO)
-            w = multipliers.get(k, ZERO) if atom.activation in passed else ZERO
-            if not K and not w:
+            if not K:
                 continue
             if atom.form is not None:
                 form.put(K, atom.form).constant -= abs(K) * self.error(k)
             elif atom.function is None:
-                form.put(K, Form({atom.made: ONE}) if atom.activation in self.rounds else self.maximum(k, K))
+                form.put(K, self.maximum(k, K))
             else:
                 z, low, high = atom.z, self.lower[atom.z], self.upper[atom.z]
                 if K < 0 and k in self.planes and low < 0 < high:
                     form.put(K, self.planes[k])
-                    K = ZERO
-                lam = w + (K * self.slope(k, slopes, K >= 0) if K else ZERO)
+                    continue
+                lam = K * self.slope(k, slopes, K >= 0)
                 form.put(lam, Form({z: ONE})).constant += atom.function.least(low, high, K, lam)
         return form
 
@@ -327,11 +325,11 @@ class State:
 
     def bound(self, form: Form, slopes: dict[int, Given]) -> Fraction:
         """Return rule 1's lower bound of a form."""
-        return self.least(self.row(form, slopes, {}))
+        return self.least(self.row(form, slopes))
 
     def tighten(self, a: int, rows: list[tuple[int, int]] | None, slopes: dict[int, Given]) -> None:
         """Bound neurons of an activation: the rows that are named, or both ends of the open ones."""
-        self.bounded = True
+        self.fresh = False
         if self.empty:
             return
         z = self.net.activations[a].z
@@ -343,7 +341,7 @@ class State:
 
     def open(self, a: int) -> list[int]:
         activation = self.net.activations[a]
-        if activation.rounds is None:
+        if not activation.is_maximum:
             ends = [
                 (self.net.atoms[r].function, self.lower[z], self.upper[z])
                 for r, z in zip(activation.r, activation.z, strict=True)
@@ -361,22 +359,11 @@ class State:
             winners |= may if len(may) > 1 else set()
         return [j for j, z in enumerate(activation.z) if z in winners]
 
-    def make_bounds(self) -> None:
-        """Bound every activation that rows pass, if the box has changed since any was bounded."""
-        if self.bounded:
-            return
-        for a in sorted(self.passed()):
-            self.tighten(a, None, {})
-        self.bounded = True
-
-    def passed(self) -> set[int]:
-        """Return the activations that rows pass."""
-        found = set(range(self.before))
-        for a in range(self.before):
-            rounds = self.net.activations[a].rounds
-            if rounds is not None:
-                found -= {a} if a in self.rounds else set(rounds)
-        return found
+    def make_bounds(self, slopes: dict[int, Given]) -> None:
+        """Bound every activation that rows pass, if the box was halved and none has been bounded since."""
+        for a in range(self.before) if self.fresh else ():
+            self.tighten(a, None, slopes)
+        self.fresh = False
 
 
 class _Unsat:
@@ -403,9 +390,8 @@ class _Unsat:
         covered: list[tuple[int, list[Row]]] = []
         while self.place < len(self.records):
             record = self.next()
-            keys(record, "part", perhaps=("automatic",))
+            keys(record, "part")
             keys(record["part"], "box", "polytopes")
-            need(record.get("automatic", "triangle") == "triangle", "no default slopes")
             box = index(record["part"]["box"], len(self.boxes))
             polytopes = [self.polytope(given) for given in a_list(record["part"]["polytopes"], "polytopes")]
             need(bool(polytopes), "a part without polytopes")
@@ -414,7 +400,7 @@ class _Unsat:
             if headless not in self.nets:
                 self.nets[headless] = read_network(self.network, headless)
             net = self.nets[headless]
-            state = State(net, (list(self.boxes[box][0]), list(self.boxes[box][1])), "automatic" in record)
+            state = State(net, (list(self.boxes[box][0]), list(self.boxes[box][1])))
             for p, polytope in enumerate(polytopes):
                 need(all(i < len(net.outputs) for row, _ in polytope for i in row), "no such output")
                 state.left[p] = [self.g(net, row) for row in polytope]
@@ -453,7 +439,7 @@ class _Unsat:
                     self.change(node, record)
                     continue
                 if name == "close":
-                    for p, form in self.rows(node, record, "close").items():
+                    for p, form in self.rows(node, record).items():
                         need(node.empty or node.least(form) > 0, "a row is not positive")
                         del node.left[p]
                     continue
@@ -477,7 +463,8 @@ class _Unsat:
         low.cut(i, None, v)
         high.cut(i, v, None)
         for half in (low, high):
-            self.changed(half)
+            half.fresh = True
+            half.propagate()
         return [high, low]
 
     def only(self, node: State, given: Any) -> list[State]:
@@ -488,11 +475,6 @@ class _Unsat:
         one.left = {p: g for p, g in node.left.items() if p in chosen}
         others.left = {p: g for p, g in node.left.items() if p not in chosen}
         return [others, one]
-
-    def changed(self, node: State) -> None:
-        """Let a node know that its box is another."""
-        node.bounded = not node.automatic
-        node.propagate()
 
     def change(self, node: State, record: dict[str, Any]) -> None:
         """Read a record that changes the state of a node."""
@@ -505,14 +487,10 @@ class _Unsat:
                 need(len(flat) % 2 == 0 and all(s in (1, -1) and type(s) is int for s in flat[1::2]), "no sides")
                 rows = list(zip((index(j, count) for j in flat[::2]), flat[1::2], strict=True))
             node.tighten(a, rows, self.slopes(node, record.get("slopes", [])))
-        elif "maximum" in record:
-            self.maximum(node, record)
         elif "plane" in record:
             self.plane(node, record)
         elif "tighten" in record:
             self.tighten(node, record)
-        elif "clip" in record:
-            self.clip(node, record)
         elif "slopes" in record:
             keys(record, "slopes")
             node.slopes |= self.slopes(node, record["slopes"], node.slopes)
@@ -532,23 +510,27 @@ class _Unsat:
     def named(self, node: State, a: Any, where: Any, numbers: Any) -> list[tuple[int, Fraction]]:
         """Return neurons of an activation, each once, as atoms, with numbers."""
         activation = node.net.activations[index(a, len(node.net.activations))]
-        need(activation.rounds is None, "slopes or multipliers of a maximum")
+        need(not activation.is_maximum, "slopes or multipliers of a maximum")
         places = [index(j, len(activation.z)) for j in a_list(where, "neurons")]
         need(len(set(places)) == len(places), "a neuron twice")
         return list(zip((activation.r[j] for j in places), binary(numbers, len(places)), strict=True))
 
-    def rows(self, node: State, record: dict[str, Any], name: str) -> dict[int, Form]:
+    def rows(self, node: State, record: dict[str, Any]) -> dict[int, Form]:
         """Return the forms of the rows that a record combines, by polytope."""
-        keys(record, name, *(["ends"] if name == "clip" else []), perhaps=("slopes", "multipliers"))
+        keys(record, "close", perhaps=("slopes", "multipliers"))
         slopes = self.slopes(node, record.get("slopes", []))
         multipliers: dict[int, Fraction] = {}
         seen = [a_list(entry, "multipliers", 3) for entry in a_list(record.get("multipliers", []), "multipliers")]
         for a, where, numbers in seen:
             multipliers |= self.named(node, a, where, numbers)
         need(len({a for a, _, _ in seen}) == len(seen), "an activation twice")
-        node.make_bounds()
+        node.make_bounds(slopes)
+        ends = Form()
+        for k, w in multipliers.items() if not node.empty else ():
+            z = node.net.atoms[k].z
+            ends.put(w, Form({z: ONE})).constant -= max(w * node.lower[z], w * node.upper[z])
         found: dict[int, Form] = {}
-        for entry in a_list(record[name], "polytopes"):
+        for entry in a_list(record["close"], "polytopes"):
             p, *mu = a_list(entry, "a polytope")
             need(type(p) is int and p in node.left and p not in found and len(mu) < 2, "no polytope that is left")
             g = node.left[p]
@@ -557,22 +539,14 @@ class _Unsat:
             total = Form()
             for m, row in zip(factors, g, strict=True):
                 total.put(m, row)
-            found[p] = total if node.empty else node.row(total, slopes, multipliers)
+            found[p] = total if node.empty else node.row(total + ends, slopes)
         return found
-
-    def maximum(self, node: State, record: dict[str, Any]) -> None:
-        a = index(record["maximum"], len(node.net.activations))
-        activation = node.net.activations[a]
-        need(activation.rounds is not None, "no maximum")
-        keys(record, "maximum", "rounds")
-        need(record["rounds"] is True, "no rounds")
-        node.rounds.add(a)
 
     def plane(self, node: State, record: dict[str, Any]) -> None:
         keys(record, "plane", "terms", "bends")
         a, j = a_list(record["plane"], "a plane", 2)
         activation = node.net.activations[index(a, len(node.net.activations))]
-        k = activation.r[index(j, len(activation.z))] if activation.rounds is None else -1
+        k = -1 if activation.is_maximum else activation.r[index(j, len(activation.z))]
         function = node.net.atoms[k].function
         if k < 0 or not isinstance(function, Kinked):
             raise Refused("a plane of such a neuron")
@@ -609,29 +583,6 @@ class _Unsat:
         node.cut(z, *((v, None) if side > 0 else (None, -v)))
         if not node.empty:
             node.propagate()
-
-    def clip(self, node: State, record: dict[str, Any]) -> None:
-        forms = self.rows(node, record, "clip")
-        need(set(forms) == set(node.left), "a row for each polytope that is left is expected")
-        empty = node.empty
-        inputs = range(node.net.inputs)
-        lower, upper = node.lower[: len(inputs)], node.upper[: len(inputs)]
-        for end in a_list(record["ends"], "ends"):
-            i, side, m, e = a_list(end, "an end", 4)
-            i, (v,) = index(i, len(inputs)), binary([e, m])
-            need(side in (1, -1) and type(side) is int, "no side")
-            low, high = list(lower), list(upper)
-            ends = low if side > 0 else high
-            ends[i] = max(low[i], v) if side > 0 else min(high[i], v)
-            for form in forms.values() if not empty and low[i] <= high[i] else ():
-                least = form.constant + sum(min(c * low[k], c * high[k]) for k, c in form.terms.items())
-                need(least > 0, "an end that cuts off too much")
-            kept = upper if side > 0 else lower
-            kept[i] = min(upper[i], v) if side > 0 else max(lower[i], v)
-            empty = empty or lower[i] > upper[i]
-        for i in inputs:
-            node.cut(i, lower[i], upper[i])
-        self.changed(node)
 
 
 ENDING = ("close", "split", "halve", "only")

@@ -90,7 +90,6 @@ class Atom:
 
     Attributes:
         noise: an affine value may be off by this part of Σ |w|·|x|.
-        made: of a maximum, the atom that the rounds make.
         activation: the number of a neuron's activation.
     """
 
@@ -99,7 +98,6 @@ class Atom:
     function: Kinked | Smooth | None = None
     z: int = -1
     rivals: list[int] = field(default_factory=list)
-    made: int = -1
     activation: int = -1
 
 
@@ -109,7 +107,7 @@ class Activation:
 
     z: list[int]
     r: list[int]
-    rounds: list[int] | None = None
+    is_maximum: bool = False
 
 
 @dataclass
@@ -292,7 +290,7 @@ class _Reader:
         return self.network.activation(x, functions)
 
     def _maxima(self, x: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
-        """MaxPool: the rounds, and then the maximum."""
+        """MaxPool: a maximum of each window; of windows of one entry, that entry."""
         kernel = tuple(attributes["kernel_shape"])
         strides, dilations, first, _, sizes = self.standard.windows(attributes, x.shape[2:], kernel)
         windows, network = [], self.network
@@ -305,21 +303,9 @@ class _Reader:
         most = max(map(len, windows))
         if most > 1:
             rivals = [[network.atom_of(value) for value in window] for window in windows]
-            left = [window + window[:1] * (most - len(window)) for window in windows]
-            rounds = []
-            while (count := len(left[0])) > 1:
-                pairs = [(w[i], w[i + count // 2]) for i in range((count + 1) // 2) for w in left]
-                z = self._affine(shaped([b - a for a, b in pairs], (len(pairs),)))
-                rounds.append(len(network.activations))
-                r = network.activation(z, [Kinked(ZERO)] * len(pairs))
-                on = self._affine(shaped([a + v for (a, _), v in zip(pairs, r, strict=True)], (len(pairs),)))
-                left = [list(on[number :: len(windows)]) for number in range(len(windows))]
-            made = [network.atom_of(value) for (value,) in left]
             number, entries = len(network.activations), [network.atom_of(value) for value in x.ravel()]
-            values = [
-                network.add(Atom(rivals=mine, made=m, activation=number)) for mine, m in zip(rivals, made, strict=True)
-            ]
-            network.activations.append(Activation(entries, [next(iter(v.terms)) for v in values], rounds))
+            values = [network.add(Atom(rivals=mine, activation=number)) for mine in rivals]
+            network.activations.append(Activation(entries, [next(iter(v.terms)) for v in values], is_maximum=True))
         else:
             values = [value for (value,) in windows]
         return shaped(values, (1, x.shape[1], *sizes))

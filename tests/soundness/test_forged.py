@@ -15,8 +15,10 @@ from onnx import helper
 
 from tests.support.onnx_files import onnx_file
 from tests.unit.test_check import ABSOLUTE, PIECEWISE, PROPERTY, Tree, boxed, files, graph, network, outcome, value
-from verifiable_relu.check import BadInput, Refused, check
+from verifiable_relu.check import BadInput, Refused, check, proof
 from verifiable_relu.check.__main__ import main
+from verifiable_relu.check.functions import Kinked
+from verifiable_relu.check.graph import Graph
 from verifiable_relu.check.properties import Row
 
 CLOSE: dict[str, Any] = {"close": [[0]]}
@@ -39,9 +41,30 @@ def refused(folder: Path, tree: Tree, prop: str = "0.4375", data: bytes = ABSOLU
     return ""
 
 
+def hinted(known: Graph, rng: random.Random) -> Tree:
+    """Bounds, planes above kinked neurons, slopes and multipliers, all drawn at random."""
+
+    def drawn(count: int) -> list[int]:
+        return [-3, *(rng.randint(-12, 12) for _ in range(count))]
+
+    tree: Tree = []
+    slopes, multipliers = [], []
+    sizes = [known.nodes[number].size for number in known.activations]
+    kinked = [getattr(known.nodes[number], "function", None) for number in known.activations]
+    for a, (size, function) in enumerate(zip(sizes, kinked, strict=True)):
+        tree.append({"bound": a})
+        if isinstance(function, Kinked):
+            neurons = rng.sample(range(size), min(3, size))
+            slopes.append([a, neurons, drawn(len(neurons)), rng.choice(["lower", "upper", "both"])])
+            multipliers.append([a, neurons, drawn(len(neurons))])
+            before = [[-1, [0], drawn(1)], *([[a - 1, [0], drawn(1)]] if a and kinked[a - 1] else [])]
+            tree += [{"plane": [a, j], "terms": before, "bends": drawn(2)} for j in neurons[:2]]
+    return [*tree, {"slopes": slopes}, {**CLOSE, "multipliers": multipliers}]
+
+
 @pytest.mark.parametrize("kind", PIECEWISE)
 def test_no_value_that_a_point_has_is_accepted_as_a_threshold(kind: str) -> None:
-    """For certificates with bounds alone, and with halves and splits; at corners and samples."""
+    """For certificates with bounds alone, with halves, splits, and hints at random; at corners and samples."""
     for seed in range(3):
         rng, data, known = random.Random(f"{kind}{seed}"), network(kind, seed), graph(kind, seed)
         size = known.nodes[0].size
@@ -54,6 +77,7 @@ def test_no_value_that_a_point_has_is_accepted_as_a_threshold(kind: str) -> None
             "bounds": [*bounds, CLOSE],
             "halves": [{"halve": middle}, *[*bounds, CLOSE] * 2],
             "splits": [*bounds, {"split": [0, 0, 0, 0]}, CLOSE, {"split": [0, 1, 1, -3]}, CLOSE, CLOSE],
+            **{f"hints {draw}": hinted(known, rng) for draw in range(3)},
         }
         for name, tree in trees.items():
             for threshold, accepted in ((least, False), (least - 4096, True)):
@@ -109,12 +133,6 @@ FALSE: dict[str, tuple[Tree, str]] = {
     "a box is halved where it is not": ([{"halve": [0, 2, 0]}, {"bound": 0}, CLOSE, {"bound": 0}, CLOSE], "1/2"),
     "a neuron is split where it is not": ([{"split": [0, 0, -2, 0]}, HALF, HALF], "1/2"),
     "halves overlap, and both are false": ([{"halve": [0, 0, 0]}, *[{"bound": 0}, CLOSE] * 2], "1/2"),
-    "a clip without a reason": ([{"clip": [], "ends": [[0, -1, 1, -1]]}, {"bound": 0}, CLOSE], "3/4"),
-    "a clip that cuts too much": (
-        [{"clip": [[0]], "ends": [[0, -1, 1, -1]], "slopes": HALF["slopes"]}, {"bound": 0}, CLOSE], "3/4"),
-    "a clip by the slope of one side": (
-        [{"clip": [[0]], "ends": [[0, -1, 1, -1]], "slopes": [[0, [0], [0, 1], "both"], [0, [1], [0, 0], "both"]]},
-         {"bound": 0}, CLOSE], "3/4"),
     "a claim without proof": ([{"tighten": [0, 0, 1, 1, -1]}, {"bound": 0}, CLOSE], "3/4"),
     "a claim that is false": ([{"tighten": [0, 0, 1, 1, -1]}, CLOSE, {"bound": 0}, CLOSE], "3/4"),
     "a claim that is its own proof": (
@@ -122,6 +140,7 @@ FALSE: dict[str, tuple[Tree, str]] = {
     "a claim about the other side": ([{"tighten": [0, 0, 1, 1, -1]}, {"tighten": [0, 0, -1, -9, -3]}, CLOSE, CLOSE,
                                       {"bound": 0}, CLOSE], "3/4"),
     "a negative multiplier of a row": ([{"close": [[0, [0, -1]]], "slopes": HALF["slopes"]}], "3"),
+    "one of two polytopes is lost by a cut of both": ([{"only": [0]}, HALF], "1/2"),
     "a polytope is closed by no row": ([{"close": [[0, [0, 0]]]}], "3"),
     "slopes whose products overflow": ([{"close": [[0]], "slopes": [[0, [0, 1], [900, 1 << 53, -(1 << 53)], "both"]],
                                          "multipliers": [[0, [0, 1], [900, 1, 1]]]}], "3"),
@@ -143,16 +162,39 @@ TRUE: list[Tree] = [
         {"close": [[0]], "slopes": [[0, [1], [0, 1], "lower"]]},
         {"close": [[0]], "slopes": [[0, [1], [0, 0], "both"]]},
     ],
-    [{"clip": [[0]], "ends": [[0, 1, 1, -1]], "slopes": HALF["slopes"]}, {"bound": 0}, HALF],
     [{"tighten": [0, 0, 1, -17, -4]}, CLOSE, {"bound": 0}, CLOSE],
     [HALF],
-    [{"close": [[0]], "slopes": [[0, [0, 1], [0, 0, 0], "both"]], "multipliers": [[0, [0, 1], [-1, 1, 1]]]}],
+    [
+        {"split": [0, 0, 0, 0]},
+        *(
+            {"close": [[0]], "slopes": [[0, [0, 1], [0, 0, t], "both"]], "multipliers": [[0, [0], [0, w]]]}
+            for t, w in ((0, -1), (1, 1))
+        ),
+    ],
 ]
 
 
 @pytest.mark.parametrize("tree", TRUE, ids=lambda tree: next(iter(tree[0])))
 def test_trees_of_these_kinds_prove_what_is_true(tree: Tree, tmp_path: Path) -> None:
     assert not refused(tmp_path, [part(), *tree])
+
+
+def test_a_checker_halves_boxes_only_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The half of the box that holds 0 is proved by halving it again, as often as both limits allow."""
+    tree: Tree = [part(), {"halve": [0, -3, -2]}, CLOSE, CLOSE]
+    assert not refused(tmp_path, tree)
+    for limit in ("HALVINGS", "ALL_HALVINGS"):
+        with monkeypatch.context() as patched:
+            patched.setattr(proof, limit, 2)
+            assert "not proven" in refused(tmp_path, tree)
+
+
+def test_coefficients_that_float64_does_not_hold_prove_nothing(tmp_path: Path) -> None:
+    """2·10⁻³²⁴·Y ≤ −10⁻³²² is Y ≤ −50, which −60 is; rounded to float64, the coefficient is 0."""
+    data = onnx_file([helper.make_node("Gemm", ["x", "w"], ["y"])], {"x": [1, 1]}, {"y": [1, 1]}, w=[[60.0]])
+    first = {"part": {"box": 0, "polytopes": [[{"y": [[0, "2e-324"]], "most": "-1e-322"}]]}}
+    tree: Tree = [first, {"close": [[0, [900, 1 << 53]]]}]
+    assert refused(tmp_path, tree, PROPERTY.replace("Y_0 {}", "(* 2e-324 Y_0) -1e-322"), data)
 
 
 def rewritten(change: dict[str, Any]) -> bytes:
@@ -170,7 +212,7 @@ def rewritten(change: dict[str, Any]) -> bytes:
         ({"network": "0" * 64}, "another network"),
         ({"property": "0" * 64}, "another property"),
         ({"network": sha256(rewritten({"b": [4.0]})).hexdigest()}, "another network"),
-        ({"certificate": 4}, "version 4"),
+        ({"certificate": 5}, "version 5"),
         ({"certificate": True}, "version True"),
         ({"claim": "sat"}, "record of point"),
         ({"arithmetic": "float8"}, "not known"),

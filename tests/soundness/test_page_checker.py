@@ -40,7 +40,7 @@ class Case:
     def __init__(self, folder: Path, network: bytes, inputs: int, row: dict[int, int]) -> None:
         self.folder, self.network, self.inputs, self.row = folder, network, inputs, row
 
-    def files(self, most: Fraction, body: Records, **part: Any) -> tuple[bytes, bytes]:
+    def files(self, most: Fraction, body: Records) -> tuple[bytes, bytes]:
         """Return the certificate and the property; the latter's disjunct is that the row is at most a number."""
         terms = [[i, str(c)] for i, c in sorted(self.row.items())]
         total = "(+ " + " ".join(f"(* {c} Y_{i})" for i, c in self.row.items()) + " 0)"
@@ -49,12 +49,12 @@ class Case:
         prop = "".join(f"(declare-const {name} Real)" for name in names)
         prop += "".join(f"(assert (>= X_{i} -1))(assert (<= X_{i} 1))" for i in range(self.inputs))
         prop += f"(assert (<= {total} {Decimal(float(most)):f}))"
-        head = {"part": {"box": 0, "polytopes": [[{"y": terms, "most": str(Fraction(float(most)))}]]}, **part}
+        head = {"part": {"box": 0, "polytopes": [[{"y": terms, "most": str(Fraction(float(most)))}]]}}
         return written(self.network, prop.encode(), [head, *body]), prop.encode()
 
-    def verdicts(self, most: Fraction, body: Records, **part: Any) -> tuple[str | None, str | None]:
+    def verdicts(self, most: Fraction, body: Records) -> tuple[str | None, str | None]:
         """Return what the page's checker has against a certificate, and what the project's has."""
-        certificate, prop = self.files(most, body, **part)
+        certificate, prop = self.files(most, body)
         return self.mine(certificate, prop), self.theirs(certificate, prop)
 
     def mine(self, certificate: bytes, prop: bytes) -> str | None:
@@ -77,7 +77,7 @@ class Case:
 
 def written(network: bytes, prop: bytes, body: Records) -> bytes:
     digests = {"network": hashlib.sha256(network).hexdigest(), "property": hashlib.sha256(prop).hexdigest()}
-    every = [{"certificate": 5, "claim": "unsat", **digests, "says": ""}, *body, {"end": len(body) + 1}]
+    every = [{"certificate": 6, "claim": "unsat", **digests, "says": ""}, *body, {"end": len(body) + 1}]
     return "".join(json.dumps(record) + "\n" for record in every).encode()
 
 
@@ -111,18 +111,7 @@ HAND: dict[str, tuple[bytes, int, dict[int, int], float, Records]] = {
         [{"split": [0, 0, 0, 0]}, *({"close": [[0]], "multipliers": [[0, [0], [0, w]]]} for w in (-1, 1))],
     ),
     "maximum": (parsed(2, 1, POOL), 2, {0: -1}, -1.0, CLOSE),
-    "rounds": (
-        parsed(2, 1, POOL), 2, {0: 1}, 0.0,
-        [
-            {"maximum": 2, "rounds": True},
-            {"close": [[0]], "slopes": [[0, [0], [-1, 1], "lower"], [1, [0], [0, 0], "both"]]},
-        ],
-    ),
     "moves": (parsed(2, 2, MIXED), 2, {0: 1, 1: 1}, 0.0, [{"halve": [0, 0, 0]}, *CLOSE, *CLOSE]),
-    "clip": (
-        parsed(1, 2, ABS), 1, {0: -1, 1: 1}, -1.0,
-        [{"clip": [[0]], "ends": [[0, 1, 1, 1]], "slopes": [[0, [0], [0, 0], "lower"]]}, *CLOSE],
-    ),
     "tighten": (
         parsed(1, 2, "<float[1, 2] W = {1, -1}, float[2, 2] V = {1, 0, 1, 0}, float[2] b = {-1.25, 0}>"
                      "{ z = MatMul(x, W) r = Relu(z) w = Gemm(r, V, b) y = Relu(w) }"),
@@ -227,8 +216,7 @@ class Drawer:
 
     def __init__(self, net: Network, rng: random.Random) -> None:
         self.net, self.rng = net, rng
-        self.kinked = [n for n, a in enumerate(net.activations) if a.rounds is None]
-        self.pools = [n for n, a in enumerate(net.activations) if a.rounds is not None]
+        self.kinked = [n for n, a in enumerate(net.activations) if not a.is_maximum]
 
     def numbers(self, count: int, low: int, high: int) -> list[int]:
         return [-3, *(self.rng.randint(low, high) for _ in range(count))]
@@ -259,10 +247,10 @@ class Drawer:
         a = self.rng.randrange(len(self.net.activations))
         return a, self.rng.randrange(len(self.net.activations[a].z))
 
-    def change(self, depth: int, inside: bool) -> Records:
+    def change(self, depth: int) -> Records:
         """Draw records that change a state."""
         rng = self.rng
-        match rng.choice(["bound", "bound", "rows", "slopes", "rounds", "plane", "tighten", "clip"]):
+        match rng.choice(["bound", "bound", "rows", "slopes", "plane", "tighten"]):
             case "bound":
                 return [{"bound": rng.randrange(len(self.net.activations))}]
             case "rows":
@@ -270,8 +258,6 @@ class Drawer:
                 return [{"bound": a, "rows": [j, rng.choice([1, -1])], "slopes": self.slopes()}]
             case "slopes":
                 return [{"slopes": self.slopes()}]
-            case "rounds" if self.pools:
-                return [{"maximum": rng.choice(self.pools), "rounds": True}]
             case "plane":
                 a, j = self.neuron()
                 inputs = self.some(self.net.inputs)
@@ -283,27 +269,24 @@ class Drawer:
                 return [{"plane": [a, j], "terms": terms, "bends": self.numbers(2, 0, 4)}] if kinked else []
             case "tighten" if depth:
                 a, j = self.neuron()
-                return [{"tighten": [a, j, rng.choice([1, -1]), -rng.choice([16, 32, 64]), -3]}, *self.tree(0, True)]
-            case "clip" if not inside:
-                ends = [[rng.randrange(self.net.inputs), rng.choice([1, -1])] for _ in range(2)]
-                return [{"clip": [[0]], "ends": [[i, side, side * rng.randint(2, 7), -3] for i, side in ends]}]
+                return [{"tighten": [a, j, rng.choice([1, -1]), -rng.choice([16, 32, 64]), -3]}, *self.tree(0)]
         return []
 
-    def tree(self, depth: int, inside: bool = False) -> Records:
+    def tree(self, depth: int) -> Records:
         rng = self.rng
-        found = [record for _ in range(rng.randint(0, 2)) for record in self.change(depth, inside)]
+        found = [record for _ in range(rng.randint(0, 2)) for record in self.change(depth)]
         if not depth or rng.random() < 0.3:
             return [*found, {"close": [[0]], **self.hints()}]
         if rng.random() < 0.5:
             return [
                 *found,
                 {"halve": [rng.randrange(self.net.inputs), rng.randint(-4, 4), -3]},
-                *self.two(depth, inside),
+                *self.two(depth),
             ]
-        return [*found, {"split": [*self.neuron(), rng.randint(-2, 2), -2]}, *self.two(depth, inside)]
+        return [*found, {"split": [*self.neuron(), rng.randint(-2, 2), -2]}, *self.two(depth)]
 
-    def two(self, depth: int, inside: bool) -> Records:
-        return [*self.tree(depth - 1, inside), *self.tree(depth - 1, inside)]
+    def two(self, depth: int) -> Records:
+        return [*self.tree(depth - 1), *self.tree(depth - 1)]
 
 
 def least_proven(holds: Callable[[Fraction], bool], bits: int) -> Fraction | None:
@@ -317,12 +300,11 @@ def least_proven(holds: Callable[[Fraction], bool], bits: int) -> Fraction | Non
     return low
 
 
-def drawn_case(kind: str, seed: int, folder: Path) -> tuple[Case, Records, dict[str, str]]:
+def drawn_case(kind: str, seed: int, folder: Path) -> tuple[Case, Records]:
     network, inputs = drawn_network(kind, np.random.default_rng(seed))
     rng = random.Random(seed)
     body = Drawer(read_network(network), rng).tree(rng.randint(0, 2))
-    part = {"automatic": "triangle"} if rng.random() < 0.6 else {}
-    return Case(folder, network, inputs, {0: 1, 1: rng.choice([-1, 1])}), body, part
+    return Case(folder, network, inputs, {0: 1, 1: rng.choice([-1, 1])}), body
 
 
 @pytest.fixture
@@ -338,16 +320,16 @@ def test_both_prove_the_same_least_value(kind: str, tmp_path: Path) -> None:
     proven = 0
     smooth = kind in ("Sigmoid", "Tanh", "Gelu")
     for seed in range(draws(12)):
-        case, body, part = drawn_case(kind, seed, tmp_path)
+        case, body = drawn_case(kind, seed, tmp_path)
         bits = 16 if smooth else 30
-        value = least_proven(lambda most: case.theirs(*case.files(most, body, **part)) is None, bits)  # noqa: B023
+        value = least_proven(lambda most: case.theirs(*case.files(most, body)) is None, bits)  # noqa: B023
         if value is None:
-            assert case.mine(*case.files(Fraction(-256), body, **part)) is not None, (seed, body)
+            assert case.mine(*case.files(Fraction(-256), body)) is not None, (seed, body)
             continue
         proven += 1
         off = (1 + abs(value)) * Fraction(1, 2**12 if smooth else 2**26)
-        assert case.mine(*case.files(value - off, body, **part)) is None, (seed, float(value), part, body)
-        assert case.mine(*case.files(value + off, body, **part)) is not None, (seed, float(value), part, body)
+        assert case.mine(*case.files(value - off, body)) is None, (seed, float(value), body)
+        assert case.mine(*case.files(value + off, body)) is not None, (seed, float(value), body)
     assert proven >= draws(12) / 3
 
 
@@ -385,11 +367,11 @@ def changed(rng: random.Random, body: Records) -> Records:
 def test_both_take_the_same_of_changed_records(kind: str, tmp_path: Path) -> None:
     said = []
     for seed in range(draws(8)):
-        case, body, part = drawn_case(kind, seed, tmp_path)
+        case, body = drawn_case(kind, seed, tmp_path)
         rng = random.Random(seed)
         for _ in range(8):
             other = changed(rng, body)
-            mine, theirs = case.verdicts(Fraction(rng.choice([-100, -16, -4])), other, **part)
-            assert (mine is None) == (theirs is None), (seed, mine, theirs, part, other)
+            mine, theirs = case.verdicts(Fraction(rng.choice([-100, -16, -4])), other)
+            assert (mine is None) == (theirs is None), (seed, mine, theirs, other)
             said.append(mine is None)
     assert any(said) and not all(said)

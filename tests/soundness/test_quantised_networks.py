@@ -26,8 +26,7 @@ from verifiable_relu.check.model import read_model
 from verifiable_relu.check.running import ARITHMETICS
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.execution import model as executed
-from verifiable_relu.execution.model import as_executed
-from verifiable_relu.execution.requantised import Requantised
+from verifiable_relu.execution.model import Requantised, as_executed
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.proof.recorder import Recorder
@@ -86,7 +85,7 @@ def test_evaluations_are_within_the_model(kept: bool) -> None:
 
 def test_files_that_are_not_refused_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is refused, evaluations are outside of the model."""
-    monkeypatch.setattr(Requantised, "take", lambda self, node: None)
+    monkeypatch.setattr(Requantised, "take", lambda self, *given: None)
     monkeypatch.setattr(executed, "compare_at", lambda network, points: None)
     for seed in range(200):
         made = RandomNetwork(seed, False)

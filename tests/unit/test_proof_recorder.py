@@ -12,23 +12,26 @@ import torch
 from tests.unit.test_check import KINDS, network
 from verifiable_relu.check import check
 from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.files import on_disk
 from verifiable_relu.proof import Recorder
 from verifiable_relu.proof.write import Subject, write_unsat
+from verifiable_relu.readers import read_onnx
 from verifiable_relu.readers.onnx.read import read_flat
 from verifiable_relu.search.batch import QueryBatch
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Verdict
 from verifiable_relu.search.registry import make
 from verifiable_relu.settings import neutral
+from verifiable_relu.spec.find import read_instances
 from verifiable_relu.spec.property import Query
-from verifiable_relu.spec.read import parse
+from verifiable_relu.spec.read import parse, read_vnnlib
 
 SHARES = (-0.5, 0.7, 0.93)
 """Where thresholds are, between what CROWN proves and what points attain."""
 
 
-def asked(method: str, queries: list[Query], told: Recorder | None) -> list[Outcome]:
-    batch = QueryBatch(queries, TimeBudget(5.0), observer=told)
+def asked(method: str, queries: list[Query], told: Recorder | None, seconds: float = 5.0) -> list[Outcome]:
+    batch = QueryBatch(queries, TimeBudget(seconds), observer=told)
     with neutral():
         for _ in batch.ask(make(method)):
             pass
@@ -65,14 +68,11 @@ def spec_of(kind: str, seed: int, share: float) -> tuple[bytes, str]:
 
 STEPS = ("sign", "round", "quantised")
 
-REFUSED = {("leaky", "alpha-crown"), ("leaky", "auto")}
-"""Proofs that the recorder cannot put into a certificate yet."""
-
 ASKED = [
     (kind, method)
     for kind in KINDS
     for method in ("alpha-crown", "bab", "split", "auto")
-    if (kind, method) not in REFUSED and (kind not in STEPS or method == "alpha-crown")
+    if kind not in STEPS or method == "alpha-crown"
 ]
 
 
@@ -112,3 +112,31 @@ def test_what_was_not_told_has_no_certificate(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="was not told"):
         write_unsat(tmp_path / "c", Subject(data, prop.encode()), queries, [0], Recorder())
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "row"),
+    [
+        ("acasxu", "ACASXU_run2a_2_6_batch_2000 prop_4"),
+        ("collins_rul_cnn", "NN_rul_full_window_20 monotonicity_CI_shift10_w20"),
+        ("eran_2021", "ffnnSIGMOID__Point_6x200 mnist_spec_idx_1150_eps_0.01200"),
+        ("mnist_fc", "mnist-net_256x4 prop_2_0.03"),
+        ("oval21", "cifar_base_kw cifar_base_kw-img8717-eps0.011633986928104577"),
+        ("rl_benchmarks", "dubinsrejoin dubinsrejoin_case_unsafe_55"),
+        ("safenlp", "perturbations_0 hyperrectangle_5995"),
+        ("tllverifybench", "tllBench_n=2_N=M=8_m=1_instance_0_3 property_N=8_3"),
+    ],
+)
+def test_search_is_the_same_with_a_recorder(family: str, row: str, data: Path) -> None:
+    """Verdicts and sub-problems of the given families do not depend on whether a proof is recorded."""
+    onnx, prop = row.split(" ")
+    rows = read_instances(data / "vnncomp" / family / "instances.csv")
+    found = next(one for one in rows if f"/{onnx}.onnx" in str(one.onnx) and f"/{prop}.vnnlib" in str(one.vnnlib))
+    network, spec = read_onnx(on_disk(found.onnx)), read_vnnlib(on_disk(found.vnnlib))
+    queries = [Query(network, each) for each in spec.properties]
+    # Each takes a second at most; what a slow machine leaves undecided says nothing.
+    recorded, plain = (asked("auto", queries, told, 100.0) for told in (Recorder(), None))
+    assert {outcome.verdict for outcome in plain} == {Verdict.UNSAT}
+    for one, other in zip(recorded, plain, strict=True):
+        assert one.verdict is other.verdict
+        assert (one.subproblems or 0) == pytest.approx(other.subproblems or 0, rel=0.1)

@@ -160,7 +160,8 @@ def test_proofs_of_two_networks_are_accepted_or_not_written(
         assert loose.margin is not None and loose.verdict is Verdict.UNSAT
         most = Fraction(f"{loose.margin - 5000 - 1e-3:.6f}")
         prop = Property(Box(low, high), ((Row(row.coefficients, most),),), name=f"change{sign}")
-        said = Certificates(tmp_path / "c").keep_two(files, *networks, prop, 1.0)
+        kept = Certificates(tmp_path / "c", files, networks)
+        said = kept.keep("", prop.name, [Query(joined, prop)], [loose], 1.0)
         # The search may bound differences of curves better than a certificate can: then there is none, with a reason.
         assert not said.refused and said.detail
         if (one, other, family) == ("Relu", "Relu", None):

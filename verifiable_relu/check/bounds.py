@@ -10,20 +10,19 @@ point of the state:
   are not binary, and for what runs the network.
 - Activation: r = f(z). With λ = t·K, K·r = λ·z + K·(r − t·z), whose second part is at least K times the least value of
   f(z) − t·z over the state's [l, u], and where K < 0 times the largest one. The computed λ, this product and the sum
-  are off by γ·|K|·(F + |t|·m), where F is the largest |r| and m the largest |z|. Where a multiplier is added to λ, the
-  term is K·(f(z) − (λ/K)·z).
+  are off by γ·|K|·(F + |t|·m), where F is the largest |r| and m the largest |z|.
 - Maximum: y ≥ x_i of any rival i; and y ≤ s·x_j + c, with 0 ≤ s ≤ 1 and c the larger one of (1 − s)·u_j and
   u_k − s·l_j for the other rivals k: where j wins, y = x_j ≤ s·x_j + (1 − s)·x_j if the last x_j is at most u_j.
 
-γ(n) counts all products and additions that a sum is made of. Where the rows of several readers of a value meet, each
-addition is off by u of its result, which is charged when it is done (``_add``). In rational arithmetic γ is 0. Whatever
-K is after a step, it is taken as it is: only its distance from the true product was charged.
+γ(n) counts all products and additions that a sum is made of; what underflows is less than ``LOST``. Where the rows of
+several readers of a value meet, each addition is off by u of its result, which is charged when it is done (``add``).
+Whatever K is after a step, it is taken as it is: only its distance from the true product was charged.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,15 +31,12 @@ import numpy as np
 from verifiable_relu.check.errors import Refused
 from verifiable_relu.check.functions import Curve, Difference, Function
 from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Maximum
-from verifiable_relu.check.numbers import FLOAT, LARGE, OWN, TINY, UNIT, Arithmetic, Number, apply
+from verifiable_relu.check.numbers import LARGE, LOST, OWN, TINY, UNIT, Number, apply, gamma, pulled
 
 FEW = 16
 """Operations that are granted to every sum beyond its own."""
 
 Ends = tuple[Number, Number]
-
-Multipliers = Mapping[int, tuple[Number, Number, Number]]
-"""By the activation's node: rows, neurons, and numbers that are added to λ; no row has a neuron twice."""
 
 
 @dataclass(eq=False)
@@ -55,10 +51,10 @@ class Plane:
 def _kept(method: Callable[..., Any]) -> Callable[..., Any]:
     """Keep what a state's method returns, until the state changes."""
 
-    def found(state: State, number: int, *by: Arithmetic) -> Any:
-        key = (method.__name__, number, *by)
+    def found(state: State, number: int) -> Any:
+        key = method.__name__, number
         if key not in state.made:
-            state.made[key] = method(state, number, *by)
+            state.made[key] = method(state, number)
         return state.made[key]
 
     return found
@@ -71,7 +67,6 @@ class State:
     Attributes:
         ends: of every node between which numbers its value lies.
         slopes: of activations: slopes that records gave, NaN for none.
-        rounds: the maxima whose rounds rows go through.
         planes: of activations.
         made: what was computed from all this.
     """
@@ -79,7 +74,6 @@ class State:
     graph: Graph
     ends: dict[int, Ends]
     slopes: dict[int, Ends] = field(default_factory=dict)
-    rounds: frozenset[int] = frozenset()
     planes: dict[int, list[Plane]] = field(default_factory=dict)
     made: dict[Any, Any] = field(default_factory=dict)
 
@@ -146,29 +140,28 @@ class State:
                 # Three operations of the width are rounded.
                 radius = np.maximum(high - centre, centre - low) * (1 + 8 * UNIT) + TINY
                 total, reach = total + apply(matrix, centre), reach + apply(absolute, radius)
-            own, off = self.charge(number)
-            reach = reach + (2 * own + off) * OWN + TINY
+            reach = reach + self.charge(number, 2.0) * OWN + TINY
             return total - reach, total + reach
         if isinstance(node, Activation):
             return self.function(number).range(*self.ends[node.source])
         if isinstance(node, Maximum):
-            low, high = (end[:, node.rivals].max(-2) for end in self.ends[node.source])
-            other = self.ends[node.rounds]
-            return np.maximum(low, other[0]), np.minimum(high, other[1])
+            low, high = self.ends[node.source]
+            return low[:, node.rivals].max(-2), high[:, node.rivals].max(-2)
         first, second, change = (self.ends[source] for source in node.sources)
         least, most = (a + b for a, b in zip(first, change, strict=True))
         return np.maximum(second[0], np.nextafter(least, -np.inf)), np.minimum(second[1], np.nextafter(most, np.inf))
 
-    @_kept
-    def charge(self, number: int) -> Ends:
-        """Return the charge of an affine node for the checker's own rounding, and the rest of its charge."""
+    def charge(self, number: int, times: float = 1.0) -> Number:
+        """Return the charge of an affine node, with that of the checker's own rounding several times."""
         node: Affine = self.graph.nodes[number]
-        sums, size = self.sums(node), np.abs(node.bias)
-        own = FLOAT.gamma(node.longest + FEW) * sums + FLOAT.gamma(node.size + FEW) * size
-        return own, OWN * node.relative * (sums + size) + node.lost
+        sums, size = self.sums(number), np.abs(node.bias)
+        own = gamma(node.longest + FEW) * sums + gamma(node.size + FEW) * size + LOST
+        return times * own + OWN * node.relative * (sums + size) + node.lost
 
-    def sums(self, node: Affine) -> Number:
+    @_kept
+    def sums(self, number: int) -> Number:
         """Return |W|·m of an affine node."""
+        node: Affine = self.graph.nodes[number]
         parts = zip(node.sources, node.absolute, strict=True)
         return np.asarray(sum((apply(matrix, self.size(source)) for source, matrix in parts), np.zeros((1, node.size))))
 
@@ -184,7 +177,7 @@ class State:
         return Difference(least, np.where(np.maximum(high, other_high) <= 0, 0.0, 1.0), gaps[1], gaps[0])
 
     @_kept
-    def lines(self, number: int, by: Arithmetic) -> tuple[Number, Number, Number]:
+    def lines(self, number: int) -> tuple[Number, Number, Number]:
         """Return slopes t of an activation's neurons where K ≥ 0 and where K < 0, (boxes, 1, size), and columns.
 
         These are the least f − t·z for the first t, the largest one for the second, and what to charge for |K|.
@@ -195,15 +188,14 @@ class State:
         if number in self.slopes:
             free, pairs = function.is_open(low, high), zip(self.slopes[number], slopes, strict=True)
             slopes = tuple(np.where(free & ~np.isnan(given), given, own) for given, own in pairs)  # type: ignore
-        t, ends = [by.of(each) for each in slopes], (by.of(low), by.of(high))
-        charge = by.of(
-            by.gamma(node.size + FEW) * (self.size(number) + np.maximum(*map(np.abs, slopes)) * self.size(node.source))
-        )
-        columns = np.broadcast_arrays(function.least(t[0], *ends, by), function.most(t[1], *ends, by), charge)
-        return t[0][:, None], t[1][:, None], np.stack(columns, -1)
+        up, down = slopes
+        steepest = np.maximum(np.abs(up), np.abs(down))
+        charge = gamma(node.size + FEW) * (self.size(number) + steepest * self.size(node.source)) + LOST
+        columns = np.broadcast_arrays(function.least(up, low, high), function.most(down, low, high), charge)
+        return up[:, None], down[:, None], np.stack(columns, -1)
 
     @_kept
-    def rivals(self, number: int, by: Arithmetic) -> tuple[Number, ...]:
+    def rivals(self, number: int) -> tuple[Number, ...]:
         """Return of a maximum's windows the rival below, the one above, its slope, the constant, and the charge."""
         node: Maximum = self.graph.nodes[number]
         low, high = (end[:, node.rivals] for end in self.ends[node.source])
@@ -213,10 +205,9 @@ class State:
         # A rival that stands in several places is one; a bound of the others that is too high is a bound.
         best = np.where(node.rivals != rival[:, None], high, -LARGE).max(1)
         slope = np.clip((most - np.maximum(least, best)) / np.where(most > least, most - least, 1.0), 0.0, 1.0)
-        factor = by.of(slope)
-        constant = np.maximum((1 - factor) * by.of(most), by.of(best) - factor * by.of(least))
-        charge = by.gamma(node.rivals.size + FEW) * 4 * self.size(node.source)[:, node.rivals].max(1)
-        return under, rival, factor, constant, charge
+        constant = np.maximum((1 - slope) * most, best - slope * least)
+        charge = gamma(node.rivals.size + FEW) * 4 * self.size(node.source)[:, node.rivals].max(1) + LOST
+        return under, rival, slope, constant, charge
 
 
 def _gap(function: Function, low: Number, high: Number) -> Number:
@@ -251,163 +242,97 @@ def stacked(states: Sequence[State]) -> State:
 
 
 class Walk:
-    """Rows on their way back to the input.
+    """Rows on their way back to the input: coefficients by node, (boxes, rows, size); of one box for one state.
 
-    Args:
-        state: what is known.
-        by: the arithmetic.
-        rows: coefficients of nodes' entries, (boxes, rows, size); of one box for one state.
-        constant: (boxes, rows).
-        loss: (boxes, rows) what was charged before.
-        extra: multipliers; rows are counted through all boxes.
-        alone: whether no activation of a pair is replaced by the first network's.
+    ``constant`` and ``loss`` are (boxes, rows). Rows are added first, then pulled.
     """
 
-    def __init__(
-        self,
-        state: State,
-        by: Arithmetic,
-        rows: dict[int, Number],
-        constant: Number,
-        loss: Number,
-        extra: Multipliers | None = None,
-        alone: bool = False,
-    ) -> None:
-        self.state, self.by, self.extra, self.rows = state, by, extra or {}, rows
-        self.constant, self.loss, self._alone = constant, loss, alone
-        order = state.graph.order
-        for number in reversed(order[1 : order.index(max(rows)) + 1]):
-            if (found := self.rows.pop(number, None)) is not None:
-                self._step(number, found)
-        self.inputs = self.rows.pop(0, np.zeros((*constant.shape, state.graph.nodes[0].size)))
+    def __init__(self, state: State, boxes: int, rows: int) -> None:
+        self.state, self.rows = state, dict[int, Number]()
+        self.constant = self.loss = np.zeros((boxes, rows))
 
-    def lower(self, box: Ends | None = None) -> Ends:
-        """Return lower bounds over the state's box, or another one, and what rounding may have taken from them."""
-        low, high = (self._of(end) for end in box or self.state.ends[0])
-        found = self.constant + np.minimum(self.inputs * low, self.inputs * high).sum(-1)
-        if self.by.exact:
-            return found - self.loss, 2 * self.loss
-        size = np.maximum(np.abs(low), np.abs(high))
-        loss = self.loss + self.by.gamma(size.shape[-1] + FEW) * (np.abs(self.inputs) * size).sum(-1)
-        loss = (loss + self.by.gamma(2) * np.abs(found)) * OWN + TINY
-        # What overflowed on the way is an infinity, or no number.
-        return np.where(np.isfinite(found - loss), found - loss, -np.inf), 2 * loss
-
-    def _of(self, values: Number) -> Number:
-        return self.by.of(values[:, None])
-
-    def _dot(self, rows: Number, values: Number) -> Number:
-        values = self.by.of(values)
-        return np.asarray(rows @ values[0] if len(values) == 1 else (rows @ values[..., None])[..., 0])
-
-    def _add(self, number: int, rows: Number) -> None:
+    def add(self, number: int, rows: Number) -> None:
         known = self.rows.get(number)
         self.rows[number] = found = rows if known is None else known + rows
-        if known is not None and not self.by.exact:
-            self.loss = self.loss + self.by.gamma(1) * self._dot(np.abs(found), self.state.size(number))
+        if known is not None:
+            self.loss = self.loss + gamma(1) * _dot(np.abs(found), self.state.size(number))
 
-    def _count(self, sums: Number, lost: Any) -> None:
-        self.constant, self.loss = self.constant + sums, self.loss + lost
-        if not self.by.exact:
-            self.loss = self.loss + self.by.gamma(1) * np.abs(self.constant)
+    def count(self, sums: Any, lost: Any) -> None:
+        self.constant = self.constant + sums
+        self.loss = self.loss + lost + gamma(1) * np.abs(self.constant)
 
-    def _step(self, number: int, rows: Number) -> None:
+    def pull(self, alone: bool = False) -> Number:
+        """Pull all rows back, and return their lower bounds over the state's box.
+
+        Args:
+            alone: whether no activation of a pair is replaced by the first network's.
+        """
+        for number in reversed(self.state.graph.order[1:]):
+            if (found := self.rows.pop(number, None)) is not None:
+                self._step(number, found, alone)
+        low, high = (end[:, None] for end in self.state.ends[0])
+        self.inputs = self.rows.pop(0, np.zeros((*self.constant.shape, low.shape[-1])))
+        found = self.constant + np.minimum(self.inputs * low, self.inputs * high).sum(-1)
+        loss = self.loss + gamma(low.shape[-1] + FEW) * (np.abs(self.inputs) * self.state.size(0)[:, None]).sum(-1)
+        found = found - (loss + gamma(2) * np.abs(found)) * OWN - TINY
+        # What overflowed on the way is an infinity, or no number.
+        return np.where(np.isfinite(found), found, -np.inf)
+
+    def _step(self, number: int, rows: Number, alone: bool) -> None:
         node = self.state.graph.nodes[number]
         if isinstance(node, Affine):
-            own, off = self.state.charge(number)
-            self._count(self._dot(rows, node.bias[None]), self._dot(np.abs(rows), off if self.by.exact else own + off))
+            self.count(_dot(rows, node.bias[None]), _dot(np.abs(rows), self.state.charge(number)))
             flat = rows.reshape(-1, rows.shape[-1])
             for source, matrix in node.terms:
-                self._add(source, self.by.pull(flat, matrix).reshape(*rows.shape[:2], -1))
+                self.add(source, pulled(flat, matrix).reshape(*rows.shape[:2], -1))
         elif isinstance(node, Activation):
-            self._activation(number, node, rows)
-        elif isinstance(node, Maximum) and number in self.state.rounds:
-            self._add(node.rounds, rows)
+            up, down, columns = self.state.lines(number)
+            if number in self.state.planes:
+                rows = self._planes(number, node, rows)
+            above, below = np.maximum(rows, 0), np.minimum(rows, 0)
+            columns = columns[0] if len(columns) == 1 else columns
+            lower, upper = above @ columns, below @ columns
+            self.count(lower[..., 0] + upper[..., 1], lower[..., 2] - upper[..., 2])
+            self.add(node.source, above * up + below * down)
         elif isinstance(node, Maximum):
             self._maximum(number, node, rows)
         else:
             first, second, change = node.sources
-            for source in (second,) if self._alone else (first, change):
-                self._add(source, rows)
-
-    def _activation(self, number: int, node: Activation, rows: Number) -> None:
-        up, down, columns = self.state.lines(number, self.by)
-        if number in self.state.planes:
-            rows = self._planes(number, node, rows)
-        rest, extra = rows, self.extra.get(number)
-        if extra is not None:
-            rest = rows.copy()
-            rest.reshape(-1, node.size)[extra[0], extra[1]] *= 0
-        above, below = np.maximum(rest, 0), np.minimum(rest, 0)
-        columns = columns[0] if len(columns) == 1 else columns
-        lower, upper = above @ columns, below @ columns
-        self._count(lower[..., 0] + upper[..., 1], lower[..., 2] - upper[..., 2])
-        made = above * up + below * down
-        if extra is not None:
-            self._multiplied(number, node, rows, made, *extra)
-        self._add(node.source, made)
-
-    def _multiplied(self, number: int, node: Activation, rows: Number, made: Number, *extra: Number) -> None:
-        """Count the terms of neurons with multipliers, and write their λ into ``made``."""
-        which, neurons, given = extra
-        state, by = self.state, self.by
-        up, down, _ = state.lines(number, by)
-
-        def some(values: Number) -> Number:
-            flat = values.reshape(-1, node.size)
-            return np.asarray(flat[which if len(flat) > 1 else 0, neurons])
-
-        k = rows.reshape(-1, node.size)[which, neurons]
-        multiplier = np.where(k >= 0, some(up), some(down)) * k + by.of(given)
-        low, high = (by.of(some(end)) for end in state.ends[node.source])
-        r, z = some(state.size(number)), some(state.size(node.source))
-        term = _least(state.function(number).take(neurons), k, multiplier, low, high, by.of(r), by)
-        sums, lost = by.of(np.zeros(rows.size // node.size)), np.zeros(rows.size // node.size)
-        np.add.at(sums, which, term)
-        if not by.exact:
-            np.add.at(lost, which, by.gamma(node.size + FEW) * (np.abs(k) * r + np.abs(multiplier) * z))
-        self._count(sums.reshape(rows.shape[:2]), by.of(lost).reshape(rows.shape[:2]))
-        made.reshape(-1, node.size)[which, neurons] = multiplier
+            for source in (second,) if alone else (first, change):
+                self.add(source, rows)
 
     def _planes(self, number: int, node: Activation, rows: Number) -> Number:
         """Replace neurons with planes where K < 0, and return what is left."""
         rows, planes = rows.copy(), self.state.planes[number]
-        low, high = (self._of(end) for end in self.state.ends[node.source])
+        low, high = (end[:, None] for end in self.state.ends[node.source])
         # Sums of as many terms as there are planes, each with its product, and of what is added later.
-        part = self.by.gamma(2 * len(planes) + FEW)
+        part = gamma(2 * len(planes) + FEW)
         for plane in planes:
             j = plane.neuron
-            k = np.where((low[..., j] < 0) & (high[..., j] > 0), np.minimum(rows[..., j], 0), 0 * rows[..., j])
+            k = np.where((low[..., j] < 0) & (high[..., j] > 0), np.minimum(rows[..., j], 0), 0.0)
             rows[..., j] = rows[..., j] - k
             lost: Any = abs(plane.constant)
             for source, terms in plane.terms.items():
-                self._add(source, k[..., None] * self.by.of(terms))
-                lost = lost + self._of(self.state.size(source) * np.abs(terms)).sum(-1)
-            self._count(k * self.by.of(np.array(plane.constant))[()], 0 if self.by.exact else part * np.abs(k) * lost)
+                self.add(source, k[..., None] * terms)
+                lost = lost + (self.state.size(source) * np.abs(terms)).sum(-1)[:, None]
+            self.count(k * plane.constant, part * np.abs(k) * lost)
         return rows
 
     def _maximum(self, number: int, node: Maximum, rows: Number) -> None:
-        under, over, slope, constant, charge = self.state.rivals(number, self.by)
+        under, over, slope, constant, charge = self.state.rivals(number)
         below, above = np.maximum(rows, 0), np.minimum(rows, 0)
-        self._count(self._dot(above, constant), self._dot(np.abs(rows), charge))
+        self.count(_dot(above, constant), _dot(np.abs(rows), charge))
         size = self.state.graph.nodes[node.source].size
-        found = self.by.of(np.zeros((rows.size // node.size, size)))
+        found = np.zeros((rows.size // node.size, size), rows.dtype)
         place = np.arange(len(found))[:, None]
         for part, entries in ((below, under), (above * slope[:, None], over)):
             wide = np.broadcast_to(entries[:, None], rows.shape)
             np.add.at(found, (place, wide.reshape(len(found), -1)), part.reshape(len(found), -1))
-        self._add(node.source, found.reshape(*rows.shape[:2], size))
+        self.add(node.source, found.reshape(*rows.shape[:2], size))
 
 
-def _least(function: Function, k: Number, m: Number, low: Number, high: Number, r: Number, by: Arithmetic) -> Number:
-    """Return a lower bound of k·f(z) − m·z over [low, high], |f| ≤ r; rounding of products is charged elsewhere."""
-    safe = (k != 0) if by.exact else (np.abs(m) <= 2.0**60 * np.abs(k)) & (k != 0)
-    t = m / np.where(safe, k, 1)
-    t = np.where(safe, t, 0 * t)
-    curved = np.where(k > 0, k * function.least(t, low, high, by), k * function.most(t, low, high, by))
-    # The function is nearly nothing next to the line.
-    flat = np.minimum(-m * low, -m * high) - np.abs(k) * r
-    return np.asarray(np.where(safe, curved, flat))
+def _dot(rows: Number, values: Number) -> Number:
+    return np.asarray(rows @ values[0] if len(values) == 1 else (rows @ values[..., None])[..., 0])
 
 
 def lower_of(state: State, number: int, entries: Number, sides: Number) -> Number:
@@ -416,5 +341,6 @@ def lower_of(state: State, number: int, entries: Number, sides: Number) -> Numbe
     rows = np.zeros((*entries.shape, graph.nodes[number].size))
     np.put_along_axis(rows, entries[..., None], np.broadcast_to(sides, entries.shape)[..., None], -1)
     differs = any(isinstance(n, Beside) and graph.nodes[n.sources[2]].source == number for n in graph.nodes)
-    alone = graph.second is not None and number >= graph.second and not differs
-    return Walk(state, FLOAT, {number: rows}, np.zeros(entries.shape), np.zeros(entries.shape), alone=alone).lower()[0]
+    walk = Walk(state, *entries.shape)
+    walk.add(number, rows)
+    return walk.pull(alone=graph.second is not None and number >= graph.second and not differs)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from verifiable_relu.check.numbers import FLOAT, OWN, TINY, UNIT, Arithmetic, Number
+from verifiable_relu.check.numbers import OWN, TINY, UNIT, Number
 
 MODERATE = 2.0**-40, 2.0**40
 """Scales of a GELU in this range make no number below 2³⁰⁰ overflow, and none above 2⁻⁹⁸² vanish."""
@@ -44,16 +44,10 @@ class Function:
     """Base of all functions; as such, the one of a difference whose ends are not known yet.
 
     Attributes:
-        exact: whether ``least`` and ``most`` are exact in rational arithmetic.
         kind: ONNX's name of the function, "family", or "Difference".
     """
 
-    exact = False
     kind = ""
-
-    def take(self, neurons: Number) -> Function:
-        """Return the function of some neurons alone."""
-        return self
 
     def is_open(self, low: Number, high: Number) -> Number:
         """Return where it is not one linear function over [low, high]."""
@@ -63,7 +57,7 @@ class Function:
         """Return points z and values; over [low, high], f(z) − t·z is at least the least of value − t·z."""
         raise NotImplementedError
 
-    def least(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+    def least(self, t: Number, low: Number, high: Number) -> Number:
         """Return a lower bound of f(z) − t·z over low ≤ z ≤ high."""
         found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
         for z, value in self.corners(low, high):
@@ -71,7 +65,7 @@ class Function:
             found = np.minimum(found, value - t * z - off)
         return found
 
-    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+    def most(self, t: Number, low: Number, high: Number) -> Number:
         """Return an upper bound of f(z) − t·z; by default that of an f with f(−z) = −f(z)."""
         return np.asarray(-self.least(t, -high, -low))
 
@@ -93,22 +87,18 @@ class Kinked(Function):
     """z where z ≥ 0, and slope·z where z ≤ 0; ``slope`` has a number for each neuron."""
 
     slope: Number
-    exact = True
     kind = "Kinked"
-
-    def take(self, neurons: Number) -> Function:
-        return Kinked(self.slope[neurons])
 
     def is_open(self, low: Number, high: Number) -> Number:
         return np.asarray((low < 0) & (high > 0))
 
-    def least(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT, end: Any = np.minimum) -> Number:
-        slope, middle = by.of(self.slope), np.minimum(np.maximum(low, 0 * high), high)
-        one, two, three = (np.where(p >= 0, p, slope * p) - t * p for p in (low, high, middle))
+    def least(self, t: Number, low: Number, high: Number, end: Any = np.minimum) -> Number:
+        middle = np.minimum(np.maximum(low, 0), high)
+        one, two, three = (np.where(p >= 0, p, self.slope * p) - t * p for p in (low, high, middle))
         return np.asarray(end(end(one, two), three))
 
-    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
-        return self.least(t, low, high, by, np.maximum)
+    def most(self, t: Number, low: Number, high: Number) -> Number:
+        return self.least(t, low, high, np.maximum)
 
     def range(self, low: Number, high: Number) -> tuple[Number, Number]:
         below, above = super().range(low, high)
@@ -168,7 +158,7 @@ class Difference(Function):
         exact = self.under == 0
         return [(d, np.where(exact, v, np.nextafter(v, -np.inf))) for d, v in zip((low, high), values, strict=True)]
 
-    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+    def most(self, t: Number, low: Number, high: Number) -> Number:
         """Return an upper bound: the negative is of the same kind, with slopes and bounds of e exchanged."""
         return -Difference(-self.low_slope, -self.high_slope, self.over, self.under).least(-t, low, high)
 
@@ -294,10 +284,10 @@ class Curve(Function):
     upper: Shape
     kind: str = ""
 
-    def least(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+    def least(self, t: Number, low: Number, high: Number) -> Number:
         return self.lower.least(t, low, high)
 
-    def most(self, t: Number, low: Number, high: Number, by: Arithmetic = FLOAT) -> Number:
+    def most(self, t: Number, low: Number, high: Number) -> Number:
         return -self.upper.least(-t, low, high, -1)
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
@@ -318,15 +308,9 @@ def _sigmoid(z: Number) -> tuple[Valued, Valued]:
 
 
 def _tanh(z: Number) -> tuple[Valued, Valued]:
-    """Return tanh z: near 0 by Lambert's continued fraction, of positive terms, that leaves less than 10⁻³⁰ of it."""
-    e = exponential(-2 * np.abs(z))
-    near = np.clip(z, -0.5, 0.5)
-    below = np.full_like(near, 25.0)
-    for n in range(23, 0, -2):
-        below = n + near * near / below
-    value = np.where(np.abs(z) < 0.5, near / below, np.sign(z) * (1 - e) / (1 + e))
-    slope = 4 * e / ((1 + e) * (1 + e))
-    return (value, 64 * UNIT * np.abs(value) + TINY), (slope, 64 * UNIT * slope + TINY)
+    """Return 2·sigmoid(2·z) − 1."""
+    (value, error), (slope, off) = _sigmoid(2 * z)
+    return (2 * value - 1, 2 * error + 2 * UNIT), (4 * slope, 4 * off)
 
 
 def _relu(z: Number) -> tuple[Valued, Valued]:

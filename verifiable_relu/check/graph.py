@@ -94,33 +94,25 @@ def affine(terms: Iterable[tuple[int, Matrix]], bias: Number, relative: float = 
 
 @dataclass(eq=False)
 class Activation(Node):
-    """A function of every entry of the source's value.
-
-    ``own``: whether the file has it as an activation; otherwise an operator is made of it.
-    """
+    """A function of every entry of the source's value."""
 
     function: Function
-    own: bool = True
 
     @property
     def rectifies(self) -> bool:
         """Return True if it is ReLU or GELU, or a family of them."""
-        relu = isinstance(self.function, Kinked) and self.own and not self.function.slope.any()
+        relu = isinstance(self.function, Kinked) and not self.function.slope.any()
         return relu or self.function.kind in ("Gelu", "family")
 
 
 @dataclass(eq=False)
 class Maximum(Node):
-    """The largest of some entries of the source's value; the second source makes the same of ReLUs, in rounds.
+    """The largest of some entries of the source's value.
 
     ``rivals``: (most, size) the numbers of these entries, the first one repeated where there are fewer.
     """
 
     rivals: Number
-
-    @property
-    def rounds(self) -> int:
-        return self.sources[1]
 
 
 class Ordered(Node):
@@ -152,15 +144,13 @@ class Graph:
         """The numbers of the nodes that the output depends on, itself included, in order."""
         return sorted(self.needed(self.output) | {0})
 
-    def needed(self, output: int, rounds: frozenset[int] | None = None) -> set[int]:
-        """Return the nodes that one depends on; of a maximum, those of its rounds alone if it is in ``rounds``."""
-        found, waiting = set(), [output]
+    def needed(self, output: int) -> set[int]:
+        """Return the nodes that one depends on."""
+        found, waiting = set[int](), [output]
         while waiting:
             if (number := waiting.pop()) not in found:
                 found.add(number)
-                node = self.nodes[number]
-                passed = rounds is not None and isinstance(node, Maximum)
-                waiting += (node.sources[number in (rounds or ())],) if passed else node.sources
+                waiting += self.nodes[number].sources
         return found
 
     @cached_property
@@ -171,14 +161,6 @@ class Graph:
     @cached_property
     def widest(self) -> int:
         return max(self.nodes[number].size for number in self.order)
-
-    @cached_property
-    def is_exact(self) -> bool:
-        """Whether rational arithmetic knows all functions, and there are not more than a few million coefficients."""
-        nodes = [self.nodes[number] for number in self.order]
-        maps = [matrix for node in nodes if isinstance(node, Affine) for matrix in node.matrices]
-        few = sum(int(matrix.nnz) if sparse.issparse(matrix) else matrix.size for matrix in maps) <= 1 << 24
-        return few and all(node.function.exact for node in nodes if isinstance(node, Activation))
 
     def asked(self, comparing: bool) -> Graph:
         """Return the network that rows of outputs speak of: without its head, if they only compare outputs.
@@ -257,7 +239,7 @@ def joined(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> Graph:
         one = np.ones(g.size)
         terms = [(g.source, one), (f.source, -one)] if g.source != f.source else [(g.source, 0 * one)]
         nodes.append(affine(terms, np.zeros(g.size)))
-        nodes.append(Activation((len(nodes) - 1,), g.size, Function(), own=False))
+        nodes.append(Activation((len(nodes) - 1,), g.size, Function()))
         nodes.append(Beside((partner[number], place[number], len(nodes) - 1), g.size))
         place[number] = len(nodes) - 1
     ends = first.output, place[second.output]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,9 @@ MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "S
 
 OPSETS, FORMS = range(7, 24), range(3, 14)
 """The versions of the standard's operators, and of the files' form, that are known."""
+
+UNSORTED = 4096
+"""Most nodes that are put into order where they are not."""
 
 FLOATS = {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 """The types of inputs and outputs."""
@@ -188,20 +189,18 @@ class _ModelReader:
 
 def _sort(graph: onnx.GraphProto) -> bool:
     """Put next, again and again, the first node that needs nothing of those left; return True if any was moved."""
-    nodes = list(graph.node)
-    maker = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    sorter = TopologicalSorter({at: [maker[i] for i in node.input if i in maker] for at, node in enumerate(nodes)})
-    sorter.prepare()
-    heap, order = sorted(sorter.get_ready()), []
-    while heap:
-        order.append(heapq.heappop(heap))
-        sorter.done(order[-1])
-        for at in sorter.get_ready():
-            heapq.heappush(heap, at)
-    if order == sorted(order):
+    left, order = list(enumerate(graph.node)), list[tuple[int, onnx.NodeProto]]()
+    missing = {name for node in graph.node for name in node.output if name}
+    while left:
+        at = next((at for at, (_, node) in enumerate(left) if missing.isdisjoint(node.input)), None)
+        if at is None or (at and len(left) > UNSORTED):
+            raise BadInput("its nodes are in a circle, or so many that they are not sorted here")
+        order.append(left.pop(at))
+        missing -= set(order[-1][1].output)
+    if order == sorted(order, key=lambda pair: pair[0]):
         return False
     del graph.node[:]
-    graph.node.extend(nodes[at] for at in order)
+    graph.node.extend(node for _, node in order)
     return True
 
 

@@ -17,7 +17,6 @@ from verifiable_relu.check.errors import BadInput
 from verifiable_relu.check.functions import Kinked, Rounded, Signs
 from verifiable_relu.check.graph import (
     LARGEST,
-    Activation,
     Call,
     Gate,
     Maximum,
@@ -452,28 +451,15 @@ def means(call: Call, everywhere: bool = False) -> Tensor:
 
 
 def largest(call: Call) -> Tensor:
-    """Return MaxPool: the largest entry of each window; next to it rounds of max(a, b) = a + relu(b − a).
-
-    In a round the first half of the rivals meets the last half; of an odd number the middle one meets itself.
-    """
-    x, build = call.tensor(), call.build
+    """Return MaxPool: the largest entry of each window."""
+    x = call.tensor()
     cells, shape = _pooled(call, call.get("kernel_shape", []))
     # Entries come first, and the first of them stands in the place of what is missing.
     cells = np.take_along_axis(cells, np.argsort(cells < 0, axis=1, kind="stable"), 1).T
-    rivals = np.where(cells >= 0, cells, cells[0])[(cells >= 0).any(1)]
-    rivals = every = x.index.ravel()[rivals]
+    rivals = x.index.ravel()[np.where(cells >= 0, cells, cells[0])[(cells >= 0).any(1)]]
     if len(rivals) == 1:
         return Tensor(x.node, rivals[0].reshape(shape))
-    node = x.node
-    while len(rivals) > 1:
-        half = (len(rivals) + 1) // 2
-        first, second = (pick(part, build.nodes[node].size) for part in (rivals[:half], rivals[-half:]))
-        count, none = half * rivals.shape[1], np.zeros(half * rivals.shape[1])
-        gap = build.computed(affine([(node, sparse.csr_array(second - first))], none), (count,)).node
-        relu = build.computed(Activation((gap,), count, Kinked(none), own=False), (count,)).node
-        node = build.computed(affine([(node, first), (relu, none + 1)], none), (count,)).node
-        rivals = np.arange(count).reshape(half, -1)
-    return build.computed(Maximum((x.node, node), every.shape[1], every), shape)
+    return call.build.computed(Maximum((x.node,), rivals.shape[1], rivals), shape)
 
 
 MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}

@@ -6,20 +6,21 @@ Polytopes are excluded by leaves, many at once (rule 3 by rule 1).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from verifiable_relu.check.bounds import Ends, Plane, State, Walk, lower_of, root, stacked
+from verifiable_relu.check.bounds import FEW, Plane, State, Walk, lower_of, root, stacked
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.functions import Function, Kinked
+from verifiable_relu.check.functions import Kinked
 from verifiable_relu.check.graph import Activation, Graph, Maximum
-from verifiable_relu.check.numbers import EXACT, FLOAT, TINY, UNIT, Arithmetic, Number, outward
+from verifiable_relu.check.numbers import TINY, UNIT, Number, gamma, outward
 from verifiable_relu.check.properties import Disjunct, Row
 from verifiable_relu.check.records import Records, binary, listed, number_of, numbers_of, rational, sign
+from verifiable_relu.check.running import RoundingModel, require_moderate
 
 TOGETHER, ROOM = 1 << 10, 1 << 23
 """Most leaves that wait to be proven at once, and most numbers of their states."""
@@ -27,19 +28,20 @@ TOGETHER, ROOM = 1 << 10, 1 << 23
 CHUNK = 1 << 18
 """Most coefficients of rows that are pulled back at once."""
 
-HALVINGS, ALL_HALVINGS = 10, 1 << 16
-"""How often a checker halves the box of an automatic leaf, in a row, and boxes in one certificate, at most."""
+HALVINGS, ALL_HALVINGS = 20, 1 << 16
+"""How often a checker halves the box of a fresh leaf, in a row, and boxes in one certificate, at most."""
+
+LEAST = Fraction(1, 2**1000)
+"""The smallest number other than zero that a row may have; the largest is its reciprocal."""
 
 DEEPEST, WAITING = 1024, 1 << 24
 """Most halves of splits that wait; and most numbers of what waits there, of boxes and of neurons."""
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bound": ((), ("rows", "slopes")),
-    "maximum": (("rounds",), ()),
     "plane": (("terms", "bends"), ()),
     "tighten": ((), ()),
     "close": ((), ("slopes", "multipliers")),
-    "clip": (("ends",), ("slopes", "multipliers")),
     "split": ((), ()),
     "halve": ((), ()),
     "only": ((), ()),
@@ -55,32 +57,35 @@ class Counts:
     bounds: int = 0
     leaves: int = 0
     boxes: int = 0
-    exact: int = 0
     halvings: int = 0
 
 
-@dataclass(eq=False)
 class Polytope:
-    """Rows g = Σ c·v − most of the entries v of a node; at each of its points all are ≤ 0."""
+    """Rows g = Σ c·v − most of the entries v of a node; at each of its points all are ≤ 0.
 
-    node: int
-    rows: list[Row]
-    size: int
+    Raises:
+        BadInput: if float64 cannot hold a number nearly as it is.
+    """
 
-    def combined(self, mu: Number, size: Number, by: Arithmetic) -> tuple[Number, Number, Number]:
+    def __init__(self, node: int, rows: Sequence[Row]) -> None:
+        self.node, self.terms = node, list[tuple[Number, Number, float]]()
+        for row in rows:
+            sizes = [abs(value) for _, value in row.y] + [abs(row.most)] * bool(row.most)
+            BadInput.when(min(sizes) < LEAST or max(sizes) > 1 / LEAST, "a row has a number beyond 2^±1000")
+            places, values = zip(*row.y, strict=True)
+            self.terms.append((np.array(places), np.array([float(value) for value in values]), float(row.most)))
+
+    def combined(self, mu: Number, size: Number) -> tuple[Number, Any, Any]:
         """Return the coefficients of Σ μ·g, its constant, and what rounding may change it by where |v| ≤ ``size``.
 
-        In float64 a coefficient is rounded, multiplied, and added up: n + 2 roundings of n products.
+        A coefficient is rounded, multiplied, and added up: n + 2 roundings of n products.
         """
-        found, sizes, constant, lost = by.of(np.zeros(self.size)), np.zeros(self.size), by.of(np.zeros(1))[0], 0.0
-        for factor, row in zip(by.of(mu), self.rows, strict=True):
-            for at, value in row.y:
-                found[at] += factor * (value if by.exact else float(value))
-                sizes[at] += abs(float(factor) * float(value))
-            constant -= factor * (row.most if by.exact else float(row.most))
-            lost += abs(float(factor) * float(row.most))
-        off = by.gamma(len(mu) + 3) * (sizes @ size + lost) + TINY
-        return found, np.array(constant), np.array(Fraction(0) if by.exact else off)
+        found, constant, sizes = np.zeros(len(size)), 0.0, 0.0
+        for factor, (at, values, most) in zip(mu, self.terms, strict=True):
+            found[at] += factor * values
+            constant -= factor * most
+            sizes += factor * (np.abs(values) @ size[at] + abs(most))
+        return found, constant, gamma(len(mu) + 3) * sizes + TINY
 
 
 @dataclass(eq=False)
@@ -90,28 +95,24 @@ class Leaf:
     Attributes:
         mu: multipliers of the polytope's rows.
         place: the record that says so.
-        stale: whether the box has changed since interval arithmetic went through it.
-        automatic: whether the activations are bounded before.
-        extra: multipliers of neurons, by activation: neurons and numbers.
-        pieces: boxes (lower, upper) that are to be covered in the place of the state's own.
-        halvings: how often the box of an automatic leaf was halved.
+        fresh: whether the box was halved, and no activation was bounded since.
+        extra: multipliers w of pre-activations z, by activation: neurons and numbers.
+        halvings: how often the box of a fresh leaf was halved.
     """
 
     state: State
     polytope: Polytope
     mu: Number
     place: str
-    stale: bool = False
-    automatic: bool = False
+    fresh: bool = False
     extra: dict[int, tuple[Number, Number]] = field(default_factory=dict)
-    pieces: Sequence[Ends] = ()
     halvings: int = 0
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Leaves of one kind are proven at once."""
         planes = tuple((number, id(value)) for number, value in self.state.planes.items())
-        return id(self.state.graph), self.polytope.node, self.stale, self.automatic, self.state.rounds, planes
+        return id(self.state.graph), self.polytope.node, self.fresh, planes
 
 
 class Leaves:
@@ -144,29 +145,23 @@ class Leaves:
     def _prove(self, leaves: list[Leaf]) -> None:
         states = {id(leaf.state): leaf.state for leaf in leaves}
         state, first, counts = stacked(list(states.values())), leaves[0], self._counts
-        if first.stale or first.automatic:
+        if first.fresh:
             state = state.child()
             state.propagate()
-        if first.automatic:
             counts.boxes += len(states)
-            for number in sorted(state.graph.needed(first.polytope.node, state.rounds)):
+            for number in sorted(state.graph.needed(first.polytope.node)):
                 if isinstance(state.graph.nodes[number], Activation | Maximum):
                     counts.bounds += tighten(state, number)
         if 1 < len(states) < len(leaves):
             numbers = {key: number for number, key in enumerate(states)}
             state = state.chosen(np.array([numbers[id(leaf.state)] for leaf in leaves]))
-        low, slack, walk = proven(state, leaves)
+        low, inputs = proven(state, leaves)
         empty = np.broadcast_to(state.is_empty(), len(leaves))
         for number in np.flatnonzero(~((low > 0) | empty)).tolist():
             leaf = leaves[number]
-            if low[number] + slack[number] > 0 and state.graph.is_exact:
-                counts.exact += 1
-                if proven(state.chosen([number]), [leaf], EXACT)[0][0] > 0:
-                    continue
-            halved = leaf.automatic and not leaf.pieces and leaf.halvings < HALVINGS
-            if not halved or counts.halvings >= ALL_HALVINGS:
+            if not leaf.fresh or leaf.halvings >= HALVINGS or counts.halvings >= ALL_HALVINGS:
                 raise Refused(f"{leaf.place}: the sum is not proven to be positive ({low[number]:.3g})")
-            self._halve(leaf, walk.inputs.reshape(len(leaves), -1)[number])
+            self._halve(leaf, inputs[number])
         counts.leaves += len(leaves)
 
     def _halve(self, leaf: Leaf, row: Number) -> None:
@@ -177,33 +172,35 @@ class Leaves:
         for side in (1, -1):
             state = leaf.state.child()
             state.cut(0, at, side, float(low[at] / 2 + high[at] / 2))
-            self._waiting.append(replace(leaf, state=state, stale=True, halvings=leaf.halvings + 1))
+            self._waiting.append(replace(leaf, state=state, halvings=leaf.halvings + 1))
 
 
-def proven(state: State, leaves: list[Leaf], by: Arithmetic = FLOAT) -> tuple[Number, Number, Walk]:
-    """Return the least value of each leaf's combination, how much larger it may be, and the rows at the input.
+def proven(state: State, leaves: list[Leaf]) -> tuple[Number, Number]:
+    """Return the least value of each leaf's combination, and the rows at the input.
 
-    Leaves are of one state, or each has one.
+    Leaves are of one state, or each has one. A multiplier w of z adds w·z − max(w·l, w·u), which is never positive.
     """
-    polytope = leaves[0].polytope
-    sizes = np.broadcast_to(state.size(polytope.node), (len(leaves), polytope.size))
-    sums = [leaf.polytope.combined(leaf.mu, size, by) for leaf, size in zip(leaves, sizes, strict=True)]
+    polytope, count = leaves[0].polytope, len(leaves)
     # Rows of one state, or a row of each state.
     axis = 0 if state.boxes == 1 else 1
+    walk = Walk(state, *((1, count) if state.boxes == 1 else (count, 1)))
+    sizes = np.broadcast_to(state.size(polytope.node), (count, state.graph.nodes[polytope.node].size))
+    sums = [leaf.polytope.combined(leaf.mu, size) for leaf, size in zip(leaves, sizes, strict=True)]
     rows, constant, loss = (np.expand_dims(np.stack(each), axis) for each in zip(*sums, strict=True))
-    parts: dict[int, list[tuple[Number, Number, Number]]] = defaultdict(list)
-    for row, leaf in enumerate(leaves):
-        for number, (neurons, given) in leaf.extra.items():
-            parts[number].append((np.full(len(neurons), row), neurons, given))
-    extra: Any = {number: tuple(map(np.concatenate, zip(*each, strict=True))) for number, each in parts.items()}
-    walk = Walk(state, by, {polytope.node: rows}, constant, loss, extra)
-    low, slack = (each.ravel() for each in walk.lower())
-    for pieces in {id(leaf.pieces): leaf.pieces for leaf in leaves if leaf.pieces}.values():
-        found = [[each.ravel() for each in walk.lower(piece)] for piece in pieces]
-        for i, leaf in enumerate(leaves):
-            if leaf.pieces is pieces:
-                low[i], slack[i] = min((each[0][i], each[1][i]) for each in found)
-    return low, slack, walk
+    walk.count(constant, loss)
+    walk.add(polytope.node, rows)
+    for number in sorted({number for leaf in leaves for number in leaf.extra}):
+        source = state.graph.nodes[number].source
+        given = np.zeros((count, state.graph.nodes[source].size))
+        for row, leaf in zip(given, leaves, strict=True):
+            if number in leaf.extra:
+                row[leaf.extra[number][0]] = leaf.extra[number][1]
+        low, high = state.ends[source]
+        most = np.maximum(given * low, given * high).sum(-1)
+        lost = gamma(given.shape[1] + FEW) * (np.abs(given) * state.size(source)).sum(-1)
+        walk.count(-np.expand_dims(most, axis), np.expand_dims(lost, axis))
+        walk.add(source, np.expand_dims(given, axis))
+    return walk.pull().ravel(), walk.inputs.reshape(count, -1)
 
 
 def tighten(state: State, number: int, rows: tuple[Number, Number] | None = None) -> int:
@@ -267,38 +264,29 @@ class TreeNode:
         state: what is known.
         polytopes: those of the part, or the one of a claim about a neuron.
         left: the numbers of those that are not excluded yet.
-        stale: whether interval arithmetic has not gone through the box yet.
-        bounded: whether activations were bounded over this box.
+        fresh: whether the box was halved, and no activation was bounded since.
     """
 
     state: State
     polytopes: list[Polytope]
     left: set[int]
-    stale: bool = False
-    bounded: bool = False
+    fresh: bool = False
 
     def current(self) -> State:
         """Return the state, with interval arithmetic gone through its box."""
-        if self.stale:
+        if self.fresh:
             self.state.propagate()
-        self.stale = False
         return self.state
 
 
 @dataclass
 class Proof:
-    """The check of one certificate.
-
-    Attributes:
-        heads: whether parts that compare outputs speak of the network without its head.
-        require: of a state of the network over a box of the property, what must hold.
-    """
+    """The check of one certificate; ``running`` is what runs the network."""
 
     graph: Graph
     disjuncts: list[Disjunct]
     records: Records
-    heads: bool = True
-    require: Callable[[State], None] = lambda state: None
+    running: RoundingModel | None = None
     counts: Counts = field(default_factory=Counts)
 
     def check(self) -> Counts:
@@ -322,19 +310,21 @@ class Proof:
         return self.counts
 
     def _part(self, boxes: list[tuple[Any, ...]]) -> tuple[int, list[list[Row]]]:
-        part, automatic = self.records.take("part", optional=("automatic",))
-        if not isinstance(part, dict) or part.keys() != {"box", "polytopes"} or automatic not in (None, "triangle"):
-            raise Refused("a part has a box and polytopes, and is automatic in a way that is known")
+        (part,) = self.records.take("part")
+        if not isinstance(part, dict) or part.keys() != {"box", "polytopes"}:
+            raise Refused("a part has a box and polytopes")
         box = number_of(part["box"], len(boxes), "box of the property")
         polytopes = [self._rows(rows) for rows in listed(part["polytopes"])]
         Refused.when(not polytopes, "a part has polytopes")
-        graph = self.graph.asked(self.heads and all(row.compares for rows in polytopes for row in rows))
+        heads = self.running is None and self.graph.second is None
+        graph = self.graph.asked(heads and all(row.compares for rows in polytopes for row in rows))
         size = graph.nodes[0].size
         low = np.array([outward(value, -np.inf) for value in boxes[box][:size]])
         state = root(graph, low, np.array([outward(value, np.inf) for value in boxes[box][size:]]))
-        self.require(state)
-        goals = [Polytope(graph.output, rows, graph.nodes[graph.output].size) for rows in polytopes]
-        _Tree(self.records, self.counts, automatic is not None).check(TreeNode(state, goals, set(range(len(goals)))))
+        if self.running is not None:
+            require_moderate(state, self.running.largest)
+        goals = [Polytope(graph.output, rows) for rows in polytopes]
+        _Tree(self.records, self.counts).check(TreeNode(state, goals, set(range(len(goals)))))
         return box, polytopes
 
     def _rows(self, rows: Any) -> list[Row]:
@@ -358,8 +348,8 @@ class _Tree:
     They return True if it ends the node, and the nodes that follow, the last one first in the certificate.
     """
 
-    def __init__(self, records: Records, counts: Counts, automatic: bool) -> None:
-        self._records, self._counts, self._automatic = records, counts, automatic
+    def __init__(self, records: Records, counts: Counts) -> None:
+        self._records, self._counts = records, counts
         self._leaves = Leaves(counts)
 
     def check(self, node: TreeNode) -> None:
@@ -427,11 +417,7 @@ class _Tree:
         if slopes is not None:
             state.slopes = kept
             state.made.clear()
-        node.bounded = True
-
-    def _maximum(self, node: TreeNode, number: Any, rounds: Any) -> None:
-        Refused.when(rounds is not True, "a maximum is bounded by its rounds, or no record speaks of it")
-        node.state.rounds |= {self._activation(node.state, number, Maximum)}
+        node.fresh = False
 
     def _plane(self, node: TreeNode, place: Any, terms: Any, bends: Any) -> None:
         state = node.current()
@@ -459,76 +445,52 @@ class _Tree:
         state = node.state
         source, neuron = self._neuron(state, number, neuron)
         side, value = sign(side), _number(*end)
-        goal = Polytope(source, [Row(((neuron, Fraction(side)),), Fraction(value))], state.graph.nodes[source].size)
+        goal = Polytope(source, [Row(((neuron, Fraction(side)),), Fraction(value))])
         claim = replace(node, state=state.child(), polytopes=[goal], left={0})
         state.cut(source, neuron, side, side * value)
         state.propagate(source)
         return [node, claim]
 
-    def _wait(self, node: TreeNode, given: Any, slopes: Any, multipliers: Any, pieces: Sequence[Ends] = ()) -> set[int]:
-        """Let combinations wait to be proven; return the numbers of their polytopes."""
-        state, extra, closed = node.state.child(), self._extra(node.state, multipliers), set[int]()
+    def _close(self, node: TreeNode, given: Any, slopes: Any, multipliers: Any) -> bool:
+        """Let combinations wait to be proven."""
+        state, extra = node.state.child(), dict[int, tuple[Number, Number]]()
+        for activation, *hint in self._hints(state, [] if multipliers is None else multipliers, 3):
+            Refused.when(activation in extra, "an activation has its multipliers once")
+            extra[activation] = hint[0], hint[1]
         if slopes is not None:
             self._slopes(node, slopes, state)
         for each in listed(given):
             at = number_of(listed(each)[0] if each else None, len(node.polytopes), "polytope")
-            Refused.when(at not in node.left - closed or len(each) > 2, f"polytope {at} is not one that is left")
-            closed.add(at)
+            Refused.when(at not in node.left or len(each) > 2, f"polytope {at} is not one that is left")
+            node.left.discard(at)
             polytope = node.polytopes[at]
-            mu = binary(each[1], len(polytope.rows)) if len(each) > 1 else np.ones(1)
-            if len(mu) != len(polytope.rows) or (mu < 0).any():
+            mu = binary(each[1], len(polytope.terms)) if len(each) > 1 else np.ones(1)
+            if len(mu) != len(polytope.terms) or (mu < 0).any():
                 raise Refused("multipliers of rows are as many, and not negative")
-            automatic = self._automatic and not node.bounded
-            self._leaves.add(Leaf(state, polytope, mu, self._records.place, node.stale, automatic, extra, pieces))
-        return closed
-
-    def _extra(self, state: State, given: Any) -> dict[int, tuple[Number, Number]]:
-        found: dict[int, Any] = {}
-        for activation, *hint in self._hints(state, [] if given is None else given, 3):
-            once = activation not in found and type(state.graph.nodes[activation].function) is not Function
-            Refused.when(not once, "an activation other than a difference has its multipliers once")
-            found[activation] = tuple(hint)
-        return found
-
-    def _close(self, node: TreeNode, given: Any, slopes: Any, multipliers: Any) -> bool:
-        node.left -= self._wait(node, given, slopes, multipliers)
+            self._leaves.add(Leaf(state, polytope, mu, self._records.place, node.fresh, extra))
         return not node.left
-
-    def _clip(self, node: TreeNode, given: Any, ends: Any, slopes: Any, multipliers: Any) -> None:
-        kept, pieces = node.state.child(), list[Ends]()
-        for each in listed(ends):
-            at, side, *value = listed(each, 4)
-            at, side, end = number_of(at, node.state.graph.nodes[0].size, "input"), sign(side), _number(*value)
-            # What is cut off lies beyond the new end, which is the other end of what is kept.
-            off = kept.child()
-            off.cut(0, at, side, end)
-            kept.cut(0, at, -side, end)
-            if np.all(off.ends[0][0] <= off.ends[0][1]):
-                pieces.append(off.ends[0])
-        if pieces and self._wait(node, given, slopes, multipliers, pieces) != node.left:
-            raise Refused("every polytope that is left is to be excluded from what is clipped")
-        node.state, node.stale, node.bounded = kept, True, False
 
     def _split(self, node: TreeNode, given: Any) -> list[TreeNode]:
         number, neuron, *value = listed(given, 4)
-        return self._halves(node, self._neuron(node.state, number, neuron), _number(*value), (-1, 1))
+        return _halves(node, self._neuron(node.state, number, neuron), _number(*value), (-1, 1))
 
     def _halve(self, node: TreeNode, given: Any) -> list[TreeNode]:
         at, *value = listed(given, 3)
-        node.stale, node.bounded = True, False
+        node.fresh = True
         place = 0, number_of(at, node.state.graph.nodes[0].size, "input")
-        return self._halves(node, place, _number(*value), (1, -1))
-
-    def _halves(self, node: TreeNode, place: tuple[int, int], value: float, sides: tuple[int, int]) -> list[TreeNode]:
-        children = [replace(node, state=node.state.child(), left=set(node.left)) for _ in sides]
-        for child, side in zip(children, sides, strict=True):
-            child.state.cut(*place, side, value)
-        return children
+        return _halves(node, place, _number(*value), (1, -1))
 
     def _only(self, node: TreeNode, given: Any) -> list[TreeNode]:
         chosen = set(numbers_of(given, len(node.polytopes), "polytope").tolist())
         Refused.when(not chosen < node.left or not chosen, "some of the polytopes that are left are expected")
         return [replace(node, state=node.state.child(), left=left) for left in (node.left - chosen, chosen)]
+
+
+def _halves(node: TreeNode, place: tuple[int, int], value: float, sides: tuple[int, int]) -> list[TreeNode]:
+    children = [replace(node, state=node.state.child(), left=set(node.left)) for _ in sides]
+    for child, side in zip(children, sides, strict=True):
+        child.state.cut(*place, side, value)
+    return children
 
 
 def _number(mantissa: Any, exponent: Any) -> float:
@@ -549,7 +511,11 @@ def plane_constant(
     rows[source] = rows.get(source, np.zeros((1, 2, state.graph.nodes[source].size)))
     rows[source][0, :, neuron] -= 1 - mu, slope + nu
     off = 8 * UNIT * (1 + mu + abs(slope) + nu + np.abs(rows[source]).sum()) * max(abs(low), abs(high))
-    found = Walk(state, FLOAT, rows, np.zeros((1, 2)), np.full((1, 2), off)).lower()[0][0]
+    walk = Walk(state, 1, 2)
+    walk.count(0.0, off)
+    for number, part in rows.items():
+        walk.add(number, part)
+    (found,) = walk.pull()
     both = mu * high - found[0], -nu * low - found[1]
     slack = 8 * UNIT * (abs(mu * high) + abs(nu * low) + np.abs(found).sum())
     return float(max(both) + slack)

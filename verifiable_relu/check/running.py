@@ -317,5 +317,5 @@ def require_moderate(state: State, largest: float) -> None:
     for number in state.graph.order:
         node, size = state.graph.nodes[number], state.size(number)
         if isinstance(node, Affine):
-            size = np.maximum(size, OWN * (state.sums(node) + np.abs(node.bias)))
+            size = np.maximum(size, OWN * (state.sums(number) + np.abs(node.bias)))
         Refused.when(not (size <= largest).all(), "values are possible at which the arithmetic may overflow")

@@ -1,6 +1,7 @@
 """Trees of boxes as records: where boxes are cut, what is clipped, and by which rows.
 
-Boxes are bounded by the checker (``automatic``). Numbers of boxes, cuts and rows are all that is kept.
+The checker bounds halves by itself, and the whole box where a record asks for it. Numbers of boxes, cuts and rows are
+all that is kept.
 """
 
 from __future__ import annotations
@@ -135,10 +136,12 @@ class BoxTree:
             halves = int(lower.number[at]), int(upper.number[at])
             self._halved[int(event.parent[at])] = (places[0], value, *halves)
 
-    def records(self, left: set[int]) -> Iterator[Record]:
+    def records(self, left: set[int], activations: int) -> Iterator[Record]:
         """Yield the records of all boxes, for the polytopes that are left."""
         if self._whole:
             raise UnsupportedError("boxes that hold whole numbers alone do not cover those between")
+        if self._owner in self._closing or self._owner in self._gone:
+            yield from ({"bound": number} for number in range(activations))
         # The root has the query's own number in its search. Lists are what comes behind a cut.
         waiting: list[int | list[Record]] = [self._owner]
         while waiting:

@@ -11,7 +11,7 @@ of the search, since each bound rests on those before.
 * ``TreeBegun``, ``NodesClosed``, ``TreeEnded``: of a tree that is proved, ``slopes`` of its relaxation, ``plane`` for
   each hull cut, then the tree. Leaves say by themselves where they are: a split on which all leaves of a part agree
   may come first (``trees``). A leaf is ``close`` with multipliers.
-* ``BoxesBounded``, ``BoxesClipped``, ``BoxesHalved``: the tree of boxes (``boxes``), in a part that is ``automatic``.
+* ``BoxesBounded``, ``BoxesClipped``, ``BoxesHalved``: the tree of boxes (``boxes``).
 
 A query is proved when all of its polytopes are closed, whoever closed them.
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,21 +30,28 @@ from torch import Tensor
 
 from verifiable_relu.bounds.alpha import slopes_of
 from verifiable_relu.bounds.backward import Relaxation
+from verifiable_relu.bounds.linear_bounds import lower_of_rows
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network
 from verifiable_relu.proof.boxes import BoxTree
-from verifiable_relu.proof.encoding import Array, NotToldError, Numbers, Record, SlopeTable, numbers
+from verifiable_relu.proof.encoding import FINE, Array, NotToldError, Numbers, Record, SlopeTable, numbers, step_of
 from verifiable_relu.proof.numbering import Numbering
 from verifiable_relu.proof.trees import Tree
 from verifiable_relu.search.bab import loop as bab
 from verifiable_relu.search.bounding import NeuronsBounded, RowsBounded
 from verifiable_relu.search.split import boxes as split
 
-_GAIN = 1e-3
-"""A row of a neuron is kept if it is better than what was known by this part of the neuron's interval."""
+_GAIN = 1e-5
+"""A row of a neuron is kept if it is better than what was known by this part of the neuron's interval.
+
+Many rows that are dropped add up: with 1e-3 the certificate of a network with margins of 1e-4 was refused.
+"""
+
+
+_Multipliers = tuple[int, Array, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +74,15 @@ class _Stage:
         users: nonlinear ops, and whether CROWN bounds their inputs, in order.
         rows: of neurons.
         slopes: of elementwise ops, those that differ from the default.
-        closed: by polytope the multipliers of its rows, and slopes; None for those that the state has.
+        closed: by polytope the multipliers of its rows, slopes (None for those that the state has), and of an op the
+            multipliers of neurons (op, neurons, values), if any.
     """
 
     network: Network
     users: list[tuple[int, bool]]
     rows: list[_Rows]
     slopes: SlopeTable
-    closed: dict[int, tuple[list[float], SlopeTable | None]]
+    closed: dict[int, tuple[list[float], SlopeTable | None, _Multipliers | None]]
 
 
 @dataclass(eq=False)
@@ -88,6 +95,7 @@ class _Log:
     trees: dict[int, Tree] = field(default_factory=dict)
     network: Network | None = None
     boxes: BoxTree | None = None
+    given: dict[tuple[int, str], set[int]] = field(default_factory=dict)  # Neurons whose slopes a stage has written
 
 
 class Recorder:
@@ -148,7 +156,7 @@ class Recorder:
                 users.append((index, by_rows))
         rows, values = event.rows, event.values[sample]
         largest, flat = rows.unscaled(event.values)[sample], event.by_intervals
-        closed: dict[int, tuple[list[float], SlopeTable | None]] = {}
+        closed: dict[int, tuple[list[float], SlopeTable | None, _Multipliers | None]] = {}
         place = {int(flat): k for k, flat in enumerate(event.chosen)}
         for polytope in rows.exists[sample].nonzero().squeeze(1).tolist():
             mine = (rows.polytope[sample] == polytope).nonzero().squeeze(1)
@@ -156,12 +164,15 @@ class Recorder:
                 continue
             best = int(mine[largest[mine].nan_to_num(nan=-torch.inf).argmax()])
             at = place.get(sample * values.shape[0] + best)
-            table = _no_slopes(relaxation, sample) if flat is not None and bool(flat[sample, best]) else None
+            table, decided = None, None
+            if flat is not None and bool(flat[sample, best]):
+                row = rows.matrix[sample, best] / rows.scale[sample, best]
+                table, decided = _no_slopes(relaxation, sample), _decided(relaxation, sample, row)
             if at is not None and table is None:
                 table = _chosen_slopes(relaxation, sample, event.choices, torch.tensor([at])).row(0)
-            closed[polytope] = [float(row == best) for row in mine.tolist()], table
+            closed[polytope] = [float(row == best) for row in mine.tolist()], table, decided
             log.closed.add(polytope)
-        log.steps.append(_Stage(network, users, log.pending, _other_slopes(relaxation, sample), closed))
+        log.steps.append(_Stage(network, users, log.pending, _other_slopes(relaxation, sample, log.given), closed))
         log.pending = []
 
     # Trees of neurons
@@ -169,8 +180,7 @@ class Recorder:
     def _tree(self, log: _Log, event: object) -> None:
         match event:
             case bab.TreeBegun():
-                given: Any = event.relaxation.system.given
-                log.network = given.network
+                log.network = event.relaxation.system.network
                 order = event.order.tolist()
                 log.trees[id(event.relaxation)] = Tree(event.relaxation, event.polytope, order, event.scale.numpy())
             case bab.NodesClosed():
@@ -203,18 +213,14 @@ class Recorder:
 
     # Records
 
-    def automatic(self, number: int) -> str | None:
-        """Return how a checker is to bound the boxes of a query's part; None where it has one box."""
-        boxes = self._log(number).boxes
-        return None if boxes is None else "triangle"
-
-    def records(self, number: int, polytopes: int, place: Numbers) -> Iterator[Record]:
+    def records(self, number: int, polytopes: int, place: Numbers, activations: int) -> Iterator[Record]:
         """Yield the records that prove all polytopes of a query, behind its ``part``.
 
         Args:
             number: of the query.
             polytopes: how many it has.
             place: numbers the activations of networks.
+            activations: how many the certificate counts.
 
         Raises:
             UnsupportedError: if some of the proof was not told, or a certificate cannot say it.
@@ -242,7 +248,7 @@ class Recorder:
                 dirty = True
             yield from step.records(numbering)
         if left and log.boxes is not None:
-            yield from log.boxes.records(left)
+            yield from log.boxes.records(left, activations)
         elif left:
             raise NotToldError("what proves the query was not told to the recorder")
 
@@ -264,15 +270,20 @@ class Recorder:
                     slopes = rows.slopes.row(at).records(numbering)
                     yield {"bound": place.number, "rows": pairs, "slopes": slopes}
             given = {key: part for key, part in stage.slopes.values.items() if key[0] == user}
-            if slopes := SlopeTable(given).records(numbering):
+            if slopes := SlopeTable(given).records(numbering, FINE):
                 yield {"slopes": slopes}
-        for polytope, (weights, table) in stage.closed.items():
+        for polytope, (weights, table, decided) in stage.closed.items():
             if polytope in left:
                 left.remove(polytope)
                 given_rows = [numbers(np.array(weights), 0)] if len(weights) > 1 else []
                 record: Record = {"close": [[polytope, *given_rows]]}
                 if table is not None and (slopes := table.records(numbering)):
                     record["slopes"] = slopes
+                if decided is not None:
+                    place = numbering[decided[0]]
+                    at, which = place.of(decided[1])
+                    values = decided[2][which]
+                    record["multipliers"] = [[place.number, at.tolist(), numbers(values, step_of(values, 53))]]
                 yield record
 
 
@@ -306,8 +317,30 @@ def _no_slopes(relaxation: Relaxation, sample: int) -> SlopeTable:
     return SlopeTable(found)
 
 
-def _other_slopes(relaxation: Relaxation, sample: int) -> SlopeTable:
-    """Return the slopes of unstable neurons over a box that a checker does not choose by itself."""
+def _decided(relaxation: Relaxation, sample: int, row: Tensor) -> _Multipliers | None:
+    """Return multipliers by which decided neurons of the last op count by their intervals, for a row of outputs.
+
+    A checker takes such a neuron for s·z, whatever slope is given; K·s·z − K·s·z leaves the ends of z.
+    """
+    last = relaxation.structure.last_nonlinear
+    op = relaxation.network.ops[last]
+    if not (isinstance(op, Elementwise) and isinstance(op.function, Kinked)):
+        return None
+    _, found = lower_of_rows(relaxation, row[None], torch.tensor([sample]), until=last, coefficients=True)
+    assert found is not None
+    x = relaxation.bounds[op.inputs[0]].interval
+    low, high = x.lower[sample], x.upper[sample]
+    slope = torch.where(low >= 0, 1.0, op.function.slope_below.expand(op.size).double())
+    values = -found[0].double() * slope
+    at = ((values != 0) & ((low >= 0) | (high <= 0))).nonzero().squeeze(1)
+    return (last, at.numpy().astype(np.int32), values[at].numpy()) if len(at) else None
+
+
+def _other_slopes(relaxation: Relaxation, sample: int, given: dict[tuple[int, str], set[int]]) -> SlopeTable:
+    """Return the slopes of unstable neurons over a box that a checker does not choose by itself.
+
+    Slopes stay until others take their place, so neurons that an earlier stage has ``given`` some get theirs, too.
+    """
     found: dict[tuple[int, str], tuple[Array, Array]] = {}
     for index, op in enumerate(relaxation.network.ops):
         if not isinstance(op, Elementwise):
@@ -319,8 +352,10 @@ def _other_slopes(relaxation: Relaxation, sample: int) -> SlopeTable:
         unstable = op.function.unstable(bounds.interval)[0]
         for kind, mine, default in zip(("lower", "upper"), own, plain, strict=True):
             other = unstable & (mine != default)[0] if isinstance(op.function, Kinked) else unstable
-            at = other.nonzero().squeeze(1)
+            before = given.setdefault((index, kind), set())
+            at = torch.tensor(sorted({*other.nonzero().squeeze(1).tolist(), *before}), dtype=torch.long)
             if len(at):
+                before |= set(at.tolist())
                 found[index, kind] = at.numpy().astype(np.int32), mine[0, at].numpy()
     return SlopeTable(found)
 

@@ -3,14 +3,16 @@
 Of a leaf the search proves, for a row with coefficients K_j of neurons' values r_j, and multipliers w_j, that the row
 is positive with λ_j = t_j·K_j + w_j, t_j being the slope of the tree's relaxation. A checker takes its own slope t′_j,
 which is that of the phase where the leaf has decided one, and the chord where K_j < 0 for a neuron that has lines of
-its own (``search.bab.ascent``). So the record's multiplier is λ_j − t′_j·K_j: zero for most neurons, and else rounded
-by so little that the leaf's margin pays for it.
+its own (``search.bab.ascent``). Where λ_j is another than t′_j·K_j, the record has the slope λ_j/K_j, or, of a neuron
+that is decided or whose K_j is nothing, the multiplier λ_j − t′_j·K_j of z_j. Both are zero for most neurons, and else
+rounded by so little that the leaf's margin pays for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,29 @@ from verifiable_relu.search.bab.relaxation import TreeRelaxation
 _SPENT = 0.25
 """The part of a leaf's margin that rounding of its multipliers may take."""
 
+_NOTHING = 1e-6
+"""A coefficient is nothing if it is smaller than this part of the largest one."""
+
 _CLAIMED = 2.0**-8
 """Ends of intervals are claimed less this part of the interval, so that their leaves have margins."""
 
 _LARGEST = 1 << 28
 """Most entries of the table of leaves and splits."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Leaf:
+    """A closed node: its row, where it is, multipliers and slopes (neurons and multiples of 2^step), and those of rows.
+
+    ``path``: segments by neuron.
+    """
+
+    objective: int
+    path: dict[int, int]
+    multipliers: tuple[Array, Array]
+    slopes: tuple[Array, Array]
+    step: int
+    mu: Array
 
 
 class Tree:
@@ -51,7 +71,7 @@ class Tree:
         self.polytope, self._relaxation = polytope, relaxation
         self._order, self._scale = order, None if scale is None else torch.as_tensor(scale).double()
         self._lines: tuple[Any, Any] | None = None
-        self._leaves: list[tuple[int, dict[int, int], Array, Array, int, Array]] = []
+        self._leaves: list[_Leaf] = []
         self._claims: list[tuple[int, int, float, int]] = []
         self._op, self.broken = -1, False
 
@@ -103,18 +123,24 @@ class Tree:
         else:
             self.broken |= bool((lower <= 2 * TINY).any())
             margin = _SPENT * lower * (self._scale[0] + mu @ self._scale[1:])
+        # A slope of its own gives a neuron the wanted λ, but where K is nothing: there a multiplier does.
+        small = k.abs() <= _NOTHING * k.abs().amax(1, keepdim=True)
+        small[:, over] |= event.v != 0  # What a hull cut takes the place of
+        sloped = (~small & ~(kinked & (segment > 1))).numpy() & (rest != 0)
+        unit = np.where(sloped, k.abs().numpy(), 1.0)
+        given = np.where(sloped, (wanted / k.where(~small, 1.0)).numpy(), rest)
         decided, places = segment.numpy(), neurons.numpy()
         margins, mus, objective = margin.numpy(), mu.numpy(), event.objective.tolist()
         for at in range(len(objective)):
-            total = float((width * (rest[at] != 0)).sum())
+            total = float((width * unit[at] * (rest[at] != 0)).sum())
             step = int(np.floor(np.log2(max(float(margins[at]), 1e-300) / max(total, 1e-300)))) if total else 0
-            step = max(step, step_of(rest[at], 50))
-            whole = np.rint(np.ldexp(rest[at], -step))
-            used = np.flatnonzero(whole)
+            step = max(step, step_of(given[at], 50))
+            whole = np.rint(np.ldexp(given[at], -step)).astype(np.int64)
+            free, own = (np.flatnonzero(chosen) for chosen in ((whole != 0) & ~sloped[at], sloped[at]))
             split = np.flatnonzero(decided[at] > 1)
             path = dict(zip(places[split].tolist(), decided[at, split].tolist(), strict=True))
-            leaf = (objective[at], path, places[used].astype(np.int32), whole[used].astype(np.int64), step, mus[at])
-            self._leaves.append(leaf)
+            hints = [(places[used].astype(np.int32), whole[used]) for used in (free, own)]
+            self._leaves.append(_Leaf(objective[at], path, hints[0], hints[1], step, mus[at]))
 
     def claim(self, event: IntervalsTightened) -> None:
         """Take the ends that are gained."""
@@ -135,8 +161,8 @@ class Tree:
         self._slopes = self._table() if self._lines is not None else SlopeTable({})
         keys = {
             (j, above >> up)
-            for *_, path, _, _, _, _ in self._leaves
-            for j, above in path.items()
+            for leaf in self._leaves
+            for j, above in leaf.path.items()
             for up in (1, 2, 3, 4, 5)
             if above >> up
         }
@@ -195,7 +221,7 @@ class Tree:
         for number, side, value, objective in self._claims:
             place, mantissa = numbering[self._op], binary(value)
             at, _ = place.of(np.array([number]))
-            leaves = [leaf for leaf in self._leaves if leaf[0] == objective]
+            leaves = [leaf for leaf in self._leaves if leaf.objective == objective]
             for each in at.tolist():
                 yield {"tighten": [place.number, each, side, *mantissa]}
                 yield from self._nodes(numbering, leaves)
@@ -217,12 +243,12 @@ class Tree:
         place = numbering[op]
         return place.number, int(place.of(np.array([number]))[0][0])
 
-    def _nodes(self, numbering: Numbering, leaves: list[Any]) -> Iterator[Record]:
+    def _nodes(self, numbering: Numbering, leaves: list[_Leaf]) -> Iterator[Record]:
         """Yield a tree in preorder. Wherever all leaves of a part are on a side of one cut, that cut may come first."""
         cuts: dict[tuple[int, int], int] = {}
         entries = []
-        for row, (_, path, *_) in enumerate(leaves):
-            for neuron, segment in path.items():
+        for row, leaf in enumerate(leaves):
+            for neuron, segment in leaf.path.items():
                 while segment > 1:
                     cut = cuts.setdefault((neuron, segment >> 1), len(cuts))
                     entries.append((row, cut, 1 if segment & 1 else -1))
@@ -254,21 +280,22 @@ class Tree:
                 waiting.append(members[matrix[members, chosen] == side])
                 done.append(rest)
 
-    def _leaf(self, numbering: Numbering, leaf: Any) -> Record:
-        _, _, neurons, whole, step, mu = leaf
+    def _leaf(self, numbering: Numbering, leaf: _Leaf) -> Record:
         combined: list[Any] = [0 if self.polytope is None else self.polytope]
         if self._scale is not None and len(self._order) > 1:
             scaled = np.zeros(len(self._order))
-            scaled[self._order] = np.concatenate([[1.0], mu]) * self._scale.numpy()
+            scaled[self._order] = np.concatenate([[1.0], leaf.mu]) * self._scale.numpy()
             combined.append(numbers(scaled, min(0, step_of(scaled, 50))))
         elif self._scale is not None:
             # The row is that of the property, which the search multiplied.
             combined.append(numbers(self._scale.numpy(), step_of(self._scale.numpy(), 53)))
-        found: list[Any] = []
-        places = self._places[neurons]
-        for op in np.unique(places[:, 0]).tolist():
-            mine = places[:, 0] == op
-            at, which = numbering[op].of(places[mine, 1])
-            values = np.ldexp(whole[mine][which].astype(np.float64), step)
-            found.append([numbering[op].number, at.tolist(), numbers(values, step)])
-        return {"close": [combined], **({"multipliers": found} if found else {})}
+        record: Record = {"close": [combined]}
+        for key, (neurons, whole), kind in (("multipliers", leaf.multipliers, []), ("slopes", leaf.slopes, ["both"])):
+            places = self._places[neurons]
+            for op in np.unique(places[:, 0]).tolist():
+                mine = places[:, 0] == op
+                at, which = numbering[op].of(places[mine, 1])
+                values = np.ldexp(whole[mine][which].astype(np.float64), leaf.step)
+                hint = [numbering[op].number, at.tolist(), numbers(values, leaf.step), *kind]
+                record.setdefault(key, []).append(hint)
+        return record

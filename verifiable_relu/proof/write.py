@@ -21,7 +21,7 @@ from verifiable_relu.proof.numbering import Numbering
 from verifiable_relu.proof.recorder import Recorder
 from verifiable_relu.spec.property import Query
 
-VERSION = 5
+VERSION = 6
 
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
@@ -132,9 +132,7 @@ def _parts(subject: Subject, queries: Sequence[Query], numbers: Sequence[int], t
             [{"y": [[i, str(c)] for i, c in row.coefficients], "most": str(row.bound)} for row in polytope]
             for polytope in prop.unsafe
         ]
-        automatic = told.automatic(number)
-        part: Record = {"part": {"box": boxes.index(box), "polytopes": rows}}
-        yield part | ({"automatic": automatic} if automatic is not None else {})
+        yield {"part": {"box": boxes.index(box), "polytopes": rows}}
         heads = subject.arithmetic == "real" and subject.other is None and prop.only_compares
         asked, known = graph.asked(heads), dict[int, Numbering]()
 
@@ -146,4 +144,4 @@ def _parts(subject: Subject, queries: Sequence[Query], numbers: Sequence[int], t
                 known[id(network)] = Numbering(asked, network, *ends)
             return known[id(network)]
 
-        yield from told.records(number, len(prop.unsafe), place)
+        yield from told.records(number, len(prop.unsafe), place, len(asked.activations))
